@@ -10,13 +10,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.concurrency import run_in_threadpool
 
 import rubberband
-from rubberband.api import metrics
-from rubberband.api.answers import Failures, Heads, answer_errors
 from rubberband.api.dashboard import pages
 from rubberband.api.experiments.service import Runs
-from rubberband.api.feed import Feed
-from rubberband.api.metrics import ExperimentMeasures, PoolMeasures, RequestMeasures
-from rubberband.api.openapi import DocumentedApp
 from rubberband.api.plans.previews import Plans
 from rubberband.api.routes import events, experiment_parts, experiments, health, plans, pool, prices, problems, tokens
 from rubberband.api.security import authentication
@@ -24,6 +19,11 @@ from rubberband.api.security.middleware import secure
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store
+from rubberband.api.web import metrics
+from rubberband.api.web.answers import Failures, Heads, answer_errors
+from rubberband.api.web.feed import Feed
+from rubberband.api.web.metrics import ExperimentMeasures, PoolMeasures, RequestMeasures
+from rubberband.api.web.openapi import DocumentedApp
 
 _ROUTERS = (
     plans.router,

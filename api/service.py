@@ -13,11 +13,11 @@ from fastapi import Depends, Path, Request
 
 from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.service import Runs
-from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import Plans
-from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store
+from rubberband.api.web.feed import Feed
+from rubberband.api.web.problems import NOT_FOUND, Problem
 from rubberband.units import shown
 from rubberband.values.submission import Submission
 

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 
+from rubberband.cloud.boot_timeouts import usual_firmware_s
 from rubberband.cloud.side_costs import SideFacts, given_side_cost, side_costs
-from rubberband.cloud.start_limits import usual_firmware_s
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.fields import Delay, delay_of
 from rubberband.spec.resources import Resources

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rubberband.errors import InputError
-from rubberband.planner.model import check_plan
+from rubberband.planner.exact.model import check_plan
 from rubberband.planner.problem import JobPlan
 from rubberband.planner.search import greedy
 from rubberband.values.offer import Offer, slots

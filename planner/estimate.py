@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from typing import Any, Literal
 
-from rubberband.planner import risk, search
+from rubberband.planner import search
+from rubberband.planner.exact.solver import Objective, unbeaten
+from rubberband.planner.noise import risk
 from rubberband.planner.planning import Point, frontier, plan
 from rubberband.planner.problem import Infeasible, JobPlan, Lane, Problem
 from rubberband.planner.reserve import Reserve
 from rubberband.planner.search import keeps
-from rubberband.planner.solver import Objective, unbeaten
 from rubberband.values.offer import Offer
 from rubberband.values.plan import (
     Distribution,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rubberband.planner import search
-from rubberband.planner.brackets import divided
+from rubberband.planner.exact.solver import unbeaten
+from rubberband.planner.hyperband import divided
+from rubberband.planner.noise.sampling import steady
 from rubberband.planner.problem import Infeasible, JobPlan, Problem
-from rubberband.planner.sampling import steady
-from rubberband.planner.solver import unbeaten
 from rubberband.values.plan import Stage
 
 _FRONTIER_POINTS = 5
@@ -23,7 +23,7 @@ def plan(problem: Problem) -> JobPlan | Infeasible:
     """Return the best plan of a job (or of the rest of one), or the answer that none meets the limits.
 
     * `optimal` is exact where nothing varies: no plan within the limits has a lower cost (RubberBand §4.3 asks for this
-      and approximates it). With several brackets (`rubberband.planner.brackets`) min_time is approached.
+      and approximates it). With several brackets (`rubberband.planner.hyperband`) min_time is approached.
     * `static` is the paper's baseline: the cheapest number of instances held through all stages, with the best GPUs
       per trial in each.
     * `naive_elastic` (§6) is the cheapest plan with the same GPUs per trial in every stage.
@@ -33,7 +33,8 @@ def plan(problem: Problem) -> JobPlan | Infeasible:
     to fewer GPUs; with `min_time`, ties on JCT go to the lower cost.
 
     Where times vary, cost and time are means (times within 0.1 % of each other tie), and the plan keeps deadline and
-    budget with a probability of `constraints.confidence` (`rubberband.planner.risk`). Equal seeds give equal samples.
+    budget with a probability of `constraints.confidence` (`rubberband.planner.noise.risk`). Equal seeds give equal
+    samples.
 
     Raises InputError if no plan can exist for any limits.
     """

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
+from rubberband.planner.exact.solver import Box, Objective
+from rubberband.planner.exact.table import gangs_of
+from rubberband.planner.noise.sampling import Draws, varies
 from rubberband.planner.reserve import Reserve
-from rubberband.planner.sampling import Draws, varies
-from rubberband.planner.solver import Box, Objective
-from rubberband.planner.table import gangs_of
 from rubberband.values.offer import Offer
 from rubberband.values.plan import (
     Cohort,

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rubberband.planner import risk
+from rubberband.planner.exact.solver import Objective
+from rubberband.planner.noise import risk
+from rubberband.planner.noise.sampling import Draws
 from rubberband.planner.planning import plan
 from rubberband.planner.problem import Infeasible, Problem
 from rubberband.planner.reserve import Reserve
-from rubberband.planner.sampling import Draws
 from rubberband.planner.search import meets
-from rubberband.planner.solver import Objective
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, Prediction, Speeds, Stage, StagePlan

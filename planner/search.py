@@ -1,6 +1,6 @@
 """Searching for a plan: the cheapest (or the fastest) within a deadline and a budget, or the reason why there is none.
 
-It states the problem for the solver (`rubberband.planner.solver`) and words the answer for the user.
+It states the problem for the solver (`rubberband.planner.exact.solver`) and words the answer for the user.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from heapq import heapify, heappop, heappush
 from operator import itemgetter
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.planner import asha, risk
-from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
-from rubberband.planner.model import MeanCost, least_instances, predict, run_s
+from rubberband.planner.asha import planning
+from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
+from rubberband.planner.exact.model import MeanCost, least_instances, predict, run_s
+from rubberband.planner.exact.solver import Box, FoundPlan, Objective, lower_bound, pareto, solve
+from rubberband.planner.exact.table import StageTable, build_table, gangs_of, holding_is_free
+from rubberband.planner.noise import risk
+from rubberband.planner.noise.sampling import Draws
 from rubberband.planner.problem import Infeasible, JobPlan, Problem
-from rubberband.planner.sampling import Draws
-from rubberband.planner.solver import Box, FoundPlan, Objective, lower_bound, pareto, solve
-from rubberband.planner.table import StageTable, build_table, gangs_of, holding_is_free
-from rubberband.planner.wording import unreachable
+from rubberband.planner.sentences import unreachable
 from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import (
     Plan,
@@ -203,7 +204,7 @@ def solve_chain(problem: Problem, draws: Draws | None = None) -> Planned | Infea
     """Return the best plan of one bracket; `draws` are its samples where times vary, if some are drawn already."""
     problem.check()
     if problem.is_asynchronous:
-        return asha.solve(problem)
+        return planning.solve(problem)
     if problem.policy == "greedy":
         return _greedy(problem)
     if problem.varies:
@@ -373,7 +374,7 @@ def frontier(problem: Problem) -> list[tuple[float, float]]:
     """
     problem.check()
     if problem.is_asynchronous:
-        return asha.frontier(problem)
+        return planning.frontier(problem)
     if problem.varies:
         return risk.frontier(problem)
     table = build_table(problem.stages, problem.profile, problem.offer, problem.constraints)

@@ -10,8 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rubberband.app.estimating import estimate
-    from rubberband.app.run import load_result, tune
     from rubberband.client.client import AsyncClient, Client
     from rubberband.errors import (
         CheckpointError,
@@ -25,10 +23,12 @@ if TYPE_CHECKING:
         RubberbandError,
         ServiceError,
     )
-    from rubberband.executor.callbacks import Callback, FailureInfo, ReportInfo, RunInfo, SyncInfo
-    from rubberband.executor.result import Result
+    from rubberband.executor.result.result import Result
+    from rubberband.executor.run.callbacks import Callback, FailureInfo, ReportInfo, RunInfo, SyncInfo
     from rubberband.executor.training.torch_trial import Mean, TorchTrial
     from rubberband.executor.training.trial import Trial, TrialContext, get_checkpoint, report
+    from rubberband.running.estimating import estimate
+    from rubberband.running.run import load_result, tune
     from rubberband.spec.experiment import Experiment
     from rubberband.spec.loading import load_experiment
     from rubberband.spec.space import (
@@ -101,16 +101,16 @@ _MODULES = {
     "rubberband.client.client": "AsyncClient Client",
     "rubberband.executor.training.torch_trial": "Mean TorchTrial",
     "rubberband.executor.training.trial": "Trial TrialContext get_checkpoint report",
-    "rubberband.executor.callbacks": "Callback FailureInfo ReportInfo RunInfo SyncInfo",
-    "rubberband.executor.result": "Result",
+    "rubberband.executor.run.callbacks": "Callback FailureInfo ReportInfo RunInfo SyncInfo",
+    "rubberband.executor.result.result": "Result",
     "rubberband.spec.experiment": "Experiment",
     "rubberband.spec.loading": "load_experiment",
     "rubberband.spec.space": (
         "choice grid_search lograndint loguniform qlograndint qloguniform qrandint qrandn quniform randint randn "
         "uniform"
     ),
-    "rubberband.app.estimating": "estimate",
-    "rubberband.app.run": "load_result tune",
+    "rubberband.running.estimating": "estimate",
+    "rubberband.running.run": "load_result tune",
 }
 """Module -> the public names that live in it."""
 

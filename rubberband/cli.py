@@ -134,7 +134,7 @@ def main() -> None:
 
 def _print_others(error: InfeasibleError) -> None:
     """Print the remedies beyond the one that the error names."""
-    from rubberband.planner.wording import line
+    from rubberband.planner.sentences import line
 
     for remedy in error.remedies[1:]:
         print(f"or: {line(remedy)}", file=sys.stderr)

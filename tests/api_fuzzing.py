@@ -21,8 +21,8 @@ from rubberband.api.security.tokens import Tokens
 from rubberband.api.service import NAME_PATTERN
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.sql import open_store
-from rubberband.app.run import run_experiment
 from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.running.run import run_experiment
 from tests.builders.browser import served
 from tests.builders.service_runs import cut_off, experiment
 

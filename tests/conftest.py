@@ -9,7 +9,7 @@ import pytest
 import xdist.scheduler
 from hypothesis import HealthCheck, settings
 
-from rubberband.cloud.local import ray_node
+from rubberband.cloud.ray_head import ray_node
 from tests.builders.databases import postgresql as postgresql
 from tests.builders.databases import postgresql_url as postgresql_url
 from tests.builders.databases import store_url as store_url

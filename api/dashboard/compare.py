@@ -15,20 +15,20 @@ from fastapi.responses import Response
 from markupsafe import Markup
 
 from rubberband.api.dashboard.experiment import result_of
-from rubberband.api.dashboard.experiment_words import badge
 from rubberband.api.dashboard.frame import render
+from rubberband.api.dashboard.sentences import badge
 from rubberband.api.security.authentication import Reader
 from rubberband.api.service import NAME_PATTERN, Service, Serving
-from rubberband.executor.result import Result, StageResult
+from rubberband.executor.result.result import Result, StageResult
 from rubberband.states import ACTIVE
 from rubberband.units import counted, duration, shown
 from rubberband.values.submission import Submission
-from rubberband.views.charts import STAGE_COLOURS, Figure, button, time_unit
-from rubberband.views.learning_chart import curves_chart
-from rubberband.views.report_html import script_json
-from rubberband.views.spending import shares
-from rubberband.views.tables import finite, ranked
-from rubberband.views.words import difference, listed, number, printable, setting, usd, usd_decimals
+from rubberband.views.charts.learning import curves_chart
+from rubberband.views.charts.parts import STAGE_COLOURS, Figure, button, time_unit
+from rubberband.views.charts.spending import shares
+from rubberband.views.formatting import difference, listed, number, printable, setting, usd, usd_decimals
+from rubberband.views.report.page import script_json
+from rubberband.views.report.tables import finite, ranked
 
 FEWEST, MOST = 2, 8
 _MOST_CURVES = 5

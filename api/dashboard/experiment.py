@@ -21,32 +21,32 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from markupsafe import Markup
 
-from rubberband.api.dashboard import experiment_words as words
+from rubberband.api.dashboard import sentences as words
 from rubberband.api.dashboard.frame import render
-from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Known, Service, Serving
+from rubberband.api.web.problems import NOT_FOUND, Problem
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.result import Result, TrialResult
+from rubberband.executor.result.result import Result, TrialResult
 from rubberband.states import ACTIVE, Action, ExperimentState
 from rubberband.units import counted, duration, parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
-from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
 from rubberband.views.asynchronous import updates
-from rubberband.views.batch_charts import BATCHES_NOTE, batches_over_time
-from rubberband.views.charts import CURVES, Figure
-from rubberband.views.importance import IMPORTANCE_NOTE, importance_chart, question_of, to_json
-from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
-from rubberband.views.parallel_coordinates import PARALLEL_NOTE, is_number, parallel_coordinates, parameters
-from rubberband.views.pareto import PARETO_NOTE, pareto, trade_off
-from rubberband.views.report_html import CONTENT_POLICY, render_html, script_json
-from rubberband.views.search_charts import CONTOUR_NOTE, SLICES_NOTE, Space, contour, slices
-from rubberband.views.spending import SPEND_NOTE, spend, trial_costs_usd
+from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation
+from rubberband.views.charts.batches import BATCHES_NOTE, batches_over_time
+from rubberband.views.charts.importance import IMPORTANCE_NOTE, importance_chart, question_of, to_json
+from rubberband.views.charts.learning import CURVES_NOTE, learning_curves
+from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, is_number, parallel_coordinates, parameters
+from rubberband.views.charts.pareto import PARETO_NOTE, pareto, trade_off
+from rubberband.views.charts.parts import CURVES, Figure
+from rubberband.views.charts.search import CONTOUR_NOTE, SLICES_NOTE, Space, contour, slices
+from rubberband.views.charts.spending import SPEND_NOTE, spend, trial_costs_usd
+from rubberband.views.formatting import change, mean_efficiency, printable, setting, usd, usd_decimals
+from rubberband.views.report.page import CONTENT_POLICY, render_html, script_json
+from rubberband.views.report.tables import TextTable, failures, incidents, measured, ranked, status, workers
 from rubberband.views.story import story
-from rubberband.views.tables import TextTable, failures, incidents, measured, ranked, status, workers
-from rubberband.views.words import change, mean_efficiency, printable, setting, usd, usd_decimals
 
 _TIMEOUT_S = 60.0
 _KEPT = 32
@@ -77,7 +77,7 @@ def cached_importance(result: Result, space: Space = None) -> Figure | str:
 
 
 def _computed(text: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "rubberband.views.importance"]
+    command = [sys.executable, "-m", "rubberband.views.charts.importance"]
     ran = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     shares: dict[str, float] = json.loads(ran.stdout)
     return shares

@@ -20,12 +20,12 @@ from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rubberband import views
-from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.authentication import STRANGER, principal_of
+from rubberband.api.web.problems import NOT_FOUND, Problem
 from rubberband.executor.core.events import Event
 from rubberband.units import counted, duration, format_instant
-from rubberband.views.report_html import PLOTLY
-from rubberband.views.words import number, usd
+from rubberband.views.formatting import number, usd
+from rubberband.views.report.page import PLOTLY
 
 # Static files of the dashboard, and plotly's script: read once, versioned by their content.
 

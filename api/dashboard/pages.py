@@ -19,18 +19,18 @@ from rubberband.api.dashboard import compare, experiment, pool
 from rubberband.api.dashboard.frame import render
 from rubberband.api.dashboard.frame import router as assets_router
 from rubberband.api.experiments.body import read_experiment, require_allowed
-from rubberband.api.problems import Problem
 from rubberband.api.security.authentication import STRANGER, Reader, principal_of
 from rubberband.api.security.checks import safe_next
 from rubberband.api.service import NAME_PATTERN, Service, Serving
 from rubberband.api.store.schema import Principal
+from rubberband.api.web.problems import Problem
 from rubberband.errors import InputError
 from rubberband.spec.loading import Dumper
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.units import counted, duration, format_duration, parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission, Summary, search_words
-from rubberband.views.words import number, printable, usd, usd_decimals
+from rubberband.views.formatting import number, printable, usd, usd_decimals
 
 # The file of a stored experiment, to be planned and submitted again. Pure.
 

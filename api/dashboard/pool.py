@@ -13,8 +13,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from rubberband.api.dashboard.experiment_words import Card, Gauge
 from rubberband.api.dashboard.frame import render
+from rubberband.api.dashboard.sentences import Card, Gauge
 from rubberband.api.experiments.admission import Admission
 from rubberband.api.routes.pool import pool_view
 from rubberband.api.security.authentication import Reader
@@ -37,8 +37,8 @@ from rubberband.views.pool import (
     pool_charts,
     promises_chart,
 )
-from rubberband.views.report_html import script_json
-from rubberband.views.tables import TextTable
+from rubberband.views.report.page import script_json
+from rubberband.views.report.tables import TextTable
 
 CHARTS = {
     "promises": ("Promises", PROMISES),

@@ -19,14 +19,14 @@ from rubberband.api.experiments.budgets import PLAN, UNPLANNED, Budgets
 from rubberband.api.experiments.gate import told_as_problems
 from rubberband.api.experiments.limit_preview import instant_of
 from rubberband.api.plans.previews import PlanAnswer
-from rubberband.api.problems import INFEASIBLE, REFUSED, UNAVAILABLE, Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.app.month_cap import Expense, Shortage
+from rubberband.api.web.problems import INFEASIBLE, REFUSED, UNAVAILABLE, Problem
 from rubberband.cloud.catalogue import offers
 from rubberband.executor.core.demand import summed
 from rubberband.planner.sharing import Calendar, Slot, Span
+from rubberband.planning.month_cap import Expense, Shortage
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import lowered, on_pool, size_words
 from rubberband.units import format_duration, format_instant, format_usd

@@ -16,15 +16,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rubberband.api.problems import REFUSED, UNAVAILABLE, Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.app.month_cap import Expense, MonthCap, Shortage
+from rubberband.api.web.problems import REFUSED, UNAVAILABLE, Problem
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError
 from rubberband.executor.core.extending import Extension
 from rubberband.executor.core.forecast import Forecast
+from rubberband.planning.month_cap import Expense, MonthCap, Shortage
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
 from rubberband.states import ACTIVE, ExperimentState

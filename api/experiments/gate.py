@@ -15,15 +15,15 @@ from pydantic import ValidationError
 
 from rubberband.api.experiments.body import require_allowed
 from rubberband.api.experiments.recording import Standing
-from rubberband.api.problems import CONFLICT, REFUSED, Problem, problem_of
 from rubberband.api.settings import Settings
 from rubberband.api.store.holding import elsewhere
 from rubberband.api.store.sql import Store
+from rubberband.api.web.problems import CONFLICT, REFUSED, Problem, problem_of
 from rubberband.errors import InputError, JournalError, RubberbandError
-from rubberband.executor.follower import JournalFollower, outcome_of
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_ending, read_mark
 from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.run.follower import JournalFollower, outcome_of
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder, without_pool
 from rubberband.states import ExperimentState

@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rubberband.api.problems import CONFLICT, Problem
-from rubberband.app.affordable import Terms, planned
+from rubberband.api.web.problems import CONFLICT, Problem
 from rubberband.errors import InputError
 from rubberband.executor.core.extending import Extension, Limits, Outlook
 from rubberband.executor.training.content import with_trial
 from rubberband.planner.estimate import Estimate
+from rubberband.planning.feasible import Terms, planned
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_instant, parse_deadline
 from rubberband.values.plan import Policy
@@ -74,8 +74,8 @@ def read_answer(answer: Json) -> RestAnswer:
 
 def _of_begun(asked: RestQuestion, home: Path) -> RestAnswer:
     # Imported here: most planning processes never need it.
-    from rubberband.executor.follower import JournalFollower, at_work
     from rubberband.executor.journal.folder import open_folder
+    from rubberband.executor.run.follower import JournalFollower, at_work
 
     folder = open_folder(asked.name, home)
     with closing(JournalFollower(folder)) as follower:

@@ -12,7 +12,7 @@ from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import HostedRun, holding, write_order
 
-HOSTED: Sequence[str] = (sys.executable, "-P", "-m", "rubberband.app.hosted")
+HOSTED: Sequence[str] = (sys.executable, "-P", "-m", "rubberband.running.hosted")
 """Command; HOME, NAME and the descriptor of the lock follow. -P: the current folder must not hide modules."""
 
 _LAST_S = 0.5

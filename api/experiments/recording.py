@@ -14,11 +14,11 @@ from rubberband.api.store.schema import Entry
 from rubberband.api.store.sql import Store
 from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
 from rubberband.executor.core.events import Event
-from rubberband.executor.follower import JournalFollower, at_work, outcome_of, summary_of
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import Ending, Mark, read_ending, read_mark
 from rubberband.executor.journal.journal import Header, encode_event
 from rubberband.executor.journal.reading import explained, salvage
+from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of, summary_of
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin
 from rubberband.values.submission import Submission, Summary

@@ -29,19 +29,19 @@ from rubberband.api.experiments.gate import (
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, instant_of, with_instant, with_limits
 from rubberband.api.experiments.processes import HOSTED, Processes
 from rubberband.api.experiments.watcher import Watcher
-from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, Problem, problem_of
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.app import allowance
+from rubberband.api.web.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, Problem, problem_of
 from rubberband.errors import DamagedJournalError
 from rubberband.executor.core.extending import Extension
-from rubberband.executor.follower import Failure, JournalFollower, at_work
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.reading import explained, salvage
-from rubberband.executor.log_pages import PrintedLine, page, trial_files
-from rubberband.executor.result import Result
+from rubberband.executor.logs.pages import PrintedLine, page, trial_files
+from rubberband.executor.result.result import Result
+from rubberband.executor.run import allowance
+from rubberband.executor.run.follower import Failure, JournalFollower, at_work
 from rubberband.spec.experiment import Experiment
 from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, pool_allots, possible
 from rubberband.units import format_usd, shown

@@ -31,9 +31,9 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.demand import demand, overdue, plan_left
 from rubberband.executor.core.events import Recall
 from rubberband.executor.core.state import Job, State
-from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.run.follower import JournalFollower
 from rubberband.planner.sharing import Allotments, Calendar, Capacity, Demand, Scale, make_policy, within
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder

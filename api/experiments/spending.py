@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable
 
 from rubberband.api.experiments.budgets import Budgets
-from rubberband.api.problems import UNAVAILABLE, Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.sql import Store
+from rubberband.api.web.problems import UNAVAILABLE, Problem
 from rubberband.states import AT_WORK
 from rubberband.values.submission import Submission
 

@@ -22,20 +22,20 @@ from rubberband.api.experiments.queue import Queue
 from rubberband.api.experiments.recording import Recorder, Sight, entries, standing
 from rubberband.api.experiments.sharing import Member, Sharing
 from rubberband.api.experiments.spending import Spending
-from rubberband.api.problems import UNAVAILABLE, Problem
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import TakenIn
 from rubberband.api.store.sql import Store
+from rubberband.api.web.problems import UNAVAILABLE, Problem
 from rubberband.errors import JournalError
 from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.follower import JournalFollower, at_work, outcome_of, summary_of
 from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.hosting import HostedRun
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.reading import WholeJournal, read_at_once
+from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of, summary_of
 from rubberband.states import AT_WORK, ExperimentState
 from rubberband.values.submission import Submission
-from rubberband.views.words import printable
+from rubberband.views.formatting import printable
 
 # Experiments that were run by hand in the service's home. Finished ones are added to the store many at a time.
 

@@ -15,10 +15,10 @@ from typing import Any
 from rubberband.api.experiments.body import JSON_TYPE, require_json
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, read_answer
 from rubberband.api.plans.pool import HardError, Planner, Pool
-from rubberband.api.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, Problem
 from rubberband.api.settings import MIB, Settings
 from rubberband.api.store.schema import StoredPlan
 from rubberband.api.store.sql import Store
+from rubberband.api.web.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, Problem
 from rubberband.errors import RubberbandError
 from rubberband.spec.experiment import Experiment
 from rubberband.values.plan import Policy

@@ -25,13 +25,13 @@ from typing import Any, BinaryIO
 import rubberband
 from rubberband.api.experiments.body import read_experiment, require_no_paths
 from rubberband.api.experiments.limit_preview import answered
-from rubberband.api.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_LONG, Problem, problem_of
-from rubberband.app.affordable import Terms
-from rubberband.app.allowance import with_allowance
-from rubberband.app.terms import EstimateAnswer, answer, live_terms, local_terms
+from rubberband.api.web.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_LONG, Problem, problem_of
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import RubberbandError
+from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.content import with_trial
+from rubberband.planning.feasible import Terms
+from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, live_terms, local_terms
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration
 

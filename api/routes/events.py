@@ -12,12 +12,12 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 from starlette.concurrency import run_in_threadpool
 
-from rubberband.api.answers import HEAD
-from rubberband.api.openapi import only_documented, refusals
-from rubberband.api.problems import EVENTS_GONE, MALFORMED, Problem
 from rubberband.api.security.authentication import Reader, always, still_allowed
 from rubberband.api.service import NAME_PATTERN, Service, Serving
 from rubberband.api.store.sql import Store
+from rubberband.api.web.answers import HEAD
+from rubberband.api.web.openapi import only_documented, refusals
+from rubberband.api.web.problems import EVENTS_GONE, MALFORMED, Problem
 from rubberband.errors import JournalError
 from rubberband.units import shown
 

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from rubberband.api.answers import json_answer
-from rubberband.api.models import (
+from rubberband.api.security.authentication import Reader
+from rubberband.api.service import Known, Serving
+from rubberband.api.web.answers import json_answer
+from rubberband.api.web.models import (
     ALLOCATIONS,
     COSTS,
     DECISIONS,
@@ -24,13 +26,11 @@ from rubberband.api.models import (
     TrialPage,
     example,
 )
-from rubberband.api.openapi import only_documented, refusals
-from rubberband.api.problems import CONFLICT, INVALID, NOT_FOUND, Kind, Problem
-from rubberband.api.security.authentication import Reader
-from rubberband.api.service import Known, Serving
-from rubberband.executor import rows
+from rubberband.api.web.openapi import only_documented, refusals
+from rubberband.api.web.problems import CONFLICT, INVALID, NOT_FOUND, Kind, Problem
 from rubberband.executor.core.state import TrialStatus
-from rubberband.executor.result import Result
+from rubberband.executor.result import rows
+from rubberband.executor.result.result import Result
 from rubberband.units import shown
 from rubberband.views import experiment as views_json
 

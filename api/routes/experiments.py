@@ -17,10 +17,15 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from rubberband.api.answers import invalid, json_answer
 from rubberband.api.experiments.admission import OvertakenError, planned_of
 from rubberband.api.experiments.body import JSON_TYPE, json_object, read_experiment, require_allowed
-from rubberband.api.models import (
+from rubberband.api.plans.previews import PlanAnswer
+from rubberband.api.security.authentication import Reader, Submitter, caller_of
+from rubberband.api.service import Known, Service, Serving
+from rubberband.api.store.schema import KeptAnswer, Principal
+from rubberband.api.store.sql import Store
+from rubberband.api.web.answers import invalid, json_answer
+from rubberband.api.web.models import (
     DETAIL,
     EXTENSION,
     PAGE,
@@ -34,9 +39,8 @@ from rubberband.api.models import (
     SubmittedView,
     example,
 )
-from rubberband.api.openapi import EXPERIMENT_BODY, only_documented, refusals
-from rubberband.api.plans.previews import PlanAnswer
-from rubberband.api.problems import (
+from rubberband.api.web.openapi import EXPERIMENT_BODY, only_documented, refusals
+from rubberband.api.web.problems import (
     CONFLICT,
     INFEASIBLE,
     INVALID,
@@ -54,10 +58,6 @@ from rubberband.api.problems import (
     Kind,
     Problem,
 )
-from rubberband.api.security.authentication import Reader, Submitter, caller_of
-from rubberband.api.service import Known, Service, Serving
-from rubberband.api.store.schema import KeptAnswer, Principal
-from rubberband.api.store.sql import Store
 from rubberband.executor.core.extending import Extension
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState

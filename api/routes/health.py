@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from rubberband.api.answers import json_answer
-from rubberband.api.models import Health
 from rubberband.api.service import Service, Serving
+from rubberband.api.web.answers import json_answer
+from rubberband.api.web.models import Health
 from rubberband.errors import RubberbandError
 
 router = APIRouter(tags=["service"])

@@ -15,12 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from rubberband.api.answers import invalid
 from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.body import read_experiment
-from rubberband.api.openapi import EXPERIMENT_BODY, refusals, require_documented
 from rubberband.api.plans.previews import PlanAnswer, Preview, fingerprint
-from rubberband.api.problems import (
+from rubberband.api.security.authentication import Reader, caller_of
+from rubberband.api.service import Service, Serving
+from rubberband.api.web.answers import invalid
+from rubberband.api.web.openapi import EXPERIMENT_BODY, refusals, require_documented
+from rubberband.api.web.problems import (
     INFEASIBLE,
     INVALID,
     MALFORMED,
@@ -35,8 +37,6 @@ from rubberband.api.problems import (
     UNAVAILABLE,
     Problem,
 )
-from rubberband.api.security.authentication import Reader, caller_of
-from rubberband.api.service import Service, Serving
 from rubberband.units import shown
 from rubberband.values.plan import Policy
 

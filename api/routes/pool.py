@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 
-from rubberband.api.answers import json_answer
-from rubberband.api.models import example
-from rubberband.api.openapi import only_documented, refusals
-from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Service, Serving
+from rubberband.api.web.answers import json_answer
+from rubberband.api.web.models import example
+from rubberband.api.web.openapi import only_documented, refusals
+from rubberband.api.web.problems import NOT_FOUND, Problem
 from rubberband.states import ACTIVE
 
 router = APIRouter(tags=["pool"], prefix="/v1", dependencies=[Depends(only_documented)])

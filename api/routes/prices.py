@@ -8,17 +8,17 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from rubberband.api.answers import json_answer
-from rubberband.api.models import PRICES, PriceList, example
-from rubberband.api.openapi import only_documented, refusals
-from rubberband.api.problems import INVALID, Problem
 from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Serving
 from rubberband.api.settings import Settings
+from rubberband.api.web.answers import json_answer
+from rubberband.api.web.models import PRICES, PriceList, example
+from rubberband.api.web.openapi import only_documented, refusals
+from rubberband.api.web.problems import INVALID, Problem
 from rubberband.cloud.catalogue import catalogue
 from rubberband.cloud.prices import LiveTable, overlaid, prices_of, read_book
 from rubberband.units import shown
-from rubberband.views.price_table import chosen, price_notes, prices_json
+from rubberband.views.estimate.prices import chosen, price_notes, prices_json
 
 router = APIRouter(tags=["prices"], prefix="/v1", dependencies=[Depends(only_documented)])
 

@@ -8,11 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Path
 from fastapi.responses import PlainTextResponse, Response
 
-from rubberband.api.answers import json_answer
-from rubberband.api.models import KindView
-from rubberband.api.openapi import only_documented, refusals
-from rubberband.api.problems import KINDS, NAME_TAKEN, NOT_FOUND, Problem
 from rubberband.api.security.authentication import Reader
+from rubberband.api.web.answers import json_answer
+from rubberband.api.web.models import KindView
+from rubberband.api.web.openapi import only_documented, refusals
+from rubberband.api.web.problems import KINDS, NAME_TAKEN, NOT_FOUND, Problem
 from rubberband.units import nearest, shown
 
 router = APIRouter(tags=["service"], dependencies=[Depends(only_documented)])

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from rubberband.api.openapi import refusals
-from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.authentication import Admin, doorkeeper_of
 from rubberband.api.store.schema import Scope, TokenRecord
+from rubberband.api.web.openapi import refusals
+from rubberband.api.web.problems import NOT_FOUND, Problem
 from rubberband.units import parse_duration, shown
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])

@@ -17,10 +17,10 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import RedirectResponse, Response
 
-from rubberband.api.problems import FORBIDDEN, UNAUTHENTICATED, Problem
 from rubberband.api.security.checks import Buckets, address_key, safe_next
 from rubberband.api.security.tokens import Bearer, Cookie, Credential, Tokens
 from rubberband.api.store.schema import NOBODY, Principal, Scope
+from rubberband.api.web.problems import FORBIDDEN, UNAUTHENTICATED, Problem
 from rubberband.errors import JournalError
 
 # Scopes of routes. The middleware (rubberband.api.security.middleware) has authenticated the caller. Without it, a

@@ -17,7 +17,11 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from rubberband.api.problems import (
+from rubberband.api.security.authentication import STRANGER, UNKNOWN, Doorkeeper, Visitor, stranger_refused
+from rubberband.api.security.checks import Turnstile, address_key, require_host, require_own_page, safe_next
+from rubberband.api.security.tokens import Bearer, Tokens
+from rubberband.api.service import Service
+from rubberband.api.web.problems import (
     INTERNAL,
     MALFORMED,
     MEDIA_TYPE,
@@ -27,10 +31,6 @@ from rubberband.api.problems import (
     Problem,
     problem_of,
 )
-from rubberband.api.security.authentication import STRANGER, UNKNOWN, Doorkeeper, Visitor, stranger_refused
-from rubberband.api.security.checks import Turnstile, address_key, require_host, require_own_page, safe_next
-from rubberband.api.security.tokens import Bearer, Tokens
-from rubberband.api.service import Service
 from rubberband.errors import RubberbandError
 
 Message = MutableMapping[str, Any]

@@ -23,7 +23,7 @@ from rubberband.cloud.aws.client import described
 from rubberband.cloud.aws.errors import FAILURES, Verdict, explain, lacks_rights, verdict
 from rubberband.cloud.aws.intents import Intent, Intents, LaunchAttempt, Run
 from rubberband.cloud.aws.pricing import SpotHours
-from rubberband.cloud.start_limits import firmware_s
+from rubberband.cloud.boot_timeouts import firmware_s
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
 

@@ -25,7 +25,7 @@ from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place
 from rubberband.cloud.aws.preflight import refused_launch
 from rubberband.cloud.aws.resolving import security_group, what_to_install
 from rubberband.cloud.aws.s3 import is_bucket, place_in, put_package
-from rubberband.cloud.steady import Waiting, elapsed_s
+from rubberband.cloud.clock import Waiting, elapsed_s
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
 

@@ -33,8 +33,8 @@ from rubberband.cloud.aws.guards import SLACK_S, guard
 from rubberband.cloud.aws.s3 import is_bucket, place_in, put
 from rubberband.cloud.aws.states import ALIVE, last_words, output
 from rubberband.cloud.catalogue import Table
+from rubberband.cloud.clock import Waiting
 from rubberband.cloud.side_costs import HOURS_PER_MONTH, side_prices
-from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Aws
 from rubberband.units import nearest, shown

@@ -11,7 +11,7 @@ from rubberband.cloud import node
 from rubberband.cloud.aws.calls import OWNER_TAG, AwsSession, by_tags, tag_specifications
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import code_of, ignoring
-from rubberband.cloud.local.ray_node import free_port
+from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.errors import InputError, ProviderError
 from rubberband.units import shown
 

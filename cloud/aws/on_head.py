@@ -152,7 +152,7 @@ def keep(*, store: str) -> dict[str, Any]:
 
 def _month() -> list[float] | None:
     """Return what the head's home has spent or may spend this month, and what it still may; None if not known."""
-    command = [sys.executable, "-m", "rubberband.app.allowance"]
+    command = [sys.executable, "-m", "rubberband.executor.run.allowance"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     return list(json.loads(done.stdout)) if done.returncode == 0 else None
 

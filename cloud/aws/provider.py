@@ -26,10 +26,10 @@ from rubberband.cloud.aws.intents import Intent, Intents, Run
 from rubberband.cloud.aws.launching import AT_ONCE, Choices, Gathering, Launcher, LaunchOrder
 from rubberband.cloud.aws.network import OwnInstance, own_address, own_place
 from rubberband.cloud.aws.resolving import resolve
+from rubberband.cloud.boot_timeouts import reach_s
 from rubberband.cloud.catalogue import Table
-from rubberband.cloud.local.guarding import RayHead
 from rubberband.cloud.provider import Head, InstanceDescription
-from rubberband.cloud.start_limits import reach_s
+from rubberband.cloud.ray_head.guarding import RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
 from rubberband.units import shown

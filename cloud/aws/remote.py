@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 from rubberband.cloud.aws.boot import remake_script
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import FAILURES, code_of, in_one_line, verdict
-from rubberband.cloud.steady import Waiting
+from rubberband.cloud.clock import Waiting
 from rubberband.errors import InputError, ProviderError
 
 READY_S = 1500.0

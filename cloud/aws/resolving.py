@@ -25,7 +25,7 @@ from rubberband.cloud.aws.reservations import reservation_of
 from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.aws.token import publish_token, token_parameter
 from rubberband.cloud.aws.wheel import constraints, sent
-from rubberband.cloud.local import ray_node
+from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import InputError
 from rubberband.installation import DISTRIBUTION, install_hint, requirement
 from rubberband.spec.resources import Aws

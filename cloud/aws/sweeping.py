@@ -21,8 +21,8 @@ from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
 from rubberband.cloud.aws.network import OwnInstance, delete_clusters, delete_groups, own_place
 from rubberband.cloud.aws.states import ALIVE
 from rubberband.cloud.aws.token import delete_token
-from rubberband.cloud.local.instance import lock
-from rubberband.cloud.steady import elapsed_s
+from rubberband.cloud.clock import elapsed_s
+from rubberband.cloud.ray_head.instance import lock
 from rubberband.errors import ProviderError, RubberbandError
 
 SWEPT = "swept: its driver was dead"

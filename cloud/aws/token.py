@@ -14,7 +14,7 @@ from pathlib import Path
 from rubberband.atomic import make_directories, write_atomically
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import explain, ignoring
-from rubberband.cloud.local import ray_node
+from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import InputError
 
 _ATTEMPTS = 20

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from rubberband.cloud.local import gpus, ray_node
-from rubberband.cloud.local.guarding import RayHead, end, end_all, observe
-from rubberband.cloud.local.instance import (
+from rubberband.cloud.local import gpus
+from rubberband.cloud.provider import Head, InstanceDescription, InstanceState
+from rubberband.cloud.ray_head import ray_node
+from rubberband.cloud.ray_head.guarding import RayHead, end, end_all, observe
+from rubberband.cloud.ray_head.instance import (
     DIRECTORY_TAG,
     EXPERIMENT_TAG,
     INSTANCE_TAG,
@@ -27,7 +29,6 @@ from rubberband.cloud.local.instance import (
     load,
     lock,
 )
-from rubberband.cloud.provider import Head, InstanceDescription, InstanceState
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rubberband.atomic import make_directories
+from rubberband.cloud.clock import FILE as CLOCK_FILE
+from rubberband.cloud.clock import steady_clock
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.journal import FileJournal
 from rubberband.cloud.pool.pool import LentInstance, lent
 from rubberband.cloud.provider import Head, HeadError, InstanceDescription, NoRecordError
-from rubberband.cloud.steady import FILE as CLOCK_FILE
-from rubberband.cloud.steady import steady_clock
 from rubberband.errors import JournalError, ProviderError
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.plan import Market
@@ -148,7 +148,7 @@ class PoolProvider:
 # Machines outlive their broker by their lease, so that the new one adopts them. A pool that was closed answers from its
 # journal: everything in it has ended.
 
-BROKER_MODULE = "rubberband.app.pool"
+BROKER_MODULE = "rubberband.running.pool"
 """Run with the pool's folder, it is the broker's process."""
 PATIENCE_S = 60.0
 """The longest wait for a broker that starts."""

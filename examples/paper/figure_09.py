@@ -9,7 +9,7 @@ import common
 from common import COLOURS, PLACED, Finding, Report, Table, cells, ratio, verdict
 from page import Figure, panels
 
-from rubberband.planner.sampling import sample
+from rubberband.planner.noise.sampling import sample
 from rubberband.spec.search import sha
 from rubberband.values.offer import Billing, gang_sizes
 from rubberband.values.plan import Policy

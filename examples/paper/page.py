@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rubberband.views.report_html import PLOTLY, asset
+from rubberband.views.report.page import PLOTLY, asset
 
 if TYPE_CHECKING:
     from common import Finding, Report, Table

@@ -16,12 +16,12 @@ import numpy as np
 from common import COLOURS, Finding, Report, Table, line, verdict
 from page import Figure, panels
 
-from rubberband.app.simulating import read_traces
 from rubberband.planner.goodput import gain
 from rubberband.planner.goodput.planning import LOWER, UPPER
 from rubberband.planner.sharing import Capacity, Counting, make_policy
 from rubberband.planner.sharing.jobs import Application, Elasticity
 from rubberband.planner.sharing.simulation import Outcome, simulate
+from rubberband.planning.simulating import read_traces
 
 POOL = Capacity(instances=16, gpus_per_instance=4)
 HOUR_S = 3600.0

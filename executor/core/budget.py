@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
-from rubberband.executor.core.purse import Coming, Purse, RunningCost
+from rubberband.executor.core.spending import Coming, Purse, RunningCost
 from rubberband.executor.core.state import Allocation, Job, Lane, State
 from rubberband.units import MONEY_SLACK_USD
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, SECONDS_PER_HOUR, BillLine, Offer

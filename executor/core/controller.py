@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rubberband.executor.core import allotting, budget, climbing, instances, rules, stragglers
+from rubberband.executor.core import allotting, asha, budget, instances, rules, stragglers
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.events import (
     AllotmentChanged,
@@ -373,13 +373,13 @@ class Controller:
     def _train(self, lane: Lane) -> None:
         state = self.state
         if lane.rungs is not None:
-            climbing.promote(self.job, state, lane)
-            state.undrawn = climbing.undrawn(self.job, state, lane)
+            asha.promote(self.job, state, lane)
+            state.undrawn = asha.undrawn(self.job, state, lane)
         if lane.waiters:
             for trial, gang in rules.starts(self.job, state, lane).items():
                 self._commands.append(attempts.start(self.job, state, lane, state.trials[trial], gang))
         if lane.runners:
-            release_idle = instances.release_unneeded if lane.rungs is None else climbing.release_idle
+            release_idle = instances.release_unneeded if lane.rungs is None else asha.release_idle
             self._commands += release_idle(self.job, state, lane)
             return
         if state.undrawn:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rubberband.executor.core.events import Recall
-from rubberband.executor.core.purse import Purse
+from rubberband.executor.core.spending import Purse
 from rubberband.values.plan import Market
 
 

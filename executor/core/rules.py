@@ -11,9 +11,9 @@ from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.history import Allotted
 from rubberband.executor.core.placement import place
-from rubberband.executor.core.purse import Purse
+from rubberband.executor.core.spending import Purse
 from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState
-from rubberband.planner.model import least_instances as instances_for
+from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.units import MONEY_SLACK_USD, counted, format_usd
 from rubberband.values.offer import Offer, gang_sizes, slots
 from rubberband.values.plan import StagePrediction

@@ -14,7 +14,6 @@ from pathlib import Path
 from rubberband.errors import DamagedJournalError, JournalError
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.follower import JournalFollower, open_journal
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import (
     Header,
@@ -24,7 +23,8 @@ from rubberband.executor.journal.journal import (
     from_elsewhere,
     written_by,
 )
-from rubberband.executor.result import Result, summarise
+from rubberband.executor.result.result import Result, summarise
+from rubberband.executor.run.follower import JournalFollower, open_journal
 
 
 def read(folder: ExperimentFolder) -> Result:

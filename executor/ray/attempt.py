@@ -25,6 +25,7 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStarted,
 )
+from rubberband.executor.logs.trial_log import TrialLog
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.slot_worker import DeathCause, SegmentItem
 from rubberband.executor.ray.workers import Worker, Workers, last_line
@@ -37,7 +38,6 @@ from rubberband.executor.training.segment import (
     SegmentReport,
     SegmentStarted,
 )
-from rubberband.executor.trial_log import TrialLog
 
 GRACE_S = 2.0
 """How long the rest of the gang may take to end after a worker died."""

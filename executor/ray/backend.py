@@ -27,6 +27,7 @@ from rubberband.executor.core.events import (
     TrialFailed,
     TrialReported,
 )
+from rubberband.executor.logs.trial_log import TrialLog
 from rubberband.executor.ray.attempt import AsyncAttempt, Attempt
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
@@ -35,7 +36,6 @@ from rubberband.executor.ray.slot_worker import Device
 from rubberband.executor.ray.workers import Shipment, Workers
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment
-from rubberband.executor.trial_log import TrialLog
 from rubberband.spec.resources import LOG_LIMIT_BYTES
 from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
 from rubberband.values.asynchronous import AsyncTraining
@@ -70,7 +70,7 @@ _STOOD_STILL_S = 30.0
 
 @dataclass(eq=False, kw_only=True)
 class RayBackend:
-    """Implements `rubberband.executor.backend.Backend`. Threads do the work, so no method blocks on it.
+    """Implements `rubberband.executor.core.backend.Backend`. Threads do the work, so no method blocks on it.
 
     Nothing is rented, and Ray is not touched, before the first command. Instances outlive this driver by `lease_s` at
     most, renewed every `lease_interval_s`; those that are not ready yet by `first_lease_s`, if that is longer.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rubberband.cloud.provider import ClusterProvider, HeadError, InstanceDescription, NoRecordError, Provider
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor.backend import ended, living, released, running
+from rubberband.executor.core.backend import ended, living, released, running
 from rubberband.executor.core.events import (
     DriverResumed,
     Event,

@@ -1,8 +1,8 @@
 """One process that has imported what training needs, and forks the workers of all instances of this machine.
 
-Imports are most of a worker's start, and all workers import the same. `cloud/local/worker_start.py` asks for a worker;
-the forked one replaces it, with its arguments, environment, folder and streams, so that leases, sweeps and logs work as
-usual. It forks only if that is safe: no thread may hold a lock, and no GPU may be in use. Otherwise, and on other
+Imports are most of a worker's start, and all workers import the same. `cloud/ray_head/worker_start.py` asks for a
+worker; the forked one replaces it, with its arguments, environment, folder and streams, so that leases, sweeps and
+logs work as usual. It forks only if that is safe: no thread may hold a lock, and no GPU may be in use. Otherwise, and on other
 systems than Linux, workers start on their own. It ends with the driver, without its workers.
 """
 
@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rubberband.atomic import write_atomically
-from rubberband.cloud.local import ray_node
-from rubberband.cloud.local.instance import DIRECTORY_TAG, EXPERIMENT_TAG, INSTANCE_TAG
-from rubberband.cloud.local.worker_start import FORK_SERVER, FORKED, READY, peer_uid
+from rubberband.cloud.ray_head import ray_node
+from rubberband.cloud.ray_head.instance import DIRECTORY_TAG, EXPERIMENT_TAG, INSTANCE_TAG
+from rubberband.cloud.ray_head.worker_start import FORK_SERVER, FORKED, READY, peer_uid
 from rubberband.errors import EntrypointError
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.environment import worker_settings

@@ -23,10 +23,10 @@ from ray.exceptions import RayActorError
 
 from rubberband.cloud.node import extend_lease, interruption
 from rubberband.cloud.provider import INSTANCE_LABEL
+from rubberband.executor.logs.trial_log import Appender, TrialLog, left_out_line, printed_bytes, read
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import ray_nodes
 from rubberband.executor.ray.slot_worker import logs_folder
-from rubberband.executor.trial_log import Appender, TrialLog, left_out_line, printed_bytes, read
 
 _log = logging.getLogger(__name__)
 

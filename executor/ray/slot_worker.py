@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rubberband.cloud.node import machine_folder
-from rubberband.executor import trial_log
 from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.logs import trial_log
+from rubberband.executor.logs.trial_log import PIPE_BYTES, TrialLog
 from rubberband.executor.ray.code import Code, install
 from rubberband.executor.training import rendezvous
 from rubberband.executor.training.environment import compute_with, cpus_per_gpu, worker_settings
@@ -34,7 +35,6 @@ from rubberband.executor.training.segment import (
     SegmentReport,
     SegmentStarted,
 )
-from rubberband.executor.trial_log import PIPE_BYTES, TrialLog
 
 if TYPE_CHECKING:
     from rubberband.executor.training.entrypoint import Entrypoint
@@ -63,7 +63,7 @@ _LOG_PATIENCE_S = 5.0
 
 
 class LogPump:
-    """The worker's end of `executor/trial_log.py`'s process. It serves one log at a time, from one thread."""
+    """The worker's end of `executor/logs/trial_log.py`'s process. It serves one log at a time, from one thread."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None

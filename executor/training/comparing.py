@@ -32,7 +32,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Subset
 
-from rubberband.cloud.local.ray_node import free_port
+from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import override_of

@@ -47,6 +47,7 @@ from rubberband.executor.training.gpu_rows import Residence
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.loading import LoaderSettings, Part
+from rubberband.executor.training.options import build_optimizer, build_scheduler, check_words, fixed_steps
 from rubberband.executor.training.parameters import (
     check_same_weights,
     lazy_names,
@@ -71,7 +72,6 @@ from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import OwnStep, TrainStep, check_own_step
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.words import build_optimizer, build_scheduler, check_words, fixed_steps
 from rubberband.executor.training.wrapping import RunningStatistics, prepare
 from rubberband.planner.balancing import even_shares
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import store_of
-from rubberband.executor.result import TrialResult
+from rubberband.executor.result.result import TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint, Target
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.runner import check_device, expect, one_line, unpack, unpickled

@@ -21,13 +21,13 @@ from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import FIXED, override_of
 from rubberband.executor.training.means import Means, Weighed, Weighing, Weight, loss_and_metrics
 from rubberband.executor.training.memory import Undo, is_out_of_memory, release
+from rubberband.executor.training.options import Group
 from rubberband.executor.training.parameters import agree_on, check_dense, parameters_of
 from rubberband.executor.training.precision import Precision
 from rubberband.executor.training.runner import RanOut, one_line, refused, to_float
 from rubberband.executor.training.sampler import GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.words import Group
 from rubberband.executor.training.wrapping import Exchange, SharedBuffers, least_samples, uncounted
 from rubberband.units import counted
 

@@ -98,7 +98,7 @@ class _Run:
 
 
 class VirtualBackend:
-    """Implements `rubberband.executor.backend.Backend` with times from the profile and the offer."""
+    """Implements `rubberband.executor.core.backend.Backend` with times from the profile and the offer."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from typing import Protocol
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor.backend import ended, living, released, running
+from rubberband.executor.core.backend import ended, living, released, running
 from rubberband.executor.core.events import (
     DriverResumed,
     EndedInstance,
@@ -495,8 +495,8 @@ def _lost(status: InstanceDescription, now: float) -> InstanceLost:
 
 # The noise that a profile and an offer describe, drawn for a virtual run: the planner's model, one trial at a time.
 #
-# It is the other side of `rubberband.planner.sampling`, and shares none of its code: iterations are drawn one by one,
-# instances are taken away and replaced, and the controller decides. Nothing fails here for other reasons.
+# It is the other side of `rubberband.planner.noise.sampling`, and shares none of its code: iterations are drawn one by
+# one, instances are taken away and replaced, and the controller decides. Nothing fails here for other reasons.
 
 
 class Noise:

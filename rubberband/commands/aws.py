@@ -123,11 +123,11 @@ def check(
 
 def _checked(file: Path, home: Path) -> list[str]:
     """Return the notes of the checks before a run. Raises InputError for the first problem."""
-    from rubberband.app.allowance import require_rate, require_runnable
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.preflight import preflight
     from rubberband.cloud.catalogue import offers
     from rubberband.cloud.prices import live_table
+    from rubberband.executor.run.allowance import require_rate, require_runnable
     from rubberband.spec.loading import load_experiment
 
     experiment = load_experiment(file)

@@ -24,8 +24,8 @@ def backup(
     store (SQLite or PostgreSQL), and the pools. Checkpoints that are kept elsewhere, as on S3, are named and not
     copied. The file manifest.json is written last: a backup without it is not whole.
     """
-    from rubberband.app.backup import back_up
     from rubberband.installation import default_home, default_store
+    from rubberband.running.backup import back_up
     from rubberband.units import counted
 
     made = back_up(default_home(), folder, store or default_store(), _say)
@@ -50,8 +50,8 @@ def restore(
     if the present store has it and it is not revoked there; the others are revoked, as they may have been revoked since
     the backup.
     """
-    from rubberband.app.restore import restore as put_back
     from rubberband.installation import default_store, restored_home
+    from rubberband.running.restore import restore as put_back
     from rubberband.units import counted
 
     done = put_back(

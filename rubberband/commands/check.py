@@ -12,7 +12,7 @@ import typer
 from rubberband.commands.common import FileArgument, Overrides, TextFormat, TextOption, print_json
 
 if TYPE_CHECKING:
-    from rubberband.app.check import CheckReport
+    from rubberband.running.check import CheckReport
 
 _STDERR = 2
 """File descriptor: the trial prints there, as stdout is for the answer."""
@@ -32,7 +32,7 @@ def check(
     instance, and trains on if that takes seconds. Reports the metrics, the size of the checkpoint and the time of each
     step. It runs in a process of its own, without Ray. Exit code 1: there are problems, a line each with the fix.
     """
-    from rubberband.app.check import check_experiment
+    from rubberband.running.check import check_experiment
     from rubberband.spec.loading import load_experiment
     from rubberband.units import parse_duration
 
@@ -54,7 +54,7 @@ def check(
 
 def _lines(report: CheckReport) -> Iterator[str]:
     """Iterate over the steps that were done, a line each."""
-    from rubberband.app.check import brief
+    from rubberband.running.check import brief
 
     trial, seconds = report.trial, report.trial.seconds
     if trial.kind:

@@ -57,7 +57,7 @@ def prices(
     """
     from rubberband.cloud.prices import prices_of
     from rubberband.installation import default_home
-    from rubberband.views.price_table import HEADER, chosen, price_notes, price_rows, prices_json
+    from rubberband.views.estimate.prices import HEADER, chosen, price_notes, price_rows, prices_json
 
     table = prices_of(types or None, region, default_home(), refresh=refresh)
     rows = chosen(table, types or [], region)
@@ -99,12 +99,12 @@ def up(
             "-s resources.provider=aws"
         )
 
-    from rubberband.app.allowance import require_head, require_rate, require_runnable
-    from rubberband.app.terms import cloud_terms
     from rubberband.cloud.aws.head import ensure_head, head_boot, upload_folder
     from rubberband.commands.on_head import head_told, note, of_this_kind, remember
     from rubberband.executor.ray.code import pack
+    from rubberband.executor.run.allowance import require_head, require_rate, require_runnable
     from rubberband.installation import default_home
+    from rubberband.planning.prices_and_quotas import cloud_terms
 
     home = default_home()
     require_runnable(experiment, home, no_cap=True)
@@ -165,8 +165,8 @@ def down(
     chosen_region, chosen_owner = meant(file, region, owner)
     session = open_aws(chosen_region)
 
-    from rubberband.app.allowance import note_end_of_head
     from rubberband.cloud.aws.sweeping import end_everything, living
+    from rubberband.executor.run.allowance import note_end_of_head
     from rubberband.installation import default_home
 
     found = living(session, chosen_owner)
@@ -386,7 +386,6 @@ def build(file: FileArgument, overrides: Overrides = None, yes: YesOption = Fals
 
 
 def _built(session: AwsSession, resources: Resources, *, yes: bool) -> list[str]:
-    from rubberband.app.allowance import require_image
     from rubberband.cloud.aws.images import (
         BOOT_S,
         Build,
@@ -401,7 +400,8 @@ def _built(session: AwsSession, resources: Resources, *, yes: bool) -> list[str]
     from rubberband.cloud.aws.provider import device_of
     from rubberband.cloud.aws.resolving import resolve, what_to_install
     from rubberband.cloud.catalogue import table_of, types_of
-    from rubberband.cloud.steady import Waiting
+    from rubberband.cloud.clock import Waiting
+    from rubberband.executor.run.allowance import require_image
     from rubberband.installation import default_home
 
     words, name = resources.aws, types_of(resources)[0]

@@ -37,7 +37,7 @@ def write_page(path: Path, text: str) -> None:
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[int] = ()) -> None:
     """Print a table: figures to the right, columns in `words` to the left; drawn by rich on a terminal."""
     if not sys.stdout.isatty():
-        from rubberband.views.tables import aligned
+        from rubberband.views.report.tables import aligned
 
         print("\n".join(aligned([header, *rows], words)))
         return

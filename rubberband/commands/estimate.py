@@ -28,15 +28,15 @@ from rubberband.commands.common import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rubberband.app.affordable import Terms
-    from rubberband.app.terms import EstimateAnswer
     from rubberband.planner.dag import Simulation
     from rubberband.planner.estimate import Estimate
     from rubberband.planner.sizing import Size
+    from rubberband.planning.feasible import Terms
+    from rubberband.planning.prices_and_quotas import EstimateAnswer
     from rubberband.spec.experiment import Experiment
     from rubberband.values.plan import Plan, StagePlan
     from rubberband.values.profile import Profile
-    from rubberband.views.tables import TextTable
+    from rubberband.views.report.tables import TextTable
 
 
 OutputOption = Annotated[TableFormat, typer.Option("--output", "-o", help="Print tables or JSON.")]
@@ -161,10 +161,10 @@ plan = _command(
 
 
 def _terms(experiment: Experiment, live: bool) -> Terms:
-    from rubberband.app.affordable import Terms
-    from rubberband.app.terms import live_terms, local_terms
     from rubberband.errors import InputError
     from rubberband.installation import default_home
+    from rubberband.planning.feasible import Terms
+    from rubberband.planning.prices_and_quotas import live_terms, local_terms
 
     try:
         home = default_home()
@@ -175,15 +175,15 @@ def _terms(experiment: Experiment, live: bool) -> Terms:
     terms = live_terms(experiment, home) if live else local_terms(experiment, home)
     if not experiment.resources.kind.is_rented:
         return terms
-    from rubberband.app.allowance import with_allowance
+    from rubberband.executor.run.allowance import with_allowance
 
     return with_allowance(terms, experiment, home)
 
 
 def _show(asked: _Options) -> None:
     """Plan an experiment, and print the estimate. Raises InfeasibleError without a plan."""
-    from rubberband.app.terms import answer
     from rubberband.executor.training.content import with_trial
+    from rubberband.planning.prices_and_quotas import answer
     from rubberband.spec.loading import load_experiment
 
     search_path = (asked.file.absolute().parent, Path.cwd())
@@ -206,7 +206,7 @@ def _show(asked: _Options) -> None:
     simulation = _simulation(asked, found.estimate)
     lines, listed = _document(found, simulation)
     if asked.html is not None:
-        from rubberband.views.estimate_html import render_estimate
+        from rubberband.views.estimate.page import render_estimate
 
         write_page(asked.html, render_estimate(found.estimate, lines, listed))
     if asked.output is TableFormat.json:
@@ -228,8 +228,8 @@ def _print(
     simulation: Simulation | None,
 ) -> None:
     """Print the estimate: on one screen, or with all tables."""
-    from rubberband.views.estimate_tables import screen_tables, simulation_tables
-    from rubberband.views.report_text import WIDTH, more, print_document
+    from rubberband.views.estimate.tables import screen_tables, simulation_tables
+    from rubberband.views.report.text import WIDTH, more, print_document
 
     shown = listed
     if not asked.verbose:
@@ -259,7 +259,7 @@ def _next(asked: _Options, found: Estimate, size: Size | None, provider: str) ->
 
 def _infeasible(answer: Estimate) -> Exception:
     from rubberband.errors import InfeasibleError
-    from rubberband.views.estimate_tables import broken_limits
+    from rubberband.views.estimate.tables import broken_limits
 
     if answer.nearest is not None:
         return InfeasibleError(
@@ -281,8 +281,8 @@ def _simulation(asked: _Options, found: Estimate) -> Simulation | None:
 
 def _document(found: EstimateAnswer, simulation: Simulation | None) -> tuple[list[str], list[TextTable]]:
     """Return the headlines and all tables."""
-    from rubberband.views.estimate_tables import headlines, simulation_tables, tables
-    from rubberband.views.words import size_line
+    from rubberband.views.estimate.tables import headlines, simulation_tables, tables
+    from rubberband.views.formatting import size_line
 
     lines = headlines(found.estimate)
     if found.size is not None:
@@ -336,10 +336,10 @@ def _keys(data: object, where: str, names: tuple[str, ...], optional: tuple[str,
 def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = ()) -> Profile | dict[str, Profile]:
     """Return the experiment's profile, or instance type -> profile. Raises ProfileMissingError with the remedy."""
     remedy = f"measure one with `rubberband profile {file}`, or write profile: {{seconds_per_iteration: {{1: 60}}}}"
-    from rubberband.app.kept import profiles_to_plan
     from rubberband.errors import InputError, ProfileMissingError
     from rubberband.executor.training.entrypoint import Entrypoint
     from rubberband.installation import default_home
+    from rubberband.running.profile_cache import profiles_to_plan
     from rubberband.spec.loading import default_profile_path, names_no_profile
 
     entrypoint = None

@@ -20,7 +20,7 @@ from rubberband.commands.common import argument, option
 from rubberband.errors import InputError
 
 if TYPE_CHECKING:
-    from rubberband.app.check import CheckReport
+    from rubberband.running.check import CheckReport
 
 DEFAULT_FILE = "experiment.yaml"
 MODULE = "my_trial"
@@ -237,7 +237,7 @@ def _tried(seen: _Seen, trial: str, path: Path, asked: str | None) -> _Seen:
 
 
 def _report(seen: _Seen, trial: str, path: Path) -> CheckReport:
-    from rubberband.app.check import check_experiment
+    from rubberband.running.check import check_experiment
     from rubberband.spec.loading import parse_experiment
 
     experiment = parse_experiment(_text(seen, trial, path), source=str(path))

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.errors import InputError
-from rubberband.executor.follower import JournalFollower, at_work, outcome_of
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.hosting import pool_of
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.reading import explaining
-from rubberband.executor.log_pages import PrintedLine, page, trial_files
+from rubberband.executor.logs.pages import PrintedLine, page, trial_files
+from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of
 from rubberband.states import Action, ExperimentState, Fact, obstacle, pool_allots
 from rubberband.values.submission import Submission
 from rubberband.views.experiment import experiment_detail, extension_view
@@ -55,13 +55,13 @@ class LocalExperiment:
         limits = self._follower.limits(deadline=deadline, max_cost_usd=max_cost_usd)
         found = self._follower.extension(limits, driven=busy)
         if max_cost_usd is not None:
-            from rubberband.app.allowance import require_going_on
+            from rubberband.executor.run.allowance import require_going_on
 
             require_going_on(self._follower, self._folder.home, max_cost_usd=max_cost_usd, goes_on=False)
         if granted:
             pool = self._follower.header.setup["experiment"].get("resources", {}).get("pool")
             if pool is not None:
-                from rubberband.app.month_cap import require_money
+                from rubberband.planning.month_cap import require_money
 
                 require_money(Path(pool), found.added_usd, found.added_s, "the extension")
             self._ask("extend", deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd)

@@ -41,13 +41,13 @@ def run_on_head(
     yes: bool,
 ) -> int:
     """Check, ask, start or find the head, send the folder, start the run there and follow it. Return its exit code."""
-    from rubberband.app.allowance import pledge_on_head, require_head, require_rate, require_runnable
-    from rubberband.app.run import bound_of
-    from rubberband.app.terms import cloud_terms
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.head import ensure_head, upload_folder
     from rubberband.cloud.aws.s3 import is_bucket
     from rubberband.executor.ray.code import pack
+    from rubberband.executor.run.allowance import pledge_on_head, require_head, require_rate, require_runnable
+    from rubberband.planning.prices_and_quotas import cloud_terms
+    from rubberband.running.run import bound_of
     from rubberband.spec.loading import load_experiment
 
     resources, home, name = experiment.resources, default_home(), experiment.name
@@ -137,8 +137,8 @@ def forward(context: typer.Context) -> int:
 
     Raises InputError for options that mean nothing there.
     """
-    from rubberband.app.allowance import pledge_on_head, require_on_head
-    from rubberband.app.run import bound_of
+    from rubberband.executor.run.allowance import pledge_on_head, require_on_head
+    from rubberband.running.run import bound_of
 
     command, params = str(context.info_name), context.params
     name = str(params.get("name", ""))
@@ -287,9 +287,9 @@ def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
 def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
     """Return the head on which an experiment was started, started again if it has stopped; also what is remembered of
     that start, and what the head is made of. Raises InputError."""
-    from rubberband.app.allowance import require_head
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.head import running_head
+    from rubberband.executor.run.allowance import require_head
     from rubberband.spec.remembered import remembered
     from rubberband.spec.resources import Resources
 
@@ -313,9 +313,9 @@ def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
 def remote_head(session: AwsSession, instance_id: str, checkpoints: str | None, owner: str) -> RemoteHead:
     """Return a head whose long answers and copies go to the bucket of this checkpoint store, if it is one, and whose
     month's bill counts in that of this home."""
-    from rubberband.app.allowance import note_of_head
     from rubberband.cloud.aws.remote import RemoteHead
     from rubberband.cloud.aws.s3 import is_bucket, place_in
+    from rubberband.executor.run.allowance import note_of_head
 
     store = f"s3://{place_in(checkpoints, '')[0]}/heads" if is_bucket(checkpoints) else ""
 

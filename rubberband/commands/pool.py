@@ -58,8 +58,8 @@ def up(file: Annotated[Path, argument("FILE", "The pool file.")], yes: YesOption
     instances: one gives them back warm, and the next one takes them. Idle instances are released after `idle` (5 min).
     A pool on EC2 needs max_usd_per_hour or max_usd_per_month; on a terminal the command shows them and asks first.
     """
-    from rubberband.app.pool import bring_up
     from rubberband.installation import default_home
+    from rubberband.running.pool import bring_up
     from rubberband.spec.loading import load_pool
     from rubberband.spec.pool import PoolFile
 
@@ -146,8 +146,8 @@ def down(
 
     Experiments on it lose their instances; `rubberband resume` continues them once the pool is up again.
     """
-    from rubberband.app.pool import take_down
     from rubberband.cloud.pool import RemotePool
+    from rubberband.running.pool import take_down
 
     folder = _chosen(name)
     if not folder.is_up:
@@ -205,8 +205,8 @@ def simulate(
     and the use and cost of the pool for each policy. In a workload file, KIND.json beside it is the profile of jobs of
     that kind.
     """
-    from rubberband.app.simulating import simulated
     from rubberband.errors import InputError
+    from rubberband.planning.simulating import simulated
     from rubberband.spec.loading import load_pool
 
     if (format is WorkloadFormat.adaptdl) != (traces is not None):

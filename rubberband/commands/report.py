@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rubberband.client.calls import ExperimentView
     from rubberband.client.client import Client
     from rubberband.executor.journal.folder import ExperimentFolder
-    from rubberband.executor.result import Result
+    from rubberband.executor.result.result import Result
 
 _MOST_OF_BEST = 100
 
@@ -51,14 +51,14 @@ def report(
     """
     result = _result(name, client_of(server))
     if html is not None:
-        from rubberband.views.importance import importance
-        from rubberband.views.report_html import render_html
+        from rubberband.views.charts.importance import importance
+        from rubberband.views.report.page import render_html
 
         write_page(html, render_html(result, importance(result)))
     if output is TextFormat.json:
         print_json(result.to_json())
     elif html is None:
-        from rubberband.views.report_text import print_report
+        from rubberband.views.report.text import print_report
 
         print_report(result, verbose=verbose)
 
@@ -70,7 +70,7 @@ def _result(name: str, client: Client | None) -> Result:
         folder = open_folder(name)
         folder.require()
         return _read(folder)
-    from rubberband.executor.result import Result
+    from rubberband.executor.result.result import Result
 
     with client:
         return Result.from_json(client.report(name))
@@ -96,7 +96,7 @@ def best(name: Name, output: TextOption = TextFormat.text, server: ServerOption 
 
     With its metrics, and the path of its checkpoint. Also while it runs: the best so far.
     """
-    from rubberband.executor.rows import best_of
+    from rubberband.executor.result.rows import best_of
     from rubberband.views.experiment import plain
 
     result = _result(name, client_of(server))
@@ -106,7 +106,7 @@ def best(name: Name, output: TextOption = TextFormat.text, server: ServerOption 
         values = {key: plain(getattr(found, key)) for key in names}
         print_json({"schema": "rubberband.best/1", "name": result.name, "metric": result.metric, **values})
         return
-    from rubberband.views.tables import best_lines
+    from rubberband.views.report.tables import best_lines
 
     print("\n".join(best_lines(result)))
 
@@ -129,7 +129,7 @@ def export(
     The form follows from the end of FILE (.csv, .parquet or .json) unless an option says it.
     """
     form = _form(file, {"csv": csv, "parquet": parquet, "json": json})
-    from rubberband.executor import rows
+    from rubberband.executor.result import rows
 
     result = _result(name, client_of(server))
     found = rows.report_rows(result) if reports else rows.trial_rows(result)
@@ -233,7 +233,7 @@ def _listed(folder: ExperimentFolder) -> Listed:
     from rubberband.errors import RubberbandError
     from rubberband.executor.journal.reading import read
     from rubberband.states import EXPLAINED
-    from rubberband.views.words import printable
+    from rubberband.views.formatting import printable
 
     try:
         result = read(folder)
@@ -257,7 +257,7 @@ def _listed(folder: ExperimentFolder) -> Listed:
 
 def _listed_there(view: ExperimentView) -> Listed:
     from rubberband.states import EXPLAINED
-    from rubberband.views.words import printable
+    from rubberband.views.formatting import printable
 
     summary = view["summary"]
     best = summary["best_value"]

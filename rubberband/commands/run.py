@@ -31,9 +31,9 @@ from rubberband.units import format_usd
 
 if TYPE_CHECKING:
     from rubberband.executor.core.state import Job
-    from rubberband.executor.driver import Observer
     from rubberband.executor.journal.folder import ExperimentFolder
-    from rubberband.executor.result import Result
+    from rubberband.executor.result.result import Result
+    from rubberband.executor.run.driver import Observer
 
 
 def run(
@@ -70,9 +70,9 @@ def run(
     Instances of EC2 need a max_cost, and on a terminal the command shows the bill and asks before it rents any. With
     `--on head`, Ctrl-C leaves the run going; `status`, `logs`, `report`, `cancel` and others take `--on head` too.
     """
-    from rubberband.app.run import run_experiment, under_free_name
     from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.journal.inbox import Inbox
+    from rubberband.running.run import run_experiment, under_free_name
     from rubberband.spec.loading import default_profile_path, load_experiment, names_no_profile
 
     experiment = load_experiment(file, overrides or [])
@@ -125,9 +125,9 @@ def resume(
             found = client.resume(name)
         print(f"{name}: {found['state']} at {client.url}", file=sys.stderr)
         return
-    from rubberband.executor import session
     from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.journal.inbox import Inbox
+    from rubberband.executor.run import session
 
     folder = open_folder(name)
     if not folder.driven:
@@ -147,11 +147,11 @@ def resume(
 
 def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None:
     """Raise InputError or InfeasibleError where the rest of an experiment may not be paid for, and ask for it."""
-    from rubberband.app.allowance import is_rented, require_going_on
-    from rubberband.app.month_cap import require_money
-    from rubberband.app.run import bound_of
-    from rubberband.executor.follower import JournalFollower
     from rubberband.executor.journal.reading import explaining
+    from rubberband.executor.run.allowance import is_rented, require_going_on
+    from rubberband.executor.run.follower import JournalFollower
+    from rubberband.planning.month_cap import require_money
+    from rubberband.running.run import bound_of
 
     if not folder.exists:
         return
@@ -175,7 +175,7 @@ def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None
 
 def live_view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
     """Show the run on stderr: a live table on a terminal, plain lines elsewhere."""
-    from rubberband.views.live import open_view
+    from rubberband.views.live.view import open_view
 
     return [stack.enter_context(open_view(job, clock, sys.stderr, sys.stderr.isatty()))]
 
@@ -185,7 +185,7 @@ def _announce(line: str) -> None:
 
 
 def _conclude(result: Result) -> None:
-    from rubberband.views.report_text import print_report
+    from rubberband.views.report.text import print_report
 
     print_report(result)
     if result.exit_code:
@@ -248,14 +248,14 @@ def profile(
     between trials and between iterations, their start-up, and the start times of instances. With batch.policy goodput,
     trials also measure batch sizes: the time of steps, the noise of gradients, and the useful number of GPUs.
     """
-    from rubberband.app.allowance import pledged, require_rate, require_runnable
-    from rubberband.app.measure import measure_profile
-    from rubberband.app.run import announce_device, bound_of, find_entrypoint
-    from rubberband.app.terms import cloud_terms
     from rubberband.executor.journal.folder import open_folder
-    from rubberband.executor.session import cancel_on_signals
+    from rubberband.executor.run.allowance import pledged, require_rate, require_runnable
+    from rubberband.executor.run.session import cancel_on_signals
     from rubberband.executor.training.content import with_trial
     from rubberband.file_systems import require_home
+    from rubberband.planning.prices_and_quotas import cloud_terms
+    from rubberband.running.profile import measure_profile
+    from rubberband.running.run import announce_device, bound_of, find_entrypoint
     from rubberband.spec.loading import default_profile_path, load_experiment
 
     search_path = (file.absolute().parent, Path.cwd())

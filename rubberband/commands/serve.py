@@ -324,10 +324,10 @@ def _scaled_words(pool: SharedPool) -> str:
 def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> SharedPool | None:
     """Bring the pool of a file up. Raises InputError for one that cannot be shared here."""
     from rubberband.api.settings import SharedPool
-    from rubberband.app.pool import bring_up, simulated
-    from rubberband.app.simulating import autoscaling_of
     from rubberband.installation import default_home
     from rubberband.planner.sharing import POLICIES, keeps_promises
+    from rubberband.planning.simulating import autoscaling_of
+    from rubberband.running.pool import bring_up, simulated
     from rubberband.spec.loading import load_pool
     from rubberband.spec.pool import PoolFile
 

@@ -55,11 +55,11 @@ def _show(look: Callable[[], View], output: TextFormat, watch: bool) -> None:
     if output is TextFormat.json:
         print_json({"schema": "rubberband.status/1", **view})
     else:
-        from rubberband.views.report_text import print_document
+        from rubberband.views.report.text import print_document
 
         print_document(*_document(view), ("bold", "", "", "", "bold green"))
     if watch:
-        from rubberband.views.status import exit_code
+        from rubberband.views.live.status import exit_code
 
         code = exit_code(view)
         if code:
@@ -67,7 +67,7 @@ def _show(look: Callable[[], View], output: TextFormat, watch: bool) -> None:
 
 
 def _document(view: View) -> tuple[list[str], list[Any]]:
-    from rubberband.views.status import lines, stage_table
+    from rubberband.views.live.status import lines, stage_table
 
     return lines(view), [stage_table(view["stages"])] if view.get("stages") else []
 
@@ -82,7 +82,7 @@ def _redrawn(look: Callable[[], View]) -> View:
     from rich.live import Live
     from rich.text import Text
 
-    from rubberband.views.report_text import render_document
+    from rubberband.views.report.text import render_document
 
     with Live(console=Console(file=sys.stderr), auto_refresh=False, transient=True) as live:
         while True:
@@ -94,7 +94,7 @@ def _redrawn(look: Callable[[], View]) -> View:
 
 
 def _printed(look: Callable[[], View]) -> View:
-    from rubberband.views.status import headline
+    from rubberband.views.live.status import headline
 
     last = ""
     while True:
@@ -152,7 +152,7 @@ def extend(
     """
     from rubberband.errors import InputError
     from rubberband.units import parse_usd
-    from rubberband.views.status import extension_lines
+    from rubberband.views.live.status import extension_lines
 
     if deadline is None and max_cost is None:
         raise InputError("extend: nothing to change; give --deadline 40m, --max-cost 5, or both")

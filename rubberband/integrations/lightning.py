@@ -278,7 +278,7 @@ class _Place:
     @property
     def estimated_stepping_batches(self) -> int:
         """Optimizer steps of a trial that trains to the end."""
-        from rubberband.executor.training.words import fixed_steps
+        from rubberband.executor.training.options import fixed_steps
 
         train: Any = self._source.loaders.train
         samples = len(train.dataset)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 import rubberband
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
-from rubberband.executor.result import Result, TrialResult
+from rubberband.executor.result.result import Result, TrialResult
 from rubberband.executor.training.folder import FolderCheckpoint
 from rubberband.executor.training.restoring import kept_state
 from rubberband.installation import default_home

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.errors import InputError
-from rubberband.executor.callbacks import Callback, FailureInfo, ReportInfo, RunInfo, SyncInfo
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
+from rubberband.executor.run.callbacks import Callback, FailureInfo, ReportInfo, RunInfo, SyncInfo
 
 _CALLED = ("on_trial_start", "on_trial_result", "on_trial_complete", "on_trial_error", "on_experiment_end")
 _LOGGED = ("log_trial_start", "log_trial_result", "log_trial_end")

@@ -1,7 +1,7 @@
 """Kinds of providers: one record each of their differences, so that no other code compares their names.
 
-The experiment file takes defaults from it. `rubberband.executor.session` opens their clusters, and
-`rubberband.app.terms` looks up prices and quotas.
+The experiment file takes defaults from it. `rubberband.executor.run.session` opens their clusters, and
+`rubberband.planning.prices_and_quotas` looks up prices and quotas.
 """
 
 from __future__ import annotations

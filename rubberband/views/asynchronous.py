@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 from rubberband.units import counted
 from rubberband.values.asynchronous import AsyncUse
-from rubberband.views.tables import TextTable, ranked
-from rubberband.views.words import amount
+from rubberband.views.formatting import amount
+from rubberband.views.report.tables import TextTable, ranked
 
 _PLACES = (("compute", "compute_s"), ("up", "up_s"), ("waiting", "wait_s"), ("server", "server_s"), ("down", "down_s"))
 

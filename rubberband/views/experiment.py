@@ -12,7 +12,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from rubberband.executor.result import Result, StageResult, TrialResult
+from rubberband.executor.result.result import Result, StageResult, TrialResult
 from rubberband.states import ACTIVE
 from rubberband.values.offer import PROFILE_LINE, BillLine
 from rubberband.values.submission import Submission

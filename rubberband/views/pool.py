@@ -10,7 +10,7 @@ from typing import Any
 
 from rubberband.planner.sharing import Calendar
 from rubberband.units import counted, format_duration, format_usd
-from rubberband.views.charts import (
+from rubberband.views.charts.parts import (
     PLANNED,
     STAGE_COLOURS,
     Figure,
@@ -21,8 +21,8 @@ from rubberband.views.charts import (
     time_axis,
     time_unit,
 )
-from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
-from rubberband.views.tables import TextTable
+from rubberband.views.report.page import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
+from rubberband.views.report.tables import TextTable
 
 Standing = Mapping[str, Any]
 """JSON of `rubberband pool status -o json`."""

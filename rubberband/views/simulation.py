@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rubberband.app.simulating import Simulation
 from rubberband.planner.sharing.simulation import Outcome
+from rubberband.planning.simulating import Simulation
 from rubberband.units import counted, format_duration, format_usd
-from rubberband.views.charts import STAGE_COLOURS, Figure, axis, chart, scatter, time_unit
-from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
-from rubberband.views.tables import TextTable
+from rubberband.views.charts.parts import STAGE_COLOURS, Figure, axis, chart, scatter, time_unit
+from rubberband.views.report.page import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
+from rubberband.views.report.tables import TextTable
 
 _HEIGHT_PX = 380
 _MOST_POINTS = 1500

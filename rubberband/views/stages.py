@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rubberband.executor.result import Result, StageResult
+from rubberband.executor.result.result import Result, StageResult
 
 
 def stage_of(view: Mapping[str, Any]) -> StageResult:

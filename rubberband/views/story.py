@@ -17,10 +17,10 @@ from rubberband.executor.core.history import (
     Replacement,
     Setback,
 )
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 from rubberband.units import counted, duration
+from rubberband.views.formatting import listed, printable, usd
 from rubberband.views.stages import is_last_of_bracket, stage_spans
-from rubberband.views.words import listed, printable, usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

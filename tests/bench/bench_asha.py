@@ -18,18 +18,18 @@ from pathlib import Path
 
 import numpy as np
 
-from rubberband.app.run import run_experiment
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import drive
 from rubberband.executor.journal.folder import open_folder
-from rubberband.executor.result import jct_s
+from rubberband.executor.result.result import jct_s
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend, shuffled
 from rubberband.executor.virtual.fleet import Noise
-from rubberband.planner.asha import Simulations
-from rubberband.planner.table import Floats
+from rubberband.planner.asha.planning import Simulations
+from rubberband.planner.exact.table import Floats
+from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment
 from rubberband.values.profile import Profile, Spread

@@ -19,14 +19,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rubberband.app.backup import Manifest, back_up, read_manifest
-from rubberband.app.restore import restore
-from rubberband.app.run import run_experiment
-from rubberband.executor import session
-from rubberband.executor.driver import Observer
 from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.reading import read, read_at_once
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
+from rubberband.executor.run import session
+from rubberband.executor.run.driver import Observer
+from rubberband.running.backup import Manifest, back_up, read_manifest
+from rubberband.running.restore import restore
+from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from tests.bench.random_experiments import virtual_experiment
 from tests.builders.file_checkpoints import keeping_files

@@ -28,12 +28,12 @@ from rubberband.errors import InfeasibleError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import drive
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
-from rubberband.planner.risk import odds
-from rubberband.planner.sampling import Draws
-from rubberband.planner.solver import Box
+from rubberband.planner.exact.solver import Box
+from rubberband.planner.noise.risk import odds
+from rubberband.planner.noise.sampling import Draws
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Stage

@@ -26,20 +26,20 @@ from unittest.mock import patch
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.app.cases import Spent
-from rubberband.app.measure import make_setup
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor import session
-from rubberband.executor.backend import Backend
+from rubberband.executor.core.backend import Backend
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import Observer
 from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.run import session
+from rubberband.executor.run.driver import Observer
 from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.planning.candidates import Spent
+from rubberband.running.profile import make_setup
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import hyperband
-from rubberband.views.live import open_view
+from rubberband.views.live.view import open_view
 from tests.builders.plans import plan_job
 from tests.builders.service_client import served
 

@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rubberband.app import run as running
-from rubberband.app.affordable import Terms
-from rubberband.app.terms import EstimateAnswer, answer, live_terms
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import drive
 from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
+from rubberband.planning.feasible import Terms
+from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, live_terms
+from rubberband.running import run as running
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import experiment_of
 from rubberband.spec.pool import PoolFile, PoolFolder, on_pool

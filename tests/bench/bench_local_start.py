@@ -24,10 +24,10 @@ import psutil
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import InstanceReady, InstanceRunning, Started, TrialStarted
-from rubberband.executor.driver import replay
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, sqlite_url
 from rubberband.executor.journal.reading import read
+from rubberband.executor.run.driver import replay
 from rubberband.spec.loading import load_experiment
 
 ROOT = Path(__file__).parents[2]

@@ -14,13 +14,13 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from rubberband.app.run import run_experiment
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import State
-from rubberband.executor.driver import replay
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, sqlite_url
 from rubberband.executor.journal.reading import read
+from rubberband.executor.run.driver import replay
+from rubberband.running.run import run_experiment
 from rubberband.spec.loading import load_experiment
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rubberband.planner.dag import Sorted, build_dag, sampled, simulate
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.planner.search import greedy
 from rubberband.values.plan import Plan
 from tests.bench.jobs import BenchJob, cost_usd, paper_job, random_job

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner.dag import simulate
-from rubberband.planner.sampling import sample
-from rubberband.planner.solver import Objective
-from rubberband.planner.table import Floats
+from rubberband.planner.exact.solver import Objective
+from rubberband.planner.exact.table import Floats
+from rubberband.planner.noise.sampling import sample
 from rubberband.spec.search import hyperband, sha
 from rubberband.values.offer import Billing
 from rubberband.values.plan import Planned, PlanningConstraints, Policy, Stage

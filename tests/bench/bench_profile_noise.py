@@ -14,8 +14,8 @@ import time
 
 import numpy as np
 
-from rubberband.executor.profiling_points import Cell, Fit, cell_of, fit
-from rubberband.planner.sampling import sample
+from rubberband.executor.profiling.points import Cell, Fit, cell_of, fit
+from rubberband.planner.noise.sampling import sample
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -25,7 +25,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Command, Event, Gang, Slot, StartTrial
 from rubberband.executor.core.replanning import decide
 from rubberband.executor.core.state import Job, Phase
-from rubberband.executor.driver import drive
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import AttemptFate, Noise
 from rubberband.spec.search import sha

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from rubberband.api.store.schema import Entry, StoredPlan, TakenIn, TokenRecord
 from rubberband.api.store.sql import Store
-from rubberband.executor import session
 from rubberband.executor.core.events import TrialReported
-from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal
+from rubberband.executor.run import session
+from rubberband.executor.run.follower import JournalFollower
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from tests.builders.databases import DURABLE, database, programs, server

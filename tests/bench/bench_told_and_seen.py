@@ -28,11 +28,11 @@ from statistics import fmean
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Allocation, Job, State
-from rubberband.executor.driver import replay
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, sqlite_url
 from rubberband.executor.journal.reading import read
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
+from rubberband.executor.run.driver import replay
 
 ROOT = Path(__file__).parents[2]
 

@@ -26,18 +26,18 @@ from typing import Any
 from unittest.mock import patch
 
 from rubberband.api.experiments.service import Runs
-from rubberband.api.problems import Problem
 from rubberband.api.serving import only_server
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.sql import Store, open_store
-from rubberband.app.hosted import main as hosted
-from rubberband.app.run import run_experiment
+from rubberband.api.web.problems import Problem
 from rubberband.errors import InputError, JournalError
-from rubberband.executor import session
 from rubberband.executor.core.events import DriverResumed
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read_at_once
+from rubberband.executor.run import session
 from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.running.hosted import main as hosted
+from rubberband.running.run import run_experiment
 from rubberband.states import ACTIVE
 from tests.builders.databases import Server, database, programs, server
 from tests.builders.service_runs import experiment

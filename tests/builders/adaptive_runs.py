@@ -7,7 +7,7 @@ from typing import Any
 
 from rubberband.executor.core.events import Gang
 from rubberband.executor.core.state import Job
-from rubberband.executor.result import Result, summarise
+from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.planner.goodput.choice import choose
 from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rubberband.planner.asha_draws import Draw
-from rubberband.planner.asha_runs import Runs, simulate
+from rubberband.planner.asha.draws import Draw
+from rubberband.planner.asha.runs import Runs, simulate
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Stage, StagePlan
 from rubberband.values.profile import Profile

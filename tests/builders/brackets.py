@@ -6,7 +6,7 @@ import dataclasses
 
 from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.state import Job
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Prediction, Stage, StagePlan
 from tests.builders.jobs import JOB
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from rubberband.cloud.local import LocalProvider
-from rubberband.cloud.local.instance import tagged
-from rubberband.executor.backend import Backend
+from rubberband.cloud.ray_head.instance import tagged
 from rubberband.executor.checkpoints import open_store
+from rubberband.executor.core.backend import Backend
 from rubberband.executor.core.events import (
     CheckpointRef,
     Event,

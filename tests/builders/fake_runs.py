@@ -17,17 +17,17 @@ from fastapi import FastAPI
 from rubberband.api.app import app_of
 from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.service import Runs
-from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
 from rubberband.api.plans.process import planned, question_of
-from rubberband.api.problems import CONFLICT, NAME_TAKEN, Problem
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import Promise, StoredPlan
 from rubberband.api.store.sql import Store, open_store
+from rubberband.api.web.feed import Feed
+from rubberband.api.web.problems import CONFLICT, NAME_TAKEN, Problem
 from rubberband.executor.core.extending import Extension, Outlook
-from rubberband.executor.log_pages import TAIL, PrintedLine
-from rubberband.executor.result import Result, summarise
+from rubberband.executor.logs.pages import TAIL, PrintedLine
+from rubberband.executor.result.result import Result, summarise
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ACTIVE, Action, ExperimentState, possible
 from rubberband.values.plan import Plan, StagePlan

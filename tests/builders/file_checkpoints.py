@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rubberband.executor import session
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import CheckpointRef, Command, DiscardCheckpoint, Event, StartTrial, TrialReported
+from rubberband.executor.run import session
 from rubberband.executor.virtual.backend import VirtualBackend
 
 

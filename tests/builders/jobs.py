@@ -21,7 +21,7 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.state import Job
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market, Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

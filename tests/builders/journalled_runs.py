@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rubberband.app.cases import Spent
-from rubberband.app.measure import make_setup
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import drive
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, begin, sqlite_url
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Faults
+from rubberband.planning.candidates import Spent
+from rubberband.running.profile import make_setup
 from rubberband.spec.experiment import Experiment
 from tests.builders.memory import MemoryJournal
 from tests.builders.plans import plan_job

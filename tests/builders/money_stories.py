@@ -21,9 +21,9 @@ from unittest.mock import patch
 from rubberband.api.experiments import spending
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion
 from rubberband.api.experiments.service import Runs
-from rubberband.api.problems import Problem
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
 from rubberband.api.store.sql import Store, open_store
+from rubberband.api.web.problems import Problem
 from rubberband.executor.core.extending import Extension, Limits
 from rubberband.executor.core.forecast import Forecast
 from rubberband.spec.experiment import Experiment

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rubberband.app.affordable import Profiles, Terms, planned
-from rubberband.app.cases import Spent
-from rubberband.app.run import job_of
 from rubberband.executor.core.state import Job
 from rubberband.planner import search
 from rubberband.planner.planning import plan as answer
 from rubberband.planner.problem import Infeasible, JobPlan, Problem
+from rubberband.planning.candidates import Spent
+from rubberband.planning.feasible import Profiles, Terms, planned
+from rubberband.running.run import job_of
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Planned, PlanningConstraints, Stage

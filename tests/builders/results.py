@@ -8,17 +8,17 @@ from typing import Any
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import drive
 from rubberband.executor.journal.journal import Journal
-from rubberband.executor.result import Result, summarise
+from rubberband.executor.result.result import Result, summarise
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
-from rubberband.views.report_text import MOST_TRIALS, render_document, tables
-from rubberband.views.tables import headlines
+from rubberband.views.report.tables import headlines
+from rubberband.views.report.text import MOST_TRIALS, render_document, tables
 from tests.builders.virtual_runs import run_virtual
 
 UPDATES = AsyncUse(

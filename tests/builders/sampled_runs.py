@@ -11,7 +11,7 @@ from typing import Any
 from rubberband.executor import sampling
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import Observer, drive
+from rubberband.executor.run.driver import Observer, drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.spec.experiment import Experiment
 from tests.builders.memory import MemoryJournal

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import Observer
-from rubberband.executor.session import Setup
+from rubberband.executor.run.driver import Observer
+from rubberband.executor.run.session import Setup
 from tests.builders.virtual_runs import Killed
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import Faults
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer, gang_sizes, slots
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, Finish
 from rubberband.executor.core.state import Job, State
-from rubberband.executor.driver import Draw, Observer, drive
 from rubberband.executor.journal.journal import EventLog
+from rubberband.executor.run.driver import Draw, Observer, drive
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from tests.builders.invariants import validate
 from tests.builders.memory import MemoryJournal

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import Observer, drive
 from rubberband.executor.journal.journal import Journal
+from rubberband.executor.run.driver import Observer, drive
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.views.live import Progress, observe, open_view
+from rubberband.views.live.view import Progress, observe, open_view
 from tests.builders.results import a_job
 
 

@@ -1,4 +1,4 @@
-"""What `rubberband.executor.backend.Backend` promises, as tests that every implementation passes.
+"""What `rubberband.executor.core.backend.Backend` promises, as tests that every implementation passes.
 
 A test module makes a class of `BackendSuite`, with a fixture `talk` of its own: a conversation with a backend that
 holds the instances `a` and `b`, of two slots each, and may hold one more. The tests run in the order in which they are

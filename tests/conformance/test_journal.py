@@ -9,8 +9,8 @@ import pytest
 
 from rubberband.errors import JournalError, NameTakenError
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.driver import replay
 from rubberband.executor.journal.journal import EventLog, Journal
+from rubberband.executor.run.driver import replay
 from rubberband.executor.virtual.backend import VirtualBackend
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.memory import MemoryJournal

@@ -230,7 +230,7 @@ def _reap(own: set[int]) -> None:
 def _end_processes() -> None:
     import psutil
 
-    from rubberband.cloud.local.instance import DIRECTORY_TAG, INSTANCE_TAG, end_tagged
+    from rubberband.cloud.ray_head.instance import DIRECTORY_TAG, INSTANCE_TAG, end_tagged
 
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rubberband
-from rubberband.cloud.local.instance import DIRECTORY_TAG, INSTANCE_TAG, end_tagged, tagged
-from rubberband.cloud.local.ray_node import make_temp_dir
+from rubberband.cloud.ray_head.instance import DIRECTORY_TAG, INSTANCE_TAG, end_tagged, tagged
+from rubberband.cloud.ray_head.ray_node import make_temp_dir
 from tests.ec2 import guest
 from tests.ec2.commands import Result
 from tests.ec2.core import FakeAws

@@ -18,7 +18,7 @@ from rubberband import cli
 from rubberband.errors import RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0

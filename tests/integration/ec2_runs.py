@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rubberband.cloud.aws.calls import name_in
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 from tests.ec2.billing import BillLine
 from tests.ec2.core import FakeAws
 from tests.ec2.instance import Instance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rubberband.cloud.local.instance import STARTED
+from rubberband.cloud.ray_head.instance import STARTED
 
 _JOINED = f"print({STARTED!r}, flush=True); "
 _HEAD = f"import socket, time; server = socket.create_server(('{{host}}', {{port}})); {_JOINED}time.sleep(1000)"

@@ -23,7 +23,7 @@ from rubberband.cloud.pool.broker import Broker
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import is_hosted, read_mark
 from rubberband.executor.journal.reading import read
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 from rubberband.spec.pool import PoolFolder
 from rubberband.units import parse_deadline
 from tests.builders.server_process import ServerProcess, serving
@@ -96,7 +96,7 @@ class Team:
         """Return the process of the broker."""
         for process in psutil.process_iter():
             try:
-                if process.cmdline()[-2:] == ["rubberband.app.pool", str(self.pool.path)]:
+                if process.cmdline()[-2:] == ["rubberband.running.pool", str(self.pool.path)]:
                     return process
             except psutil.Error:
                 continue

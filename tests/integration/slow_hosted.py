@@ -1,4 +1,4 @@
-"""`rubberband.app.hosted` on a virtual clock that stands still soon after the first reports, until there is HOME/go.
+"""`rubberband.running.hosted` on a virtual clock that stands still soon after the first reports until HOME/go exists.
 
 It goes on as well to end what was cancelled. And it is not resumed without its checkpoint store, as no real run is.
 """
@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rubberband.app.hosted import main
-from rubberband.executor import session
 from rubberband.executor.checkpoints import reopen_store
 from rubberband.executor.core.events import ReleaseInstance, StopTrial
-from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal import inbox
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
+from rubberband.executor.run import session
+from rubberband.executor.run.follower import JournalFollower
 from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.running.hosted import main
 
 PAUSE_S = 0.05
 BEGINNING = 5

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from rubberband.executor.result import Result, TrialResult
+from rubberband.executor.result.result import Result, TrialResult
 from tests.ec2.principals import BUCKET
 from tests.integration.command_line import CommandLine
 from tests.integration.ec2_runs import (

@@ -12,7 +12,6 @@ import pytest
 
 from rubberband.api.app import app_of
 from rubberband.api.experiments.service import Runs
-from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import Plans
 from rubberband.api.routes import events
 from rubberband.api.security import tokens as tokens_module
@@ -20,6 +19,7 @@ from rubberband.api.security.tokens import Tokens
 from rubberband.api.service import Service
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.sql import Store, open_store
+from rubberband.api.web.feed import Feed
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.browser import chromium, served, visiting

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.app.run import tune
 from rubberband.cloud.aws import client
 from rubberband.errors import RubberbandError
+from rubberband.running.run import tune
 from rubberband.spec.loading import load_experiment
 from tests.ec2.faults import FakeCall, FakeError, Fault
 from tests.ec2.rehearsal import Rehearsal, rehearsal

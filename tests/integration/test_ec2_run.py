@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.aws.calls import name_in
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 from tests.ec2 import BUCKET
 from tests.integration.command_line import ROOT
 from tests.integration.ec2_runs import (

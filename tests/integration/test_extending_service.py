@@ -12,15 +12,15 @@ import pytest
 from rubberband.api.app import app_of
 from rubberband.api.experiments.limit_preview import RestQuestion
 from rubberband.api.experiments.service import Runs
-from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import Plans
-from rubberband.api.problems import Problem
 from rubberband.api.service import Service
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.app.run import run_experiment
+from rubberband.api.web.feed import Feed
+from rubberband.api.web.problems import Problem
 from rubberband.executor.core import extending
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
+from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from tests.builders.plan_services import served as planning
 from tests.builders.service_client import Client, served

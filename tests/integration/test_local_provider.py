@@ -19,12 +19,13 @@ from typing import NoReturn
 
 import pytest
 
-from rubberband.cloud.local import LocalProvider, guarding, ray_node, sweep
+from rubberband.cloud.clock import steady_clock
+from rubberband.cloud.local import LocalProvider, sweep
 from rubberband.cloud.local.gpus import holder
-from rubberband.cloud.local.guarding import RayHead
-from rubberband.cloud.local.instance import STARTED, cores, last_words, load
 from rubberband.cloud.provider import HeadError
-from rubberband.cloud.steady import steady_clock
+from rubberband.cloud.ray_head import guarding, ray_node
+from rubberband.cloud.ray_head.guarding import RayHead
+from rubberband.cloud.ray_head.instance import STARTED, cores, last_words, load
 from rubberband.errors import ProviderError
 from tests.builders.conversation import eventually, nothing_left, processes_of
 from tests.integration import fake_nodes
@@ -284,7 +285,7 @@ def test_on_a_full_disk_instances_are_given_back_all_the_same(
             os.kill(load(tmp_path / "instances" / f"{name}.json").pid or 0, signal.SIGSTOP)
     with monkeypatch.context() as full:
         full.setattr(Path, "write_text", _no_space)
-        full.setattr("rubberband.cloud.local.instance.write_atomically", _no_space)
+        full.setattr("rubberband.cloud.ray_head.instance.write_atomically", _no_space)
         assert provider.release("a").state == "terminated"
         eventually(lambda: processes_of(tmp_path, "a") == [])  # its guard may be on its way out
         provider.close()
@@ -301,7 +302,7 @@ def test_where_even_locks_cannot_be_opened_instances_are_given_back(
     provider = open_provider()
     _launch(provider, "a", "b")
     with monkeypatch.context() as read_only:
-        read_only.setattr("rubberband.cloud.local.guarding.lock", _no_space)
+        read_only.setattr("rubberband.cloud.ray_head.guarding.lock", _no_space)
         assert provider.release("a").state == "terminated"
         provider.close()
     assert nothing_left(tmp_path)

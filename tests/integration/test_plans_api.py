@@ -11,11 +11,11 @@ import yaml
 
 from rubberband.api.app import app_of
 from rubberband.api.experiments.service import Runs
-from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import Plans
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
+from rubberband.api.web.feed import Feed
 from tests.builders.fake_runs import FakeRuns, words
 from tests.builders.service_client import Client, served
 

@@ -18,7 +18,7 @@ from rubberband import Client
 from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.pool import FileJournal
 from rubberband.cloud.pool.broker import Broker
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 from rubberband.spec.loading import read_yaml
 from rubberband.spec.pool import PoolFolder
 from tests.builders.server_process import ServerProcess, serving
@@ -111,7 +111,7 @@ class Team:
         """Return the broker's process."""
         for process in psutil.process_iter():
             try:
-                if process.cmdline()[-2:] == ["rubberband.app.pool", str(self.folder.path)]:
+                if process.cmdline()[-2:] == ["rubberband.running.pool", str(self.folder.path)]:
                     return process
             except psutil.Error:
                 continue

@@ -14,9 +14,9 @@ from rubberband.cloud.virtual import Fate
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, Event, TrialRepeated, TrialReported, TrialStarted
-from rubberband.executor.profiling import gpu_counts, measure
-from rubberband.executor.profiling_points import Point
-from rubberband.executor.profiling_session import ProfilingLimits
+from rubberband.executor.profiling.points import Point
+from rubberband.executor.profiling.session import ProfilingLimits
+from rubberband.executor.profiling.summary import gpu_counts, measure
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend

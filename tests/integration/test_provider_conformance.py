@@ -15,7 +15,7 @@ import pytest
 from rubberband.cloud.aws.calls import AwsSession, Machines
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.local import LocalProvider, ray_node
+from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.pool import (
     FileJournal,
     MemoryJournal,
@@ -26,6 +26,7 @@ from rubberband.cloud.pool import (
     open_pool,
 )
 from rubberband.cloud.provider import InstanceDescription, Provider
+from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder

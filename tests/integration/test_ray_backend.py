@@ -22,10 +22,10 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStarted,
 )
-from rubberband.executor.log_pages import page
+from rubberband.executor.logs.pages import page
+from rubberband.executor.logs.trial_log import printed_bytes, read
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.trial_log import printed_bytes, read
 from rubberband.values.plan import Market
 from tests.builders.conversation import Conversation, eventually, kinds, nothing_left, processes_of
 from tests.conformance.backend import BackendSuite

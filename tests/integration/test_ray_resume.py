@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from rubberband.cloud.local.instance import load
+from rubberband.cloud.ray_head.instance import load
 from rubberband.executor.core.events import InstanceLost, ReleaseInstance
 from tests.builders.conversation import Conversation, eventually, make_backend, nothing_left, processes_of
 from tests.conformance.backend import require_adoption

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.app.check import CheckReport, check_experiment
+from rubberband.running.check import CheckReport, check_experiment
 from rubberband.spec.experiment import Experiment
 
 FOLDER = Path(__file__).parent

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 from tests.builders.invariants import validate
 from tests.integration.command_line import PATIENCE_S, CommandLine, interrupt
 

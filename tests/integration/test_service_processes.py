@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.dashboard.pages import row as listed
+from rubberband.api.dashboard.sentences import sentence
 from rubberband.api.experiments.service import Runs
-from rubberband.api.problems import Problem
 from rubberband.api.store.sql import open_store
-from rubberband.app import hosted
+from rubberband.api.web.problems import Problem
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import holding, is_hosted, read_ending, read_mark
+from rubberband.running import hosted
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from tests.builders.service_runs import DONE, House, experiment, extend, extension, until
 
 SLOW = (sys.executable, "-P", str(Path(__file__).parent / "slow_hosted.py"))
-HOSTED = (sys.executable, "-P", "-m", "rubberband.app.hosted")
+HOSTED = (sys.executable, "-P", "-m", "rubberband.running.hosted")
 RUNNING, INTERRUPTED, STARTING = ExperimentState.RUNNING, ExperimentState.INTERRUPTED, ExperimentState.STARTING
 CANCELLED, REFUSED = ExperimentState.CANCELLED, ExperimentState.REFUSED
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 from tests.ec2.principals import BUCKET
 from tests.integration.command_line import CommandLine
 from tests.integration.ec2_runs import each_iteration_once, ec2

@@ -14,11 +14,11 @@ import pytest
 from rubberband.api.app import app_of
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, answered, read_answer
 from rubberband.api.experiments.service import Runs
-from rubberband.api.feed import Feed
-from rubberband.api.problems import problem_of
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store, open_store
+from rubberband.api.web.feed import Feed
+from rubberband.api.web.problems import problem_of
 from rubberband.client.client import Client
 from rubberband.errors import InputError
 from rubberband.executor.virtual.fleet import Faults

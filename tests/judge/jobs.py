@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from rubberband.executor.core.state import Job
 from rubberband.planner.estimate import Case, Estimate, estimate
+from rubberband.planner.exact.solver import Objective
 from rubberband.planner.reserve import Reserve
-from rubberband.planner.solver import Objective
 from rubberband.spec.search import asha, hyperband, sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints, Stage

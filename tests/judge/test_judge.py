@@ -9,7 +9,7 @@ import pytest
 
 from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.state import Job
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan

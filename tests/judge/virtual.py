@@ -12,8 +12,8 @@ from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import drive
-from rubberband.executor.result import jct_s
+from rubberband.executor.result.result import jct_s
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend, shuffled
 from rubberband.executor.virtual.fleet import Noise as VirtualNoise
 from rubberband.planner.problem import JobPlan

@@ -78,8 +78,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lease-longer-than-the-budget",
         harm="an instance is armed to live longer than the budget pays for",
         file="cloud/aws/launching.py",
-        old="return start_limits.armed_s(reach_s, start_limits.firmware_s(choice.instance_type))",
-        new="return reach_s + start_limits.firmware_s(choice.instance_type)",
+        old="return boot_timeouts.armed_s(reach_s, boot_timeouts.firmware_s(choice.instance_type))",
+        new="return reach_s + boot_timeouts.firmware_s(choice.instance_type)",
         tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
@@ -182,7 +182,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lease-never-expires",
         harm="after kill -9 of the driver local nodes run for ever",
-        file="cloud/local/instance.py",
+        file="cloud/ray_head/instance.py",
         old="if now > max(_lease_ends_at(self.record, self._lease), self._awake_since + self._lease_s):",
         new="if False:",
         tests=(
@@ -192,7 +192,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="sleep-ends-the-instances",
         harm="a laptop that slept loses every instance, though its driver lives",
-        file="cloud/local/instance.py",
+        file="cloud/ray_head/instance.py",
         old="            self._awake_since = now\n",
         new="            pass\n",
         tests=("tests/unit/test_local_guard.py",),
@@ -200,7 +200,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="slow-start-eats-the-lease",
         harm="an instance that starts slowly ends with its first lease before it is of use",
-        file="cloud/local/instance.py",
+        file="cloud/ray_head/instance.py",
         old="return record.running_at + first_lease_s",
         new="return until",
         tests=("tests/integration/test_local_provider.py::test_the_first_lease_counts_from_when_it_began_to_run",),
@@ -208,7 +208,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="processes-left-behind",
         harm="what a trial started lives on after its instance has ended",
-        file="cloud/local/instance.py",
+        file="cloud/ray_head/instance.py",
         old="                os.kill(process.pid, signal.SIGKILL)\n",
         new="                pass\n",
         tests=(
@@ -229,7 +229,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="node-token-readable",
         harm="the driver's password of the store is in the environment of trials",
-        file="cloud/local/ray_node.py",
+        file="cloud/ray_head/ray_node.py",
         old='if not key.startswith("RAY_") and key != "RUBBERBAND_STORE"',
         new='if not key.startswith("RAY_")',
         tests=("tests/unit/test_journal_stores.py::test_the_environment_names_the_store_and_trials_do_not_see_it",),
@@ -320,7 +320,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="killed-guard-ends-when-seen",
         harm="an instance whose process was killed is billed until the next look",
-        file="cloud/local/guarding.py",
+        file="cloud/ray_head/guarding.py",
         old="ended_at=lambda: last_sign",
         new="ended_at=_clock(record)",
         tests=("tests/unit/test_local_guard.py",),
@@ -328,7 +328,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="guard-shows-no-sign-of-life",
         harm="an instance whose process was killed is billed only until it began to run",
-        file="cloud/local/instance.py",
+        file="cloud/ray_head/instance.py",
         old="        os.utime(self._path, (now, now))  #",
         new="        #",
         tests=("tests/unit/test_local_guard.py",),
@@ -336,7 +336,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="never-started-is-waited-for",
         harm="an instance whose driver died before it started is waited for, and keeps its GPUs, for hours",
-        file="cloud/local/guarding.py",
+        file="cloud/ray_head/guarding.py",
         old="_SPAWN_S = 120.0",
         new="_SPAWN_S = 12000.0",
         tests=("tests/unit/test_local_guard.py",),
@@ -344,7 +344,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="slow-spawn-is-no-start",
         harm="on a busy machine an instance is reported as never started while its process starts",
-        file="cloud/local/guarding.py",
+        file="cloud/ray_head/guarding.py",
         old="_SPAWN_S = 120.0",
         new="_SPAWN_S = 1.2",
         tests=("tests/unit/test_local_guard.py",),
@@ -481,7 +481,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="clock-stops-with-the-machine",
         harm="the hours that a laptop slept are not counted, and rented instances are paid for them",
-        file="cloud/steady.py",
+        file="cloud/clock.py",
         old="return time.clock_gettime(_PASSING)",
         new="return time.monotonic()",
         tests=("tests/unit/test_steady.py",),

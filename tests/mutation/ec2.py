@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="firmware-is-no-time",
         harm="what metal and p5 take in their firmware is not in the budget: their leases outlive it",
-        file="cloud/start_limits.py",
+        file="cloud/boot_timeouts.py",
         old="return float(math.floor(LEASE_SHARE * reach_s - firmware_s))",
         new="return float(math.floor(LEASE_SHARE * reach_s))",
         tests=("tests/unit/test_start_limits.py",),
@@ -236,7 +236,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="head-is-believed-too-early",
         harm="a run that has just been started on a head counts as nothing in the month",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old="        if starts:\n",
         new="        if False:\n",
         tests=("tests/unit/test_aws_on_head.py",),
@@ -316,7 +316,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="dear-head-beyond-the-policy",
         harm="a head of any type is rented, whatever policy.yaml allows",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old="types = [] if instance_type in (None, usual) else",
         new="types = [] if True else",
         tests=("tests/unit/test_aws_on_head.py",),
@@ -716,7 +716,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="pool-outlives-its-block",
         harm="an experiment in a pool is planned beyond its block, and EC2 ends its instances in the middle",
-        file="rubberband/app/terms.py",
+        file="rubberband/planning/prices_and_quotas.py",
         old="    return [] if held is None else [*check_time(",
         new="    return [] if held is None or held.is_block else [*check_time(",
         tests=_RESERVATIONS,
@@ -724,7 +724,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="no-deadline-in-a-block",
         harm="a plan without a deadline goes beyond the block, and EC2 ends its instances in the middle",
-        file="rubberband/app/terms.py",
+        file="rubberband/planning/prices_and_quotas.py",
         old="    return math.inf if deadline_s is None else now + deadline_s\n",
         new="    return now + (deadline_s or 0.0)\n",
         tests=_RESERVATIONS,

@@ -124,8 +124,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="idle-after-ends-is-paid",
         harm="instances whose trials have ended idle, paid for, until the slowest trial of the stage is done",
         file="executor/core/controller.py",
-        old="instances.release_unneeded if lane.rungs is None else climbing.release_idle",
-        new="(lambda *_: []) if lane.rungs is None else climbing.release_idle",
+        old="instances.release_unneeded if lane.rungs is None else asha.release_idle",
+        new="(lambda *_: []) if lane.rungs is None else asha.release_idle",
         tests=_ENDED,
     ),
     Mutant(
@@ -142,7 +142,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="ended-trial-blocks-its-rung",
         harm="with asha a trial that has ended is trained on, or never reaches the last rung",
-        file="executor/core/climbing.py",
+        file="executor/core/asha.py",
         old="        if trial.ended:\n            pause(job, state, lane, trial)\n            continue\n",
         new="        if trial.ended:\n            continue\n",
         tests=_ENDED,
@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="short-job-has-no-profile",
         harm="profiling a job of one report waits for an iteration that never comes",
-        file="executor/profiling_session.py",
+        file="executor/profiling/session.py",
         old="            case TrialEnded() if event.attempt == self._attempt and event.trial in instants:",
         new="            case TrialEnded() if False:",
         tests=("tests/integration/test_profiling.py::test_a_trial_that_ends_by_itself_is_timed_by_what_it_did",),
@@ -159,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="warm-up-not-timed",
         harm="a job of one report crashes its profile",
-        file="executor/profiling_session.py",
+        file="executor/profiling/session.py",
         old="own = [instants]",
         new="own = []",
         tests=("tests/integration/test_profiling.py::test_a_trial_that_ends_by_itself_is_timed_by_what_it_did",),

@@ -49,7 +49,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="two-sigterms-interrupt",
         harm="a supervisor that signals process and group cuts the clean end off: no report",
-        file="executor/session.py",
+        file="executor/run/session.py",
         old="if asked.is_set() and number == signal.SIGINT:",
         new="if asked.is_set():",
         tests=_INTERRUPTS,
@@ -89,7 +89,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="hidden-gpus-stop-instances",
         harm="no instance of logical GPUs starts where CUDA_VISIBLE_DEVICES is empty",
-        file="cloud/local/ray_node.py",
+        file="cloud/ray_head/ray_node.py",
         old='        chosen.pop("CUDA_VISIBLE_DEVICES", None)\n',
         new="        pass\n",
         tests=_DEVICES,
@@ -121,7 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="killed-drivers-leave-checkpoints",
         harm="checkpoints and drafts of a killed driver are never removed: they fill the disk or a paid bucket",
-        file="executor/session.py",
+        file="executor/run/session.py",
         old="        store.tidy(kept)\n",
         new="        pass\n",
         tests=(
@@ -155,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="reports-at-a-cancel-dropped",
         harm="an iteration that was reported as the user cancelled is trained, and paid, again",
-        file="executor/driver.py",
+        file="executor/run/driver.py",
         old="    return replace(event, late=True) if is_late else event\n",
         new="    return event\n",
         tests=_CONTROLLER,
@@ -203,7 +203,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="story-of-everything",
         harm="an impossible transition hides the events of its trial among those of all others",
-        file="executor/driver.py",
+        file="executor/run/driver.py",
         old="            if all(getattr(one, name, None) == value for name, value in about.items())",
         new="            if about is not None",
         tests=("tests/unit/test_driver.py",),
@@ -211,7 +211,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="other-limits-told-again",
         harm="a repeated request before the start is told as if it had changed the limit again",
-        file="rubberband/views/narration.py",
+        file="rubberband/views/live/narration.py",
         old="latest[0] is not self._told and ",
         new="",
         tests=("tests/unit/test_allotments.py",),
@@ -219,7 +219,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="time-stands-still-between-events",
         harm="the time and cost of a running experiment stand still until its next event",
-        file="executor/follower.py",
+        file="executor/run/follower.py",
         old="            self._live = live and not self.header.kind.is_simulated\n            found",
         new="            self._live = False\n            found",
         tests=("tests/unit/test_steady.py",),

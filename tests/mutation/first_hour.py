@@ -26,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="moved-folder-unnoticed",
         harm="a run whose folder is moved away buys instances that cannot start, and ends with an error about them",
-        file="executor/session.py",
+        file="executor/run/session.py",
         old="if found() != began_in:",
         new="if found() is None:",
         tests=("tests/unit/test_surroundings.py",),
@@ -42,7 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="cell-is-told-of-flags",
         harm="the error in a cell that runs again names a flag of the shell",
-        file="rubberband/app/run.py",
+        file="rubberband/running/run.py",
         old='folder.require_free("pass new=True, which takes the next free name, or another name=")',
         new="folder.require_free()",
         tests=("tests/unit/test_run_new.py",),
@@ -50,7 +50,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="nameless-runs-collide",
         harm="two runs without a name in one minute: the second is refused",
-        file="rubberband/app/run.py",
+        file="rubberband/running/run.py",
         old='if new or not {"name", "experiment"} & words.keys():',
         new="if new:",
         tests=("tests/unit/test_run_new.py",),

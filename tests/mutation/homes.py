@@ -12,7 +12,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="restore-replaces-other-homes",
         harm="restoring one home puts the journals of another home's running experiments back",
-        file="rubberband/app/restore.py",
+        file="rubberband/running/restore.py",
         old="others := sorted(experiments(store) - own)",
         new="others := []",
         tests=_BACKUP,
@@ -69,7 +69,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="checkpoints-of-the-next-instant",
         harm="a backup lacks checkpoints that its journal names: trials train again from zero",
-        file="rubberband/app/backup.py",
+        file="rubberband/running/backup.py",
         old="            if lost <= before:  #",
         new="            if True:  #",
         tests=_BACKUP,
@@ -93,7 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="half-a-backup-is-restored",
         harm="a backup that a full disk or a bad disk cut replaces a home",
-        file="rubberband/app/restore.py",
+        file="rubberband/running/restore.py",
         old="if (length, found.hexdigest()) != (size, digest):",
         new="if length != size:",
         tests=_BACKUP,
@@ -101,7 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="homes-in-use-are-replaced",
         harm="a run loses its folder under way, and its instances are paid until their leases end",
-        file="rubberband/app/restore.py",
+        file="rubberband/running/restore.py",
         old="if experiment.driven or is_hosted(experiment):",
         new="if is_hosted(experiment):",
         tests=_BACKUP,
@@ -117,7 +117,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="feed-ahead-of-its-journals",
         harm="after a restore, clients miss the events between the copy of a journal and that of the store",
-        file="rubberband/app/backup.py",
+        file="rubberband/running/backup.py",
         old="        if server.exists():  # before",
         new="        if False:  # before",
         tests=_BACKUP,
@@ -125,7 +125,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="unreadable-folders-left-out",
         harm="a backup that lacks experiments is taken for a whole one",
-        file="rubberband/app/backup.py",
+        file="rubberband/running/backup.py",
         old="followlinks=True, onerror=_require_gone)",
         new="followlinks=True)",
         tests=_BACKUP,
@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="checkpoints-of-a-moved-home-left-out",
         harm="a home that was moved or restored by a link is backed up without its checkpoints",
-        file="rubberband/app/backup.py",
+        file="rubberband/running/backup.py",
         old="if path.parent.resolve() == place:",
         new="if path.parent == folder.checkpoints:",
         tests=_BACKUP,
@@ -141,7 +141,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="journals-in-a-store-not-missed",
         harm="a nightly backup without RUBBERBAND_STORE has no journal, and says that it is whole",
-        file="rubberband/app/backup.py",
+        file="rubberband/running/backup.py",
         old="        if self.store is None:\n            self._require",
         new="        if False:\n            self._require",
         tests=_BACKUP,
@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="two-backups-at-once",
         harm="one backup deletes the links that hold the checkpoints of the other",
-        file="rubberband/app/backup.py",
+        file="rubberband/running/backup.py",
         old='        if not try_lock(lock, EXCLUSIVE):\n            raise InputError(f"another backup',
         new='        if False:\n            raise InputError(f"another backup',
         tests=_BACKUP,
@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="log-copied-as-it-grows",
         harm="a backup of a run whose log grows as quickly as it is read never ends",
-        file="rubberband/app/backup.py",
+        file="rubberband/running/backup.py",
         old="while rest and (chunk := source.read(min(_CHUNK, rest))):",
         new="while chunk := source.read(_CHUNK):",
         tests=_BACKUP,
@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="run-begun-while-a-restore-copies",
         harm="a run that began during the copy loses its folder",
-        file="rubberband/app/restore.py",
+        file="rubberband/running/restore.py",
         old="        _require_unused(home)  # copying may take long\n",
         new="",
         tests=_BACKUP,
@@ -181,7 +181,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="log-beside-a-restored-store",
         harm="a store of a killed service is restored to rows after the backup, or damaged",
-        file="rubberband/app/restore.py",
+        file="rubberband/running/restore.py",
         old="    for suffix in _LOGS:\n        Path(",
         new="    for suffix in ():\n        Path(",
         tests=_BACKUP,
@@ -189,7 +189,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="store-in-use-is-replaced",
         harm="a service goes on with a store that is not there any more",
-        file="rubberband/app/restore.py",
+        file="rubberband/running/restore.py",
         old='            if not try_lock(lock, EXCLUSIVE):\n                raise InputError(f"the store',
         new='            if False:\n                raise InputError(f"the store',
         tests=_BACKUP,

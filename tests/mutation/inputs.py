@@ -87,7 +87,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="repeats-without-a-word",
         harm="nine trials over two configurations are paid without a word",
-        file="rubberband/app/terms.py",
+        file="rubberband/planning/prices_and_quotas.py",
         old="            *repeat_notes(started),\n",
         new="",
         tests=_SAMPLING,
@@ -103,7 +103,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="sampler-draws-all",
         harm="an estimate says that tpe draws trials that are drawn at random",
-        file="rubberband/app/cases.py",
+        file="rubberband/planning/candidates.py",
         old="for at in range(at_once, num_brackets) if",
         new="for at in range(num_brackets) if",
         tests=_SAMPLING,
@@ -111,7 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="changed-code-without-a-word",
         harm="results of old and of new code are ranked together after a resume",
-        file="executor/session.py",
+        file="executor/run/session.py",
         old="if changed := [os.path.relpath(path) for path in changed_files(setup.code or {})]:",
         new="if changed := []:",
         tests=_SESSION,

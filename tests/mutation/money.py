@@ -25,7 +25,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="cached-stop-ignores-coming",
         harm="a run stops although instances that were asked for never came, or too late when they did",
-        file="executor/core/purse.py",
+        file="executor/core/spending.py",
         old="if self._stops_at is not None and (not self.coming or now < self._stops_at - SHORTEST_REACH_S):",
         new="if self._stops_at is not None:",
         tests=("tests/unit/test_purse.py",),
@@ -49,7 +49,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="hold-until-of-the-last-order",
         harm="a lease reaches farther than what was reserved when its instance was ordered",
-        file="executor/driver.py",
+        file="executor/run/driver.py",
         old="hold_until = min(hold_until, controller.hold_until())",
         new="hold_until = controller.hold_until()",
         tests=("tests/unit/test_driver.py",),
@@ -81,7 +81,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="estimate-without-reserve",
         harm="an estimate calls feasible what the run refuses, or the run is stopped just before its end",
-        file="rubberband/app/affordable.py",
+        file="rubberband/planning/feasible.py",
         old="found = cases_of(started)\n",
         new="found = tuple(replace(case, reserve=None) for case in cases_of(started))\n",
         tests=("tests/unit/test_planning.py",),
@@ -89,7 +89,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="measuring-not-counted",
         harm="a run plans as if measuring its profile had cost nothing, and ends above its max_cost",
-        file="rubberband/app/affordable.py",
+        file="rubberband/planning/feasible.py",
         old="CasesLeft(profiles, spent or Spent(), now",
         new="CasesLeft(profiles, Spent(), now",
         tests=("tests/unit/test_planning.py",),
@@ -97,7 +97,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="remedy-without-reserve",
         harm="the max_cost that a remedy names is far more than is needed, as it is found by steps",
-        file="rubberband/app/remedies.py",
+        file="rubberband/planning/remedies.py",
         old="needs_usd=needs_usd + job.reserve_usd,",
         new="needs_usd=needs_usd,",
         tests=("tests/unit/test_planning.py", "tests/property/test_remedies.py"),
@@ -113,7 +113,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="reserve-not-in-odds",
         harm="the odds that are told are those of a bill up to max_cost, where a run stops before it",
-        file="planner/risk.py",
+        file="planner/noise/risk.py",
         old="odds=odds(samples, problem.box.less(reserve_usd)),",
         new="odds=odds(samples, problem.box),",
         tests=("tests/unit/test_planning.py",),
@@ -162,7 +162,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="purse-ignores-bound-lease",
         harm="an instance that starts up cannot be ended sooner than its lease, and the budget does not pay for that",
-        file="executor/core/purse.py",
+        file="executor/core/spending.py",
         old="left_usd -= line.reserved_usd_per_s * (line.bound_until - paid_until)",
         new="left_usd -= 0.0 * (line.bound_until - paid_until)",
         tests=("tests/unit/test_controller_leases.py",),
@@ -170,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="coming-data-is-free",
         harm="the price of the data set for instances on their way is left out of the budget",
-        file="executor/core/purse.py",
+        file="executor/core/spending.py",
         old="* coming.bound_s + coming.data_usd",
         new="* coming.bound_s",
         tests=("tests/unit/test_purse.py",),
@@ -485,14 +485,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="journal-after-the-orders",
         harm="a crash between an order and its journal entry: instances that nobody knows",
-        file="executor/driver.py",
+        file="executor/run/driver.py",
         old=(
             "    journal.append(events)\n    commands: list[Command] = []\n    hold_until = math.inf\n"
-            "    for event in events:\n        orders = controller.handle(event)\n"
+            "    for event in events:\n        orders = _handle(event, controller, journal)\n"
         ),
         new=(
             "    commands: list[Command] = []\n    hold_until = math.inf\n"
-            "    for event in events:\n        orders = controller.handle(event)\n"
+            "    for event in events:\n        orders = _handle(event, controller, journal)\n"
             "        if not orders:\n            journal.append([event])\n"
         ),
         tests=("tests/property/test_crash_points.py::test_at_some_points",),
@@ -609,7 +609,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="all-cost-in-the-first-month",
         harm="a plan that lasts into the next month leaves that month's money to others",
-        file="rubberband/app/month_cap.py",
+        file="rubberband/planning/month_cap.py",
         old="while (month := month_end(found[-1])) < end_at:",
         new="while (month := month_end(found[-1])) < now:",
         tests=("tests/unit/test_budgets.py",),
@@ -770,7 +770,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="profile-for-nothing",
         harm="the measuring of a profile is in no budget and no list",
-        file="executor/follower.py",
+        file="executor/run/follower.py",
         old="cost_usd = profile_usd + (bill_usd(job, state, at) if begun else 0.0)",
         new="cost_usd = bill_usd(job, state, at) if begun else 0.0",
         tests=("tests/unit/test_money_doors.py",),
@@ -778,7 +778,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="profile-without-a-run-for-nothing",
         harm="a profile that was measured before a plan failed is in no budget",
-        file="rubberband/app/measure.py",
+        file="rubberband/running/profile.py",
         old="error.spent_usd += spent_usd()",
         new="error.spent_usd += 0.0",
         tests=("tests/unit/test_money_doors.py",),
@@ -786,7 +786,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="bill-of-earlier-months-in-this-one",
         harm="a run that goes on in the next month pays for both months there",
-        file="executor/follower.py",
+        file="executor/run/follower.py",
         old="month_cost_usd=cost_usd - _before_usd(header, job, state, month_at)",
         new="month_cost_usd=cost_usd",
         tests=("tests/unit/test_money_doors.py",),
@@ -794,7 +794,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="next-month-without-room",
         harm="a refusal names a month in which the plan is refused again",
-        file="rubberband/app/month_cap.py",
+        file="rubberband/planning/month_cap.py",
         old="while self.committed_usd.get(month, 0.0) > most_usd:",
         new="while self.committed_usd.get(month, 0.0) > self.cap_usd:",
         tests=("tests/unit/test_budgets.py",),
@@ -802,7 +802,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="roomiest-month-is-told",
         harm="a refusal suggests a max_cost that another month does not cover",
-        file="rubberband/app/month_cap.py",
+        file="rubberband/planning/month_cap.py",
         old="return min(found, key=lambda one: one.left_usd, default=None)",
         new="return max(found, key=lambda one: one.left_usd, default=None)",
         tests=("tests/unit/test_budgets.py",),
@@ -868,7 +868,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="driver-without-patience-at-its-start",
         harm="an experiment whose process starts while the database restarts is refused for good",
-        file="rubberband/app/hosted.py",
+        file="rubberband/running/hosted.py",
         old="if time.monotonic() > until or folder.store is None",
         new="if folder.store is not None",
         tests=("tests/unit/test_hosted_patience.py",),
@@ -876,7 +876,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="measured-twice-as-the-database-restarts",
         harm="a restart of the database pays for a second measurement of the profile on EC2",
-        file="rubberband/app/hosted.py",
+        file="rubberband/running/hosted.py",
         old=" or not was_lost(error) or _rents_a_profile(order):",
         new=" or not was_lost(error):",
         tests=("tests/unit/test_hosted_patience.py",),
@@ -884,7 +884,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="journal-of-a-real-run-not-durable",
         harm="a power cut takes the last events of runs that cost money",
-        file="executor/session.py",
+        file="executor/run/session.py",
         old="journal.durable = not header.kind.is_simulated",
         new="journal.durable = header.kind.is_simulated",
         tests=("tests/unit/test_session.py",),
@@ -892,7 +892,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="name-given-twice-at-once",
         harm="of two runs that begin under one name at once, one writes over the journal of the other",
-        file="executor/session.py",
+        file="executor/run/session.py",
         old="        folder.require_free()\n        setup = replace",
         new="        setup = replace",
         tests=("tests/unit/test_session.py",),
@@ -901,7 +901,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="profile-of-another-instance-type",
         harm="a plan is made with times that were measured on another machine",
-        file="rubberband/app/kept.py",
+        file="rubberband/running/profile_cache.py",
         old=' | {"types": list(types_of(experiment.resources))}',
         new="",
         tests=("tests/unit/test_kept_profiles.py",),
@@ -909,7 +909,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="profile-of-other-packages",
         harm="a plan is made with times that were measured with other packages on the instances",
-        file="rubberband/app/kept.py",
+        file="rubberband/running/profile_cache.py",
         old='for name in ("image", "install", "setup")}',
         new='for name in ("image",)}',
         tests=("tests/unit/test_kept_profiles.py",),

@@ -11,7 +11,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="last-widening-step-dropped",
         harm="jobs that a wide cluster could do in time are said to be infeasible",
-        file="planner/solver.py",
+        file="planner/exact/solver.py",
         old="for share in (0.02, 0.1, 0.3)] + [reach]",
         new="for share in (0.02, 0.1, 0.3)]",
         tests=("tests/property/test_planner_search.py::test_a_search_that_widens_step_by_step_finds_the_same",),
@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="dominance-ignores-prepaid-time",
         harm="a plan with minutes that are paid already is thrown away for one without",
-        file="planner/labels.py",
+        file="planner/exact/labels.py",
         old="keep = net_usd < _cheapest_before(labels.at, cost_usd)",
         new="keep = cost_usd < _cheapest_before(labels.at, cost_usd)",
         tests=("tests/property/test_planner_search.py::test_a_plan_with_less_prepaid_is_not_taken_for_a_cheaper_one",),
@@ -27,7 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="net-taken-for-gross",
         harm="a plan that has paid for more is beaten by one that only seems cheaper",
-        file="planner/labels.py",
+        file="planner/exact/labels.py",
         old="keep = net_usd < _cheapest_before(labels.at, cost_usd)",
         new="keep = net_usd < _cheapest_before(labels.at, net_usd)",
         tests=("tests/property/test_planner_search.py::test_a_plan_with_less_prepaid_is_not_taken_for_a_cheaper_one",),
@@ -43,7 +43,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="head-priced-after-the-choice",
         harm="hyperband runs one bracket after another while the head node is paid",
-        file="planner/brackets.py",
+        file="planner/hyperband.py",
         old="if lanes is None or self._head_usd_per_s == 0.0:",
         new="if lanes is None or self._head_usd_per_s >= 0.0:",
         tests=("tests/property/test_planner_choice.py::test_a_choice_that_was_wrong_is_right",),
@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="last-wave-free",
         harm="predictions leave out a stage's last, partly filled wave",
-        file="planner/model.py",
+        file="planner/exact/model.py",
         old="return -(-self.stages[index].trials // num_slots) * self._run_s(index, choice)",
         new="return max(1, self.stages[index].trials // num_slots) * self._run_s(index, choice)",
         tests=("tests/unit/test_planner_model.py",),
@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="minimum-paid-again",
         harm="growing is predicted too dear: the minimum counts twice",
-        file="planner/model.py",
+        file="planner/exact/model.py",
         old="after_s = held_s if held_s > minimum_s else minimum_s",
         new="after_s = held_s",
         tests=("tests/unit/test_planner_model.py",),
@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="youngest-released-first",
         harm="the prediction gives back what was paid for just now",
-        file="planner/model.py",
+        file="planner/exact/model.py",
         old="oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)",
         new="oldest_first = sorted(held, key=lambda cohort: cohort.held_s)",
         tests=("tests/unit/test_planner_model.py",),
@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="market-change-for-free",
         harm="a plan that goes from spot to on demand keeps its instances at no start-up",
-        file="planner/model.py",
+        file="planner/exact/model.py",
         old="groups = self.groups if market == self.market else ()",
         new="groups = self.groups",
         tests=("tests/property/test_planner_markets_and_held.py::test_no_plan_is_cheaper_or_faster",),
@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="interruptions-cost-nothing",
         harm="spot looks as fast as on demand",
-        file="planner/model.py",
+        file="planner/exact/model.py",
         old="return steady_s * (1.0 + rate * lost_s)",
         new="return steady_s",
         tests=("tests/unit/test_planner_model.py",),
@@ -92,7 +92,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="fast-cost-forgets-stages",
         harm="the quick look at a plan is cheaper than the plan",
-        file="planner/model.py",
+        file="planner/exact/model.py",
         old="(*node.costs_usd, step.cost_usd)",
         new="(step.cost_usd,)",
         tests=("tests/property/test_mean_cost.py",),
@@ -100,7 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="bounds-count-the-minimum-twice",
         harm="the search throws the best plan away: the user pays for a dearer one",
-        file="planner/labels.py",
+        file="planner/exact/labels.py",
         old="new=(fee + rate * terms.init_s) * counts,",
         new="new=(2.0 * fee + rate * terms.init_s) * counts,",
         tests=("tests/property/test_planner_search.py::test_no_plan_is_cheaper_when_instances_are_billed",),
@@ -108,7 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="bounds-ignore-what-is-held",
         harm="after a SYNC the search does not see that instances are there",
-        file="planner/labels.py",
+        file="planner/exact/labels.py",
         old="- rate * begin.prepaid_total_s",
         new="",
         tests=("tests/property/test_planner_markets_and_held.py::test_no_plan_is_cheaper_or_faster",),
@@ -116,7 +116,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="released-oldest-last",
         harm="the search thinks that prepaid instances are given back first, and misses the cheapest plan",
-        file="planner/labels.py",
+        file="planner/exact/labels.py",
         old="older = np.cumsum(young, axis=1) - young",
         new="older = np.cumsum(young[:, ::-1], axis=1)[:, ::-1] - young",
         tests=("tests/property/test_planner_labels.py",),
@@ -124,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="ties-by-cost-alone",
         harm="of two plans that cost the same the slower one is chosen",
-        file="planner/solver.py",
+        file="planner/exact/solver.py",
         old="ranked = np.lexsort((final.held, second, first))",
         new="ranked = np.lexsort((final.held, -second, first))",
         tests=("tests/property/test_planner_search.py::test_no_plan_is_cheaper_when_instances_are_billed",),
@@ -132,7 +132,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="frontier-loses-its-corners",
         harm="the chart of time against cost leaves plans out",
-        file="planner/solver.py",
+        file="planner/exact/solver.py",
         old="[costs_usd[0], *costs_usd]",
         new="[*costs_usd, costs_usd[-1]]",
         tests=("tests/property/test_planner_search.py::test_the_frontier_is_every_plan_that_no_other_beats",),
@@ -148,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="refused-hides-neighbours",
         harm="where the best candidate is refused, plans next to it are not looked at: six times dearer",
-        file="planner/risk.py",
+        file="planner/noise/risk.py",
         old="leaders = [*ranked[:2], *self.judge.nearly(ranked[0])] if",
         new="leaders = ranked[:2] if",
         tests=("tests/property/test_planner_choice.py",),
@@ -156,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="rounded-bound",
         harm="a plan that meets max_cost to the cent is passed over for a slower one",
-        file="planner/brackets.py",
+        file="planner/hyperband.py",
         old="self._bound(deadline_s) * (1.0 - _ROUNDED) > budget_usd",
         new="self._bound(deadline_s) > budget_usd",
         tests=("tests/property/test_planner_choice.py",),
@@ -164,7 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="confidence-ignored",
         harm="a plan that keeps the deadline every second time is called feasible",
-        file="planner/risk.py",
+        file="planner/noise/risk.py",
         old="p_both=float((in_time & in_budget).mean()),",
         new="p_both=float((in_time | in_budget).mean()),",
         tests=("tests/unit/test_planner_sampling.py",),
@@ -172,7 +172,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="slowest-start-ignored",
         harm="ten instances are predicted to be ready as soon as one",
-        file="planner/sampling.py",
+        file="planner/noise/sampling.py",
         old="return self.offer.init_delay_s * slowest[started - 1]",
         new="return self.offer.init_delay_s * slowest[0]",
         tests=("tests/unit/test_planner_sampling.py",),
@@ -180,7 +180,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="noise-shifts-the-mean",
         harm="every prediction with noise is too long",
-        file="planner/levels.py",
+        file="planner/noise/levels.py",
         old="* normals - normals.dtype.type(variance / 2.0))",
         new="* normals)",
         tests=("tests/unit/test_planner_sampling.py",),
@@ -188,7 +188,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="other-luck-for-each-plan",
         harm="plans are compared by luck: the same question has another answer",
-        file="planner/sampling.py",
+        file="planner/noise/sampling.py",
         old="return np.random.default_rng((*self.seed, index, what))",
         new="return np.random.default_rng()",
         tests=("tests/unit/test_planner_sampling.py",),
@@ -196,7 +196,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lanes-share-instances",
         harm="brackets side by side are given more instances than max_instances",
-        file="planner/brackets.py",
+        file="planner/hyperband.py",
         old="if total > self.offer.max_instances - reserve:",
         new="if total > self.offer.max_instances + reserve + 1:",
         tests=("tests/property/test_planner_lanes.py::test_no_division_that_can_be_tried_is_cheaper",),
@@ -204,7 +204,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lanes-end-with-the-first",
         harm="a job of several brackets is predicted to end with its shortest one",
-        file="planner/brackets.py",
+        file="planner/hyperband.py",
         old="jct_s = max(prediction.jct_s for prediction in predictions)",
         new="jct_s = min(prediction.jct_s for prediction in predictions)",
         tests=("tests/property/test_planner_lanes.py::test_no_division_that_can_be_tried_is_cheaper",),
@@ -212,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a-head-for-each-lane",
         harm="the head node is predicted once for each bracket",
-        file="planner/brackets.py",
+        file="planner/hyperband.py",
         old="return replace(offer, head_price_usd_per_hour=0.0), replace(profile",
         new="return offer, replace(profile",
         tests=("tests/property/test_planner_lanes.py::test_no_division_that_can_be_tried_is_cheaper",),
@@ -318,7 +318,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="survivors-start-in-any-order",
         harm="trials that queued are told as if they started first: the odds of a stage in waves are too high",
-        file="planner/sampling.py",
+        file="planner/noise/sampling.py",
         old="survivors: Seconds = np.ascontiguousarray(before_s.T[kept].reshape(-1, trials).T)",
         new="survivors: Seconds = np.ascontiguousarray(before_s[:trials])",
         tests=("tests/unit/test_planner_speeds.py",),
@@ -326,7 +326,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="survivors-chosen-anew-at-every-sync",
         harm="a trial that was stopped trains again two stages later, as fast as it was",
-        file="planner/sampling.py",
+        file="planner/noise/sampling.py",
         old="before_s = self._own_factor(index - 1 if correlation == 0.0 else first)",
         new="before_s = self._own_factor(first)",
         tests=("tests/unit/test_planner_speeds.py",),
@@ -334,7 +334,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lost-once-at-most",
         harm="a trial on spot instances is never lost twice in a stage: told too fast where interruptions are frequent",
-        file="planner/losses.py",
+        file="planner/noise/losses.py",
         old="_MOST_LOSSES = 100",
         new="_MOST_LOSSES = 1",
         tests=("tests/unit/test_planner_losses.py",),
@@ -342,7 +342,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lost-trials-wait-beside-idle-instances",
         harm="lost trials are told to wait for a replacement though another instance is idle",
-        file="planner/losses.py",
+        file="planner/noise/losses.py",
         old="return np.zeros(len(trials))",
         new="return np.full(len(trials), np.inf)",
         tests=("tests/unit/test_planner_losses.py",),
@@ -350,7 +350,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replacements-billed-while-they-wait",
         harm="the cost on spot is told too high, as if a replacement were billed before it runs",
-        file="planner/model.py",
+        file="planner/exact/model.py",
         old="/ (1.0 + rate * offer.provision_delay_s)",
         new="",
         tests=("tests/unit/test_planner_losses.py",),

@@ -10,7 +10,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="first-iteration-is-like-others",
         harm="a script that loads its data first is planned many times too slow",
-        file="executor/profiling_points.py",
+        file="executor/profiling/points.py",
         old="return extra_s if extra_s > max(_LEAST_EXTRA * usual_s, 2.0 * error_s) else 0.0",
         new="return 0.0",
         tests=(_STARTS,),
@@ -18,7 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="extra-by-chance",
         harm="noise of iterations is planned as start-up of every stage",
-        file="executor/profiling_points.py",
+        file="executor/profiling/points.py",
         old="max(_LEAST_EXTRA * usual_s, 2.0 * error_s) else 0.0",
         new="_LEAST_EXTRA * usual_s else 0.0",
         tests=(_STARTS,),
@@ -34,7 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="wide-spread-not-measured-on",
         harm="three iterations beside another program's start are the whole profile",
-        file="executor/profiling_session.py",
+        file="executor/profiling/session.py",
         old="if is_over or not times or _is_steady(times):",
         new="if True:",
         tests=(_STARTS,),
@@ -42,7 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="cold-start-forgotten",
         harm="the first wave of a script with slow imports is planned without them",
-        file="rubberband/app/cases.py",
+        file="rubberband/planning/candidates.py",
         old="mean_s=times.init_s + extra_s, cv=0.0",
         new="mean_s=times.init_s, cv=0.0",
         tests=(_STARTS,),
@@ -58,7 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="cold-report-is-the-speed",
         harm="a job of one report is planned by the imports of its first process",
-        file="executor/profiling_points.py",
+        file="executor/profiling/points.py",
         old="kept = [trial for trial in timed if not trial.is_cold] or list(timed)",
         new="kept = list(timed)",
         tests=(_STARTS,),
@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="deadline-less-profiling",
         harm="a deadline of 2h is shown as 1h59m58s after a profile was measured",
-        file="executor/result.py",
+        file="executor/result/result.py",
         old="self.deadline_s + self.profiling_s",
         new="self.deadline_s",
         tests=("tests/unit/test_dashboard_compare.py",),

@@ -176,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="events-of-other-experiments",
         harm="a stream of one experiment tells of all",
-        file="api/feed.py",
+        file="api/web/feed.py",
         old="[line for line in since if experiment in (None, line.experiment)]",
         new="since",
         tests=("tests/unit/test_api_events.py::test_remembered_events_are_sent_whole_a_page_at_a_time",),
@@ -184,7 +184,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="event-lost-at-a-page",
         harm="a stream that is far behind leaves events out",
-        file="api/feed.py",
+        file="api/web/feed.py",
         old="upto if len(texts) == len(lines) else lines[len(texts) - 1].id",
         new="upto",
         tests=("tests/unit/test_api_events.py::test_remembered_events_are_sent_whole_a_page_at_a_time",),
@@ -356,7 +356,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="obeyed-cancel-is-kept",
         harm="a run that was cancelled while it was planned is cancelled again when it is submitted anew",
-        file="rubberband/app/run.py",
+        file="rubberband/running/run.py",
         old="    except Cancelled:\n        inbox.withdraw_cancels()\n",
         new="    except Cancelled:\n",
         tests=("tests/unit/test_tuning.py",),
@@ -524,7 +524,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="first-size-ignored",
         harm="the default policy is simulated with other jobs than said",
-        file="rubberband/app/simulating.py",
+        file="rubberband/planning/simulating.py",
         old="        first_gpus=first_gpus,\n",
         new="",
         tests=("tests/unit/test_simulate.py",),

@@ -11,7 +11,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="head-free-while-instances-start",
         harm="the head node costs more than estimate says: it is paid while instances start too",
-        file="planner/model.py",
+        file="planner/exact/model.py",
         old="cost_usd = cost_usd + held_usd + rates.head_usd_per_s * (provisioning_s + duration_s)",
         new="cost_usd = cost_usd + held_usd + rates.head_usd_per_s * duration_s",
         tests=_JUDGE,
@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="data-of-one-instance",
         harm="the data of all instances but one are not told",
-        file="planner/model.py",
+        file="planner/exact/model.py",
         old="return instances * (self.prices_usd_per_s[market] * self.minimum_s + self.once_usd)",
         new="return instances * self.prices_usd_per_s[market] * self.minimum_s + self.once_usd",
         tests=_JUDGE,
@@ -27,7 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="functions-of-one-gpu",
         harm="a function is told at the price of one GPU, whatever its gang",
-        file="planner/model.py",
+        file="planner/exact/model.py",
         old="return price_usd_per_s * (choice.gpus_per_trial / self.gpus) * times.busy_s(index, choice)",
         new="return price_usd_per_s * (1 / self.gpus) * times.busy_s(index, choice)",
         tests=_JUDGE,
@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="iterations-vary-together",
         harm="odds are told too low: the noise of iterations does not average out over a stage",
-        file="planner/sampling.py",
+        file="planner/noise/sampling.py",
         old="self.profile.iteration_cv / math.sqrt(iterations)",
         new="self.profile.iteration_cv",
         tests=_JUDGE,
@@ -43,7 +43,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="profile-is-exact",
         harm="odds are told too high: the profile's own error is left out",
-        file="planner/sampling.py",
+        file="planner/noise/sampling.py",
         old="return levels.lognormal(self.profile.mean_cv, levels.normals_of((self.seed, number, 0, 7), (1, rows)))",
         new="return np.ones((1, rows), np.float32)",
         tests=_JUDGE,
@@ -51,7 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a-queue-for-each-lane",
         harm="brackets that start together are told to wait for their instances one by one: too late, too unlikely",
-        file="planner/sampling.py",
+        file="planner/noise/sampling.py",
         old="if index == 0 and self.seed_of_lanes",
         new="if index < 0 and self.seed_of_lanes",
         tests=_JUDGE,
@@ -59,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="measured-delays-fixed",
         harm="odds are told as if instances always started in the mean of the measured times",
-        file="planner/levels.py",
+        file="planner/noise/levels.py",
         old="return rng.choice(np.array(spread.samples), size)",
         new="return np.ones(size)",
         tests=_JUDGE,
@@ -67,7 +67,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="odds-forget-the-budget",
         harm="the odds of keeping both limits are those of the deadline alone",
-        file="planner/risk.py",
+        file="planner/noise/risk.py",
         old="p_both=float((in_time & in_budget).mean()),",
         new="p_both=float(in_time.mean()),",
         tests=_JUDGE,
@@ -83,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-billed-from-the-order",
         harm="instances of asha are told as billed while the provider looks for them",
-        file="planner/asha_runs.py",
+        file="planner/asha/runs.py",
         old="count * np.maximum(minimum_s, end_s - self.running_s)",
         new="count * np.maximum(minimum_s, end_s)",
         tests=_ASHA,
@@ -91,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-keeps-idle-instances",
         harm="asha is told as if it kept idle instances to the end: its cost is too high",
-        file="planner/asha_runs.py",
+        file="planner/asha/runs.py",
         old="is_idle = self.idle[hosts, at] == self.per[at]",
         new="is_idle = self.idle[hosts, at] > self.per[at]",
         tests=_ASHA,
@@ -99,7 +99,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-promotes-late",
         harm="time and cost of asha are told as if one trial more had to end each rung before the first goes on",
-        file="planner/asha_ladders.py",
+        file="planner/asha/ladders.py",
         old="self._until = np.full(size, self._eta)",
         new="self._until = np.full(size, self._eta + 1)",
         tests=_ASHA,
@@ -107,7 +107,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-promotes-twice",
         harm="a trial of asha that was promoted early is told to train its next rung again",
-        file="planner/asha_ladders.py",
+        file="planner/asha/ladders.py",
         old="~self._promoted.has(some, above)",
         new="self._promoted.has(some, above) | True",
         tests=_ASHA,
@@ -115,7 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-trains-lost-trials-anew",
         harm="trials of asha on spot are told to begin their rung again after each loss",
-        file="planner/asha_runs.py",
+        file="planner/asha/runs.py",
         old="self.saved[places] = np.clip(kept, saved, gains)",
         new="self.saved[places] = np.clip(0 * kept, 0, gains)",
         tests=_ASHA,
@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-bills-replacements-from-the-order",
         harm="replacements on spot are told as billed while the provider looks for them",
-        file="planner/asha_runs.py",
+        file="planner/asha/runs.py",
         old="self.runs_at[instances, at], self.ready_at[instances, at] = runs_at, runs_at + init_s",
         new="self.runs_at[instances, at], self.ready_at[instances, at] = self.now[at], runs_at + init_s",
         tests=_ASHA,
@@ -131,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-row-of-another-job",
         harm="the row of asha beside sha is that of the job that was asked about before",
-        file="planner/asha.py",
+        file="planner/asha/planning.py",
         old="return _kept(*job) if effort is QUICK",
         new='return globals().setdefault("_row", Simulations(*job)) if effort is QUICK',
         tests=_ASHA,
@@ -139,7 +139,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-told-from-few",
         harm="time, cost and odds of asha are told from the few samples that chose the plan",
-        file="planner/asha.py",
+        file="planner/asha/planning.py",
         old="(found,) = runs.figures([choice], runs.most)",
         new="(found,) = runs.figures([choice], runs.rough)",
         tests=_ASHA,
@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-not-confirmed",
         harm="a plan of asha is called feasible by few samples, and keeps the limits less often than asked",
-        file="planner/asha.py",
+        file="planner/asha/planning.py",
         old="if all(self._hopeful([choice], count) for count in self.runs.ends):",
         new="if self._hopeful([choice], self.runs.rough):",
         tests=_ASHA,
@@ -155,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="virtual-runs-checkpoint-each-iteration",
         harm="virtual runs on spot repeat fewer iterations than their plan assumes",
-        file="executor/session.py",
+        file="executor/run/session.py",
         old="checkpoint_every=1 if job.offer.spot is None else job.offer.spot.checkpoint_iterations,",
         new="checkpoint_every=1,",
         tests=("tests/unit/test_session.py",),
@@ -163,7 +163,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="trials-as-fast-as-each-other",
         harm="odds and time are told as if all trials were equally fast",
-        file="planner/sampling.py",
+        file="planner/noise/sampling.py",
         old="drawn = self._noise(self.profile.trial_cv, first, 5, self.profile.law)",
         new="drawn = self._noise(0.0, first, 5, self.profile.law)",
         tests=_JUDGE,
@@ -171,7 +171,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replaced-at-once",
         harm="time on spot is told as if the replacement of a lost instance were ready at once",
-        file="planner/losses.py",
+        file="planner/noise/losses.py",
         old="run.replaced_s(number, places[at]))",
         new="0.0 * run.replaced_s(number, places[at]))",
         tests=_JUDGE,

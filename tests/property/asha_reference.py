@@ -1,4 +1,4 @@
-"""One run of asha in plain Python, trial by trial: what `rubberband.planner.asha_runs` simulates many of at once."""
+"""One run of asha in plain Python, trial by trial: what `rubberband.planner.asha.runs` simulates many of at once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rubberband.planner.asha_draws import Draw
-from rubberband.planner.asha_runs import most_losses
+from rubberband.planner.asha.draws import Draw
+from rubberband.planner.asha.runs import most_losses
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -35,8 +35,8 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.history import Granted
 from rubberband.executor.core.state import Job, State
-from rubberband.executor.driver import drive, replay
 from rubberband.executor.journal.inbox import POLL_S, DriverRequest
+from rubberband.executor.run.driver import drive, replay
 from rubberband.executor.virtual.backend import VirtualBackend
 from tests.builders.invariants import validate
 from tests.builders.memory import MemoryInbox, MemoryJournal

@@ -14,7 +14,7 @@ from rubberband.executor.core.brackets import Bracket, brackets_of
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.fleet import AttemptFate, Messages, TrialEnd
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.spec.search import Search, asha, sha
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction

@@ -18,7 +18,7 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.history import Allotted
 from rubberband.executor.core.state import Lane, Phase
-from rubberband.planner.sampling import varies
+from rubberband.planner.noise.sampling import varies
 from rubberband.units import MONEY_SLACK_USD
 
 ROUNDING_S = 1e-6

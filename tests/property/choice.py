@@ -15,10 +15,10 @@ import numpy as np
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner.estimate import Case, estimate
-from rubberband.planner.model import MeanCost, predict
+from rubberband.planner.exact.model import MeanCost, predict
+from rubberband.planner.exact.solver import Box, Objective, unbeaten
+from rubberband.planner.noise.sampling import Draws, varies
 from rubberband.planner.problem import JobPlan
-from rubberband.planner.sampling import Draws, varies
-from rubberband.planner.solver import Box, Objective, unbeaten
 from rubberband.values.offer import Offer, SideCost, Spot, gang_sizes, slots
 from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, Policy, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread

@@ -13,7 +13,7 @@ from rubberband.cloud.side_costs import side_costs
 from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.fleet import TrialEnd
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.spec.resources import Resources
 from rubberband.spec.search import asha
 from rubberband.values.offer import Offer, Spot

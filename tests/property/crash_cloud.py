@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from rubberband.cloud.aws.provider import AwsProvider
+from rubberband.cloud.boot_timeouts import start_limits
 from rubberband.cloud.provider import InstanceDescription
-from rubberband.cloud.start_limits import start_limits
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor import backend
-from rubberband.executor.backend import living, released, running
+from rubberband.executor.core import backend
+from rubberband.executor.core.backend import living, released, running
 from rubberband.executor.core.events import (
     DriverResumed,
     Event,

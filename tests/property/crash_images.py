@@ -32,7 +32,7 @@ from rubberband.cloud.aws.images import (
     type_facts,
 )
 from rubberband.cloud.aws.resolving import resolve, what_to_install
-from rubberband.cloud.steady import Waiting
+from rubberband.cloud.clock import Waiting
 from rubberband.errors import RubberbandError
 from tests.builders.aws_account import START_AT, Account, boot_times
 from tests.ec2 import FakeCall, Fault, images

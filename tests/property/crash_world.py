@@ -12,8 +12,8 @@ from rubberband.cloud.aws.guards import Schedules
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.resolving import resolve
+from rubberband.cloud.boot_timeouts import start_limits
 from rubberband.cloud.provider import Head
-from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.fleet import TrialEnd

@@ -11,7 +11,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.replanning import held, limits, remaining
 from rubberband.executor.core.state import Phase
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.planner.planning import plan
 from rubberband.planner.problem import JobPlan, Problem
 from rubberband.values.offer import gang_sizes, slots

@@ -28,8 +28,8 @@ from rubberband.cloud.pool.pool import LentInstance
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError, StoreAwayError
-from rubberband.executor.backend import ended, living, released, running
 from rubberband.executor.core import rules
+from rubberband.executor.core.backend import ended, living, released, running
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.demand import HANDOVER_S
@@ -44,11 +44,11 @@ from rubberband.executor.core.events import (
     InstanceRefused,
 )
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import drive
 from rubberband.executor.journal.inbox import DriverRequest
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Agenda
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.planner.sharing import Autoscaling, Calendar, Span
 from rubberband.units import month_begin
 from rubberband.values.offer import Offer, gang_sizes, slots

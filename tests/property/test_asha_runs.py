@@ -15,11 +15,11 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import TrialsDrawn
 from rubberband.executor.core.history import Promotion
 from rubberband.executor.core.state import Job, Phase, State, TrialStatus
-from rubberband.executor.driver import drive, replay
 from rubberband.executor.journal.journal import Journal
-from rubberband.executor.result import jct_s
+from rubberband.executor.result.result import jct_s
+from rubberband.executor.run.driver import drive, replay
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.planner.asha_runs import Runs
+from rubberband.planner.asha.runs import Runs
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, Prediction, StagePlan, StagePrediction

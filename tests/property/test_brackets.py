@@ -12,8 +12,8 @@ from rubberband.errors import InfeasibleError
 from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.budget import bill_usd, lane_bill_usd
 from rubberband.executor.core.state import Job, TrialStatus
-from rubberband.executor.result import jct_s
-from rubberband.planner.model import predict
+from rubberband.executor.result.result import jct_s
+from rubberband.planner.exact.model import predict
 from rubberband.spec.search import hyperband
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, PlanningConstraints, Prediction, StagePlan

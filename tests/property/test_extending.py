@@ -11,7 +11,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, LimitsChanged
 from rubberband.executor.core.extending import Extension, extension
 from rubberband.executor.core.state import Job, Phase, State
-from rubberband.executor.driver import drive
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from tests.builders.invariants import validate
 from tests.builders.memory import MemoryJournal

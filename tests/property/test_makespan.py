@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.planner.makespan import makespan
+from rubberband.planner.noise.makespan import makespan
 
 ROWS = 24
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rubberband.errors import InputError
 from rubberband.executor.core.state import Job
-from rubberband.planner.model import MeanCost, predict
+from rubberband.planner.exact.model import MeanCost, predict
 from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan
 from tests.builders.strategies import jobs

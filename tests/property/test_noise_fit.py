@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.profiling_points import Cell, Fit, cell_of, fit
+from rubberband.executor.profiling.points import Cell, Fit, cell_of, fit
 
 CVS = (0.01, 0.05, 0.1, 0.3)
 

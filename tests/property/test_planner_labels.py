@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.planner.labels import extend, start
-from rubberband.planner.model import predict
-from rubberband.planner.table import build_table
+from rubberband.planner.exact.labels import extend, start
+from rubberband.planner.exact.model import predict
+from rubberband.planner.exact.table import build_table
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.brackets import sample_lanes
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
+from rubberband.planner.hyperband import sample_lanes
 from rubberband.planner.problem import Lane
 from rubberband.spec.search import hyperband
 from rubberband.values.offer import Billing, Offer

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.model import predict
-from rubberband.planner.solver import Box, solve
-from rubberband.planner.table import build_table
+from rubberband.planner.exact.model import predict
+from rubberband.planner.exact.solver import Box, solve
+from rubberband.planner.exact.table import build_table
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile

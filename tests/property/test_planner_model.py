@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from tests.builders.budget import examples
 from tests.builders.strategies import carried_out
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner.dag import literal_plan, simulate, simulate_job
-from rubberband.planner.model import predict
-from rubberband.planner.sampling import sample
+from rubberband.planner.exact.model import predict
+from rubberband.planner.exact.table import gangs_of
+from rubberband.planner.noise.sampling import sample
 from rubberband.planner.search import greedy
-from rubberband.planner.table import gangs_of
 from rubberband.spec.search import hyperband, sha
 from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import Plan, PlanningConstraints, StagePlan

@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.sampling import Draws, sample
-from rubberband.planner.solver import Box
+from rubberband.planner.exact.solver import Box
+from rubberband.planner.noise.sampling import Draws, sample
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.app.affordable import Terms
-from rubberband.app.remedies import MOST_S
-from rubberband.app.terms import answer
 from rubberband.errors import InputError
 from rubberband.planner.estimate import Estimate
+from rubberband.planning.feasible import Terms
+from rubberband.planning.prices_and_quotas import answer
+from rubberband.planning.remedies import MOST_S
 from rubberband.spec.loading import experiment_of
 from rubberband.units import parse_duration
 from rubberband.values.plan import Change, Remedy

@@ -13,8 +13,8 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.state import Job, Phase, State
-from rubberband.executor.driver import replay
 from rubberband.executor.journal.journal import Journal
+from rubberband.executor.run.driver import replay
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from tests.builders.planned_jobs import planned_jobs
 from tests.builders.strategies import faults

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.app.cases import cases
-from rubberband.app.sizing import size
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError
 from rubberband.executor.core.budget import bill_usd
@@ -20,6 +18,8 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
 from rubberband.planner.sizing import largest
+from rubberband.planning.candidates import cases
+from rubberband.planning.size import size
 from rubberband.spec.experiment import Experiment
 from rubberband.values.profile import Profile
 from tests.builders.budget import examples

@@ -13,7 +13,7 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.history import Replacement
 from rubberband.executor.core.state import Job, State
 from rubberband.executor.virtual.backend import Faults
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

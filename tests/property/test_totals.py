@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.planner.sampling import Draws
+from rubberband.planner.noise.sampling import Draws
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Cohort, Plan, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread

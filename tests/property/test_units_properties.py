@@ -17,7 +17,7 @@ from rubberband.units import (
     parse_duration,
     parse_usd,
 )
-from rubberband.views.words import rounded
+from rubberband.views.formatting import rounded
 
 
 @given(st.floats(0, MAX_DURATION_S - 60))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rubberband.executor.core.budget import bill_usd, paid_time
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job, Phase, TrialStatus
-from rubberband.executor.driver import replay
 from rubberband.executor.journal.journal import Journal
+from rubberband.executor.run.driver import replay
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from tests.builders.budget import examples
 from tests.builders.strategies import faults, jobs

@@ -22,11 +22,11 @@ from rubberband.api.experiments.service import Runs
 from rubberband.api.experiments.sharing import Sharing
 from rubberband.api.experiments.watcher import Watcher
 from rubberband.api.plans.previews import Plans, Preview
-from rubberband.api.problems import Problem
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.settings import Settings, SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import open_store
+from rubberband.api.web.problems import Problem
 from rubberband.commands import serve
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox

@@ -31,10 +31,10 @@ from rubberband.executor.core.history import Allotted
 from rubberband.executor.core.replanning import decide_within
 from rubberband.executor.core.state import Job, Phase
 from rubberband.executor.journal.journal import decode_event, encode_event
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
-from rubberband.views.narration import Narrator
+from rubberband.views.live.narration import Narrator
 from tests.builders.jobs import JOB, OFFER
 from tests.builders.stories import Story, begun, kinds
 

@@ -18,13 +18,20 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.api.experiments.service import Runs
-from rubberband.api.problems import Problem
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.app import allowance, check, run
-from rubberband.app import pool as pools
-from rubberband.app.affordable import Terms
-from rubberband.app.allowance import (
+from rubberband.api.web.problems import Problem
+from rubberband.cloud.catalogue import offer
+from rubberband.cloud.pool import FileJournal
+from rubberband.cloud.pool.events import MachineEnded, MachineRuns, Opened, PoolLimits, SliceRequested
+from rubberband.commands import common
+from rubberband.commands.local_experiment import local_experiment
+from rubberband.commands.run import resume
+from rubberband.errors import Cancelled, InfeasibleError, InputError
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.run import allowance
+from rubberband.executor.run.allowance import (
     committed_usd,
     note_of_head,
     pledge_on_head,
@@ -33,21 +40,15 @@ from rubberband.app.allowance import (
     require_pool,
     require_runnable,
 )
-from rubberband.app.estimating import estimate
-from rubberband.app.pool import bring_up
-from rubberband.app.run import tune
-from rubberband.cloud.catalogue import offer
-from rubberband.cloud.pool import FileJournal
-from rubberband.cloud.pool.events import MachineEnded, MachineRuns, Opened, PoolLimits, SliceRequested
-from rubberband.commands import common
-from rubberband.commands.local_experiment import local_experiment
-from rubberband.commands.run import resume
-from rubberband.errors import Cancelled, InfeasibleError, InputError
-from rubberband.executor.follower import JournalFollower
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import Inbox
-from rubberband.executor.session import cancel_on_signals
+from rubberband.executor.run.follower import JournalFollower
+from rubberband.executor.run.session import cancel_on_signals
 from rubberband.file_systems import EXCLUSIVE, locked
+from rubberband.planning.feasible import Terms
+from rubberband.running import check, run
+from rubberband.running import pool as pools
+from rubberband.running.estimating import estimate
+from rubberband.running.pool import bring_up
+from rubberband.running.run import tune
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
 from rubberband.spec.pool import PoolFile, PoolFolder

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.problems import KINDS, MOST_TOLD
 from rubberband.api.routes.problems import EXPLANATIONS
+from rubberband.api.web.problems import KINDS, MOST_TOLD
 from rubberband.errors import JournalError
 from tests.builders.fake_runs import FakeService, fake_service, words
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from rubberband.api import feed as feed_module
-from rubberband.api.feed import PAGE
 from rubberband.api.routes import events as events_module
 from rubberband.api.routes.events import stream
 from rubberband.api.security import tokens as tokens_module
@@ -21,6 +19,8 @@ from rubberband.api.security.authentication import Doorkeeper
 from rubberband.api.security.tokens import Bearer, Cookie, Tokens
 from rubberband.api.service import Service
 from rubberband.api.store.schema import Entry, Principal
+from rubberband.api.web import feed as feed_module
+from rubberband.api.web.feed import PAGE
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.fake_runs import FakeService, fake_service

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rubberband.executor import rows
-from rubberband.executor.log_pages import PrintedLine
+from rubberband.executor.logs.pages import PrintedLine
+from rubberband.executor.result import rows
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
 from tests.builders.fake_runs import FakeService, fake_service, virtual_result, words

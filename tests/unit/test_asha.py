@@ -7,24 +7,24 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.api.dashboard.experiment_words import rungs_reached, stage_rows
-from rubberband.app.cases import cases
-from rubberband.app.sizing import size
+from rubberband.api.dashboard.sentences import rungs_reached, stage_rows
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.forecast import expected_iterations
-from rubberband.executor.result import summarise
-from rubberband.planner import asha as planner
+from rubberband.executor.result.result import summarise
+from rubberband.planner.asha import planning as planner
 from rubberband.planner.estimate import Beside, Case, estimate
 from rubberband.planner.problem import JobPlan, Problem
+from rubberband.planning.candidates import cases
+from rubberband.planning.size import size
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 from rubberband.values.rungs import Ladder, Rungs
-from rubberband.views.allocation_chart import allocation
-from rubberband.views.estimate_html import render_estimate
-from rubberband.views.report_html import render_html
+from rubberband.views.charts.allocation import allocation
+from rubberband.views.estimate.page import render_estimate
+from rubberband.views.report.page import render_html
 from rubberband.views.story import story
 from tests.builders.experiment_words import words
 from tests.builders.plans import plan, plan_job

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rubberband.executor.core.events import TrialReported
-from rubberband.executor.profiling_points import UpdateReports
+from rubberband.executor.profiling.points import UpdateReports
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.views.asynchronous import update_line
 from tests.builders.results import UPDATES

@@ -23,7 +23,7 @@ from rubberband.cloud.aws.network import OwnInstance, ensure_group
 from rubberband.cloud.aws.remote import RemoteHead
 from rubberband.cloud.aws.sweeping import Ended, end_everything, living
 from rubberband.cloud.aws.token import publish_token
-from rubberband.cloud.steady import Waiting
+from rubberband.cloud.clock import Waiting
 from rubberband.errors import Cancelled, InputError, ProviderError
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rubberband.app.allowance import committed_usd
 from rubberband.cli import app
 from rubberband.cloud.aws import on_head
 from rubberband.cloud.aws.head import ensure_head, running_head
 from rubberband.cloud.aws.remote import RemoteHead
 from rubberband.cloud.aws.s3 import S3Folder
 from rubberband.cloud.aws.sweeping import end_everything
-from rubberband.cloud.steady import Waiting
+from rubberband.cloud.clock import Waiting
 from rubberband.errors import InputError, ProviderError
+from rubberband.executor.run.allowance import committed_usd
 from rubberband.units import month_end
 from tests.builders.aws_account import Account
 from tests.ec2 import Fault

@@ -11,8 +11,8 @@ import pytest
 
 from rubberband.cloud import catalogue
 from rubberband.cloud.aws.provider import AwsProvider, open_provider, stand_ins
-from rubberband.cloud.local.guarding import RayHead
 from rubberband.cloud.provider import Head
+from rubberband.cloud.ray_head.guarding import RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
 from tests.ec2 import FakeAws

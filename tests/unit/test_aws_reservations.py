@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rubberband.app import pool as pools
-from rubberband.app import terms
-from rubberband.app.terms import answer, live_terms
 from rubberband.cloud.aws import calls, preflight, reservations
 from rubberband.cloud.aws.calls import Reservation
 from rubberband.cloud.aws.preflight import preflight as checked
 from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.catalogue import offers
 from rubberband.errors import InputError, NoCapacityError
+from rubberband.planning import prices_and_quotas
+from rubberband.planning.prices_and_quotas import answer, live_terms
+from rubberband.running import pool as pools
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder, on_pool
 from rubberband.spec.resources import Aws
@@ -35,7 +35,7 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
     account = Account()
-    for module in (terms, preflight):
+    for module in (prices_and_quotas, preflight):
         monkeypatch.setattr(module.time, "time", lambda: account.now)
     monkeypatch.setattr(calls, "open_aws", lambda region: account.session)
     return account
@@ -172,7 +172,7 @@ def test_an_experiment_in_a_pool_ends_before_the_pools_reservation(
         return Experiment(**on_pool({**own, "resources": {"pool": str(path)}, "constraints": limits}, tmp_path))
 
     what = "ends the instances" if kind == "capacity-block" else "launches no more instances"
-    for found in (live_terms, lambda found, home: terms.cloud_terms(found, home, lambda note: None)):
+    for found in (live_terms, lambda found, home: prices_and_quotas.cloud_terms(found, home, lambda note: None)):
         with pytest.raises(InputError, match=rf"EC2 {what}.* before constraints\.deadline; set an earlier deadline"):
             found(asked(deadline="25h"), tmp_path)
         with pytest.raises(InputError, match=r"constraints\.deadline is missing; set one before that"):

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband.cloud.aws.sweeping import Swept, sweep
-from rubberband.cloud.local.instance import lock
+from rubberband.cloud.ray_head.instance import lock
 from rubberband.commands.cloud import sweep as sweep_command
 from tests.ec2 import Fault
 from tests.fake_ec2 import World

@@ -22,17 +22,17 @@ from rubberband import installation
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.store.copying import dump
 from rubberband.api.store.sql import Store, open_store
-from rubberband.app import backup
-from rubberband.app import restore as restoring
-from rubberband.app.backup import Manifest, back_up, read_manifest
-from rubberband.app.restore import Restored, restore
-from rubberband.app.run import run_experiment
 from rubberband.errors import InputError, JournalError
-from rubberband.executor import session
-from rubberband.executor.driver import Observer
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read, read_at_once
+from rubberband.executor.run import session
+from rubberband.executor.run.driver import Observer
 from rubberband.file_systems import EXCLUSIVE, try_lock
+from rubberband.running import backup
+from rubberband.running import restore as restoring
+from rubberband.running.backup import Manifest, back_up, read_manifest
+from rubberband.running.restore import Restored, restore
+from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.batch_history import batch_history
 from rubberband.executor.core.state import TrialReport
+from rubberband.executor.result.batch_history import batch_history
 from rubberband.values.adaptive import BatchUse
 
 

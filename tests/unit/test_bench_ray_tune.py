@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.local.instance import Record, save
+from rubberband.cloud.ray_head.instance import Record, save
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.bench.bench_ray_tune import Iteration, Run, held_s, kept, metered, planned, reported, table

@@ -15,12 +15,12 @@ import pytest
 
 from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, with_limits
-from rubberband.api.problems import Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
-from rubberband.app.month_cap import Expense, MonthCap
+from rubberband.api.web.problems import Problem
 from rubberband.client.calls import raise_for
 from rubberband.errors import InfeasibleError
+from rubberband.planning.month_cap import Expense, MonthCap
 from rubberband.spec.pool import PoolFile
 from rubberband.states import ExperimentState
 from rubberband.units import month_end

@@ -18,13 +18,15 @@ import pytest
 
 import rubberband
 from rubberband.api.experiments.body import require_allowed
-from rubberband.api.problems import Problem
 from rubberband.api.settings import Settings
-from rubberband.app.run import run_experiment
+from rubberband.api.web.problems import Problem
 from rubberband.errors import InputError
-from rubberband.executor import callbacks as module
-from rubberband.executor import session, trackers
-from rubberband.executor.callbacks import (
+from rubberband.executor.core.events import FailureKind
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.result.result import Result
+from rubberband.executor.run import callbacks as module
+from rubberband.executor.run import session, trackers
+from rubberband.executor.run.callbacks import (
     Callback,
     CallbackThread,
     FailureInfo,
@@ -35,11 +37,9 @@ from rubberband.executor.callbacks import (
     Translator,
     calling,
 )
-from rubberband.executor.core.events import FailureKind
-from rubberband.executor.follower import JournalFollower
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.result import Result
+from rubberband.executor.run.follower import JournalFollower
 from rubberband.executor.virtual.fleet import Faults
+from rubberband.running.run import run_experiment
 from tests.builders.journalled_runs import recorded, words
 from tests.builders.sessions import dying_after
 from tests.builders.virtual_runs import Killed

@@ -17,11 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.app.check import CheckReport, check_experiment, check_first
 from rubberband.errors import EntrypointError
 from rubberband.executor.training import checking
 from rubberband.executor.training.content import content_of, digest
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.running.check import CheckReport, check_experiment, check_first
 from rubberband.spec.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]

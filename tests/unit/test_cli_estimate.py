@@ -9,8 +9,8 @@ import pytest
 
 from rubberband import cli
 from rubberband.units import parse_duration
-from rubberband.views.tables import aligned
-from rubberband.views.words import rounded
+from rubberband.views.formatting import rounded
+from rubberband.views.report.tables import aligned
 from tests.builders.experiment_words import EXAMPLE
 from tests.builders.journalled_runs import recorded
 

@@ -29,7 +29,7 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.state import TrialStatus
-from rubberband.executor.driver import marked_if_late
+from rubberband.executor.run.driver import marked_if_late
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB

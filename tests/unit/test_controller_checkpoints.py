@@ -17,12 +17,12 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.history import Setback
 from rubberband.executor.core.state import TrialStatus
-from rubberband.executor.driver import replay
-from rubberband.executor.result import summarise
+from rubberband.executor.result.result import summarise
+from rubberband.executor.run.driver import replay
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.values.plan import Stage
-from rubberband.views.narration import Narrator
-from rubberband.views.report_html import render_html
+from rubberband.views.live.narration import Narrator
+from rubberband.views.report.page import render_html
 from rubberband.views.story import story as story_of
 from tests.builders.jobs import JOB
 from tests.builders.memory import MemoryJournal

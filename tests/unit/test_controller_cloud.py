@@ -30,7 +30,7 @@ from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.replanning import held
 from rubberband.executor.journal.journal import decode_event, decode_job
-from rubberband.executor.result import Result, summarise
+from rubberband.executor.result.result import Result, summarise
 from rubberband.values.plan import Plan
 from tests.builders.jobs import JOB, SPOT, SPOT_OFFER, SPOT_PLAN, STAGES
 from tests.builders.stories import Story, begun, kinds

@@ -24,7 +24,7 @@ from rubberband.executor.core.measured import measured
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.replanning import decide, held
 from rubberband.executor.core.state import Job, Phase
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB

@@ -13,18 +13,18 @@ from typer.testing import CliRunner, Result
 
 from rubberband.api.app import app_of
 from rubberband.api.experiments.service import Runs
-from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import Plans
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.app.run import run_experiment
+from rubberband.api.web.feed import Feed
 from rubberband.cli import app
 from rubberband.errors import DamagedJournalError
-from rubberband.executor import session
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, _events
 from rubberband.executor.journal.reading import read, salvage
+from rubberband.executor.run import session
+from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from tests.builders.service_client import served
 from tests.builders.service_runs import DONE, count_of, experiment, until

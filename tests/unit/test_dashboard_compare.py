@@ -13,7 +13,7 @@ import pytest
 
 from rubberband.api.dashboard.compare import Compared, configurations_of, curves_of, figures_of, settings_of
 from rubberband.executor.core.history import DecisionResult
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from tests.builders.fake_runs import FakeService, fake_service

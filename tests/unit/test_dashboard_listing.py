@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.dashboard.frame import ago, instant
 from rubberband.api.dashboard.pages import CHOICES, Row, counted_choices, row
+from rubberband.api.dashboard.sentences import sentence
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.experiment import experiment_view
-from rubberband.views.status import headline
+from rubberband.views.live.status import headline
 
 NOW = 10_000.0
 BEGUN: dict[str, Any] = {

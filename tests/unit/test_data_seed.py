@@ -14,16 +14,16 @@ from torch import nn
 from torch.utils.data import TensorDataset, random_split
 
 import rubberband
-from rubberband.app.cases import Spent
-from rubberband.app.measure import make_setup
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.result import TrialResult
-from rubberband.executor.session import Setup
+from rubberband.executor.result.result import TrialResult
+from rubberband.executor.run.session import Setup
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.restoring import restore_trial
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentReport
+from rubberband.planning.candidates import Spent
+from rubberband.running.profile import make_setup
 from rubberband.spec.search import Sampler
 from tests.builders import segments
 from tests.builders.experiments import experiment

@@ -21,9 +21,9 @@ from rubberband.errors import InputError, ProviderError
 from rubberband.executor.core.demand import demand
 from rubberband.executor.core.events import AllotmentChanged, CancelRequested, DriverResumed, DriverStopped, Started
 from rubberband.executor.core.state import Job
-from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.run.follower import JournalFollower
 from rubberband.planner.sharing import Autoscaling
 from rubberband.states import ExperimentState
 from rubberband.values.profile import Spread

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor import session
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import CancelRequested, DriverResumed, Event, Finish, LimitsChanged, TrialReported
 from rubberband.executor.core.history import Granted
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import Observer, drive
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox, Requests
 from rubberband.executor.journal.reading import read
+from rubberband.executor.run import session
+from rubberband.executor.run.driver import Observer, drive
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.values.profile import Profile
 from tests.builders.invariants import validate
 from tests.builders.jobs import JOB

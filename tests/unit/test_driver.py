@@ -19,7 +19,7 @@ from rubberband.executor.core.events import (
     Tick,
     TrialReported,
 )
-from rubberband.executor.driver import drive, replay
+from rubberband.executor.run.driver import drive, replay
 from tests.builders.jobs import JOB
 from tests.builders.memory import MemoryJournal
 from tests.builders.virtual_runs import run_virtual

@@ -11,9 +11,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.api.dashboard.experiment_words import stage_rows
+from rubberband.api.dashboard.sentences import stage_rows
 from rubberband.errors import CheckpointError
-from rubberband.executor import rows
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
@@ -30,7 +29,8 @@ from rubberband.executor.core.replanning import remaining
 from rubberband.executor.core.state import Job, TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.journal import decode_event
-from rubberband.executor.result import Result, TrialResult, summarise
+from rubberband.executor.result import rows
+from rubberband.executor.result.result import Result, TrialResult, summarise
 from rubberband.executor.training.checking import CheckOrder, check
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.restoring import restore_trial
@@ -38,14 +38,14 @@ from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentRepeated, SegmentReport
 from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
-from rubberband.views import tables
 from rubberband.views.experiment import trial_view
-from rubberband.views.live import observe
-from rubberband.views.narration import Narrator
+from rubberband.views.live.narration import Narrator
+from rubberband.views.live.view import observe
+from rubberband.views.report import tables
 from tests.builders.brackets import divided
 from tests.builders.jobs import JOB, OFFER, PROFILE
 from tests.builders.memory import MemoryJournal

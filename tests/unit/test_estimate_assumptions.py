@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.planner.assumptions import assumptions
 from rubberband.planner.estimate import Case, estimate, estimate_plan
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
+from rubberband.planning.assumptions import assumptions
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread

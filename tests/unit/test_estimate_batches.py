@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from rubberband.app.cases import batch_notes, cases
-from rubberband.app.run import run_experiment
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.planner.assumptions import assumptions
 from rubberband.planner.estimate import Case, Estimate, estimate, estimate_plan
 from rubberband.planner.goodput import planning
 from rubberband.planner.goodput.planning import adapted, at_noise_scale, limits_within
+from rubberband.planning.assumptions import assumptions
+from rubberband.planning.candidates import batch_notes, cases
+from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchPoint
 from rubberband.values.plan import Stage
 from rubberband.values.profile import Profile
-from rubberband.views.estimate_tables import headlines, option_table, tables
+from rubberband.views.estimate.tables import headlines, option_table, tables
 from tests.builders.experiment_words import words
 
 STAGES = [Stage(trials=8, iterations=2), Stage(trials=2, iterations=20)]

@@ -11,7 +11,7 @@ import pytest
 
 from rubberband import cli
 from rubberband.units import parse_duration
-from rubberband.views import report_html
+from rubberband.views.report import page as report_html
 from tests.builders.experiment_words import EXAMPLE
 
 NOISE = ["-s", "profile.trial_cv=0.1", "-s", "constraints.deadline=32m"]

@@ -14,8 +14,8 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, RestPlanned
 from rubberband.executor.core.extending import Limits, extension, limits_of
 from rubberband.executor.core.state import Job, State
-from rubberband.executor.driver import drive
 from rubberband.executor.journal.journal import Header
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints

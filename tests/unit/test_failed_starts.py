@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.dashboard.pages import row
+from rubberband.api.dashboard.sentences import sentence
 from rubberband.cli import app
 from rubberband.cloud.virtual import Fate
 from rubberband.executor.core import budget
@@ -26,13 +26,13 @@ from rubberband.executor.core.events import (
     Started,
     Tick,
 )
-from rubberband.executor.follower import outcome_of
-from rubberband.executor.result import Result, summarise
+from rubberband.executor.result.result import Result, summarise
+from rubberband.executor.run.follower import outcome_of
 from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
-from rubberband.views.report_html import render_html
-from rubberband.views.status import headline
+from rubberband.views.live.status import headline
+from rubberband.views.report.page import render_html
 from tests.builders.jobs import JOB, launching_job
 from tests.builders.journalled_runs import recorded, words
 from tests.builders.results import render

@@ -11,12 +11,12 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, InstanceRefused
 from rubberband.executor.core.replanning import held
 from rubberband.executor.core.state import Job, Phase
-from rubberband.executor.result import summarise
+from rubberband.executor.result.result import summarise
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.values.plan import Market, Plan
-from rubberband.views.narration import Narrator
-from rubberband.views.report_html import render_html
-from rubberband.views.tables import purchases
+from rubberband.views.live.narration import Narrator
+from rubberband.views.report.page import render_html
+from rubberband.views.report.tables import purchases
 from tests.builders.invariants import validate
 from tests.builders.virtual_runs import run_virtual
 from tests.property.crash_cases import job_of

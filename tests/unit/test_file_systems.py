@@ -15,12 +15,12 @@ from rubberband import file_systems
 from rubberband.api.serving import only_server
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.app.run import run_experiment
-from rubberband.cloud.local.instance import lock
+from rubberband.cloud.ray_head.instance import lock
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, begin, sqlite_url
 from rubberband.file_systems import file_system, home_notes, is_remote, require_home
+from rubberband.running.run import run_experiment
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.service_runs import experiment
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import psutil
 import pytest
 
-from rubberband.cloud.local import worker_start
+from rubberband.cloud.ray_head import worker_start
 from rubberband.executor.ray import fork_server
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.training.entrypoint import Entrypoint

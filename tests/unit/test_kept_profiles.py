@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.app.kept import content_to_measure, kept_path
-from rubberband.app.measure import measure_profile
-from rubberband.app.run import find_entrypoint, known_profiles
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.session import Setup
+from rubberband.executor.run.session import Setup
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.running.profile import measure_profile
+from rubberband.running.profile_cache import content_to_measure, kept_path
+from rubberband.running.run import find_entrypoint, known_profiles
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import default_profile_path, dump_experiment, load_experiment, names_no_profile
 from rubberband.values.offer import Offer
@@ -32,7 +32,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def make_backend(_folder: object, _setup: Setup, offer: Offer, metric: str, **_: int) -> VirtualBackend:
         return VirtualBackend("test", offer, PROFILE, metric=metric)
 
-    monkeypatch.setattr("rubberband.app.measure.make_ray_backend", make_backend)
+    monkeypatch.setattr("rubberband.running.profile.make_ray_backend", make_backend)
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
     (tmp_path / "kept_trial.py").write_text(TRIAL)
     words = experiment(gpus_per_trial={"min": 1, "max": 1}).to_words() | {"entrypoint": "kept_trial:train"}

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, r
 
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.result import TrialResult
+from rubberband.executor.result.result import TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.restoring import restore_trial
 from rubberband.executor.training.run import run_segment

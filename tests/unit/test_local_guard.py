@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.local import guarding
-from rubberband.cloud.local.guarding import Guards, RayHead
-from rubberband.cloud.local.instance import Record, _Guard, load, save
+from rubberband.cloud.ray_head import guarding
+from rubberband.cloud.ray_head.guarding import Guards, RayHead
+from rubberband.cloud.ray_head.instance import Record, _Guard, load, save
 
 LEASE_S = 30.0
 

@@ -15,6 +15,7 @@ from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import FailureKind, Slot, Started, StartTrial
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.core.trials import MOST_GPU_FAILURES
+from rubberband.executor.logs.trial_log import TrialLog
 from rubberband.executor.ray import attempt as module
 from rubberband.executor.ray import slot_worker
 from rubberband.executor.ray.attempt import Attempt, Gathered
@@ -26,7 +27,6 @@ from rubberband.executor.training.run import RUNS_ON, run_segment
 from rubberband.executor.training.runner import describe
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.executor.training.trial import report
-from rubberband.executor.trial_log import TrialLog
 from tests.builders.lost_context import ADVICE, cuda_error
 from tests.builders.segments import SEGMENT
 from tests.builders.stories import Story

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.app.cases import cases, mixture_notes, stand_in_speeds
 from rubberband.cloud import catalogue
 from rubberband.cloud.aws.provider import stand_ins
 from rubberband.cloud.virtual import Fate
@@ -19,9 +18,10 @@ from rubberband.executor.core.forecast import forecast, gang_factor
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import Faults
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.planner.queueing import scaled
 from rubberband.planner.queueing.mixed import mixed_factor as mixed_factor_of_updates
+from rubberband.planning.candidates import cases, mixture_notes, stand_in_speeds
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes

@@ -15,18 +15,18 @@ import pytest
 from rubberband.api.experiments import spending
 from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.service import Runs
-from rubberband.api.problems import REFUSED, UNAVAILABLE, Problem
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
-from rubberband.app import hosted
-from rubberband.app.measure import noting
+from rubberband.api.web.problems import REFUSED, UNAVAILABLE, Problem
 from rubberband.errors import InputError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.events import CancelRequested
-from rubberband.executor.follower import summary_of
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import Ending, write_ending
 from rubberband.executor.journal.inbox import Desk, DriverRequest, Inbox
 from rubberband.executor.journal.journal import Header
+from rubberband.executor.run.follower import summary_of
+from rubberband.running import hosted
+from rubberband.running.profile import noting
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin, month_end

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from rubberband.app import run
-from rubberband.app.estimating import estimate
-from rubberband.app.month_cap import month_cap
-from rubberband.app.run import tune
 from rubberband.commands.local_experiment import local_experiment
 from rubberband.commands.run import resume
 from rubberband.errors import Cancelled, InfeasibleError, ProviderError
-from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.run.follower import JournalFollower
+from rubberband.planning.month_cap import month_cap
+from rubberband.running import run
+from rubberband.running.estimating import estimate
+from rubberband.running.run import tune
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder, on_pool
 from rubberband.units import format_usd

@@ -16,8 +16,8 @@ import pytest
 import rubberband
 from rubberband.errors import InputError
 from rubberband.executor.core.controller import Controller
-from rubberband.views import live
-from rubberband.views.live import NotebookView
+from rubberband.views.live import view as live
+from rubberband.views.live.view import NotebookView
 from tests.builders.journalled_runs import words
 from tests.builders.results import ATTACK, EVERY_RESULT, a_job, hostile
 from tests.builders.virtual_runs import run_virtual

@@ -17,8 +17,8 @@ from rubberband.cloud.aws.images import builder_type, built_image, delete_image,
 from rubberband.cloud.aws.resolving import resolve, what_to_install
 from rubberband.cloud.aws.side_costs import side_facts
 from rubberband.cloud.catalogue import table_of
+from rubberband.cloud.clock import Waiting
 from rubberband.cloud.side_costs import side_costs
-from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError
 from rubberband.spec.resources import Aws, Resources
 from tests.ec2 import FakeCall, Fault

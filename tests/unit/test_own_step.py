@@ -15,9 +15,9 @@ import rubberband
 from rubberband.errors import EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.options import Group
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure
-from rubberband.executor.training.words import Group
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
 from tests.builders.segments import reports

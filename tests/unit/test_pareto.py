@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.api.dashboard.experiment import Asked, trial_page
-from rubberband.app.run import load_result, run_experiment
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import open_folder
-from rubberband.executor.result import Objective, Result, front
+from rubberband.executor.result.result import Objective, Result, front
+from rubberband.running.run import load_result, run_experiment
 from rubberband.spec.experiment import Experiment
-from rubberband.views.pareto import pareto, trade_off
-from rubberband.views.report_html import render_html
-from rubberband.views.report_text import tables
-from rubberband.views.tables import headlines
+from rubberband.views.charts.pareto import pareto, trade_off
+from rubberband.views.report.page import render_html
+from rubberband.views.report.tables import headlines
+from rubberband.views.report.text import tables
 from tests.builders.experiment_words import words
 from tests.builders.results import ATTACK, a_result
 

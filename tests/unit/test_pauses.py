@@ -14,10 +14,10 @@ from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import Command, Event, InstanceLost, LaunchInstance, Started, Tick
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.ray.workers import Workers, WorkersError, _Patience
-from rubberband.executor.result import summarise
+from rubberband.executor.result.result import summarise
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.views.narration import Narrator
-from rubberband.views.report_html import render_html
+from rubberband.views.live.narration import Narrator
+from rubberband.views.report.page import render_html
 from rubberband.views.story import story as story_of
 from tests.builders.jobs import JOB
 from tests.builders.results import render

@@ -11,7 +11,7 @@ import pytest
 from rubberband.commands.estimate import plan_from_json
 from rubberband.errors import InputError
 from rubberband.planner.estimate import Case, estimate, estimate_plan
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile

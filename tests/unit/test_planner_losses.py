@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rubberband.planner.model import Rates
-from rubberband.planner.sampling import sample
+from rubberband.planner.exact.model import Rates
+from rubberband.planner.noise.sampling import sample
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

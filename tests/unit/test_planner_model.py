@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.planner.model import least_instances, predict
+from rubberband.planner.exact.model import least_instances, predict
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Cohort, Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -10,7 +10,7 @@ import pytest
 
 from rubberband.errors import InputError
 from rubberband.planner.dag import Sorted, build_dag, literal_plan, simulate
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.planner.search import greedy
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.makespan import makespan
-from rubberband.planner.risk import odds
-from rubberband.planner.sampling import Samples, sample
-from rubberband.planner.solver import Box
+from rubberband.planner.exact.solver import Box
+from rubberband.planner.noise.makespan import makespan
+from rubberband.planner.noise.risk import odds
+from rubberband.planner.noise.sampling import Samples, sample
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Law, Profile, Spread

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rubberband.planner.sampling import Draws, sample
+from rubberband.planner.noise.sampling import Draws, sample
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Speeds, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from rubberband.app.affordable import Terms
-from rubberband.app.cases import Spent
-from rubberband.app.terms import answer
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.state import Job
 from rubberband.executor.training.content import with_trial
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.reserve import SLACK_S, Reserve
+from rubberband.planning.candidates import Spent
+from rubberband.planning.feasible import Terms
+from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import StagePlan

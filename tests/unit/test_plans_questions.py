@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from rubberband.api.plans.process import Question, planned, question_of, serve
-from rubberband.api.problems import PROFILE_MISSING, REFUSED, Problem
-from rubberband.app.affordable import Terms
-from rubberband.app.terms import answer
+from rubberband.api.web.problems import PROFILE_MISSING, REFUSED, Problem
+from rubberband.planning.feasible import Terms
+from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import words
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.app.cases import with_start_times
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.measured import measured
-from rubberband.executor.profiling import ProfilingResult, measure
-from rubberband.executor.profiling_points import (
+from rubberband.executor.profiling.points import (
     InstanceStart,
     InstanceStarts,
     Timed,
@@ -20,13 +18,15 @@ from rubberband.executor.profiling_points import (
     point_of,
     profile_of,
 )
+from rubberband.executor.profiling.summary import ProfilingResult, measure
 from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
+from rubberband.planning.candidates import with_start_times
+from rubberband.planning.startup_history import StartTimes
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile, wide_spread
-from rubberband.values.start_times import StartTimes
 from tests.unit.test_measured import PROFILE, seen
 
 OFFER = Offer(instance_type="virtual", gpus=2, price_usd_per_hour=1.0, max_instances=1)

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from rubberband.app.affordable import Terms
-from rubberband.app.cases import async_notes, cases
-from rubberband.app.measure import async_lines
-from rubberband.app.terms import EstimateAnswer, answer
 from rubberband.errors import InputError
 from rubberband.planner.queueing import knee, least_telling, seconds_per_iteration
+from rubberband.planning.candidates import async_notes, cases
+from rubberband.planning.feasible import Terms
+from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
+from rubberband.running.profile import async_lines
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.profile import Profile
-from rubberband.views.estimate_html import figures
+from rubberband.views.estimate.page import figures
 from tests.builders.experiment_words import words
 
 TIMES = {"compute_s": 0.029, "up_s": 0.072, "server_s": 0.018, "down_s": 0.072}

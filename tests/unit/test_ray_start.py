@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rubberband.cloud.local import ray_node, ray_start
+from rubberband.cloud.ray_head import ray_node, ray_start
 
 pytest.importorskip("ray")
 

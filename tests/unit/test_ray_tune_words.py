@@ -26,9 +26,9 @@ from ray.tune.stopper import (
 
 import rubberband
 from rubberband.errors import InputError
-from rubberband.executor.callbacks import FailureInfo, ReportInfo, RunInfo, SyncInfo
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.run.callbacks import FailureInfo, ReportInfo, RunInfo, SyncInfo
 from rubberband.integrations.ray_tune import Tuner
 from rubberband.integrations.ray_tune_callbacks import FailFast, TuneCallbacks
 from rubberband.integrations.ray_tune_words import ALONE, WORDS

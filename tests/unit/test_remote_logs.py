@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rubberband.executor.logs.trial_log import Appender, TrialLog, left_out_line
 from rubberband.executor.ray import remote_agent
 from rubberband.executor.ray.remote_agent import LogPart, append, read_new
-from rubberband.executor.trial_log import Appender, TrialLog, left_out_line
 
 
 def _take(there: Path, here: Path, taken: dict[str, int]) -> None:

@@ -16,8 +16,8 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.rules import SHORTEST_HANG_S
 from rubberband.executor.journal.journal import decode_event
-from rubberband.executor.result import Result, summarise
-from rubberband.views.narration import Narrator
+from rubberband.executor.result.result import Result, summarise
+from rubberband.views.live.narration import Narrator
 from tests.builders.jobs import JOB
 from tests.builders.results import render
 from tests.builders.stories import Story, begun, checkpoint

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 import rubberband
 from rubberband import cli
 from rubberband.errors import CheckpointError, InputError, StoreAwayError
-from rubberband.executor import rows
 from rubberband.executor.checkpoints import make_store
-from rubberband.executor.result import Result, TrialResult
+from rubberband.executor.result import rows
+from rubberband.executor.result.result import Result, TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentReport

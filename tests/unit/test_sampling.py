@@ -11,21 +11,22 @@ from typing import Any
 import pytest
 
 import rubberband
-from rubberband.app.affordable import Terms
-from rubberband.app.cases import repeat_notes, sampler_notes
-from rubberband.app.measure import Spent, make_setup
-from rubberband.app.terms import answer
 from rubberband.errors import InputError
-from rubberband.executor import sampling, session
+from rubberband.executor import sampling
 from rubberband.executor.core.events import RestPlanned, Started, TrialsDrawn
 from rubberband.executor.core.state import lanes_of
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import decode_event, decode_job, encode_event, encode_job
 from rubberband.executor.journal.reading import read
-from rubberband.executor.result import summarise
+from rubberband.executor.result.result import summarise
+from rubberband.executor.run import session
+from rubberband.planning.candidates import repeat_notes, sampler_notes
+from rubberband.planning.feasible import Terms
+from rubberband.planning.prices_and_quotas import answer
+from rubberband.running.profile import Spent, make_setup
 from rubberband.spec import samplers, space
-from rubberband.views.estimate_tables import screen_tables
-from rubberband.views.narration import Narrator
+from rubberband.views.estimate.tables import screen_tables
+from rubberband.views.live.narration import Narrator
 from tests.builders.plans import plan_job
 from tests.builders.sampled_runs import SampledRun, an_experiment
 from tests.builders.sessions import Killed, dying_after

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from rubberband.api.experiments.processes import Processes
 from rubberband.api.experiments.service import Journals, Settled
-from rubberband.api.problems import Problem
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.app.run import run_experiment
+from rubberband.api.web.problems import Problem
 from rubberband.cli import app
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import HostedRun
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission

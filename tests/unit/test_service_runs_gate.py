@@ -12,8 +12,8 @@ import pytest
 
 from rubberband.api.experiments import watcher
 from rubberband.api.experiments.watcher import Stamp, stamp_of
-from rubberband.api.problems import Problem
 from rubberband.api.settings import ServiceLimits, Settings
+from rubberband.api.web.problems import Problem
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.states import ExperimentState

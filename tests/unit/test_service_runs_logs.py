@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.errors import InputError
-from rubberband.executor.follower import Failure
-from rubberband.executor.log_pages import (
+from rubberband.executor.logs.pages import (
     LINE_BYTES,
     MAX_FILES,
     PAGE_BYTES,
@@ -22,6 +21,7 @@ from rubberband.executor.log_pages import (
     trial_files,
     write_cursor,
 )
+from rubberband.executor.run.follower import Failure
 
 FAILED = (Failure(seq=7, trial=1, lines=("attempt 1 raised: no", "Traceback")),)
 

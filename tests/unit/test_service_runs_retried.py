@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rubberband.api.problems import Problem
 from rubberband.api.settings import ServiceLimits, Settings
+from rubberband.api.web.problems import Problem
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.states import ExperimentState

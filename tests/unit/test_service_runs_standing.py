@@ -11,7 +11,6 @@ import pytest
 from rubberband.api.experiments.recording import MISREADS, Recorder, Sight, Standing, standing
 from rubberband.api.store.sql import open_store
 from rubberband.errors import InputError
-from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import (
     Ending,
@@ -22,6 +21,7 @@ from rubberband.executor.journal.hosting import (
     write_ending,
     write_order,
 )
+from rubberband.executor.run.follower import JournalFollower
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.power_cut import PowerCut

@@ -19,14 +19,14 @@ from pkgutil import resolve_name
 import pytest
 
 from rubberband.errors import EntrypointError, InputError, JournalError, NameTakenError, StoreAwayError
-from rubberband.executor import session
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, FailureKind
 from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.journal import Journal, sqlite_url
 from rubberband.executor.journal.reading import read
-from rubberband.executor.session import Setup
+from rubberband.executor.run import session
+from rubberband.executor.run.session import Setup
 from rubberband.executor.training.content import files_of
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
@@ -301,7 +301,7 @@ def test_a_view_that_cannot_write_does_not_end_the_run(folder: ExperimentFolder)
 
 
 STEPS = [
-    "rubberband.executor.session.make_store",
+    "rubberband.executor.run.session.make_store",
     "rubberband.executor.journal.journal._metadata.create_all",
     "rubberband.executor.journal.journal.Journal.create",
     "rubberband.executor.journal.journal.Journal.close",

@@ -15,15 +15,15 @@ from rubberband.cloud.prices import LiveTable
 from rubberband.cloud.side_costs import SideFacts, side_costs, side_prices
 from rubberband.executor.core.budget import bill_lines, bill_usd
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.driver import replay
-from rubberband.executor.result import summarise
-from rubberband.planner import assumptions
+from rubberband.executor.result.result import summarise
+from rubberband.executor.run.driver import replay
 from rubberband.planner.estimate import Case, estimate_plan
+from rubberband.planning import assumptions
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import BillLine, SideCost
 from rubberband.values.plan import PlanningConstraints
-from rubberband.views.estimate_tables import covers
-from rubberband.views.spending import spending
+from rubberband.views.charts.spending import spending
+from rubberband.views.estimate.tables import covers
 from tests.builders.aws_account import Account, started
 from tests.ec2.policy import statements
 from tests.property.crash_cases import STAGES, job_of, undisturbed

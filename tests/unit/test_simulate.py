@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.app import simulating
-from rubberband.app.simulating import simulated
 from rubberband.commands.common import TableFormat
 from rubberband.commands.pool import WorkloadFormat, simulate
 from rubberband.errors import InputError
 from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.simulation import fair_gpus
+from rubberband.planning import simulating
+from rubberband.planning.simulating import simulated
 from rubberband.spec.loading import load_pool
 from rubberband.views.simulation import policy_table, render_simulation
 from tests.builders.adaptdl_data import HEADER, write_data

@@ -12,20 +12,20 @@ import pytest
 from rubberband.api.experiments.recording import Recorder
 from rubberband.api.plans.process import planned, question_of
 from rubberband.api.store.sql import open_store
-from rubberband.app.affordable import Terms
-from rubberband.app.cases import cases
-from rubberband.app.run import run_experiment
-from rubberband.app.sizing import size
-from rubberband.app.terms import EstimateAnswer, answer
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import open_folder
+from rubberband.executor.run.follower import JournalFollower
+from rubberband.planning.candidates import cases
+from rubberband.planning.feasible import Terms
+from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
+from rubberband.planning.size import size
+from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import Sha
 from rubberband.states import ExperimentState
 from rubberband.values.profile import Profile
 from rubberband.values.submission import Submission
-from rubberband.views.words import size_line
+from rubberband.views.formatting import size_line
 from tests.builders.plans import plan_job
 
 PROFILE = Profile(seconds_per_iteration={1: 10.0, 2: 6.0}, trial_startup_s=1.0)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rubberband.cloud.boot_timeouts import armed_s, firmware_s, reach_s, start_limits
 from rubberband.cloud.catalogue import offer
-from rubberband.cloud.start_limits import armed_s, firmware_s, reach_s, start_limits
 from rubberband.spec.resources import Resources
 
 

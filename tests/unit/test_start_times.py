@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rubberband.api.plans.process import planned, question_of
-from rubberband.app.cases import with_start_times
-from rubberband.app.terms import answer, local_terms
 from rubberband.cli import app
-from rubberband.spec.experiment import Experiment
-from rubberband.spec.fields import delay_of
-from rubberband.values.profile import FIXED
-from rubberband.values.start_times import (
+from rubberband.planning.candidates import with_start_times
+from rubberband.planning.prices_and_quotas import answer, local_terms
+from rubberband.planning.startup_history import (
     FILE,
     LATEST,
     MOST_BYTES,
@@ -29,6 +26,9 @@ from rubberband.values.start_times import (
     start_times,
     starts_of,
 )
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.fields import delay_of
+from rubberband.values.profile import FIXED
 
 CODE = "code:train"
 START = StartRecord(entrypoint=CODE, instances=4, provision_s=2.0, init_s=19.0)

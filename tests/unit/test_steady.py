@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud import steady
-from rubberband.cloud.local import instance
-from rubberband.cloud.local.instance import STARTED, Record, load, release_marker, save
-from rubberband.cloud.steady import steady_clock, time_of
-from rubberband.executor.follower import FRESH_S, JournalFollower
+from rubberband.cloud import clock as steady
+from rubberband.cloud.clock import steady_clock, time_of
+from rubberband.cloud.ray_head import instance
+from rubberband.cloud.ray_head.instance import STARTED, Record, load, release_marker, save
 from rubberband.executor.journal.reading import read
+from rubberband.executor.run.follower import FRESH_S, JournalFollower
 from tests.builders.journalled_runs import recorded
 
 HALF_AN_HOUR_S = 1800.0

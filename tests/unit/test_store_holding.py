@@ -13,16 +13,16 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband.api.experiments.service import Runs
-from rubberband.api.problems import Problem
 from rubberband.api.routes.health import _store
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import SUBMISSIONS, Promise
 from rubberband.api.store.sql import Store
-from rubberband.app.run import run_experiment
+from rubberband.api.web.problems import Problem
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import HostedRun, holding, write_order
 from rubberband.executor.journal.inbox import Inbox
+from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.service_runs import experiment, until

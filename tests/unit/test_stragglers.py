@@ -15,7 +15,7 @@ from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.history import HungInstance, Replacement
 from rubberband.executor.core.state import Job, State, TrialStatus
 from rubberband.executor.virtual.backend import Faults
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 import rubberband
-from rubberband.app.run import run_experiment
 from rubberband.errors import InputError, JournalError
-from rubberband.executor import session
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialReported
 from rubberband.executor.journal.folder import open_folder
+from rubberband.executor.run import session
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.installation import FEWEST_FILES, home_at, require_ray
+from rubberband.running.run import run_experiment
 from tests.documents import ROOT
 
 WORDS: dict[str, Any] = {

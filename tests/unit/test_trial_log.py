@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.log_pages import page
+from rubberband.executor.logs.pages import page
+from rubberband.executor.logs.trial_log import Appender, TrialLog, left_out_line, printed_bytes, read
 from rubberband.executor.ray.slot_worker import LogPump
-from rubberband.executor.trial_log import Appender, TrialLog, left_out_line, printed_bytes, read
 
 LIMIT_BYTES = 800
 
@@ -118,7 +118,7 @@ CHATTER = """
 import os, signal, subprocess, sys
 from pathlib import Path
 from rubberband.executor.ray.slot_worker import LogPump
-from rubberband.executor.trial_log import TrialLog
+from rubberband.executor.logs.trial_log import TrialLog
 
 with LogPump().redirected(TrialLog(path=Path(sys.argv[1]), limit_bytes=800_000)):
     print("first")

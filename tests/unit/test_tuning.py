@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from rubberband.app.cases import Spent
-from rubberband.app.measure import MeasuredProfile, make_setup, measure_profile
-from rubberband.app.run import run_experiment
-from rubberband.app.terms import cloud_terms
-from rubberband.cloud.local import ray_node
+from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import Cancelled, InputError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.session import Setup
+from rubberband.executor.run.session import Setup
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.planning.candidates import Spent
+from rubberband.planning.prices_and_quotas import cloud_terms
+from rubberband.running.profile import MeasuredProfile, make_setup, measure_profile
+from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Batch, Experiment
 from rubberband.spec.profile_file import load_profile
 from rubberband.values.adaptive import BatchLimits, GoodputProfile, Throughput
@@ -48,7 +48,7 @@ def measured(
             return AdaptiveBackend("test", offer, PROFILE, metric=metric).told_by(MODEL, 500.0)
         return VirtualBackend("test", offer, PROFILE, metric=metric, faults=faults)
 
-    monkeypatch.setattr("rubberband.app.measure.make_ray_backend", make_backend)
+    monkeypatch.setattr("rubberband.running.profile.make_ray_backend", make_backend)
     entrypoint = Entrypoint.parse("nosuch:Trial", search_path=(home,))
     return measure_profile(asked, entrypoint, ExperimentFolder(home=home, name="test"))
 
@@ -198,7 +198,7 @@ def test_a_measurement_ends_what_one_that_was_cut_off_left_on_ec2(
         def close(self) -> None:
             closed.append(self._run)
 
-    monkeypatch.setattr("rubberband.app.measure.open_cluster", Cluster)
+    monkeypatch.setattr("rubberband.running.profile.open_cluster", Cluster)
     note = tmp_path / "profiling" / "experiments" / "test" / "run"
     note.parent.mkdir(parents=True)
     note.write_text("of one that was cut off")
@@ -214,13 +214,13 @@ def test_measuring_ends_when_a_request_asks_for_it_and_the_request_is_gone_then(
 ) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     inbox = Inbox(folder.inbox)
-    monkeypatch.setattr("rubberband.app.run.find_entrypoint", lambda *_: Entrypoint.parse("nosuch:Trial"))
+    monkeypatch.setattr("rubberband.running.run.find_entrypoint", lambda *_: Entrypoint.parse("nosuch:Trial"))
 
     def make_backend(_folder: object, _setup: Setup, offer: Offer, metric: str, **_: int) -> VirtualBackend:
         inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
         return VirtualBackend("test", offer, PROFILE, metric=metric)
 
-    monkeypatch.setattr("rubberband.app.measure.make_ray_backend", make_backend)
+    monkeypatch.setattr("rubberband.running.profile.make_ray_backend", make_backend)
     with pytest.raises(Cancelled, match="nothing was saved"):
         run_experiment(experiment(), folder, check=False)
     assert inbox.pending() == []

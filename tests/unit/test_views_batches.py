@@ -12,18 +12,18 @@ import pytest
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.driver import drive
 from rubberband.executor.journal.journal import Journal
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import Faults
 from rubberband.values.adaptive import BatchLimits, BatchPoint
-from rubberband.views import report_html
-from rubberband.views.batch_charts import batches_by_gpus, batches_over_time
-from rubberband.views.charts import MANY_POINTS
-from rubberband.views.live import observe, open_view, summary
-from rubberband.views.report_html import render_html, script_json
-from rubberband.views.report_text import MOST_TRIALS
-from rubberband.views.tables import batch_sizes, headlines
+from rubberband.views.charts.batches import batches_by_gpus, batches_over_time
+from rubberband.views.charts.parts import MANY_POINTS
+from rubberband.views.live.view import observe, open_view, summary
+from rubberband.views.report import page as report_html
+from rubberband.views.report.page import render_html, script_json
+from rubberband.views.report.tables import batch_sizes, headlines
+from rubberband.views.report.text import MOST_TRIALS
 from tests.builders.adaptive_runs import MODEL, adaptive_backend, adaptive_result, an_adaptive_job
 from tests.builders.results import EVERY_RESULT, a_result, render
 

@@ -6,16 +6,16 @@ import dataclasses
 
 import pytest
 
-from rubberband.api.dashboard.experiment_words import stage_rows
+from rubberband.api.dashboard.sentences import stage_rows
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
-from rubberband.executor.result import Result, summarise
-from rubberband.views.allocation_chart import allocation
-from rubberband.views.report_html import render_html
+from rubberband.executor.result.result import Result, summarise
+from rubberband.views.charts.allocation import allocation
+from rubberband.views.report.page import render_html
+from rubberband.views.report.tables import ranked, stages
 from rubberband.views.stages import planned_spans
 from rubberband.views.story import story
-from rubberband.views.tables import ranked, stages
 from tests.builders.brackets import divided
 from tests.builders.virtual_runs import run_virtual
 from tests.builders.watching import pictures, told

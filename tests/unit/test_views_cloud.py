@@ -8,14 +8,14 @@ import pytest
 
 from rubberband.cloud.virtual import Fate
 from rubberband.executor.core.state import Job
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 from rubberband.executor.virtual.backend import Faults
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan, StagePlan
-from rubberband.views.live import summary
-from rubberband.views.report_html import render_html
-from rubberband.views.tables import incidents, purchases
+from rubberband.views.live.view import summary
+from rubberband.views.report.page import render_html
+from rubberband.views.report.tables import incidents, purchases
 from tests.builders.results import a_job, a_result, render
 from tests.builders.watching import pictures, told
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.result import Result
-from rubberband.views.allocation_chart import allocation
-from rubberband.views.learning_chart import MOST_POINTS, learning_curves
-from rubberband.views.parallel_coordinates import MOST_TRIALS, parallel_coordinates
-from rubberband.views.search_charts import contour, contours, slices
-from rubberband.views.spending import shares, spend, spending, trial_costs_usd, trial_growth
+from rubberband.executor.result.result import Result
+from rubberband.views.charts.allocation import allocation
+from rubberband.views.charts.learning import MOST_POINTS, learning_curves
+from rubberband.views.charts.parallel_coordinates import MOST_TRIALS, parallel_coordinates
+from rubberband.views.charts.search import contour, contours, slices
+from rubberband.views.charts.spending import shares, spend, spending, trial_costs_usd, trial_growth
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
 from tests.builders.virtual_runs import run_virtual
 

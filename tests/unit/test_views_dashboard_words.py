@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rubberband.api.dashboard.experiment import PAGE_SIZE, Asked, TrialTable, trial_page
-from rubberband.api.dashboard.experiment_words import badge, cards, sentence, stage_rows, troubles
+from rubberband.api.dashboard.sentences import badge, cards, sentence, stage_rows, troubles
 from rubberband.executor.core.history import Granted
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
 from rubberband.units import duration

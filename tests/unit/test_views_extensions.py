@@ -8,12 +8,12 @@ import re
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import drive
 from rubberband.executor.journal.inbox import DriverRequest
-from rubberband.executor.result import Result, summarise
+from rubberband.executor.result.result import Result, summarise
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.views.live import open_view
-from rubberband.views.report_html import render_html
+from rubberband.views.live.view import open_view
+from rubberband.views.report.page import render_html
 from tests.builders.memory import MemoryJournal
 from tests.builders.results import a_job, configurations, render
 from tests.builders.timed_requests import TimedInbox, extend

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rubberband.views import report_html
-from rubberband.views.allocation_chart import allocation
-from rubberband.views.charts import gpus_per_instance
-from rubberband.views.learning_chart import learning_curves
-from rubberband.views.report_html import render_html, script_json
+from rubberband.views.charts.allocation import allocation
+from rubberband.views.charts.learning import learning_curves
+from rubberband.views.charts.parts import gpus_per_instance
+from rubberband.views.report import page as report_html
+from rubberband.views.report.page import render_html, script_json
 from tests.builders.results import EVERY_RESULT, a_job, a_result, cut_short, hostile
 
 

@@ -13,12 +13,12 @@ from rich.console import Console
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import DriverResumed, Event, TrialReported
 from rubberband.executor.core.state import Job, Phase, State
-from rubberband.executor.driver import drive
 from rubberband.executor.journal.journal import Journal
+from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.views import live
-from rubberband.views.live import Progress, TerminalView, observe, open_view, stage_table, summary
-from rubberband.views.narration import Narrator
+from rubberband.views.live import view as live
+from rubberband.views.live.narration import Narrator
+from rubberband.views.live.view import Progress, TerminalView, observe, open_view, stage_table, summary
 from tests.builders.results import FAULTS, a_job
 from tests.builders.watching import pictures, told, watch
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.views.status import headline, lines
+from rubberband.views.live.status import headline, lines
 
 
 def view(state: str) -> dict[str, Any]:

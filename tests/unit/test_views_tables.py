@@ -7,16 +7,16 @@ import json
 
 import pytest
 
-from rubberband.executor.result import Result, summarise
+from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.planner.model import predict
+from rubberband.planner.exact.model import predict
 from rubberband.states import ExperimentState
 from rubberband.values.plan import Plan
 from rubberband.values.submission import Submission
-from rubberband.views import words
+from rubberband.views import formatting
 from rubberband.views.experiment import costs
-from rubberband.views.report_text import MOST_TRIALS, tables
-from rubberband.views.tables import decisions, failures, incidents, outcome, paid_time, ranked, stages, trials
+from rubberband.views.report.tables import decisions, failures, incidents, outcome, paid_time, ranked, stages, trials
+from rubberband.views.report.text import MOST_TRIALS, tables
 from tests.builders.jobs import JOB
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, configurations, cut_short, render
 from tests.builders.virtual_runs import run_virtual
@@ -47,10 +47,10 @@ def test_any_result_is_reported_in_text_and_is_json(any_result: Result) -> None:
 
 def test_stage_rows_add_up_to_the_total_and_the_total_is_the_bill(any_result: Result) -> None:
     rows, total = figures(any_result, "Stages")
-    decimals = words.usd_decimals(max(any_result.actual_cost_usd, any_result.planned_cost_usd))
+    decimals = formatting.usd_decimals(max(any_result.actual_cost_usd, any_result.planned_cost_usd))
     for column, whole_usd in ((7, any_result.planned_cost_usd), (8, any_result.actual_cost_usd)):
         assert money([row[column] for row in rows]) == pytest.approx(money([total[column]]))
-        assert total[column] in ("", words.usd(whole_usd, decimals))
+        assert total[column] in ("", formatting.usd(whole_usd, decimals))
 
 
 def test_paid_time_adds_up(any_result: Result) -> None:
@@ -129,7 +129,7 @@ def test_a_stage_that_has_not_begun_shows_its_plan_only() -> None:
 def test_profiling_and_resumes_are_reported() -> None:
     result = dataclasses.replace(a_result(), profiling_s=31.0, profiling_cost_usd=0.0123, resumes=2)
     text = render(result)
-    whole = words.usd(result.actual_cost_usd + 0.0123)
+    whole = formatting.usd(result.actual_cost_usd + 0.0123)
     assert f"Profiling before the start took 31s and 0.0123 USD more, {whole} USD in all" in text
     assert " USD and 0.0123 USD for its profile (planned" in text
     told = costs(Submission(name="one", state=ExperimentState.DONE, created_at=0.0, changed_at=0.0), result)
@@ -157,7 +157,7 @@ def test_text_from_a_user_cannot_steer_the_terminal() -> None:
     ],
 )
 def test_small_bills_keep_their_digits(amount_usd: float, text: str) -> None:
-    assert words.usd(amount_usd) == text
+    assert formatting.usd(amount_usd) == text
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_small_bills_keep_their_digits(amount_usd: float, text: str) -> None:
     [(1.1, 1.0, "+10 %"), (0.97, 1.0, "-3.0 %"), (1.0, 1.0, "0 %"), (1.0001, 1.0, "0 %"), (1.0, 0.0, "")],
 )
 def test_differences_are_in_percent(actual: float, planned: float, text: str) -> None:
-    assert words.difference(actual, planned) == text
+    assert formatting.difference(actual, planned) == text
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.batch_history import BalanceStretch
-from rubberband.executor.result import Result, summarise
+from rubberband.executor.result.batch_history import BalanceStretch
+from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.values.balance import BalanceUse
 from rubberband.values.plan import Plan, StagePlan
-from rubberband.views import report_html
-from rubberband.views.live import observe, open_view, summary
-from rubberband.views.report_html import render_html
+from rubberband.views.formatting import slow_workers, worker_values
+from rubberband.views.live.view import observe, open_view, summary
+from rubberband.views.report import page
+from rubberband.views.report.page import render_html
+from rubberband.views.report.tables import headlines, workers
 from rubberband.views.story import story
-from rubberband.views.tables import headlines, workers
-from rubberband.views.words import slow_workers, worker_values
 from tests.builders.results import EVERY_RESULT, a_job, a_result, configurations, render
 from tests.builders.virtual_runs import run_virtual
 
@@ -33,7 +33,7 @@ SLOW = Faults(slow={"i-002": 3.0})
 
 @pytest.fixture(autouse=True)
 def _small_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_html, "PLOTLY", "report.js")
+    monkeypatch.setattr(page, "PLOTLY", "report.js")
 
 
 def use(**changes: Any) -> BalanceUse:

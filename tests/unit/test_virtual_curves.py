@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 import rubberband
-from rubberband.executor.result import Result
+from rubberband.executor.result.result import Result
 
 SCHEDULERS = [
     {"type": "sha", "num_samples": 9, "grace_period": 1, "max_t": 9, "reduction_factor": 3},

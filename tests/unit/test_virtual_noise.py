@@ -13,8 +13,8 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
-from rubberband.planner.model import predict
-from rubberband.planner.sampling import sample
+from rubberband.planner.exact.model import predict
+from rubberband.planner.noise.sampling import sample
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread

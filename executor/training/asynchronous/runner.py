@@ -29,11 +29,11 @@ from rubberband.executor.training.hooks import fault_of_words
 from rubberband.executor.training.loading import Part
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.means import Means
+from rubberband.executor.training.options import fixed_steps
 from rubberband.executor.training.runner import Steps, clean_metrics, refused
 from rubberband.executor.training.sampler import GlobalBatch, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.words import fixed_steps
 from rubberband.planner.balancing import even_shares
 from rubberband.values.asynchronous import AsyncUse
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from rubberband.executor.training.options import Group, build_optimizer, build_scheduler
 from rubberband.executor.training.runner import LacksMemory, positive
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.words import Group, build_optimizer, build_scheduler
 
 _ALIGNMENT = 64
 """Bytes; every tensor of a buffer begins at a multiple of it."""

@@ -1,0 +1,325 @@
+"""Texts of the page of one experiment: a sentence, cards, stages, and troubles. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rubberband.executor.result.result import (
+    Result,
+    StageResult,
+    TrialResult,
+)
+from rubberband.states import ACTIVE, ExperimentState
+from rubberband.units import counted, duration
+from rubberband.values.submission import Submission, Summary
+from rubberband.views.formatting import (
+    difference,
+    listed,
+    number,
+    printable,
+    usd,
+    usd_decimals,
+)
+from rubberband.views.report.tables import interruptions, outcome, tells_start_failures
+from rubberband.views.stages import cells, is_last_of_bracket
+from rubberband.views.story import sentence as sentence_of
+
+_NOT_BEGUN = {
+    ExperimentState.QUEUED: "It waits for a free slot.",
+    ExperimentState.STARTING: "Its process is measuring a profile or planning.",
+    ExperimentState.REFUSED: "It never started.",
+    ExperimentState.CANCELLED: "It was cancelled before it started.",
+    ExperimentState.INTERRUPTED: "Its process ended before it started.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """Shares of a limit (or of the larger of plan and forecast), from 0 to 1."""
+
+    done: float
+    planned: float | None
+    forecast: float | None
+    over: bool
+    """Whether the limit is exceeded."""
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """Headline figure, with the figures to compare it to."""
+
+    title: str
+    value: str
+    notes: tuple[str, ...]
+    gauge: Gauge | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """Row of a stage, planned against actual."""
+
+    stage: str
+    standing: str
+    """`done`, `current`, `ended` (before it was done) or `planned`."""
+    trials: str
+    promoted: str
+    share: float
+    """Share of its iterations."""
+    iterations: str
+    instances: str
+    gpus_per_trial: str
+    planned_time: str
+    time: str
+    planned_cost: str
+    cost: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Trials or instances that were lost, and the cause."""
+
+    what: str
+    why: str
+    severe: bool
+    """Whether something is lost for good, rather than tried again or replaced."""
+
+
+def badge(submission: Submission, result: Result | None) -> tuple[str, str]:
+    """Return CSS class and text of the badge of a state."""
+    if submission.state is ExperimentState.DONE and result is not None and result.late:
+        return "late", "done, late"
+    return submission.state.value, submission.state.value
+
+
+def sentence(submission: Submission, result: Result | None) -> str:
+    """Return the state, progress and limits in a sentence or two."""
+    reason = printable(submission.reason)
+    if result is None or submission.summary.started_at is None:
+        told = _NOT_BEGUN.get(submission.state, "")
+        if submission.state is ExperimentState.QUEUED and reason and not submission.home:
+            return f"{_capitalised(reason)}."
+        return " ".join(part for part in (told, reason) if part) if submission.state in ACTIVE else told or reason
+    if submission.state in ACTIVE:
+        runs = submission.state is ExperimentState.RUNNING
+        course = _ends(submission.summary, result) if runs else "resumes from its checkpoints"
+        parts = [_where(result), course, _money(submission.summary, result)]
+        sentences = [
+            _capitalised("; ".join(parts)),
+            _capitalised(reason) if reason and (not runs or submission.home) else "",
+        ]
+        sentences.append(printable(result.start_failures) if tells_start_failures(result) else "")
+        sentences.append(printable(result.instead_of_spot))
+        return " ".join(f"{each}." for each in sentences if each)
+    ended = _capitalised(outcome(result))
+    sentences = [ended, _capitalised(reason) if reason not in ended else "", printable(result.instead_of_spot)]
+    return " ".join(f"{each}." for each in sentences if each)
+
+
+_MOST_CAUSES = 3
+
+
+def troubles(result: Result) -> list[Trouble]:
+    """Return failed trials by cause, those that recovered, lost and refused instances, and lost checkpoints."""
+    failed = [trial for trial in result.trials if trial.status == "failed"]
+    again = [trial for trial in result.trials if trial.failures and trial.status != "failed"]
+    every = f"of {counted(len(result.trials), 'trial')}"
+    return [
+        *_by_cause(failed, lambda number: f"{number} {every} failed", severe=True),
+        *_by_cause(again, lambda number: f"{number} {every} failed and {_was(number)} tried again", severe=False),
+        *_of_instances(result),
+        *(
+            [Trouble(what=counted(len(result.setbacks), "lost checkpoint"), why=sentence_of(last), severe=False)]
+            if (last := next(reversed(result.setbacks), None))
+            else []
+        ),
+    ]
+
+
+def _was(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
+def _by_cause(trials: Sequence[TrialResult], what: Callable[[int], str], *, severe: bool) -> Iterator[Trouble]:
+    causes: dict[str, list[int]] = {}
+    for trial in trials:
+        kind, colon, message = printable(trial.failure or "").partition(": ")
+        causes.setdefault(f"{kind.replace('_', ' ')}{colon}{message}", []).append(trial.trial)
+    order = sorted(causes, key=lambda cause: -len(causes[cause]))
+    for cause in order[:_MOST_CAUSES]:
+        named = f"trial{'' if len(causes[cause]) == 1 else 's'} {listed(causes[cause])}"
+        yield Trouble(what=what(len(causes[cause])), why=f"{cause} ({named})", severe=severe)
+    if left := sum(len(causes[cause]) for cause in order[_MOST_CAUSES:]):
+        yield Trouble(what=what(left), why=f"for {counted(len(order) - _MOST_CAUSES, 'other cause')}", severe=severe)
+
+
+def _of_instances(result: Result) -> Iterator[Trouble]:
+    struck = [one for one in result.instances if one.reason and not one.preempted and one.interrupted_s is None]
+    for what, ours in (
+        ("lost", [one for one in struck if one.running_s is not None and not one.failed_start]),
+        ("failed to start", [one for one in struck if one.failed_start]),
+        ("refused", [one for one in struck if one.running_s is None and not one.failed_start]),
+    ):
+        if ours:
+            verb = what if what == "failed to start" else f"{_was(len(ours))} {what}"
+            yield Trouble(what=f"{counted(len(ours), 'instance')} {verb}", why=printable(ours[-1].reason), severe=False)
+    if result.interruptions:
+        yield Trouble(what="Spot", why=interruptions(result), severe=False)
+
+
+def turn(standing: Mapping[str, int]) -> str:
+    """Return the load before a queued experiment; `standing`: state -> number of experiments."""
+    at_work = standing.get("running", 0) + standing.get("starting", 0)
+    return f"{counted(at_work, 'experiment')} running, {standing.get('queued', 0)} queued."
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _where(result: Result) -> str:
+    left = sum(trial.status in ("queued", "running", "paused") for trial in result.trials)
+    if result.rungs:
+        stage = f"rungs {' > '.join(str(rung.trials) for rung in result.rungs)}"
+    elif any(stage.bracket is not None for stage in result.stages):
+        done = sum(bool(stage.promoted) for stage in result.stages)
+        stage = f"{done} of {counted(len(result.stages), 'stage')} done"
+    else:
+        current = max((stage.stage for stage in result.stages if stage.actual_s is not None), default=0)
+        stage = f"stage {current} ({current + 1} of {len(result.stages)})"
+    return f"{stage}; {left} of {counted(len(result.trials), 'trial')} left"
+
+
+def _ends(summary: Summary, result: Result) -> str:
+    expected_s = max(summary.forecast_jct_s or 0.0, result.actual_jct_s)
+    left_s = expected_s - result.actual_jct_s
+    ends = f"ends in about {duration(left_s)}" if left_s >= 1.0 else "about to end"
+    if result.deadline_s is None:
+        return ends
+    slack_s = result.deadline_s - expected_s
+    if abs(slack_s) < 1.0:
+        return f"{ends}, at the deadline"
+    return f"{ends}, {duration(abs(slack_s))} {'before' if slack_s > 0 else 'after'} the deadline"
+
+
+def _money(summary: Summary, result: Result) -> str:
+    cap_usd = result.asked_max_cost_usd
+    decimals = usd_decimals(max(result.whole_cost_usd, summary.forecast_cost_usd or 0.0))
+    spent = usd(result.whole_cost_usd, decimals)
+    return f"{spent} USD spent" if cap_usd is None else f"{spent} of {usd(cap_usd)} USD spent"
+
+
+def cards(submission: Submission, result: Result) -> list[Card]:
+    """Return the cards: time and cost against plan, forecast and limits; the best trial; the instances."""
+    summary, running = submission.summary, submission.state is ExperimentState.RUNNING
+    spent_usd, cap_usd, planned_usd = result.whole_cost_usd, result.asked_max_cost_usd, result.whole_planned_usd
+    decimals = usd_decimals(max(spent_usd, planned_usd))
+    deadline = "no deadline" if result.deadline_s is None else f"deadline {duration(result.asked_deadline_s or 0.0)}"
+    cap = "no max_cost" if cap_usd is None else f"max_cost {usd(cap_usd)}"
+    charged = () if result.is_charged else ("nothing is charged",)
+    took_s, planned_s = result.actual_jct_s, result.planned_jct_s
+    expected_s = max(summary.forecast_jct_s or 0.0, took_s) if running else None
+    expected_usd = max(summary.forecast_cost_usd or 0.0, spent_usd) if running else None
+    done = result.outcome == "done"  # only a finished run compares to its plan
+    time_note = _against(planned_s, expected_s, took_s if done else None, duration)
+    cost_note = _against(planned_usd, expected_usd, spent_usd if done else None, lambda money: usd(money, decimals))
+    time_gauge = _gauge(took_s, result.deadline_s, planned_s, expected_s, "deadline")
+    cost_gauge = _gauge(spent_usd, cap_usd, planned_usd, expected_usd, "max_cost")
+    return [
+        Card(title="time", value=duration(took_s), notes=(deadline, time_note), gauge=time_gauge),
+        Card(title="spent (USD)", value=usd(spent_usd, decimals), notes=(cap, cost_note, *charged), gauge=cost_gauge),
+        *_rest(result),
+    ]
+
+
+def _against(planned: float, forecast: float | None, actual: float | None, text: Callable[[float], str]) -> str:
+    compared = actual if forecast is None else forecast
+    off = "" if compared is None else difference(compared, planned).replace(" %", "\N{NO-BREAK SPACE}%")
+    told = f" ({off})" if off else ""
+    return f"planned {text(planned)}{'' if forecast is None else f'; forecast {text(forecast)}'}{told}"
+
+
+def _gauge(done: float, limit: float | None, planned: float, forecast: float | None, name: str) -> Gauge | None:
+    whole = limit or max(planned, forecast or 0.0, done)
+    if whole <= 0:
+        return None
+    of = f"of the {name}" if limit else "of the plan"
+    return Gauge(
+        done=min(done / whole, 1.0),
+        planned=planned / whole if planned <= whole else None,
+        forecast=forecast / whole if forecast is not None and forecast <= whole else None,
+        over=done > whole * (1 + 1e-9),
+        label=f"{100 * done / whole:.0f} % {of}",
+    )
+
+
+def _rest(result: Result) -> list[Card]:
+    best = result.best
+    value = None if best is None else best.metrics.get(result.metric)
+    note = "no report yet" if best is None else f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
+    # An instance with a reason that never ran was refused.
+    held = [one for one in result.instances if one.ended_s is None and (one.running_s is not None or not one.reason)]
+    here = [stage for stage in result.stages if stage.actual_s is not None and not stage.promoted]
+    wanted = sum(stage.planned_instances for stage in here)
+    planned = f"planned {wanted} for {'this stage' if len(here) == 1 else 'these stages'}"
+    planned = planned if here and held else "none held now"
+    bought = sum(instance.running_s is not None for instance in result.instances)
+    return [
+        Card(title=f"best {printable(result.metric)}", value="-" if value is None else number(value), notes=(note,)),
+        Card(title="instances now", value=str(len(held)), notes=(planned, f"{bought} bought in all")),
+    ]
+
+
+def rungs_reached(result: Result) -> str:
+    """Return a sentence on the trials that reached each rung; empty unless trials climb rungs."""
+    if not result.rungs:
+        return ""
+    reached = " > ".join(str(rung.trials) for rung in result.rungs)
+    ends = ", ".join(str(rung.iterations) for rung in result.rungs)
+    return f"Trials that reached each rung: {reached}. The rungs end after {ends} iterations."
+
+
+def stage_rows(result: Result, target_iterations: int = 0) -> list[StageRow]:
+    """Return the rows of all stages; `target_iterations` are those expected of the job, where trials climb rungs."""
+    decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
+    before, rows = 0, []
+    for stage in result.stages:
+        before = 0 if stage.rung == 0 and stage.bracket is not None else before
+        rows.append(_stage_row(result, stage, before, decimals, target_iterations))
+        before += stage.iterations
+    return rows
+
+
+def _stage_row(result: Result, stage: StageResult, before: int, decimals: int, target_iterations: int) -> StageRow:
+    begun, over = stage.actual_s is not None, bool(stage.promoted)
+    target = target_iterations if result.rungs else stage.trials * stage.iterations - _unneeded(result, stage, before)
+    ours = [trial.iterations for trial in result.trials if trial.bracket == stage.bracket]
+    done = sum([min(iterations - before, stage.iterations) for iterations in ours if iterations > before])
+    standing = "done" if over else "current" if result.outcome == "unfinished" else "ended"
+    name, trials, _, instances, gpus_per_trial = cells(stage)
+    return StageRow(
+        stage=name,
+        standing=standing if begun else "planned",
+        trials=trials,
+        promoted=f"{len(stage.promoted)} promoted" if over and not is_last_of_bracket(result.stages, stage) else "",
+        share=min(done / target, 1.0) if target else 0.0,
+        iterations=f"{done} of {target}",
+        instances=instances,
+        gpus_per_trial=gpus_per_trial,
+        planned_time=duration(stage.planned_s),
+        time="-" if stage.actual_s is None else duration(stage.actual_s),
+        planned_cost=usd(stage.planned_cost_usd, decimals),
+        cost="-" if stage.actual_cost_usd is None else usd(stage.actual_cost_usd, decimals),
+    )
+
+
+def _unneeded(result: Result, stage: StageResult, before: int) -> int:
+    """Return the iterations of a begun stage that its trials do not train, as they have ended by themselves."""
+    if stage.actual_s is None:
+        return 0
+    ours = [trial for trial in result.trials if trial.ended and trial.bracket == stage.bracket]
+    if stage.rung:
+        promoted = next(one for one in result.stages if (one.bracket, one.rung) == (stage.bracket, stage.rung - 1))
+        ours = [trial for trial in ours if trial.trial in promoted.promoted]
+    return sum(max(0, before + stage.iterations - max(before, trial.iterations)) for trial in ours)

@@ -1,0 +1,1 @@
+"""Answers of the service: models, problems, events, metrics and the OpenAPI document."""

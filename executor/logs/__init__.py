@@ -1,0 +1,1 @@
+"""The logs of trials: how a worker writes them, and pages of them."""

@@ -1,0 +1,202 @@
+"""Measures an experiment's profile, its scaling function and its start-up times, through a backend.
+
+Every slot trains a copy of the trial while it measures: a trial that is alone on an instance looks faster than one with
+neighbours, and in a stage it has neighbours. The same trials are measured with every number of GPUs, each time in
+another place on the instances, so that a slow place is not taken for a slow trial. The speed of an instance itself is
+not fitted, since no plan uses it. Everything but batch sizes is measured at the initial batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rubberband.errors import ProviderError, RubberbandError
+from rubberband.executor.core.backend import Backend
+from rubberband.executor.core.events import WITHOUT_CHECKPOINT, Gang, Slot
+from rubberband.executor.profiling.points import InstanceStarts, MeasuredNoise, Point, noise_of, profile_of
+from rubberband.executor.profiling.session import ProfilingLimits, ProfilingSession, Stopped
+from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.profile import Profile, wide_spread
+
+NO_NOISE_SCALE = (
+    "no trial measured its noise scale; the initial batch size is used instead (larger batches may be better than "
+    "they look); measure with more --iterations"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilingResult:
+    """The profile and its points."""
+
+    profile: Profile
+    points: tuple[Point, ...]
+    noise: MeasuredNoise
+    """Components of noise, with their uncertainty."""
+    starts: InstanceStarts
+    held_s: tuple[float, ...]
+    """Seconds for which each instance ran: the cost of measuring."""
+    stopped_by: str = ""
+    """Why measuring stopped before the last point, and the fix; empty if it did not."""
+    remarks: tuple[str, ...] = ()
+    """Remarks on the quality of the model of goodput."""
+
+
+def gpu_counts(gpus_per_instance: int, instances: int, minimum: int, maximum: int) -> list[int]:
+    """Return the GPUs per trial to measure: `minimum`, its doubles, and the most that fit, if packing allows them."""
+    allowed = gang_sizes(gpus_per_instance, minimum, min(maximum, gpus_per_instance * instances))
+    doubles = {minimum * 2**power for power in range(maximum.bit_length())}
+    return [gpus for gpus in allowed if gpus in doubles or gpus in (allowed[0], allowed[-1])]
+
+
+def measure(
+    backend: Backend,
+    *,
+    gpus_per_instance: int,
+    instances: int = 1,
+    min_gpus_per_trial: int = 1,
+    max_gpus_per_trial: int = 1,
+    num_trials: int | None = None,
+    iterations: int = 3,
+    least_trials: int | None = None,
+    one_machine: bool = False,
+    warm_up_iterations: int = 1,
+    sweep: bool = False,
+    models_updates: bool = False,
+    limits: ProfilingLimits | None = None,
+    on_point: Callable[[Point], None] = lambda point: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> ProfilingResult:
+    """Fill `instances` instances with trials and time them, for every GPU count of `gpu_counts`.
+
+    The backend knows `num_trials` trials (None: enough for every slot). As many are measured as train side by side, or
+    `least_trials` in turn (None: more if that takes seconds). With `sweep`, they then try the batch sizes that they may
+    choose among; with `models_updates`, the profile has the model of their asynchronous updates. Instances on
+    `one_machine` slow each other's start. `on_point` gets every point as soon as it is measured, and `cancelled` is
+    polled. The instances are released in the end; the caller closes the backend.
+
+    Raises ProviderError if an instance is refused or lost; RubberbandError if a limit or a hang of all trials leaves no
+    point, every trial fails, or none reports the metric; and Cancelled.
+    """
+    names = [f"profile-{number}" for number in range(instances)]
+    num_copies = instances * gpus_per_instance if num_trials is None else num_trials
+    session = ProfilingSession(backend, num_copies, limits or ProfilingLimits(), cancelled)
+
+    def measure_on(gangs: Sequence[Gang]) -> Point:
+        return session.measure(gangs, warm_up_iterations, iterations, least_trials)
+
+    turns = _turns(names, gpus_per_instance, min_gpus_per_trial, max_gpus_per_trial)
+    points, stopped_by = _points(session, names, turns, measure_on, sweep, on_point)
+    found = _measured(session, points, stopped_by, one_machine=one_machine, sweep=sweep)
+    if not models_updates:
+        return found
+    return replace(found, profile=replace(found.profile, asynchronous=session.updates.model()))
+
+
+def _points(
+    session: ProfilingSession,
+    names: Sequence[str],
+    turns: Sequence[Sequence[Gang]],
+    measure_on: Callable[[Sequence[Gang]], Point],
+    sweep: bool,
+    on_point: Callable[[Point], None],
+) -> tuple[list[Point], str]:
+    """Measure on the gangs of each turn; return the points, and why it stopped early ("": it did not).
+
+    With `sweep`, trials try their batch sizes after each turn.
+    """
+    points: list[Point] = []
+    try:
+        with session.instances(names):
+            for gangs in turns if session.is_whole else _ends_first(turns):
+                if not _is_worth_it(session, points, len(gangs[0])):
+                    session.left_out.append(len(gangs[0]))
+                    continue
+                points.append(measure_on(gangs))
+                try:
+                    if sweep and session.stopped is None:
+                        session.sweep()
+                finally:
+                    points[-1] = replace(points[-1], batches=session.batches.times(points[-1].gpus))
+                    on_point(points[-1])
+                if session.stopped is not None:
+                    raise session.stopped
+    except Stopped as reason:
+        if not points:
+            raise RubberbandError(f"measuring the profile stopped before its first point: {reason}") from None
+        return sorted(points, key=lambda point: point.gpus), str(reason)
+    return sorted(points, key=lambda point: point.gpus), ""
+
+
+def _ends_first(turns: Sequence[Sequence[Gang]]) -> list[Sequence[Gang]]:
+    """Return the turns with the fewest and the most GPUs, then the others, those with most GPUs first."""
+    return [*turns[:1], *turns[:0:-1]]
+
+
+def _is_worth_it(session: ProfilingSession, points: Sequence[Point], gpus: int) -> bool:
+    """Whether there is time to measure this number of GPUs, of which one between two that are known needs most."""
+    if len(points) < 2:
+        return True
+    known = Profile(seconds_per_iteration={point.gpus: point.iteration_s for point in points})
+    return 2.0 * known.iteration_s(gpus) <= session.left_s()
+
+
+def _measured(
+    session: ProfilingSession, points: Sequence[Point], stopped_by: str, *, one_machine: bool, sweep: bool
+) -> ProfilingResult:
+    noise = noise_of(points)
+    starts = InstanceStarts(
+        instances=session.instance_starts,
+        cold_s=tuple(session.cold_starts_s),
+        cold_iteration_s=max(session.cold_extras_s, default=0.0),
+        one_machine=one_machine,
+    )
+    profile = profile_of(points, starts, noise)
+    return ProfilingResult(
+        profile=replace(profile, goodput=session.batches.model()) if sweep else profile,
+        points=tuple(points),
+        noise=noise,
+        starts=starts,
+        held_s=session.held_s(),
+        stopped_by=stopped_by,
+        remarks=tuple(_remarks(session, points, sweep=sweep)),
+    )
+
+
+def _remarks(session: ProfilingSession, points: Sequence[Point], *, sweep: bool) -> Iterator[str]:
+    if session.is_unsaved:
+        yield f"the function {WITHOUT_CHECKPOINT}, which a plan does not count"
+    if wide := wide_spread({point.gpus: point.iteration_cv for point in points}):
+        yield wide
+    if session.times_warm_up:
+        yield "some trials ended by themselves in the warm-up, which is timed: it has the work of a first iteration too"
+    if session.left_out:
+        gpus = ", ".join(map(str, sorted(session.left_out)))
+        yield f"the job is short: speeds with {gpus} GPUs are interpolated; `rubberband profile` measures them"
+    if sweep and not session.batches.knows_noise_scale:
+        yield NO_NOISE_SCALE
+    if sweep and session.failed_sweeps:
+        yield f"some batch sizes could not be tried on {session.failed_sweeps[-1]}"
+
+
+def _turns(names: Sequence[str], gpus_per_instance: int, minimum: int, maximum: int) -> list[list[Gang]]:
+    """Return the gangs of each number of GPUs to measure, every time with another one first."""
+    counts = gpu_counts(gpus_per_instance, len(names), minimum, maximum)
+    if not counts:
+        raise ProviderError(
+            f"{len(names)} instances of {gpus_per_instance} GPUs cannot hold a trial of {minimum} GPUs; "
+            f"raise the number of instances or lower resources.gpus_per_trial.min"
+        )
+    every = [_gangs(names, gpus_per_instance, gpus) for gpus in counts]
+    return [gangs[turn % len(gangs) :] + gangs[: turn % len(gangs)] for turn, gangs in enumerate(every)]
+
+
+def _gangs(instances: Sequence[str], gpus_per_instance: int, gpus: int) -> list[Gang]:
+    """Return as many disjoint gangs of `gpus` slots as fit on the instances, by the rules of packing."""
+    every = [[Slot(instance=instance, gpu=gpu) for gpu in range(gpus_per_instance)] for instance in instances]
+    if gpus <= gpus_per_instance:
+        groups = [group[start : start + gpus] for group in every for start in range(0, gpus_per_instance, gpus)]
+        return [tuple(group) for group in groups if len(group) == gpus]
+    flat = [slot for group in every for slot in group]
+    copies = slots(len(instances), gpus_per_instance, gpus)
+    return [tuple(flat[copy * gpus : (copy + 1) * gpus]) for copy in range(copies)]

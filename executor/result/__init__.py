@@ -1,0 +1,1 @@
+"""The result of an experiment, from its journal alone."""

@@ -1,0 +1,590 @@
+"""The result of an experiment: trials, the best configuration, planned against actual, and how paid time was used.
+
+A view of the journal at any moment, also while the experiment runs or after a crash. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from rubberband.errors import InputError
+from rubberband.executor.core import rules
+from rubberband.executor.core.budget import (
+    PaidTime,
+    bill_lines,
+    bill_usd,
+    instance_cost_usd,
+    lane_bill_usd,
+    paid_time,
+    rent_usd_per_hour,
+)
+from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.core.history import DecisionResult, Granted, Pause, Replacement, RungResult, Setback
+from rubberband.executor.core.state import Allocation, Job, Lane, Phase, State
+from rubberband.executor.core.trials import best_trial
+from rubberband.executor.result.batch_history import (
+    BalanceStretch,
+    BatchStretch,
+    balance_history,
+    batch_history,
+    copied,
+    plain_of,
+)
+from rubberband.executor.sampling import Seeds, configurations
+from rubberband.units import counted
+from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.asynchronous import AsyncUse
+from rubberband.values.kinds import KINDS
+from rubberband.values.offer import BillLine
+from rubberband.values.plan import Market
+
+if TYPE_CHECKING:
+    import pandas
+
+    from rubberband.executor.training.entrypoint import Target
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+# Trials that no other beats in several metrics at once (the Pareto front). Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A metric, and which of its values are better."""
+
+    metric: str
+    mode: Literal["max", "min"]
+
+    @property
+    def title(self) -> str:
+        """Return `latency (min)`."""
+        return f"{self.metric} ({self.mode})"
+
+
+Found = TypeVar("Found")
+
+
+def front(candidates: Sequence[tuple[Found, Mapping[str, float]]], objectives: Sequence[Objective]) -> list[Found]:
+    """Return those that no other is at least as good as in every objective and better than in one, best first.
+
+    The first objective orders them. A candidate without a finite value of every objective is left out.
+    """
+    known: list[tuple[tuple[float, ...], int]] = []
+    for at, (_, metrics) in enumerate(candidates):
+        reported = [metrics.get(objective.metric, math.nan) for objective in objectives]
+        if all(map(math.isfinite, reported)):
+            signed = (-v if o.mode == "max" else v for v, o in zip(reported, objectives, strict=True))
+            known.append((tuple(signed), at))
+    found: list[tuple[float, ...]] = []
+    kept: list[Found] = []
+    for values, at in sorted(known):  # whatever beats a candidate comes before it
+        if not any(_beats(other, values) for other in found):
+            found.append(values)
+            kept.append(candidates[at][0])
+    return kept
+
+
+def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
+
+
+SCHEMA = "rubberband.report/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """One trial, with its learning curve."""
+
+    trial: int
+    status: str
+    configuration: Mapping[str, Any]
+    iterations: int
+    metrics: Mapping[str, float]
+    """Metrics of its latest report; empty before the first."""
+    failures: int
+    failure: str | None
+    """Why it failed (or was retried), in one line."""
+    checkpoint: CheckpointRef | None
+    curve: tuple[tuple[float, int, Mapping[str, float]], ...]
+    """(seconds from the start, iterations, metrics) of every report."""
+    bracket: int | None = None
+    """None if there is only one."""
+    batches: tuple[BatchStretch, ...] = ()
+    """Its batch sizes, in order; empty if the batch is fixed."""
+    balance: tuple[BalanceStretch, ...] = ()
+    """Shares and times of its workers, in order; empty where they were equal."""
+    updates: tuple[AsyncUse, ...] = ()
+    """Its iterations of asynchronous training, in order; empty if it is synchronous."""
+    seed: int = 0
+    """The seed of its initial weights and the order of its data."""
+    ended: bool = False
+    """Whether it has ended by itself, after its `iterations`."""
+
+    @property
+    def standing(self) -> str:
+        """Return its status, with its end by itself: `completed (ended at 5)`."""
+        return self.with_end(self.status)
+
+    def with_end(self, status: str) -> str:
+        """Return a status with the trial's end by itself."""
+        return f"{status} (ended at {self.iterations})" if self.ended else status
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Its configuration."""
+        return self.configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResult:
+    """One stage, planned against actual. Actual values of a stage that is not over count up to now."""
+
+    stage: int
+    trials: int
+    iterations: int
+    gpus_per_trial: int
+    """By the plan in force."""
+    planned_instances: int
+    """By the plan at the start of the run, like everything called planned."""
+    instances: int
+    """Most instances held at once."""
+    planned_s: float
+    """Provisioning included."""
+    actual_s: float | None
+    """None before it started."""
+    planned_cost_usd: float
+    actual_cost_usd: float | None
+    promoted: tuple[int, ...]
+    start_s: float | None = None
+    """From the start of the run; None before it started."""
+    bracket: int | None = None
+    """Its bracket, as the scheduler numbers them; None if there is only one."""
+    rung: int = 0
+    """Its number within its bracket."""
+    lane: int = 0
+    """Brackets of one lane run one after another, and lanes side by side."""
+
+    @property
+    def name(self) -> str:
+        """Its number; of several brackets, `bracket.stage`."""
+        return str(self.stage) if self.bracket is None else f"{self.bracket}.{self.rung}"
+
+    @property
+    def title(self) -> str:
+        """Its name in a sentence."""
+        return f"stage {self.stage}" if self.bracket is None else f"bracket {self.bracket} stage {self.rung}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceResult:
+    """One instance: instants in seconds from the start, and its share of the bill."""
+
+    instance: str
+    requested_s: float
+    running_s: float | None
+    ready_s: float | None
+    ended_s: float | None
+    cost_usd: float
+    reason: str
+    market: Market
+    instance_type: str
+    """The type that was bought."""
+    zone: str
+    """Empty without zones."""
+    price_usd_per_hour: float
+    """The rent; its average over the hours if each has its own price (spot)."""
+    interrupted_s: float | None
+    """Time of the provider's notice that it reclaims it; None without a notice."""
+    preempted: bool
+    """Whether the provider reclaimed it."""
+    failed_start: bool = False
+    """Whether it never got ready, through its own fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """A GPU's stretch of time with one trial, in seconds from the start."""
+
+    instance: str
+    gpu: int
+    trial: int
+    stage: int
+    start_s: float
+    training_s: float | None
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The whole outcome, as `rubberband report` prints and `rubberband.tune` returns it."""
+
+    name: str
+    outcome: Literal["done", "cancelled", "budget", "failed", "unfinished"]
+    reason: str
+    metric: str
+    mode: Literal["max", "min"]
+    best: TrialResult | None
+    """The winner, or the best so far."""
+    trials: tuple[TrialResult, ...]
+    stages: tuple[StageResult, ...]
+    decisions: tuple[DecisionResult, ...]
+    """One per SYNC, in order; empty without replanning."""
+    planned_jct_s: float
+    actual_jct_s: float
+    """From the start to the last SYNC; to now while it runs, to its end if it was cut short."""
+    planned_cost_usd: float
+    actual_cost_usd: float
+    deadline_s: float | None
+    """In force now, extensions included, like max_cost."""
+    max_cost_usd: float | None
+    paid: PaidTime
+    instances: tuple[InstanceResult, ...]
+    busy: tuple[Busy, ...]
+    resumes: int
+    profiling_s: float
+    """Spent on measuring a profile before the start; it counts against the deadline."""
+    profiling_cost_usd: float
+    """Its cost, which counts against max_cost; not part of `actual_cost_usd`."""
+    interruptions: int = 0
+    """Instances that the provider reclaimed, or gave notice of reclaiming."""
+    redone_iterations: int = 0
+    """Iterations that interruptions cut off and that were repeated: at most one per trial and interruption."""
+    head_cost_usd: float = 0.0
+    """The share of `actual_cost_usd` for the head's machine."""
+    side_usd_per_hour: float = 0.0
+    """Cost of an instance per hour beside its rent."""
+    bill: tuple[BillLine, ...] = ()
+    """The lines that add up to `actual_cost_usd`."""
+    goodput: GoodputProfile | None = None
+    """The model of adaptive training at the latest replan; None if none was measured."""
+    extensions: tuple[Granted, ...] = ()
+    """In order."""
+    resumed_s: tuple[float, ...] = ()
+    """Times at which drivers resumed it, from the start."""
+    setbacks: tuple[Setback, ...] = ()
+    """In order."""
+    pauses: tuple[Pause, ...] = ()
+    """In order."""
+    replacements: tuple[Replacement, ...] = ()
+    """Slow instances that were replaced, in order."""
+    instead_of_spot: str = ""
+    """How many instances were bought on demand instead of spot, and why; empty if none was."""
+    resumable: bool = False
+    """Whether a resume continues it, if its driver is gone."""
+    unsaved_trials: int = 0
+    """Trials whose function never passed a checkpoint, so that every stage trains them from zero."""
+    provider: str = ""
+    """local, aws or virtual; empty in reports of earlier versions."""
+    rungs: tuple[RungResult, ...] = ()
+    """Rungs of a search without a SYNC (asha); empty for others."""
+    also: tuple[Objective, ...] = ()
+    """The metrics that are reported beside the one that ranks."""
+
+    @property
+    def pareto(self) -> tuple[TrialResult, ...]:
+        """Trials that no other beats in `metric` and all of `also`, best first; empty without `also`.
+
+        Each trial counts with its latest report; failed ones do not.
+        """
+        if not self.also:
+            return ()
+        objectives = (Objective(metric=self.metric, mode=self.mode), *self.also)
+        return tuple(front([(one, one.metrics) for one in self.trials if one.status != "failed"], objectives))
+
+    @property
+    def asked_deadline_s(self) -> float | None:
+        """The deadline as the user asked for it: `deadline_s`, and what measuring the profile took of it."""
+        return None if self.deadline_s is None else self.deadline_s + self.profiling_s
+
+    @property
+    def whole_cost_usd(self) -> float:
+        """The cost of the run and of the profile that was measured for it."""
+        return self.actual_cost_usd + self.profiling_cost_usd
+
+    @property
+    def whole_planned_usd(self) -> float:
+        """The planned cost of the run, and the cost of its profile."""
+        return self.planned_cost_usd + self.profiling_cost_usd
+
+    @property
+    def asked_max_cost_usd(self) -> float | None:
+        """The max_cost as the user asked for it: `max_cost_usd`, and what measuring the profile took of it."""
+        return None if self.max_cost_usd is None else self.max_cost_usd + self.profiling_cost_usd
+
+    @property
+    def late(self) -> bool:
+        """Whether it ended (or already is) past its deadline."""
+        return self.deadline_s is not None and self.actual_jct_s > self.deadline_s
+
+    @property
+    def start_failures(self) -> str:
+        """How many instances never got ready, and why the last one did not; empty if all did."""
+        failed = [instance for instance in self.instances if instance.failed_start]
+        return rules.not_started(len(failed), len(self.instances), failed[-1].reason) if failed else ""
+
+    @property
+    def best_config(self) -> Mapping[str, Any] | None:
+        """The best trial's configuration."""
+        return self.best.configuration if self.best else None
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether its instances are paid for; those of this machine, and virtual ones, are only metered."""
+        return self.provider not in KINDS or KINDS[self.provider].is_rented
+
+    def to_dataframe(self, *, reports: bool = False) -> pandas.DataFrame:
+        """Return a pandas data frame with a row for each trial, or with `reports` for each report of each trial.
+
+        Columns of a trial are `config.NAME`, the metrics of its latest report, `iterations`, `status`, `gpu_s` and
+        `cost_usd`, its share of the bill. Raises InputError without pandas.
+        """
+        from rubberband.executor.result import rows
+
+        return rows.to_dataframe(rows.report_rows(self) if reports else rows.trial_rows(self))
+
+    def load_best(self, trial: Target | str, /, *, device: str = "cpu") -> Any:
+        """Return the best trial, restored from its checkpoint in this process, without Ray.
+
+        `trial` is the class or function that was trained, or its `module:attribute`. A `TorchTrial` has its `model` (in
+        evaluation mode, on `device`) and its `config`; a `Trial` was set up and has loaded; of a function, the content
+        of its latest checkpoint is returned. torch's tensors in it are on `device`, wherever they were saved.
+
+        Raises InputError if no trial has reported, the run was virtual, or the device is not there; CheckpointError if
+        the checkpoint is missing or does not fit, StoreAwayError if its store is away.
+        """
+        from rubberband.executor.result.rows import best_of
+        from rubberband.executor.training.restoring import restore_trial
+
+        is_simulated = self.provider in KINDS and KINDS[self.provider].is_simulated
+        return restore_trial(best_of(self), trial, is_simulated=is_simulated, device=device)
+
+    def _repr_html_(self) -> str:
+        from rubberband.executor.result.rows import result_html
+
+        return result_html(self)
+
+    @property
+    def exit_code(self) -> int:
+        """The command line's: 0 done, 1 failed (or over budget), 4 after its deadline, 130 cancelled."""
+        if self.outcome == "cancelled":
+            return 130
+        if self.outcome != "done":
+            return 1
+        return 4 if self.late else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `rubberband report NAME -o json` prints."""
+        plain: dict[str, Any] = plain_of(self)
+        shares = {"total_gpu_s": self.paid.total_gpu_s, "training_share": self.paid.training_share}
+        pareto = [trial.trial for trial in self.pareto]
+        return {"schema": SCHEMA, **plain, "late": self.late, "paid": plain["paid"] | shares, "pareto": pareto}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Result:
+        """Return the result from which `to_json` made `plain`; fields of a newer version are ignored.
+
+        Raises InputError if it is no report.
+        """
+        known = {field.name: plain[field.name] for field in fields(cls) if field.name in plain}
+        paid = plain.get("paid")
+        if isinstance(paid, Mapping):
+            known["paid"] = {field.name: paid[field.name] for field in fields(PaidTime) if field.name in paid}
+        try:
+            return TypeAdapter(cls).validate_python(known)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InputError(f"no report of schema {SCHEMA}: {where}: {first['msg']}; use the same version") from None
+
+
+def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> Result:
+    """Return the result as of `now`, on the clock of the events."""
+    at = state.ended_at if state.ended_at is not None else max(now, state.now)
+    if state.phase is Phase.NEW:
+        at = state.started_at
+    known, seeds = configurations(state, setup), Seeds(setup.get("seeds", ()), setup.get("experiment", {}))
+    trials = tuple(_trial(job, state, trial, known.get(trial, {}), seeds[trial]) for trial in range(len(state.trials)))
+    best = best_trial(state, job.metric, job.mode)
+    head_s = max(0.0, at - state.started_at - state.paused_s)
+    return Result(
+        name=job.name,
+        outcome=state.outcome if state.outcome and state.phase is Phase.FINISHED else "unfinished",
+        reason=state.reason or state.stopped,
+        metric=job.metric,
+        mode=job.mode,
+        best=None if best is None else trials[best.trial],
+        trials=trials,
+        stages=tuple(_stage(job, state, stage, at) for stage in range(len(job.stages))),
+        decisions=tuple(copied(DecisionResult, d, at_s=d.occurred_at - state.started_at) for d in state.decisions),
+        planned_jct_s=job.prediction.jct_s,
+        actual_jct_s=jct_s(state, at),
+        planned_cost_usd=job.prediction.cost_usd,
+        actual_cost_usd=bill_usd(job, state, at),
+        deadline_s=job.deadline_s,
+        max_cost_usd=job.max_cost_usd,
+        paid=paid_time(job, state, at),
+        instances=tuple(_instances(job, state, at)),
+        busy=tuple(_busy(state, at)),
+        resumes=len(state.resumed_at),
+        profiling_s=setup.get("profiling_s", 0.0),
+        profiling_cost_usd=setup.get("profiling_cost_usd", 0.0),
+        interruptions=sum(record.was_interrupted for record in state.instances.values()),
+        redone_iterations=sum(_was_cut_off(state, use) for use in state.allocations),
+        head_cost_usd=job.offer.head_cost_usd(head_s),
+        side_usd_per_hour=job.offer.side_usd_per_hour,
+        bill=bill_lines(job, state, at),
+        goodput=state.profile.goodput,
+        extensions=tuple(state.history.of(Granted)),
+        resumed_s=tuple(map(state.elapsed_s, state.resumed_at)),
+        setbacks=tuple(state.history.of(Setback)),
+        pauses=tuple(state.history.of(Pause)),
+        replacements=tuple(state.history.of(Replacement)),
+        instead_of_spot=_instead_of_spot(state),
+        resumable=state.phase is not Phase.FINISHED or rules.can_go_on(job, state),
+        unsaved_trials=sum(
+            trial.checkpoint is not None and trial.reports[-1].saved_iterations == 0 and job.max_iterations > 1
+            for trial in state.trials
+            if trial.reports and not trial.ended
+        ),
+        provider=setup.get("provider", ""),
+        rungs=tuple(_rungs(job, state)),
+        also=tuple(Objective(**one) for one in setup.get("experiment", {}).get("search", {}).get("also", ())),
+    )
+
+
+def _instead_of_spot(state: State) -> str:
+    """Return `2 instances on demand instead of spot: …`, counting those that ran."""
+    count = sum(r.instead_of_spot and r.running_at is not None for r in state.instances.values())
+    return f"{counted(count, 'instance')} on demand instead of spot: {state.fleet.spot_dry_reason}" if count else ""
+
+
+def _was_cut_off(state: State, use: Allocation) -> bool:
+    """Whether an interruption ended the gang's stretch within an iteration."""
+    if not use.preempted or use.training_at is None or use.ended_at is None:
+        return False
+    return all(report.reported_at != use.ended_at for report in reversed(state.trials[use.trial].reports))
+
+
+def jct_s(state: State, at: float) -> float:
+    """Return the seconds from the start to the last SYNC of a finished run, otherwise to `at`."""
+    ends = [stage.ended_at for stage in state.stages if stage.ended_at is not None]
+    return (max(ends) if state.outcome == "done" else at) - state.started_at
+
+
+def _trial(job: Job, state: State, trial: int, config: Mapping[str, Any], seed: int) -> TrialResult:
+    record = state.trials[trial]
+    return TrialResult(
+        trial=trial,
+        status=record.status.value,
+        configuration=config,
+        iterations=record.iterations,
+        metrics=record.reports[-1].metrics if record.reports else {},
+        failures=record.failures,
+        failure=None if record.failure is None else f"{record.failure[0]}: {record.failure[1]}",
+        checkpoint=record.checkpoint,
+        curve=tuple((r.reported_at - state.started_at, r.iterations, r.metrics) for r in record.reports),
+        bracket=next((each.bracket for each in job.brackets if trial in job.trials_of(each)), None),
+        batches=batch_history(record.reports, state.started_at),
+        balance=balance_history(record.reports, (u for u in state.allocations if u.trial == trial), state.started_at),
+        updates=tuple(report.updates for report in record.reports if report.updates is not None),
+        seed=seed,
+        ended=record.ended,
+    )
+
+
+def _stage(job: Job, state: State, index: int, at: float) -> StageResult:
+    predicted, stage, bracket = job.prediction.stages[index], job.stages[index], job.bracket_of(index)
+    record, lane = state.record_of(index), state.lanes[bracket.lane]
+    actual_s = actual_cost_usd = None
+    promoted: tuple[int, ...] = ()
+    if record is not None:
+        # Costs after the last SYNC, while instances are released, belong to the last begun stage of the lane.
+        last = record is lane.stage
+        actual_s = (at if record.ended_at is None else record.ended_at) - record.started_at
+        until = at if last or record.ended_at is None else record.ended_at
+        # The first stage's cost starts from nothing: an instance may be billed from the very instant of the start.
+        before_usd = _bill_usd(job, state, lane, record.started_at) if record is not lane.stages[0] else 0.0
+        actual_cost_usd = _bill_usd(job, state, lane, until) - before_usd
+        promoted = rules.promoted(job, record)
+        promoted = tuple(sorted(promoted)) if index + 1 < bracket.end_stage else promoted
+    return StageResult(
+        stage=index,
+        trials=stage.trials,
+        iterations=stage.iterations,
+        gpus_per_trial=state.plan.stages[index].gpus_per_trial,
+        planned_instances=job.plan.stages[index].instances,
+        instances=record.widest if record else 0,
+        planned_s=predicted.provisioning_s + predicted.duration_s,
+        actual_s=actual_s,
+        planned_cost_usd=predicted.cost_usd,
+        actual_cost_usd=actual_cost_usd,
+        promoted=promoted,
+        start_s=None if record is None else record.started_at - state.started_at,
+        bracket=bracket.bracket if job.is_divided else None,
+        rung=index - bracket.first_stage,
+        lane=bracket.lane,
+    )
+
+
+def _rungs(job: Job, state: State) -> list[RungResult]:
+    if job.ladder is None:
+        return []
+    begun = [trial for trial in state.trials if trial.attempt > 0]
+    return [
+        RungResult(
+            rung=rung,
+            iterations=total,
+            trials=sum(trial.rung >= rung for trial in begun),
+            ended=sum(t.rung > rung or t.iterations >= total or (t.ended and t.rung == rung) for t in begun),
+            promoted=sum(trial.rung > rung for trial in begun),
+        )
+        for rung, total in enumerate(job.ladder.totals)
+    ]
+
+
+def _bill_usd(job: Job, state: State, lane: Lane, at: float) -> float:
+    """Return the bill at `at`: of the whole job or, if it has several brackets, of a lane, without the head node."""
+    return lane_bill_usd(job, state, lane, at) if job.is_divided else bill_usd(job, state, at)
+
+
+def _instances(job: Job, state: State, at: float) -> list[InstanceResult]:
+    def since_start(instant: float | None) -> float | None:
+        return None if instant is None else instant - state.started_at
+
+    return [
+        copied(
+            InstanceResult,
+            record,
+            requested_s=record.requested_at - state.started_at,
+            running_s=since_start(record.running_at),
+            ready_s=since_start(record.ready_at),
+            ended_s=since_start(record.ended_at),
+            cost_usd=instance_cost_usd(job, record, at),
+            instance_type=record.instance_type or job.offer.instance_type,
+            price_usd_per_hour=rent_usd_per_hour(job, record, at),
+            interrupted_s=since_start(record.interrupted_at),
+        )
+        for record in state.instances.values()
+    ]
+
+
+def _busy(state: State, at: float) -> list[Busy]:
+    start = state.started_at
+    return [
+        Busy(
+            instance=slot.instance,
+            gpu=slot.gpu,
+            trial=use.trial,
+            stage=use.stage,
+            start_s=use.started_at - start,
+            training_s=None if use.training_at is None else use.training_at - start,
+            end_s=(at if use.ended_at is None else use.ended_at) - start,
+        )
+        for use in state.allocations
+        for slot in use.gang
+    ]

@@ -1,0 +1,283 @@
+"""A result as tables: rows of trials or reports, for data frames and files; and as a notebook shows it. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rubberband.errors import InputError
+from rubberband.executor.result.result import Result, TrialResult
+from rubberband.installation import require
+from rubberband.units import counted, duration
+
+if TYPE_CHECKING:
+    import pandas
+
+from rubberband import markup
+from rubberband.executor.result.result import StageResult
+from rubberband.units import format_usd
+
+Row = dict[str, Any]
+_OF_TRIALS = (
+    "trial",
+    "status",
+    "iterations",
+    "ended",
+    "failures",
+    "failure",
+    "bracket",
+    "gpu_s",
+    "cost_usd",
+    "checkpoint",
+    "elapsed_s",
+)
+"""Columns that are no metrics; a metric of one of these names is in `metrics.NAME`."""
+
+
+def trial_rows(result: Result) -> list[Row]:
+    """Return a row for each trial: `config.NAME`, metrics of its latest report, iterations, and its share of the bill.
+
+    `gpu_s` is the time in which GPUs were its own, start-up included.
+    """
+    gpu_s, cost_usd = _shares(result)
+    metrics = _metrics(result, (trial.metrics for trial in result.trials))
+    several = any(trial.bracket is not None for trial in result.trials)
+    rows = []
+    for trial in result.trials:
+        row: Row = {"trial": trial.trial, "status": trial.status}
+        row |= {"bracket": trial.bracket} if several else {}
+        row |= {f"config.{name}": value for name, value in _flat(trial.configuration)}
+        row |= {_column(name): trial.metrics.get(name) for name in metrics}
+        row |= {"iterations": trial.iterations, "ended": trial.ended}
+        row |= {"failures": trial.failures, "failure": trial.failure}
+        row |= {"gpu_s": gpu_s.get(trial.trial, 0.0), "cost_usd": cost_usd.get(trial.trial, 0.0)}
+        row["checkpoint"] = None if trial.checkpoint is None else trial.checkpoint.url
+        rows.append(row)
+    return _aligned(rows)
+
+
+def report_rows(result: Result) -> list[Row]:
+    """Return a row for each report of each trial: iterations done, seconds from the start, and its metrics."""
+    metrics = _metrics(result, (found for trial in result.trials for _, _, found in trial.curve))
+    return [
+        {"trial": trial.trial, "iterations": iterations, "elapsed_s": at_s}
+        | {_column(name): found.get(name) for name in metrics}
+        for trial in result.trials
+        for at_s, iterations, found in trial.curve
+    ]
+
+
+def _metrics(result: Result, reports: Iterable[Mapping[str, float]]) -> list[str]:
+    """Return all metrics in the order in which they are first reported, the experiment's own first."""
+    return list(dict.fromkeys([result.metric, *(name for metrics in reports for name in metrics)]))
+
+
+def _column(metric: str) -> str:
+    return f"metrics.{metric}" if metric in _OF_TRIALS or metric.startswith("config.") else metric
+
+
+def _flat(configuration: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a configuration; those of a mapping within it as `outer.inner`."""
+    for name, value in configuration.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _aligned(rows: Sequence[Row]) -> list[Row]:
+    """Give every row the columns of all, as conditional parameters are not in every configuration."""
+    columns: dict[str, None] = {}
+    for row in rows:
+        if any(name not in columns for name in row):
+            columns = dict.fromkeys(_merged(list(columns), list(row)))
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def _merged(known: list[str], names: list[str]) -> list[str]:
+    """Return `known` with each new name right after the one that it follows in `names`."""
+    merged, last = list(known), ""
+    for name in names:
+        if name not in merged:
+            merged.insert(merged.index(last) + 1 if last else 0, name)
+        last = name
+    return merged
+
+
+def _shares(result: Result) -> tuple[dict[int, float], dict[int, float]]:
+    """Return trial -> GPU-seconds, and trial -> its share of the bill.
+
+    An instance's cost is divided by the GPU time of its trials; the rest (idle instances, the head) by all GPU time, so
+    that the shares add up to the bill once a trial has trained.
+    """
+    on: dict[str, dict[int, float]] = {}
+    gpu_s: dict[int, float] = {}
+    for use in result.busy:
+        held_s = use.end_s - use.start_s
+        gpu_s[use.trial] = gpu_s.get(use.trial, 0.0) + held_s
+        shares = on.setdefault(use.instance, {})
+        shares[use.trial] = shares.get(use.trial, 0.0) + held_s
+    cost_usd = dict.fromkeys(gpu_s, 0.0)
+    left_usd, all_s = result.actual_cost_usd, sum(gpu_s.values())
+    for instance in result.instances:
+        shares = on.get(instance.instance, {})
+        whole_s = sum(shares.values())
+        if whole_s > 0.0 and instance.cost_usd > 0.0:
+            left_usd -= instance.cost_usd
+            for trial, held_s in shares.items():
+                cost_usd[trial] += instance.cost_usd * held_s / whole_s
+    if all_s > 0.0:
+        for trial, held_s in gpu_s.items():
+            cost_usd[trial] += left_usd * held_s / all_s
+    return gpu_s, cost_usd
+
+
+def to_dataframe(rows: Sequence[Row]) -> pandas.DataFrame:
+    """Return rows as a data frame. Raises InputError without pandas."""
+    require("to_dataframe()", "pandas")
+    import pandas
+
+    return pandas.DataFrame(rows)
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Return rows as CSV with a header; lists are JSON texts, and what is missing is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else ["trial"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def to_json(rows: Sequence[Row]) -> str:
+    """Return rows as a JSON array of objects."""
+    return json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+
+
+def to_parquet(rows: Sequence[Row]) -> bytes:
+    """Return rows as a Parquet file. A column of several types is text. Raises InputError without pyarrow."""
+    require("Parquet", "pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table({name: _of_one_type(values) for name, values in columns.items()}), buffer)
+    return buffer.getvalue()
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    kinds = {float if type(value) in (int, float) else type(value) for value in values if value is not None}
+    if len(kinds) <= 1 and not kinds & {list, dict}:
+        return [float(value) for value in values] if _mixes_numbers(values) else values
+    return [None if value is None else str(_cell(value)) for value in values]
+
+
+def _mixes_numbers(values: list[Any]) -> bool:
+    return {type(value) for value in values} == {int, float}
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict | bool) else value
+
+
+def best_of(result: Result) -> TrialResult:
+    """Return the best trial. Raises InputError if none has reported yet."""
+    if result.best is None:
+        raise InputError(
+            f"experiment {result.name!r} ({result.outcome}) has no best trial: none has reported; "
+            f"`rubberband logs {result.name}` shows why"
+        )
+    return result.best
+
+
+# A result as a notebook shows it: outcome, best configuration, stages and best trials. Pure.
+
+_MOST_TRIALS = 10
+
+
+def result_html(result: Result) -> str:
+    """Return the result as HTML."""
+    told = [_cost(result), *([result.reason] if result.reason else [])]
+    tables = [_stages(result), _trials(result)]
+    return markup.card(f"{result.name}: {_outcome(result)}", markup.lines([*told, *_best(result)]), *tables)
+
+
+def _outcome(result: Result) -> str:
+    took = duration(result.actual_jct_s)
+    if result.deadline_s is None or result.outcome != "done":
+        return f"{'not finished' if result.outcome == 'unfinished' else result.outcome}, {took}"
+    return f"done in {took}, deadline {duration(result.asked_deadline_s or 0.0)} {'missed' if result.late else 'met'}"
+
+
+def _cost(result: Result) -> str:
+    charged = "" if result.is_charged else "; nothing was charged"
+    limit = "" if result.asked_max_cost_usd is None else f" of {format_usd(result.asked_max_cost_usd)}"
+    return f"{format_usd(result.whole_cost_usd)}{limit}, planned {format_usd(result.whole_planned_usd)}{charged}"
+
+
+def _best(result: Result) -> list[str]:
+    best = result.best
+    if best is None:
+        return ["no trial has reported"]
+    metrics = {result.metric: best.metrics[result.metric], **best.metrics}
+    found = ", ".join(f"{name}={_value(value)}" for name, value in metrics.items())
+    told = [f"best: {found} (trial {best.trial}, {counted(best.iterations, 'iteration')})"]
+    if result.also:
+        objectives = [f"{result.metric} ({result.mode})", *(one.title for one in result.also)]
+        trials = ", ".join(str(trial.trial) for trial in result.pareto[:_MOST_TRIALS])
+        more = len(result.pareto) - _MOST_TRIALS
+        told.append(f"best in {' and '.join(objectives)}: trials {trials}{f' and {more} more' if more > 0 else ''}")
+    return told
+
+
+def _stages(result: Result) -> str:
+    header = ("stage", "trials", "iterations", "instances", "GPUs per trial", "time", "planned", "USD", "planned")
+    return markup.table(header, [_stage(stage) for stage in result.stages])
+
+
+def _stage(stage: StageResult) -> list[str]:
+    is_begun = stage.actual_s is not None
+    return [
+        stage.name,
+        str(stage.trials),
+        str(stage.iterations),
+        f"{stage.instances} / {stage.planned_instances}",
+        str(stage.gpus_per_trial),
+        duration(stage.actual_s or 0.0) if is_begun else "",
+        duration(stage.planned_s),
+        f"{stage.actual_cost_usd or 0.0:.4f}" if is_begun else "",
+        f"{stage.planned_cost_usd:.4f}",
+    ]
+
+
+def _trials(result: Result) -> str:
+    sign = -1.0 if result.mode == "max" else 1.0
+    most = max((trial.iterations for trial in result.trials), default=0)
+
+    def rank(trial: TrialResult) -> tuple[bool, int, float]:
+        metric = trial.metrics.get(result.metric)
+        return trial != result.best, most - trial.iterations, float("inf") if metric is None else sign * metric
+
+    trials = sorted(result.trials, key=rank)[:_MOST_TRIALS]
+    names = list(dict.fromkeys(name for trial in trials for name in trial.configuration))
+    rows = [
+        [
+            str(trial.trial),
+            _value(trial.metrics[result.metric]) if result.metric in trial.metrics else "",
+            str(trial.iterations),
+            trial.standing,
+            *(_value(trial.configuration[name]) if name in trial.configuration else "" for name in names),
+        ]
+        for trial in trials
+    ]
+    return markup.table(("trial", result.metric, "iterations", "status", *names), rows, words=(3,))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

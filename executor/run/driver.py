@@ -1,0 +1,199 @@
+"""The driver loop: events into the journal, then into the controller; its commands to the backend.
+
+The driver makes three kinds of events itself: after a SYNC, and where the allotment changed, it plans the rest again;
+where money is left over it may add a bracket; and before a bracket begins it may draw configurations. It journals them
+all: a replay needs neither planner nor sampler, and a resume by a newer version repeats the old decisions, not its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rubberband.errors import StoreAwayError
+from rubberband.executor.core import rules
+from rubberband.executor.core.backend import Backend
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import (
+    AllotmentChanged,
+    Command,
+    DriverStopped,
+    Event,
+    Finish,
+    LaunchInstance,
+    LimitsChanged,
+    ReleaseInstance,
+    Started,
+    Tick,
+    TrialReported,
+    TrialsDrawn,
+)
+from rubberband.executor.core.fleet import GONE
+from rubberband.executor.core.replanning import decide, decide_within
+from rubberband.executor.core.state import Job, State, TrialStatus
+from rubberband.executor.journal.inbox import Desk, Requests
+from rubberband.executor.journal.journal import EventLog
+
+Observer = Callable[[Event, Controller], None]
+"""Called with every event after the controller has handled it."""
+
+
+Draw = Callable[[Job, State, Mapping[int, Mapping[str, Any]], Sequence[int], Callable[[], float]], TrialsDrawn]
+"""Draws configurations of consecutive trials: (job, state, all that were drawn before, trials, clock) -> the event."""
+
+
+_RENT = (LaunchInstance, ReleaseInstance)
+
+
+def replay(controller: Controller, journal: EventLog) -> int:
+    """Fold the journal into `controller`; return the number of events."""
+    count = 0
+    for _, event in journal.events():
+        _handle(event, controller, journal)
+        count += 1
+    return count
+
+
+_MOST_TOLD = 20
+"""Events in the story of an impossible transition."""
+
+
+def _handle(event: Event, controller: Controller, journal: EventLog) -> list[Command]:
+    """Let the event take effect; to an error of that, add the story of its trial or instance, or else of the run."""
+    try:
+        return controller.handle(event)
+    except Exception as error:
+        about = {name: getattr(event, name) for name in ("trial", "instance") if hasattr(event, name)}
+        whose = " ".join(f"{name} {value}" for name, value in about.items()) or controller.job.name
+        alike = (
+            f"  {seq}: {one}"
+            for seq, one in journal.events()
+            if all(getattr(one, name, None) == value for name, value in about.items())
+        )
+        error.add_note("\n".join([f"at {event}", f"the story of {whose}:", *deque(alike, maxlen=_MOST_TOLD)]))
+        raise
+
+
+def drive(
+    controller: Controller,
+    backend: Backend,
+    journal: EventLog,
+    *,
+    observers: Sequence[Observer] = (),
+    cancelled: Callable[[], bool] = lambda: False,
+    requests: Requests | None = None,
+    draw: Draw | None = None,
+) -> Finish:
+    """Run an experiment to its end, from the beginning or from the end of its journal. Returns how it ended.
+
+    `draw` is for a job that draws configurations. `cancelled` and `requests` are polled between events. The caller
+    closes the backend, also after a StoreAwayError, which is journalled: a resume continues then.
+    """
+    try:
+        return _drive(controller, backend, journal, observers, Desk(requests or Requests(), cancelled), draw)
+    except StoreAwayError as error:
+        _take_in([DriverStopped(occurred_at=backend.now(), reason=str(error))], controller, journal, observers)
+        raise
+
+
+def _drive(
+    controller: Controller,
+    backend: Backend,
+    journal: EventLog,
+    observers: Sequence[Observer],
+    desk: Desk,
+    draw: Draw | None,
+) -> Finish:
+    is_new = replay(controller, journal) == 0
+    events: Sequence[Event] = desk.open(controller, backend.now())
+    held = [record.instance for record in controller.state.instances.values() if record.status not in GONE]
+    events = [*events, *_first_draws(controller, backend, draw)]
+    events = [*events, Started(occurred_at=backend.now()) if is_new else backend.reconcile(held)]
+    while True:
+        commands, hold_until = _take_in(events, controller, journal, observers)
+        desk.journalled()
+        while _waits_for_decision(controller.state):
+            decision = _decision(controller, backend, draw)
+            more, hold_until = _take_in([decision], controller, journal, observers)
+            commands += more
+        backend.hold_until(hold_until)
+        for command in commands:
+            if isinstance(command, Finish):
+                desk.close()
+                return command
+            backend.execute(command)
+        wake_at = controller.wake_at()
+        events = [marked_if_late(event, controller.state) for event in backend.next_events(wake_at)]
+        is_due = wake_at is not None and backend.now() >= wake_at
+        if asked := desk.asked(controller, backend.now(), at_once=is_due):
+            events = [*events, *asked]
+            is_due = is_due or any(isinstance(event, (LimitsChanged, AllotmentChanged)) for event in asked)
+        if is_due:
+            events = [*events, Tick(occurred_at=backend.now())]
+
+
+def marked_if_late(event: Event, state: State) -> Event:
+    """Return the event, marked if it is the report of an attempt that the experiment's end has just stopped."""
+    if state.course != "ending" or not isinstance(event, TrialReported):
+        return event
+    trial = state.trials[event.trial]
+    is_late = trial.status is TrialStatus.QUEUED and trial.attempt == event.attempt
+    return replace(event, late=True) if is_late else event
+
+
+def _waits_for_decision(state: State) -> bool:
+    return bool(state.to_draw()) or state.planning() is not None or state.resizing() is not None
+
+
+def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) -> list[Event]:
+    """Return the configurations of the brackets that begin at once, unless the journal has them."""
+    job, state, events = controller.job, controller.state, list[Event]()
+    drawn = dict(state.drawn)
+    for lane in state.lanes:
+        if trials := rules.to_draw(job, state, lane.brackets[0].first_stage):
+            assert draw is not None, "a job that draws comes with a sampler"
+            event = draw(job, state, drawn, trials, backend.now)
+            drawn.update(enumerate(event.configurations, start=event.first_trial))
+            events.append(event)
+    return events
+
+
+def _decision(controller: Controller, backend: Backend, draw: Draw | None) -> Event:
+    """Return the configurations that the first lane without a stage needs, or else its plan."""
+    job, state = controller.job, controller.state
+    if waiting := state.to_draw():
+        assert draw is not None, "a job that draws comes with a sampler"
+        return draw(job, state, state.drawn, waiting, backend.now)
+    lane = state.planning()
+    if lane is None:
+        return decide_within(job, state, backend.now())
+    if trials := rules.to_draw(job, state, rules.next_stage(lane)):
+        assert draw is not None, "a job that draws comes with a sampler"
+        return draw(job, state, state.drawn, trials, backend.now)
+    return decide(job, state, backend.now())
+
+
+def _take_in(
+    events: Sequence[Event], controller: Controller, journal: EventLog, observers: Sequence[Observer]
+) -> tuple[list[Command], float]:
+    """Journal the events before they take effect; return the commands, and the instant at which the budget ends.
+
+    That is the earliest after any launch or release: no lease gets longer than its reservation.
+    """
+    journal.append(events)
+    commands: list[Command] = []
+    hold_until = math.inf
+    for event in events:
+        orders = _handle(event, controller, journal)
+        commands += orders
+        if orders and any(isinstance(order, _RENT) for order in orders):
+            hold_until = min(hold_until, controller.hold_until())
+        for observe in observers:
+            try:
+                observe(event, controller)
+            except OSError:
+                continue  # a closed terminal or a full disk must not end a paid run
+    return commands, min(hold_until, controller.hold_until())

@@ -1,0 +1,309 @@
+"""The follower of one experiment's journal: its events, summary, result and limits as it grows, for several threads.
+
+Instants are Unix time; a virtual run, whose clock starts at 0, counts from its creation.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rubberband.cloud.clock import time_of
+from rubberband.errors import DamagedJournalError
+from rubberband.executor.core import rules
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event, TrialFailed
+from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
+from rubberband.executor.core.state import Job, Phase, State
+from rubberband.executor.core.trials import best_trial
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import is_hosted
+from rubberband.executor.journal.inbox import Inbox, asked_limits
+from rubberband.executor.journal.journal import Header, Journal
+from rubberband.executor.result.result import Result, jct_s, summarise
+from rubberband.states import ExperimentState
+from rubberband.units import month_begin
+from rubberband.values.submission import Summary
+
+if TYPE_CHECKING:
+    from rubberband.executor.core.extending import Extension, Limits
+
+
+def outcome_of(controller: Controller) -> tuple[ExperimentState | None, str]:
+    """Return how an experiment ended and why; None while it has not, and what keeps it from starting."""
+    state = controller.state
+    if state.phase is not Phase.FINISHED or state.outcome is None:
+        return None, rules.fails_to_start(state) if state.fleet.failed_starts else ""
+    return ExperimentState(state.outcome), state.reason
+
+
+def summary_of(header: Header, controller: Controller, now: float) -> Summary:
+    """Return an experiment's row in a list, as of `now` on the clock of its events."""
+    job, state = controller.job, controller.state
+    at = state.ended_at if state.ended_at is not None else max(now, state.now)
+    begun = state.phase is not Phase.NEW
+    expected = forecast(job, state, at) if begun else None
+    profile_usd = profiling_usd(header)
+    cost_usd = profile_usd + (bill_usd(job, state, at) if begun else 0.0)
+    month_at = month_begin(at + header.offset_s)
+    best = best_trial(state, job.metric, job.mode)
+    return Summary(
+        trials=len(state.trials),
+        stages=len(job.stages),
+        stage=_stage_of(job, state),
+        brackets=len(job.all_brackets()),
+        iterations=sum(trial.iterations for trial in state.trials),
+        target_iterations=expected_iterations(job, state),
+        instances=len(state.fleet.current()),
+        max_instances=state.allotment,
+        started_at=state.started_at + header.offset_s if begun else None,
+        ended_at=None if state.ended_at is None else state.ended_at + header.offset_s,
+        jct_s=jct_s(state, at) if begun else 0.0,
+        cost_usd=cost_usd,
+        profiling_cost_usd=profile_usd,
+        month_at=month_at,
+        month_cost_usd=cost_usd - _before_usd(header, job, state, month_at),
+        planned_jct_s=job.prediction.jct_s,
+        planned_cost_usd=profile_usd + job.prediction.cost_usd,
+        forecast_jct_s=job.prediction.jct_s if expected is None else expected.jct_s,
+        forecast_cost_usd=profile_usd + (job.prediction.cost_usd if expected is None else expected.cost_usd),
+        deadline_s=job.deadline_s,
+        max_cost_usd=None if job.max_cost_usd is None else profile_usd + job.max_cost_usd,
+        metric=job.metric,
+        mode=job.mode,
+        best_value=None if best is None else best.metric(job.metric),
+        best_trial=None if best is None else best.trial,
+    )
+
+
+def profiling_usd(header: Header) -> float:
+    """Return the cost of measuring the profile before the run: it is no part of the bill of its events."""
+    used_usd: float = header.setup.get("profiling_cost_usd", 0.0)
+    return used_usd
+
+
+def _before_usd(header: Header, job: Job, state: State, month_at: float) -> float:
+    """Return the cost before the begin of a month (Unix time); the profile was measured when the journal was made."""
+    profile_usd = profiling_usd(header) if header.created_at < month_at else 0.0
+    ran_before = state.phase is not Phase.NEW and state.started_at + header.offset_s < month_at
+    return profile_usd + (bill_usd(job, state, month_at - header.offset_s) if ran_before else 0.0)
+
+
+def _stage_of(job: Job, state: State) -> int:
+    if job.is_divided:
+        return sum(stage.ended_at is not None for stage in state.stages)
+    return state.stages[-1].stage if state.stages else 0
+
+
+FRESH_S = 0.25
+"""The result of a running experiment is cached for this long without events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a trial's attempt failed, trace-back included."""
+
+    seq: int
+    trial: int
+    lines: tuple[str, ...]
+
+
+def open_journal(folder: ExperimentFolder) -> tuple[Journal, Header]:
+    """Open the journal of an experiment. Raises InputError if that is missing, JournalError if it cannot be read."""
+    folder.require()
+    journal = Journal(folder.journal_url, folder.name)
+    try:
+        header = journal.header()
+        if header is None:
+            raise DamagedJournalError(f"the journal of {folder.name!r} is damaged (its first entry is missing)")
+    except BaseException:
+        journal.close()
+        raise
+    return journal, header
+
+
+class JournalFollower:
+    """One experiment's journal, folded as far as it was read. One thread reads it; others may ask about it."""
+
+    def __init__(self, folder: ExperimentFolder, *, clock: Callable[[], float] | None = None) -> None:
+        """Open the journal; nothing is folded yet. `clock` replaces the experiment's own.
+
+        Raises InputError if the experiment is missing, JournalError if it cannot be read.
+        """
+        self.folder, self._clock = folder, clock or partial(time_of, folder.instances)
+        self._lock = threading.RLock()
+        self.journal, self.header = open_journal(folder)
+        self.controller = Controller(self.header.job)
+        """The state as far as it was read; only for the thread that reads."""
+        self.seq = -1
+        """Sequence number of the last folded event; -1 before the first."""
+        self.failures: list[Failure] = []
+        self._live = False
+        self._latest: tuple[int, float, Result] | None = None
+
+    def refresh(self, *, live: bool) -> list[tuple[int, Event]]:
+        """Fold the events that were journalled since, and return them with their sequence numbers.
+
+        `live`: a driver runs, so that time passes between events. It takes one query if nothing is new. Raises
+        JournalError if they cannot be read; then nothing is folded.
+        """
+        with self._lock:
+            self._live = live and not self.header.kind.is_simulated
+            found = list(self.journal.events(after=self.seq))
+            for seq, event in found:
+                self._fold(seq, event)
+            return found
+
+    def each(self, *, live: bool = False) -> Iterator[tuple[int, Event]]:
+        """Fold the events that were journalled since, each before it is yielded; none is kept. Raises JournalError."""
+        self._live = live and not self.header.kind.is_simulated
+        for seq, event in self.journal.events(after=self.seq):
+            with self._lock:
+                self._fold(seq, event)
+            yield seq, event
+
+    def _fold(self, seq: int, event: Event) -> None:
+        self.controller.handle(event)
+        self.seq = seq
+        if isinstance(event, TrialFailed):
+            said = f"attempt {event.attempt} {event.kind}: {event.message}\n{event.details}"
+            self.failures.append(Failure(seq=seq, trial=event.trial, lines=tuple(said.splitlines())))
+
+    @property
+    def now(self) -> float:
+        """The instant up to which time and cost count, on the clock of its events."""
+        return self._clock() if self._live else self.controller.state.now
+
+    @property
+    def present(self) -> float:
+        """Now, by the experiment's clock, also without a driver."""
+        return self._clock()
+
+    def summary(self) -> Summary:
+        """Return its row in a list."""
+        with self._lock:
+            return summary_of(self.header, self.controller, self.now)
+
+    def result(self) -> Result:
+        """Return the result so far."""
+        with self._lock:
+            now = self._clock()
+            if self._latest is not None:
+                seq, at, latest = self._latest
+                if seq == self.seq and 0.0 <= now - at < FRESH_S:
+                    return latest
+            result = summarise(self.controller.job, self.controller.state, self.header.setup, self.now)
+            self._latest = self.seq, now, result
+            return result
+
+    def limits(self, *, deadline: object, max_cost_usd: float | None) -> Limits:
+        """Return other limits as the driver counts them. Raises InputError if invalid, or below the present ones."""
+        from rubberband.executor.core.extending import limits_of
+
+        with self._lock:
+            controller = self._as_asked()
+            return limits_of(
+                self.header, controller.job, controller.state, deadline=deadline, max_cost_usd=max_cost_usd
+            )
+
+    @property
+    def limits_in_force(self) -> Limits:
+        """The present limits as the driver counts them, requested ones included."""
+        from rubberband.executor.core.extending import Limits
+
+        with self._lock:
+            job = self._as_asked().job
+            return Limits(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd)
+
+    def extension(self, limits: Limits, *, driven: bool) -> Extension:
+        """Return the effect of other limits. It may take long. Raises InputError."""
+        from rubberband.executor.core.extending import extension
+
+        with self._lock:
+            controller = self._as_asked()
+            job, state = controller.job, copy.deepcopy(controller.state)
+            now = self.now if self.header.kind.is_simulated else self.present
+        # Planning may take long, and must not block other threads.
+        limited = {"deadline_s": limits.deadline_s, "max_cost_usd": limits.max_cost_usd}
+        return extension(job, state, now, driven=driven, **limited)
+
+    def has_taken(self, request: str) -> bool:
+        """Whether the request of this id is applied, or, if it asks for limits, about to be."""
+        with self._lock:
+            return request in self._as_asked().state.requests
+
+    def granted(self) -> Extension:
+        """Return the limits in force, in answer to a request that is applied already."""
+        from rubberband.executor.core.extending import Extension, Outlook
+
+        with self._lock:
+            controller = self._as_asked()
+            job, state = controller.job, controller.state
+            expected = forecast(job, state, max(self.now, state.now))
+            outlook = Outlook(
+                jct_s=expected.jct_s,
+                cost_usd=expected.cost_usd,
+                deadline_s=job.deadline_s,
+                max_cost_usd=job.max_cost_usd,
+                plan=state.plan,
+                feasible=job.deadline_s is None or expected.jct_s <= job.deadline_s,
+                reason="these limits already apply",
+            )
+            return Extension(before=outlook, after=outlook, stage=len(state.stages), applied=True)
+
+    @property
+    def max_cost_usd(self) -> float | None:
+        """The cap of the total cost, profiling and requested limits included; None: no limit."""
+        with self._lock:
+            most_usd = self._as_asked().job.max_cost_usd
+        return None if most_usd is None else most_usd + profiling_usd(self.header)
+
+    def resumed(self) -> Forecast:
+        """Return the time and the whole cost that are expected if it is resumed now, with requested limits.
+
+        A run with a max_cost costs no more than that.
+        """
+        from rubberband.executor.core.extending import resumed
+
+        with self._lock:
+            controller = self._as_asked()
+            job, now = controller.job, self.now if self.header.kind.is_simulated else self.present
+            expected = forecast(job, resumed(job, controller.state, now), now)
+            cost_usd = expected.cost_usd if job.max_cost_usd is None else min(expected.cost_usd, job.max_cost_usd)
+            return Forecast(jct_s=expected.jct_s, cost_usd=profiling_usd(self.header) + cost_usd)
+
+    def goes_on(self) -> bool:
+        """Whether a resume continues it, with requested limits."""
+        with self._lock:
+            return not self._as_asked().is_over
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it is releasing everything, to end."""
+        with self._lock:
+            return self.controller.state.phase is Phase.ENDING
+
+    def _as_asked(self) -> Controller:
+        """Return the controller with the limits in the inbox applied."""
+        events = asked_limits(Inbox(self.folder.inbox), self.controller, self.controller.state.now)
+        if not events:
+            return self.controller
+        asked = copy.deepcopy(self.controller)
+        for event in events:
+            asked.handle(event)
+        return asked
+
+    def close(self) -> None:
+        """Close the journal. The state that was read remains."""
+        with self._lock:
+            self.journal.close()
+
+
+def at_work(folder: ExperimentFolder) -> bool:
+    """Whether a process of the service, or a driver that was started by hand, runs the experiment."""
+    return is_hosted(folder) or folder.driven

@@ -1,0 +1,1 @@
+"""Planning asynchronous successive halving: many simulated runs side by side."""

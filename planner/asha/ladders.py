@@ -1,0 +1,163 @@
+"""`rubberband.values.rungs.Rungs` of many simulated runs at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rubberband.planner.asha.draws import Draw
+from rubberband.planner.exact.table import Bools, Ints
+from rubberband.values.rungs import Ladder
+
+
+class BitSets:
+    """Sets of ranks: a trie of words, in which a bit says whether the word below it has any."""
+
+    def __init__(self, size: int, ranks: int) -> None:
+        self._shift = 6 if ranks < 64 else 5  # the highest bit of 64 is a sign
+        self._levels: list[tuple[int, Ints]] = []
+        width = ranks
+        while not self._levels or width > 1:
+            width = (width - 1 >> self._shift) + 1
+            self._levels.append((width, np.zeros(size * width, np.int64)))
+
+    def _at(self, width: int, sets: Ints, ranks: Ints) -> tuple[Ints, Ints]:
+        """Return the word of each rank, and its bit there."""
+        if width == 1:
+            return sets, 1 << ranks
+        return sets * width + (ranks >> self._shift), 1 << (ranks & (1 << self._shift) - 1)
+
+    def add(self, sets: Ints, ranks: Ints) -> None:
+        """Add a rank to each of the sets, which are different ones."""
+        for width, words in self._levels:
+            at, bits = self._at(width, sets, ranks)
+            words[at] = words.take(at) | bits
+            ranks = ranks >> self._shift
+
+    def has(self, sets: Ints, ranks: Ints) -> Bools:
+        """Return which of the sets have a rank."""
+        width, words = self._levels[0]
+        at, bits = self._at(width, sets, ranks)
+        found: Bools = words.take(at) & bits != 0
+        return found
+
+    def neighbour(self, sets: Ints, ranks: Ints, step: int, level: int = 0) -> Ints:
+        """Return the next member of each set above a rank (`step` is 1), or below it (-1); there is one."""
+        width, words = self._levels[level]
+        near = ranks + step
+        places = near & (1 << self._shift) - 1
+        within = -1 << places if step > 0 else (2 << places) - 1
+        if width == 1:
+            found = words.take(sets) & within
+            return _lowest_bit(found) if step > 0 else _highest_bit(found)
+        blocks = near >> self._shift
+        found = words.take(sets * width + blocks) & within
+        empty = (found == 0).nonzero()[0]
+        if len(empty):
+            blocks[empty] = self.neighbour(sets[empty], blocks[empty], step, level + 1)
+            found[empty] = words.take(sets[empty] * width + blocks[empty])
+        return (blocks << self._shift) + (_lowest_bit(found) if step > 0 else _highest_bit(found))
+
+
+def _lowest_bit(words: Ints) -> Ints:
+    return _exponent(words & -words)
+
+
+def _highest_bit(words: Ints) -> Ints:
+    # Without neighbours, the bits below the highest one do not round up.
+    return _exponent(words & ~(words >> 1))
+
+
+def _exponent(words: Ints) -> Ints:
+    found: Ints = (words.astype(np.float64).view(np.int64) >> 52) - 1023
+    return found
+
+
+class Ladders:
+    """`rubberband.values.rungs.Rungs` of many runs: a set of ranks for each rung and run.
+
+    The threshold is the last of the best 1/eta. With a new result it stays, or moves to a neighbour. The result may go
+    on or, where the best 1/eta are one more, the new threshold.
+    """
+
+    def __init__(self, ladder: Ladder, draw: Draw, columns: Ints, *, defers: bool) -> None:
+        """`columns` has the sample of each run.
+
+        Unless a run `defers` promotions, it carries out each one before the next result.
+        """
+        first, last = int(columns.min()), int(columns.max())
+        ranks = draw.ranks[:, first : last + 1]
+        rungs, (levels, samples, trials) = len(ladder.totals), ranks.shape
+        order = np.empty_like(ranks)
+        np.put_along_axis(order, ranks, np.arange(trials)[None, None], axis=2)
+        self._rows, self._eta, self._defers = len(columns), ladder.reduction_factor, defers
+        self._ranks, self._order = ranks.ravel(), order.ravel()
+        self._cell, self._per_rung = (columns - first) * trials, 0 if levels == 1 else samples * trials
+        size = rungs * self._rows
+        self._recorded, self._promoted = BitSets(size, trials + 1), BitSets(size, trials + 1)
+        self._recorded.add(np.arange(size), np.full(size, trials))  # every rank has one behind it
+        self._until = np.full(size, self._eta)
+        """Results until the best 1/eta are one more."""
+        self._until[-self._rows :] = trials + 1  # the last rung promotes none
+        self._threshold, self._best = np.full(size, -1), np.full(size, trials)
+        self.due = np.zeros(self._rows, np.int64)
+        """(runs,) Bit set of the rungs that may promote a trial."""
+
+    def record(self, at: Ints, rungs: Ints, trials: Ints) -> None:
+        """A trial of each of the runs has ended its rung."""
+        ranks, sets = self._ranks.take(self._cells(at, rungs) + trials), rungs * self._rows + at
+        self._recorded.add(sets, ranks)
+        until = self._until.take(sets) - 1
+        grows = until == 0
+        self._until[sets] = np.where(grows, self._eta, until)
+        threshold = self._threshold.take(sets)
+        due = ranks < threshold
+        down, up = (due > grows).nonzero()[0], (grows > due).nonzero()[0]
+        if len(down):
+            some = sets.take(down)
+            self._threshold[some] = self._recorded.neighbour(some, threshold.take(down), -1)
+        if len(up):
+            some = sets.take(up)
+            self._threshold[some] = above = self._recorded.neighbour(some, threshold.take(up), 1)
+            if not self._defers:
+                ranks[up], due[up] = above, ~self._promoted.has(some, above)
+        if self._defers:
+            self._best[sets] = best = np.minimum(self._best.take(sets), ranks)
+            self._mark(at, sets, rungs, best)
+            return
+        found = due.nonzero()[0]
+        if len(found):
+            some = sets.take(found)
+            self._best[some] = ranks.take(found)
+            self.due[at.take(found)] = 1 << rungs.take(found)
+
+    def _mark(self, at: Ints, sets: Ints, rungs: Ints, best: Ints) -> None:
+        """Mark the rungs whose best trial may go on."""
+        is_due = best <= self._threshold.take(sets)
+        self.due[at] = self.due.take(at) & ~(1 << rungs) | is_due << rungs
+
+    def promote(self, at: Ints) -> tuple[Ints, Ints]:
+        """Return the trial of each of the runs that goes on, and the rung that it has ended: the highest."""
+        due = self.due.take(at)
+        rungs = _highest_bit(due)
+        sets = rungs * self._rows + at
+        best = self._best.take(sets)
+        self._promoted.add(sets, best)
+        if self._defers:
+            self._best[sets] = after = self._after(sets, best)
+            self._mark(at, sets, rungs, after)
+        else:
+            self.due[at] = 0
+        return self._order.take(self._cells(at, rungs) + best), rungs
+
+    def _after(self, sets: Ints, ranks: Ints) -> Ints:
+        """Return the next result of each set behind some ranks that was not promoted."""
+        found = self._recorded.neighbour(sets, ranks, 1)
+        again = self._promoted.has(sets, found).nonzero()[0]
+        while len(again):
+            found[again] = self._recorded.neighbour(sets[again], found[again], 1)
+            again = again[self._promoted.has(sets[again], found[again])]
+        return found
+
+    def _cells(self, at: Ints, rungs: Ints) -> Ints:
+        cells: Ints = self._cell.take(at)
+        return cells + rungs * self._per_rung if self._per_rung else cells

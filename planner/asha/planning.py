@@ -1,0 +1,369 @@
+"""Plans of asynchronous successive halving (asha): a throughput problem, solved by simulation.
+
+A plan is one number of instances and one gang for the whole run (`rubberband.planner.asha.runs`). Which configuration
+is better is not known, and decides how many are promoted: each sample ranks the trials at random, and draws every time
+that varies. All plans are compared on the same samples. Few of them choose candidates; a plan is feasible if it keeps
+the limits with the confidence in all, from which its prediction is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from threading import Lock
+
+import numpy as np
+
+from rubberband.errors import InfeasibleError
+from rubberband.planner.asha.draws import Draw, drawn
+from rubberband.planner.asha.runs import simulate
+from rubberband.planner.exact.model import check_plan
+from rubberband.planner.exact.solver import unbeaten
+from rubberband.planner.exact.table import Floats, distinct, gangs_of
+from rubberband.planner.problem import Infeasible, Problem
+from rubberband.planner.sentences import unreachable
+from rubberband.values.offer import Offer, slots
+from rubberband.values.plan import (
+    Distribution,
+    Market,
+    Odds,
+    Plan,
+    Planned,
+    Prediction,
+    Stage,
+    StagePlan,
+    StagePrediction,
+)
+from rubberband.values.profile import Profile
+
+_SAMPLES_OF_ONE = 33_000
+_MOST_SAMPLES, _FEWEST_SAMPLES = 3000, 300
+"""Samples of a chosen plan: fewer of many trials, whose mean varies less."""
+_FEW = 10
+"""Share of them that candidates are compared with."""
+_BETWEEN = ((_FEW, 100), (3, 300))
+"""Parts of them that rule candidates out, and the fewest samples for that: fewer save no time."""
+_MOST_CELLS = 4_000_000
+"""Trials that are simulated side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How thoroughly plans are compared."""
+
+    rough_samples: int = 8
+    """Samples of every candidate."""
+    share: float = 1.0
+    """Share of the samples of a chosen plan."""
+    counts: int = 12
+    """Numbers of instances tried for each gang; those between the best ones are tried next."""
+
+
+THOROUGH = Effort()
+QUICK = Effort(rough_samples=4, share=0.2, counts=6)
+"""For a row beside another plan."""
+_UNLUCKY = 3.0
+"""Standard errors below the confidence at which a candidate is dropped."""
+_NEAR = 1.1
+"""A plan that another one beats by this factor in time and in cost is not on the frontier."""
+_EXTREMES = 8
+"""Fastest candidates, and cheapest ones, that show what is within reach."""
+_TOGETHER = 10
+"""Candidates that are looked at side by side."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Samples of a plan, each (samples,)."""
+
+    jct_s: Floats
+    cost_usd: Floats
+    starts_s: Floats
+    """Instants at which its instances are ready."""
+
+    @cached_property
+    def mean(self) -> tuple[float, float]:
+        """Mean JCT and cost."""
+        return float(self.jct_s.mean()), float(self.cost_usd.mean())
+
+    @cached_property
+    def _firsts(self) -> dict[int, Figures]:
+        return {len(self.jct_s): self}
+
+    def first(self, count: int) -> Figures:
+        """Return the first samples."""
+        if count not in self._firsts:
+            self._firsts[count] = Figures(self.jct_s[:count], self.cost_usd[:count], self.starts_s[:count])
+        return self._firsts[count]
+
+    def joined(self, more: Figures) -> Figures:
+        """Return these and more samples."""
+        pairs = ((self.jct_s, more.jct_s), (self.cost_usd, more.cost_usd), (self.starts_s, more.starts_s))
+        return Figures(*(np.concatenate(pair) for pair in pairs))
+
+
+@dataclass(slots=True)
+class Simulations:
+    """The samples of a job, drawn when they are first needed."""
+
+    stage: Stage
+    profile: Profile
+    offer: Offer
+    seed: int
+    effort: Effort = THOROUGH
+    _draw: Draw | None = None
+    _figures: dict[StagePlan, Figures] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def ends(self) -> list[int]:
+        """Numbers of samples: all plans are looked at with the first, and fewer and fewer plans with more."""
+        most = min(_MOST_SAMPLES, max(_FEWEST_SAMPLES, int(_SAMPLES_OF_ONE / self.stage.trials**0.75)))
+        rough, most = self.effort.rough_samples, int(most * self.effort.share)
+        return [rough, *(most // part for part, least in _BETWEEN if most // part >= least), most]
+
+    @property
+    def rough(self) -> int:
+        """Samples of every candidate."""
+        return self.ends[0]
+
+    @property
+    def few(self) -> int:
+        """Samples that show how plans differ."""
+        return max(self.rough, self.most // _FEW)
+
+    @property
+    def most(self) -> int:
+        """Samples of a chosen plan."""
+        return self.ends[-1]
+
+    def figures(self, choices: Sequence[StagePlan], count: int) -> list[Figures]:
+        """Return the first samples of plans."""
+        with self._lock:  # estimates in several threads share them
+            self._complete(choices, count)
+            return [self._figures[choice].first(count) for choice in choices]
+
+    def _complete(self, choices: Sequence[StagePlan], count: int) -> None:
+        """Simulate what is lacking of the first samples of plans."""
+        lacking: dict[tuple[str, int], list[StagePlan]] = {}
+        for choice in dict.fromkeys(choices):
+            known = len(self._figures[choice].jct_s) if choice in self._figures else 0
+            if known < count:
+                lacking.setdefault((choice.market, known), []).append(choice)
+        for (_, known), some in lacking.items():
+            some.sort(key=lambda one: slots(one.instances, self.offer.gpus, one.gpus_per_trial))
+            most = max(1, _MOST_CELLS // ((count - known) * self.stage.trials))
+            for first in range(0, len(some), most):
+                self._simulate(some[first : first + most], range(known, count))
+
+    def _simulate(self, choices: Sequence[StagePlan], samples: range) -> None:
+        if self._draw is None:
+            self._draw = drawn(self.stage, self.profile, self.offer, self.most, (self.seed,))
+        runs = simulate(self.stage, choices, self.profile, self.offer, self._draw, samples)
+        for choice, *found in zip(choices, runs.jct_s, runs.cost_usd, runs.starts_s, strict=True):
+            before = self._figures.get(choice)
+            more = Figures(*found)
+            self._figures[choice] = more if before is None else before.joined(more)
+
+
+def _quantile(values: Floats, share: float) -> float:
+    """Return a quantile; np.quantile imports masked arrays for it, a tenth of a start."""
+    return float(np.interp(share * (len(values) - 1), np.arange(len(values)), np.sort(values)))
+
+
+def _distribution(values: Floats) -> Distribution:
+    p10, p50, p90, p95 = (_quantile(values, share) for share in (0.1, 0.5, 0.9, 0.95))
+    return Distribution(mean=float(values.mean()), p10=p10, p50=p50, p90=p90, p95=p95)
+
+
+# Searching
+
+
+def planned(problem: Problem, chosen: Plan, simulations: Simulations | None = None) -> Planned:
+    """Return a plan with its prediction and its odds. Raises InputError if it does not fit the job or the offer."""
+    check_plan(problem.stages, chosen, problem.offer)
+    runs, choice = simulations or simulations_of(problem), chosen.stages[0]
+    (found,) = runs.figures([choice], runs.most)
+    starts_s, (mean_s, mean_usd) = float(found.starts_s.mean()), found.mean
+    stage = StagePrediction(
+        start_s=0.0,
+        provisioning_s=starts_s,
+        duration_s=mean_s - starts_s,
+        cost_usd=mean_usd,
+        slots=slots(choice.instances, problem.offer.gpus, choice.gpus_per_trial),
+    )
+    beyond = choice.gpus_per_trial > problem.profile.largest_gpus
+    prediction = Prediction(
+        jct_s=mean_s,
+        cost_usd=mean_usd,
+        stages=(stage,),
+        jct=_distribution(found.jct_s),
+        cost=_distribution(found.cost_usd),
+        num_samples=len(found.jct_s),
+        extrapolated=(choice.gpus_per_trial,) if beyond else (),
+    )
+    reserve_usd = problem.reserve_usd(chosen, [mean_usd])
+    in_time, in_budget = problem.box.less(reserve_usd).limits_kept(found.jct_s, found.cost_usd)
+    odds = Odds(
+        p_deadline=float(in_time.mean()),
+        p_budget=float(in_budget.mean()),
+        p_both=float((in_time & in_budget).mean()),
+    )
+    return Planned(plan=chosen, prediction=prediction, odds=odds, reserve_usd=reserve_usd)
+
+
+def simulations_of(problem: Problem, effort: Effort = THOROUGH) -> Simulations:
+    """Return the samples of a job: not yet drawn, or those of an earlier row beside other plans."""
+    job = (problem.stages[0], problem.profile, problem.offer, problem.seed, effort)
+    return _kept(*job) if effort is QUICK else Simulations(*job)
+
+
+# A row beside other plans does not depend on deadline and budget, and these are what users ask about again.
+_kept = lru_cache(maxsize=4)(Simulations)
+
+
+def solve(problem: Problem) -> Planned | Infeasible:
+    """Return the plan of least mean cost (or mean JCT) that keeps the limits with the confidence."""
+    search = _Search(problem, QUICK if problem.quick else THOROUGH)
+    chosen = search.best()
+    return Infeasible(search.infeasible) if chosen is None else planned(problem, Plan(stages=(chosen,)), search.runs)
+
+
+def frontier(problem: Problem) -> list[tuple[float, float]]:
+    """Return (the JCT kept with the confidence, mean cost) of plans that no other beats, fastest first."""
+    search, box, confidence = _Search(problem, THOROUGH), problem.box, problem.constraints.confidence
+    rough = [found.mean for found in search.runs.figures(search.candidates, search.runs.rough)]
+    best = [one for one, mean in zip(search.candidates, rough, strict=True) if not _is_beaten(*mean, rough)]
+    points = []
+    for found in search.runs.figures(best, search.runs.few):
+        points.append((_quantile(found.jct_s, confidence), found.mean[1]))
+    return unbeaten([point for point in points if point[0] <= box.time_s and point[1] <= box.cost_usd])
+
+
+def _is_beaten(jct_s: float, cost_usd: float, others: Iterable[tuple[float, float]]) -> bool:
+    """Return whether another plan is clearly faster and cheaper."""
+    return any(other_s < jct_s / _NEAR and usd < cost_usd / _NEAR for other_s, usd in others)
+
+
+class _Search:
+    """The candidates of one planning call."""
+
+    def __init__(self, problem: Problem, effort: Effort) -> None:
+        self.problem, self.effort, self.runs = problem, effort, simulations_of(problem, effort)
+        self.candidates = list(self._coarse())
+        self._confidence = problem.constraints.confidence
+
+    def _coarse(self) -> Iterable[StagePlan]:
+        problem = self.problem
+        markets: list[Market] = ["on_demand"] if problem.offer.spot is None else ["on_demand", "spot"]
+        for gpus in gangs_of(problem.profile, problem.offer, problem.constraints):
+            counts = self._counts(gpus)
+            kept = distinct(np.round(np.geomspace(1, len(counts), min(len(counts), self.effort.counts)))).astype(int)
+            for market in markets:
+                yield from (
+                    StagePlan(instances=counts[at - 1], gpus_per_trial=gpus, market=market) for at in kept.tolist()
+                )
+
+    def _counts(self, gpus: int) -> range:
+        """Return the numbers of instances that trials of `gpus` GPUs fill: up to a slot for each trial."""
+        offer, trials = self.problem.offer, self.problem.stages[0].trials
+        wide = max(1, gpus // offer.gpus)
+        most = -(-trials // max(1, offer.gpus // gpus)) * wide
+        return range(wide, min(offer.max_instances, most) + 1, wide)
+
+    def best(self) -> StagePlan | None:
+        """Return the best candidate that keeps the limits, on spot alone first where that is preferred."""
+        on_spot = [one for one in self.candidates if one.market == "spot"] if self.problem.prefers_spot else []
+        return self._best(on_spot) or self._best(list(self.candidates))
+
+    def _best(self, candidates: Sequence[StagePlan]) -> StagePlan | None:
+        """Return the best of some candidates that keeps the limits, or one near it."""
+        first = self._hopeful(candidates, self.runs.rough)[:1]
+        near = [one for choice in first for one in self._near(choice)]
+        self.candidates += near
+        found = self._confirmed([*candidates, *near])
+        if found is None or found in [*first, *near]:
+            return found
+        near = list(self._near(found))
+        self.candidates += near
+        choices = [choice for choice in (self._confirmed(near), found) if choice is not None]
+        figures = self.runs.figures(choices, self.runs.most)
+        return min(zip(choices, figures, strict=True), key=lambda pair: self._value(pair[1]))[0]
+
+    def _near(self, choice: StagePlan) -> Iterable[StagePlan]:
+        """Return the candidates between a choice and the next ones that were tried."""
+        tried = {one.instances for one in self.candidates if one.gpus_per_trial == choice.gpus_per_trial}
+        below = max((count for count in tried if count < choice.instances), default=0)
+        above = min((count for count in tried if count > choice.instances), default=choice.instances)
+        counts = [count for count in self._counts(choice.gpus_per_trial) if below < count < above]
+        step = max(1, len(counts) // self.effort.counts)
+        for count in counts[::step]:
+            if count not in tried:
+                yield replace(choice, instances=count)
+
+    def _confirmed(self, candidates: Sequence[StagePlan]) -> StagePlan | None:
+        """Return a candidate that keeps the limits by all samples: the best by few, or the next one that does."""
+        hopeful = self._hopeful(candidates, self.runs.rough)
+        together = 1 if len(self.runs.ends) == 2 else _TOGETHER
+        for first in range(0, len(hopeful), together):
+            for choice in self._hopeful(hopeful[first : first + together], self.runs.ends[1]):
+                if all(self._hopeful([choice], count) for count in self.runs.ends):
+                    return choice
+        return None
+
+    def _hopeful(self, candidates: Sequence[StagePlan], count: int) -> list[StagePlan]:
+        """Return the candidates that may keep the limits by the first samples (by all of them: that do), best first."""
+        unlucky = 0.0 if count == self.runs.most else _UNLUCKY / math.sqrt(count)
+        enough = self._confidence - unlucky * math.sqrt(self._confidence * (1.0 - self._confidence) + 1.0 / count)
+        found = list(zip(candidates, self.runs.figures(candidates, count), strict=True))
+        kept = [(self._value(each), at) for at, (one, each) in enumerate(found) if self._kept(one, each) >= enough]
+        return [found[at][0] for _, at in sorted(kept)]
+
+    def _kept(self, choice: StagePlan, found: Figures) -> float:
+        """Return the share of samples in which a candidate keeps the limits."""
+        box = self.problem.box.less(self._reserve_usd(choice, found))
+        return float(box.holds(found.jct_s, found.cost_usd).mean())
+
+    def _reserve_usd(self, choice: StagePlan, found: Figures) -> float:
+        return self.problem.reserve_usd(Plan(stages=(choice,)), [found.mean[1]])
+
+    def _value(self, found: Figures) -> tuple[float, float]:
+        return found.mean[::-1] if self.problem.objective == "min_cost" else found.mean
+
+    def infeasible(self) -> InfeasibleError:
+        """Return the error that names the limit out of reach, and the nearest value within."""
+        box, points = self.problem.box, self._points(self._extremes(), self.runs.most).values()
+        kept = [(box.limits_kept(jct_s, cost_usd), jct_s, cost_usd) for jct_s, cost_usd in points]
+        return unreachable(
+            box,
+            min(jct_s for _, jct_s, _ in kept),
+            min(cost_usd for _, _, cost_usd in kept),
+            lambda: (
+                min(cost_usd for (in_time, _), _, cost_usd in kept if in_time),
+                min(jct_s for (_, in_budget), jct_s, _ in kept if in_budget),
+            ),
+            f" with confidence {self._confidence:g}",
+            self.problem.beside,
+        )
+
+    def _extremes(self) -> list[StagePlan]:
+        """Return the fastest and the cheapest candidates, of all and of those that keep the other limit."""
+        points, box = self._points(self.candidates, self.runs.rough), self.problem.box
+        some = [one for at in (0, 1) for one in sorted(points, key=lambda one: points[one][at])[:_EXTREMES]]
+        points = self._points(list(dict.fromkeys(some)), self.runs.few)
+        found = []
+        for at, most in ((0, box.cost_usd), (1, box.time_s)):
+            best = sorted(points, key=lambda one: points[one][at])
+            found += best[:2] + [one for one in best if points[one][1 - at] <= most][:1]
+        return list(dict.fromkeys(found))
+
+    def _points(self, choices: Sequence[StagePlan], count: int) -> dict[StagePlan, tuple[float, float]]:
+        """Return the JCT and the cost that plans keep with the confidence."""
+        points = {}
+        for choice, found in zip(choices, self.runs.figures(choices, count), strict=True):
+            least = math.ceil(self._confidence * count - 1e-9) - 1
+            jct_s, cost_usd = (float(np.sort(values)[least]) for values in (found.jct_s, found.cost_usd))
+            points[choice] = jct_s, cost_usd + self._reserve_usd(choice, found)
+        return points

@@ -1,0 +1,1 @@
+"""Planning with mean times: the exact search over stages and instances held."""

@@ -1,0 +1,1 @@
+"""Planning where times vary: samples, odds, and the plan that keeps its limits with the confidence asked for."""

@@ -1,1 +1,0 @@
-"""The services that commands and the API call: estimate, measure, plan, run."""

@@ -1,0 +1,1 @@
+"""From an experiment to a planning problem: prices, quotas, candidates, limits, and the changes that help."""

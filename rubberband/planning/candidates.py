@@ -1,0 +1,349 @@
+"""The cases of an experiment: every instance type with its profile and its limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rubberband.cloud.catalogue import Table, offers, similar_types, table_of
+from rubberband.errors import InputError
+from rubberband.planner.estimate import Case
+from rubberband.planner.reserve import Reserve
+from rubberband.planning.startup_history import StartTimes, remark
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.fields import LognormalDelay, delay_of
+from rubberband.spec.samplers import canonical, num_configurations
+from rubberband.units import counted
+from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.asynchronous import AsyncProfile
+from rubberband.values.offer import Offer, gang_sizes
+from rubberband.values.plan import Market, PlanningConstraints
+from rubberband.values.profile import Profile, adding_up_words, mixed_factor, relative_speed
+
+_ABOUT, _ABOUT_S = 0.2, 1.0
+"""A delay in the file gets no remark if it is off by at most this share, or by at most these seconds."""
+MARKETS: tuple[Market, Market] = ("on_demand", "spot")
+POOR_FIT = 0.1
+"""Mean relative error over its own points above which a model gets a remark."""
+
+
+Room = Mapping[str, Mapping[Market, int]]
+"""Instance type -> market -> instances that the quota allows; unknown where it is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Time and money used before an experiment starts; they count against its limits."""
+
+    seconds: float = 0.0
+    cost_usd: float = 0.0
+
+
+def with_start_times(
+    experiment: Experiment, times: StartTimes | None, profiles: Profile | Mapping[str, Profile] | None = None
+) -> tuple[Experiment, tuple[str, ...], frozenset[str]]:
+    """Return the experiment with the start times of this machine, remarks, and the words that were replaced.
+
+    The first start of a trial on a fresh worker, as `profiles` have it, belongs to the start of an instance. A delay in
+    the file stays if it is close to the measured one; otherwise it is replaced, with a remark.
+    """
+    if times is None or not experiment.resources.kind.is_this_machine:
+        return experiment, (), frozenset()
+    extra_s = profiles.cold_start_extra_s if isinstance(profiles, Profile) else 0.0
+    seen = {
+        "provision_delay": LognormalDelay.model_construct(mean_s=times.provision_s, cv=times.provision_spread.cv),
+        "init_delay": LognormalDelay.model_construct(mean_s=times.init_s + extra_s, cv=0.0),
+    }
+    remarks = []
+    for word, delay in list(seen.items()):
+        place, written_s = _written_delay(experiment, word)
+        if written_s is None:
+            continue
+        if abs(written_s - delay.mean_s) <= max(_ABOUT_S, _ABOUT * delay.mean_s):
+            del seen[word]
+        else:
+            remarks.append(remark(f"{place}.{word}", written_s, delay.mean_s, times))
+    changed = experiment.resources.model_copy(update=seen)
+    return experiment.model_copy(update={"resources": changed}), tuple(remarks), frozenset(seen)
+
+
+def _written_delay(experiment: Experiment, word: str) -> tuple[str, float | None]:
+    """Return the part of the file that has a delay, and its mean in seconds (None if it is not written)."""
+    for place, part in (("resources", experiment.resources), ("profile", experiment.profile)):
+        written = getattr(part, word, None)
+        if written is not None:
+            return place, delay_of(written)[0]
+    return "resources", None
+
+
+def cases(
+    experiment: Experiment,
+    profiles: Profile | Mapping[str, Profile],
+    now: float,
+    *,
+    table: Table | None = None,
+    room: Room | None = None,
+    spent: Spent | None = None,
+) -> tuple[Case, ...]:
+    """Return a case for each instance type of the experiment, in its order, for a start at `now` (Unix time).
+
+    Its limits are those of the experiment less what is `spent`, and a plan leaves the money that a run keeps back.
+
+    `profiles` is one for all types, or type -> profile. If trials adapt their batch and the profile has a model of
+    that, the case's profile has the times of adapting trials; only then does it keep the model. `table` has live
+    prices, if they were asked for. With `room`, types and spot markets without quota are left out (unless that is all).
+
+    Raises InputError for an experiment that cannot be planned.
+    """
+    resources = experiment.resources
+    limited = [_within(offer, room or {}) for offer in offers(resources, profiles, table=table)]
+    chosen, used = [found for found in limited if found.max_instances] or limited, spent or Spent()
+    found = [
+        _case(
+            experiment,
+            offer,
+            profiles if isinstance(profiles, Profile) else profiles[offer.instance_type],
+            now - used.seconds,
+        )
+        for offer in chosen
+    ]
+    reserve = Reserve(margin_s=resources.kind.release_margin_s, dearest_usd_per_hour=dearest(experiment, chosen))
+    return tuple(replace(case, constraints=_left(case.constraints, used), reserve=reserve) for case in found)
+
+
+def dearest(experiment: Experiment, chosen: Sequence[Offer]) -> float | None:
+    """Return the price of the most expensive type that may replace a sold-out one; None without fallback."""
+    prices = [offer.price_usd_per_hour for offer in chosen]
+    return max(prices) if experiment.resources.kind.is_rented and len(prices) > 1 else None
+
+
+def _left(constraints: PlanningConstraints, spent: Spent) -> PlanningConstraints:
+    deadline_s, max_cost_usd = constraints.deadline_s, constraints.max_cost_usd
+    return replace(
+        constraints,
+        deadline_s=None if deadline_s is None else max(0.0, deadline_s - spent.seconds),
+        max_cost_usd=None if max_cost_usd is None else max(0.0, max_cost_usd - spent.cost_usd),
+    )
+
+
+def _within(offer: Offer, room: Room) -> Offer:
+    """Return the offer within the quota, on the markets that have any."""
+    markets = room.get(offer.instance_type, {})
+    on_demand, spot = (min(offer.max_instances, markets.get(m, offer.max_instances)) for m in MARKETS)
+    if offer.spot is None or not spot:
+        return replace(offer, max_instances=on_demand, spot=None)
+    return replace(offer, max_instances=min(on_demand, spot) or spot)
+
+
+def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
+    """Return the largest number of GPUs of a trial that a profile knows: measured, or of one instance by its model."""
+    adapts = experiment.batch.policy != "fixed" and profile.goodput is not None
+    modelled = adapts or _workers_model(experiment, profile) is not None
+    return max(profile.largest_gpus, offer.gpus) if modelled else profile.largest_gpus
+
+
+def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) -> Case:
+    batch, largest = experiment.batch.to_plain(), known_gpus(experiment, offer, profile)
+    resources = experiment.resources.model_copy(update={"max_instances": offer.max_instances})
+    allowed = experiment.model_copy(update={"resources": resources})
+    constraints = allowed.planning_constraints(now, offer.gpus, largest)
+    fixed = replace(profile, goodput=None, asynchronous=_workers_model(experiment, profile))
+    if fixed.asynchronous is not None:
+        return _asynchronous_case(offer, fixed, constraints)
+    if batch is None or profile.goodput is None:
+        return Case(offer=offer, profile=fixed, constraints=constraints)
+    from rubberband.planner.goodput.planning import adapted, limits_within
+
+    model = replace(profile.goodput, limits=limits_within(profile.goodput, batch))
+    least, most = constraints.min_gpus_per_trial, min(constraints.max_gpus_per_trial, model.limits.max)
+    if least > most:
+        raise InputError(
+            f"resources.gpus_per_trial.min: {least} GPUs are more than the {most} samples of the profile's largest "
+            f"batch; lower it to {most}, or raise batch.max and profile again"
+        )
+    sizes = [gpus for gpus in gang_sizes(offer.gpus, least, most) if gpus >= profile.smallest_gpus]
+    if not sizes:
+        return Case(offer=offer, profile=fixed, constraints=constraints)
+    return Case(
+        offer=offer,
+        profile=adapted(replace(profile, goodput=model), offer.gpus, sizes),
+        constraints=replace(constraints, max_gpus_per_trial=sizes[-1]),
+        fixed=fixed,
+    )
+
+
+def _workers_model(experiment: Experiment, profile: Profile) -> AsyncProfile | None:
+    """Return the model of the workers, if they train asynchronously and the profile has one.
+
+    Workers that share the batch of each update (max_staleness 0) wait for each other, and the model does not hold.
+    """
+    asked = experiment.training.to_plain()
+    if asked is None or asked.max_staleness == 0 or profile.asynchronous is None:
+        return None
+    from rubberband.planner.queueing import with_servers
+
+    return with_servers(profile.asynchronous, asked.servers)
+
+
+def _asynchronous_case(offer: Offer, profile: Profile, constraints: PlanningConstraints) -> Case:
+    """Return the case of trials that train asynchronously, with a worker on every GPU."""
+    from rubberband.planner.queueing import scaled
+
+    found = gang_sizes(offer.gpus, constraints.min_gpus_per_trial, constraints.max_gpus_per_trial)
+    sizes = [gpus for gpus in found if gpus >= profile.smallest_gpus]
+    return Case(offer=offer, profile=scaled(profile, sizes) if sizes else profile, constraints=constraints)
+
+
+def stand_in_speeds(experiment: Experiment, case: Case, options: Sequence[Case]) -> dict[str, float]:
+    """Return the types that are used instead of a case's where it is sold out: type -> speed of a GPU over the case's.
+
+    These are the experiment's other types with as many GPUs of as much memory; the speeds follow from their profiles.
+    """
+    if not experiment.resources.kind.is_rented:
+        return {}
+    planned, table = case.fixed or case.profile, table_of(experiment.resources)
+    similar = similar_types(experiment.resources, case.offer.instance_type, table)
+    return {
+        one.offer.instance_type: relative_speed(one.fixed or one.profile, planned)
+        for one in options
+        if one.offer.instance_type in similar
+    }
+
+
+def mixture_notes(experiment: Experiment, case: Case, options: Sequence[Case], gpus: int) -> list[str]:
+    """Return a remark on each type of another speed that may be used instead, for gangs of `gpus` GPUs."""
+    planned = case.offer.instance_type
+    found, instances = [], max(1, gpus // case.offer.gpus)
+    for name, speed in stand_in_speeds(experiment, case, options).items():
+        if not experiment.gains_from_mixtures or math.isclose(speed, 1.0, rel_tol=0.01):
+            continue
+        slow = min(gpus, case.offer.gpus)
+        mixed = _factor(case.profile, [1.0] * (gpus - slow) + [speed] * slow)
+        gang = "a trial on it" if instances == 1 else f"a gang on {counted(instances, 'instance')}, one of them {name},"
+        adds_up = "" if instances == 1 else f"; {adding_up_words(case.profile)}"
+        found.append(
+            f"instances: {name} is used instead of {planned} where that is sold out, and is {speed:.2g}x as fast by "
+            f"the profile. An iteration of {gang} takes {mixed:.2f}x as long{adds_up}."
+        )
+    return found
+
+
+def _factor(profile: Profile, speeds: Sequence[float]) -> float:
+    if profile.asynchronous is None:
+        return mixed_factor(speeds, balanced=True)
+    from rubberband.planner.queueing.mixed import mixed_factor as updates_factor
+
+    return updates_factor(profile.asynchronous, tuple(speeds))
+
+
+_MOST_COMPARED = 10_000
+"""Trials whose configurations are compared with each other."""
+
+
+def repeat_notes(experiment: Experiment) -> list[str]:
+    """Return a remark on trials that train a configuration of another trial again."""
+    search = experiment.search
+    trials, size = search.num_trials, num_configurations(search.space)
+    if size < trials:
+        again = "it" if size == 1 else "them"
+        fewer = "remove values that occur twice" if search.sampler.type == "grid" else "start fewer trials"
+        return [
+            f"space: it has {size:,.0f} configuration{'s' * (size != 1)}, and {trials} trials train {again} again, "
+            f"with other seeds; {fewer}, or widen the space."
+        ]
+    if search.sampler.learns or trials > _MOST_COMPARED or (math.isinf(size) and not search.points_to_train):
+        return []
+    different = len({canonical(each) for each in search.configurations()})
+    if different == trials:
+        return []
+    walked = "" if math.isinf(size) else ", or list its values and walk it with sampler: {type: grid}"
+    return [
+        f"space: {counted(trials, 'trial')} have {counted(different, 'configuration')}, and train "
+        f"{trials - different:,} again, with other seeds; widen the space{walked}."
+    ]
+
+
+def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:
+    """Return a remark on a sampler that learns: the trials that it draws, and those before, which are random.
+
+    `at_once` brackets begin at the start.
+    """
+    search, sizes = experiment.search, [bracket[0].trials for bracket in experiment.brackets()]
+    known, needed, trials = len(search.evaluated_rewards), search.results_needed, sum(sizes)
+    if not search.sampler.learns or known >= needed:
+        return []
+    name, num_brackets = search.sampler.algorithm, len(sizes)
+    if experiment.brackets()[0][0].ladder is not None:  # a trial is drawn when it starts
+        drawn = max(0, trials - (needed - known))
+    else:
+        drawn = sum(sizes[at] for at in range(at_once, num_brackets) if known + sum(sizes[:at]) >= needed)
+    if drawn:
+        return [
+            f"sampler: {name} draws at most {drawn:,} of the {trials} trials. The others are drawn at random, as it "
+            f"learns from {counted(needed, 'result')} on."
+        ]
+    if num_brackets == 1:
+        why, remedy = "all start before the first result", "use scheduler: {type: hyperband} or {type: asha}"
+    elif at_once >= num_brackets:
+        why, remedy = (
+            f"all {counted(num_brackets, 'bracket')} start before the first result",
+            "lower resources.max_instances",
+        )
+    else:
+        why, remedy = f"it learns from {counted(needed, 'result')} on", "raise max_t"
+    return [
+        f"sampler: {name} draws none of the {trials} trials, as {why}, and all are drawn at random; {remedy}, or "
+        f"give {needed} evaluated_rewards."
+    ]
+
+
+def batch_notes(experiment: Experiment, model: GoodputProfile | None) -> list[str]:
+    """Return remarks on the planning of adaptive batches, for the model of a case's profile; none for fixed batches."""
+    batch = experiment.batch
+    if batch.policy == "fixed":
+        return []
+    if model is None:
+        return [
+            "batch: the profile has no model of goodput, so that trials are planned as if their batch were fixed "
+            "(adapting it is never slower); measure one with `rubberband profile`."
+        ]
+    notes = []
+    if batch.max is not None and batch.max > model.limits.max:
+        notes.append(
+            f"batch: max={batch.max} is more than the {model.limits.max} samples of the largest batch when it was "
+            "profiled, and planned as those; profile again if more are possible now."
+        )
+    if model.fit_error > POOR_FIT:
+        notes.append(f"batch: the model misses its own points by {model.fit_error:.0%} on average; profile again.")
+    return notes
+
+
+def async_notes(experiment: Experiment, profile: Profile, used: Collection[int]) -> list[str]:
+    """Return remarks on a plan whose trials train asynchronously on `used` numbers of GPUs, with a case's profile."""
+    asked, model = experiment.training.to_plain(), profile.asynchronous
+    if asked is None or asked.max_staleness == 0 or not used:
+        return []
+    if model is None:
+        return [
+            "async: the profile has no model of the workers, so that gangs that were not measured are interpolated; "
+            "measure one with `rubberband profile`."
+        ]
+    from rubberband.planner.queueing import KNEE_GAIN, curve, knee, least_telling, updates_per_s
+
+    most, bend = max(used), knee(model)
+    found = curve(model, most)
+    low, high = float(found.low[-1]), float(found.high[-1])
+    telling = least_telling(model, most) if model.blend is None else None
+    unsure = "" if telling is None else f"; profile {counted(telling, 'GPU')} to know better"
+    band = "" if most == 1 else f"; the queueing model allows {low:.4g} to {high:.4g}{unsure}"
+    notes = [
+        f"async: a trial with {counted(most, 'worker')} is planned with {updates_per_s(profile, most):.4g} "
+        f"updates/s{band}. The knee is at {bend} "
+        f"worker{'s' * (bend > 1)}: beyond it one more shortens an update by less than {100.0 * KNEE_GAIN:g} %."
+    ]
+    if most > bend:
+        notes.append(
+            f"async: the plan uses {most} workers per trial, beyond the knee; lower resources.gpus_per_trial to {bend}."
+        )
+    return notes

@@ -1,0 +1,387 @@
+"""From an experiment to its estimate, with the sources of its figures: the one answer of every front door.
+
+The command line, the service and Python give the same JSON. Nothing is started or spent.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rubberband.cloud.catalogue import Table, offers, price_source, row_source, spot_source, types_of
+from rubberband.cloud.prices import LiveTable, live_table
+from rubberband.errors import InputError, ProviderError
+from rubberband.planner.estimate import Case, Estimate
+from rubberband.planner.sizing import Size
+from rubberband.planning.assumptions import Assumption, Basis, Name, assumptions, bill_lines
+from rubberband.planning.candidates import (
+    MARKETS,
+    Room,
+    async_notes,
+    batch_notes,
+    mixture_notes,
+    repeat_notes,
+    sampler_notes,
+)
+from rubberband.planning.feasible import Terms, planned
+from rubberband.planning.startup_history import start_times
+from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_words
+from rubberband.spec.pool import PoolFile, PoolFolder
+from rubberband.spec.profile_file import VARIATIONS, InlineProfile
+from rubberband.spec.resources import Resources
+from rubberband.values.offer import BillLine, Offer
+from rubberband.values.plan import Market, Plan, Policy
+from rubberband.values.profile import Profile
+
+if TYPE_CHECKING:
+    from rubberband.cloud.aws import quota
+    from rubberband.cloud.aws.calls import AwsSession
+
+
+def local_terms(experiment: Experiment, home: Path) -> Terms:
+    """Terms that this machine knows: its start times, as runs of `home` measured them, and the cap of the pool."""
+    resources, name = experiment.resources, entrypoint_words(experiment.entrypoint)
+    cap, notes = None, tuple[str, ...]()
+    if resources.pool is not None:
+        from rubberband.planning.month_cap import month_cap
+
+        try:
+            cap = month_cap(Path(resources.pool), time.time())
+        except ProviderError as error:
+            notes = (f"pool: whether its max_usd_per_month covers the plan is not known: {error}.",)
+    if not resources.kind.is_this_machine or name is None:
+        return Terms(month_cap=cap, notes=notes)
+    return Terms(starts=start_times(home, name, resources.max_instances), month_cap=cap, notes=notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateAnswer:
+    """An estimate and its assumptions."""
+
+    estimate: Estimate
+    assumptions: tuple[Assumption, ...]
+    notes: tuple[str, ...]
+    bill: tuple[BillLine, ...] = ()
+    """The lines of the plan's bill, which add up to its (mean) cost."""
+    size: Size | None = None
+    """Set if the search was sized to the limits."""
+    blocks: tuple[str, ...] = ()
+    """The one of `notes` that compares the plan with a capacity block; empty without."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `rubberband estimate -o json` prints."""
+        return {
+            **self.estimate.to_json(),
+            "assumptions": [asdict(assumption) for assumption in self.assumptions],
+            "notes": list(self.notes),
+            "bill": [asdict(line) for line in self.bill],
+            **({} if self.size is None else {"size": self.size.to_json()}),
+        }
+
+
+def answer(
+    experiment: Experiment,
+    profiles: Profile | Mapping[str, Profile],
+    terms: Terms,
+    *,
+    now: float,
+    clock: Callable[[], float],
+    policy: Policy = "optimal",
+    plan: Plan | None = None,
+    frontier: bool = False,
+    seed: int = 0,
+    most_usd: float | None = None,
+    size: bool = False,
+) -> EstimateAnswer:
+    """Estimate an experiment that starts at `now` (Unix time).
+
+    With `size`, or where its size is auto, the search is first sized to the limits (`rubberband.planning.size`).
+    An answer without a plan within the limits has remedies, none of which costs more than `most_usd`. `plan` is the
+    user's own, to predict instead of search. The whole `frontier` takes much longer. `clock` reads seconds, to time the
+    planning. Raises InputError for an experiment that cannot be planned.
+    """
+    found = planned(
+        experiment,
+        profiles,
+        terms,
+        now=now,
+        policy=policy,
+        given=plan,
+        to_size=size,
+        compare=True,
+        frontier=frontier,
+        seed=seed,
+        most_usd=most_usd,
+        clock=clock,
+    )
+    best, started = found.estimate, found.experiment
+    block = None if terms.blocks is None else terms.blocks(best)
+    blocks = () if block is None else (block,)
+    return EstimateAnswer(
+        estimate=best,
+        assumptions=assumptions(best, _bases(experiment, best.case, terms.table, found.seen)),
+        notes=(
+            *started.notes,
+            *found.remarks,
+            *repeat_notes(started),
+            *_planned_notes(best, started, found.cases),
+            *_notes(started, best.case, terms.table),
+            *terms.notes,
+            *blocks,
+            *_cap_notes(best, terms, now),
+        ),
+        bill=bill_lines(best),
+        size=found.size,
+        blocks=blocks,
+    )
+
+
+def _cap_notes(best: Estimate, terms: Terms, now: float) -> tuple[str, ...]:
+    """Return the remark that the pool's money does not cover the plan; empty if it does."""
+    if terms.month_cap is None or best.prediction is None:
+        return ()
+    refused = terms.month_cap.refusal(best.prediction.cost_usd, best.prediction.jct_s, now)
+    return () if refused is None else (f"pool: a run is refused now: {refused}.",)
+
+
+def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Case]) -> list[str]:
+    """Return remarks on the plan; none without one."""
+    if best.job is None:
+        return []
+    sizes = {stage.gpus_per_trial for stage in best.job.plan.stages}
+    workers = async_notes(experiment, best.profile, sizes)
+    mixed = mixture_notes(experiment, best.case, options, max(sizes))
+    return [*sampler_notes(experiment, len(best.job.lanes)), *workers, *mixed]
+
+
+def _bases(experiment: Experiment, case: Case, table: Table | None, seen: Collection[str]) -> dict[Name, Basis]:
+    """Return the sources of an estimate's inputs; inputs without one are given in the experiment file.
+
+    `seen` are the words that measured start times of this machine replace.
+    """
+    resources, profile, instance_type = experiment.resources, case.profile, case.offer.instance_type
+    by_file = profile.source == "file"
+    profiled: Basis = "measured" if by_file else "given"
+    found: dict[Name, Basis] = {
+        "time per iteration": profiled,
+        "noise scale of the gradients": "measured" if profile.goodput and profile.goodput.points else "given",
+        "start-up of a trial": profiled if by_file or profile.trial_startup_s else "default",
+        "noise of trials": profiled if profile.varies or _tells_noise(experiment, instance_type) else "default",
+        "provisioning of an instance": _delay(resources.provision_delay, profile.provision_delay_s, profiled),
+        "initialising of an instance": _delay(resources.init_delay, profile.init_delay_s, profiled),
+        "price of an instance": _price(price_source(resources, instance_type, table=table)),
+        "price of a spot instance": _price(spot_source(resources, instance_type, table=table)),
+    }
+    if "provision_delay" in seen:
+        found["provisioning of an instance"] = "measured"
+    if "init_delay" in seen:
+        found["initialising of an instance"] = "measured"
+    if _asks_head_price(resources, case.offer, table):
+        found["head node"] = "live"
+    if "interruptions_per_hour" not in resources.spot.model_fields_set:
+        found["spot interruptions"] = "default"
+    return found
+
+
+def _notes(experiment: Experiment, case: Case, table: Table | None) -> list[str]:
+    """Return remarks on the sources of prices, on the batches, and on the profile."""
+    resources, offer, name = experiment.resources, case.offer, case.offer.instance_type
+    source = price_source(resources, name, table=table)
+    notes = []
+    if source == "free of charge":
+        notes.append(f"price: {name} is {source}.")
+    elif source.startswith("AWS"):
+        notes.append(f"price: that of {name} is from {source}.")
+    elif source != "the file":
+        notes.append(f"price: that of {name} is from {source}; check it, or write resources.price_per_hour.")
+    if offer.spot is not None and (spot := spot_source(resources, name, table=table)).startswith("AWS"):
+        notes.append(f"price on spot: that of {name} is from {spot}.")
+    if table is not None and _asks_head_price(resources, offer, table):
+        head = resources.aws.head_instance_type
+        notes.append(f"price of the head: that of {head} is from {row_source(table[head], resources.region)}.")
+    return [*notes, *batch_notes(experiment, case.profile.goodput), *(case.fixed or case.profile).notes()]
+
+
+def _asks_head_price(resources: Resources, offer: Offer, table: Table | None) -> bool:
+    """Return whether the price of the head is the cloud's, not the file's."""
+    return table is not None and offer.head_price_usd_per_hour != resources.head_price_usd_per_hour
+
+
+def _price(source: str) -> Basis:
+    if source == "the file":
+        return "given"
+    return "live" if source.startswith("AWS") else "default"
+
+
+def _delay(asked: object, of_profile_s: float | None, profiled: Basis) -> Basis:
+    if asked is not None:
+        return "given"
+    return "default" if of_profile_s is None else profiled
+
+
+def _tells_noise(experiment: Experiment, instance_type: str) -> bool:
+    """Return whether the experiment file has a word on noise."""
+    profile = experiment.profile
+    written = profile.by_instance_type.get(instance_type) if isinstance(profile, ProfilesByType) else profile
+    return isinstance(written, InlineProfile) and not written.model_fields_set.isdisjoint(VARIATIONS)
+
+
+# Terms of EC2 today. Asks AWS; starts nothing and spends nothing.
+
+
+def live_terms(experiment: Experiment, home: Path) -> Terms:
+    """Return the terms of today; prices are cached in `home`.
+
+    Raises InputError if the account's quota allows none of the instances, for an unknown region, and without boto3.
+    """
+    resources = experiment.resources
+    if not resources.kind.is_rented or resources.pool is not None:
+        ours = local_terms(experiment, home)
+        return replace(ours, notes=(*ours.notes, *(f"{note}." for note in _pool_notes(experiment))))
+    from rubberband.cloud.aws.calls import open_aws
+
+    session = open_aws(resources.region)
+    table = live_table(resources, home, session=session)
+    from rubberband.cloud.aws.side_costs import with_side_facts
+
+    beside = with_side_facts(table, session, resources)
+    if resources.aws.reservation is not None:
+        return _reserved(session, experiment, beside)
+    stale = tuple(
+        f"AWS prices are not available ({note}); earlier ones, or the catalogue's, are used instead."
+        for note in table.notes
+    )
+    rooms, unknown = _rooms(session, experiment, table.notes)
+    if rooms and not any(room.instances for room in rooms):
+        raise InputError(f"resources.instance_type: {rooms[0].refusal(resources.max_instances)}")
+    notes = (f"{room.note()}{_consequence(room, rooms, resources.max_instances)}." for room in rooms)
+    beside_notes = beside.notes[len(table.notes) :]
+    return Terms(
+        table=beside,
+        room=_room(rooms),
+        notes=(*stale, *beside_notes, *unknown, *notes),
+        blocks=lambda found: _block_note(session, found),
+    )
+
+
+def _reserved(session: AwsSession, experiment: Experiment, table: LiveTable) -> Terms:
+    """Return the terms of capacity that the user has reserved; no quota limits it further.
+
+    Raises InputError if it cannot be used as the experiment asks.
+    """
+    from rubberband.cloud.aws.errors import in_one_line
+    from rubberband.cloud.aws.reservations import check_size, check_time, reservation_of, with_reservation
+
+    resources, now = experiment.resources, time.time()
+    with in_one_line():
+        held = reservation_of(session, resources.aws.reservation, types_of(resources)[0])
+    assert held is not None, "the experiment names one"
+    check_size(held, resources)
+    notes = [*check_time(held, now, _until(experiment, now))]
+    priced = with_reservation(table, held, resources)
+    return Terms(table=priced, notes=tuple(f"{note}." for note in (*priced.notes, *notes)))
+
+
+def _until(experiment: Experiment, now: float) -> float:
+    deadline_s = experiment.constraints.deadline_from(now)
+    return math.inf if deadline_s is None else now + deadline_s
+
+
+def _pool_notes(experiment: Experiment) -> list[str]:
+    """Return notes on what the user has reserved for the experiment's pool. Raises InputError if it ends before the
+    deadline."""
+    resources, now = experiment.resources, time.time()
+    if resources.pool is None or not resources.kind.is_rented:
+        return []
+    pool = PoolFile(**PoolFolder(path=Path(resources.pool)).read())
+    if pool.aws.reservation is None or pool.instance_type is None:
+        return []
+    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.errors import in_one_line
+    from rubberband.cloud.aws.reservations import check_time, reservation_of
+
+    with in_one_line():
+        held = reservation_of(open_aws(pool.region), pool.aws.reservation, pool.instance_type)
+    return [] if held is None else [*check_time(held, now, _until(experiment, now))]
+
+
+def _block_note(session: AwsSession, found: Estimate) -> str | None:
+    if found.job is None or found.prediction is None:
+        return None
+    from rubberband.cloud.aws.reservations import block_note
+
+    rent_usd = sum(line.usd for line in bill_lines(found) if line.line == "instances")
+    most = max(stage.instances for stage in found.job.plan.stages)
+    return block_note(session, found.offer.instance_type, most, found.prediction.jct_s, rent_usd)
+
+
+def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], None], *, on_head: bool = True) -> Terms:
+    """Return the terms of a run that begins now, after checking that EC2 can run it; empty terms elsewhere.
+
+    `announce` gets a line on each remark. Not `on_head`: the run will begin on a head, not on this machine. Raises
+    InputError (with the fix) for the first problem.
+    """
+    resources = experiment.resources
+    if not resources.kind.is_rented or resources.pool is not None:  # a pool was checked when it came up
+        for note in _pool_notes(experiment):
+            announce(note)
+        return Terms()
+    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.preflight import preflight, sign_in
+    from rubberband.cloud.aws.quota import quotas
+    from rubberband.cloud.aws.side_costs import with_side_facts
+
+    session = open_aws(resources.region)
+    sign_in(session)  # before prices, which would be missing for the same reason
+    table = with_side_facts(live_table(resources, home, session=session), session, resources)
+    found = preflight(resources, offers(resources, table=table), session=session, on_head=on_head)
+    for note in (*table.notes, *found):
+        announce(note)
+    if resources.aws.reservation is not None:
+        return _reserved(session, experiment, table)
+    return Terms(table=table, room=_room(quotas(session, types_of(resources), MARKETS)))
+
+
+def _room(rooms: Sequence[quota.Room]) -> Room:
+    """Return instance type -> market -> number of instances."""
+    found: dict[str, dict[Market, int]] = {}
+    for room in rooms:
+        found.setdefault(room.instance_type, {})[room.market] = room.instances
+    return found
+
+
+def _rooms(
+    session: AwsSession, experiment: Experiment, notes: Sequence[str]
+) -> tuple[Sequence[quota.Room], tuple[str, ...]]:
+    """Return the account's quota for each type on each market that a plan may use, or a remark why it is unknown.
+
+    `notes` are the remarks on prices: their reason is not repeated.
+    """
+    from rubberband.cloud.aws.quota import quotas
+
+    resources = experiment.resources
+    markets = MARKETS if resources.market == "spot" else MARKETS[:1]
+    try:
+        return quotas(session, types_of(resources), markets), ()
+    except ProviderError as error:
+        why = str(error)
+    reason = "for the same reason" if why in notes else why
+    return (), (f"quota: not known ({reason}); max_instances={resources.max_instances} is used unchecked.",)
+
+
+def _consequence(room: quota.Room, rooms: Sequence[quota.Room], max_instances: int) -> str:
+    """Return the effect on the plan of a quota below the file's max_instances."""
+    if room.instances >= max_instances:
+        return ""
+    if room.instances:
+        return f"; no more are planned with (max_instances={max_instances})"
+    if room.market == "spot":
+        return "; planned without spot"
+    spot = [other for other in rooms if (other.instance_type, other.market) == (room.instance_type, "spot")]
+    if any(other.instances for other in spot):
+        return "; a stage that is planned on demand would be refused"
+    return "; it is left out"

@@ -1,0 +1,358 @@
+"""Remedies of an infeasible experiment: each change that suffices alone, as small as possible, and its plan.
+
+Every remedy was planned with: it is feasible, and one step less is not. First come those that concede neither time nor
+money (more GPUs for a trial, more instances), then a later deadline and a larger budget. Among equals the one whose
+plan costs least comes first, then the faster one. Pairs of changes are searched if no single one suffices.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from rubberband.errors import InputError
+from rubberband.planner.estimate import Case, Nearest
+from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
+from rubberband.planner.exact.model import least_instances, run_s
+from rubberband.planner.exact.solver import Objective
+from rubberband.planner.noise.sampling import varies
+from rubberband.planner.problem import JobPlan
+from rubberband.planner.sentences import up_s, up_usd
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.pool import PoolFile, PoolFolder
+from rubberband.units import format_duration
+from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.plan import Change, Remedy, Stage
+from rubberband.values.rungs import Ladder
+
+MOST_S = 4.0
+"""Limit of the search: no attempt begins that would likely end later."""
+_MOST_INSTANCES = 10_000
+_STEP, _MOST_STEPS = 1.02, 25
+"""Factor by which a limit that is about enough is raised until a plan keeps it, where times vary."""
+_SURE = 0.9
+"""From this confidence on, no plan keeps a limit that its mean exceeds."""
+
+MAX_GPUS, MIN_GPUS = "resources.gpus_per_trial.max", "resources.gpus_per_trial.min"
+MAX_INSTANCES = "resources.max_instances"
+DEADLINE, MAX_COST = "constraints.deadline", "constraints.max_cost"
+_OTHER = {DEADLINE: MAX_COST, MAX_COST: DEADLINE}
+_PAIRS = (
+    (MAX_INSTANCES, MAX_GPUS),
+    (MAX_GPUS, MAX_COST),
+    (MAX_INSTANCES, MAX_COST),
+    (MIN_GPUS, MAX_COST),
+    (DEADLINE, MAX_COST),
+    (MAX_COST, DEADLINE),
+)
+"""The first is raised as if the second were no limit, then the second as far as necessary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """A plan within the limits."""
+
+    jct_s: float
+    cost_usd: float
+    needs_s: float
+    """A deadline that is about enough."""
+    needs_usd: float
+    """A max_cost that is about enough."""
+
+
+CasesOf = Callable[[Experiment], Sequence[Case]]
+Attempt = Callable[[Sequence[Case], Objective], Reached | None]
+Changed = tuple[Experiment, Reached]
+
+
+def reached(job: JobPlan, confidence: float) -> Reached:
+    """Return a plan's figures from its prediction."""
+    quantile = "p50" if confidence <= 0.5 else "p90" if confidence <= 0.9 else "p95"
+    prediction, jct, cost = job.prediction, job.prediction.jct, job.prediction.cost
+    needs_usd = prediction.cost_usd if cost is None else max(prediction.cost_usd, getattr(cost, quantile))
+    return Reached(
+        jct_s=prediction.jct_s,
+        cost_usd=prediction.cost_usd,
+        needs_s=prediction.jct_s if jct is None else max(prediction.jct_s, getattr(jct, quantile)),
+        needs_usd=needs_usd + job.reserve_usd,
+    )
+
+
+def find_remedies(
+    experiment: Experiment,
+    cases_of: CasesOf,
+    attempt: Attempt,
+    *,
+    clock: Callable[[], float],
+    most_usd: float | None = None,
+    nearest: Nearest | None = None,
+) -> tuple[Remedy, ...]:
+    """Return the remedies of an experiment without a plan, the best first; none costs more than `most_usd`.
+
+    `cases_of` gives an experiment's cases, and `attempt` their best plan. `nearest` is the nearest plan, if known.
+    `clock` reads seconds.
+    """
+    finder = _Finder(experiment, cases_of, attempt, clock, most_usd, nearest)
+    found: list[Remedy] = []
+    for singles_or_pairs in (finder.singles, finder.pairs):
+        try:
+            for each in singles_or_pairs():
+                found.append(each)
+        except _OutOfTimeError:
+            break
+        if found:
+            break
+    distinct = {tuple(change.setting for change in each.changes): each for each in found}
+    return tuple(sorted(distinct.values(), key=_rank))
+
+
+def _rank(remedy: Remedy) -> tuple[int, float, float]:
+    concessions = sum(change.key in _OTHER for change in remedy.changes)
+    return concessions, round(remedy.cost_usd, 6), remedy.jct_s
+
+
+class _OutOfTimeError(Exception):
+    """The next attempt would take too long."""
+
+
+@dataclass(slots=True)
+class _Finder:
+    """The search for the remedies of one experiment."""
+
+    experiment: Experiment
+    cases_of: CasesOf
+    attempt: Attempt
+    clock: Callable[[], float]
+    most_usd: float | None
+    nearest: Nearest | None
+    cases: Sequence[Case] = field(init=False)
+    began_s: float = field(init=False)
+    longest_s: float = 0.0
+    """Seconds of the longest attempt."""
+
+    def __post_init__(self) -> None:
+        self.cases, self.began_s = self.cases_of(self.experiment), self.clock()
+
+    def singles(self) -> Iterator[Remedy]:
+        """Yield those that are one change."""
+        for key in (DEADLINE, MAX_COST, MAX_GPUS, MAX_INSTANCES, MIN_GPUS):  # the quickest searches first
+            yield from self._remedy(self._raised(key, self.experiment), key)
+
+    def pairs(self) -> Iterator[Remedy]:
+        """Yield those that are two changes."""
+        for first, second in _PAIRS:
+            yield from self._remedy(self._raised_both(first, second), first, second)
+
+    def _raised_both(self, first: str, second: str) -> Changed | None:
+        if second in _OTHER:
+            if _value(self.experiment, second) is None:
+                return None
+            without = _with(self.experiment, second, None)
+        else:
+            values = self._values(second, self.experiment)
+            if not values:
+                return None
+            without = _with(self.experiment, second, values[-1])
+        found = self._raised(first, without)
+        if found is None:
+            return None
+        return self._raised(second, _with(found[0], second, _value(self.experiment, second)))
+
+    def _remedy(self, found: Changed | None, *keys: str) -> Iterator[Remedy]:
+        if found is None:
+            return
+        experiment, plan = found
+        cap_usd = experiment.constraints.max_cost_usd
+        if self.most_usd is not None and max(plan.cost_usd, cap_usd or 0.0) > self.most_usd:
+            return
+        before, after = self.cases[0].constraints, self.cases_of(experiment)[0].constraints
+        was = {key: before.deadline_s if key == DEADLINE else _value(self.experiment, key) for key in keys}
+        yield Remedy(
+            changes=tuple(
+                Change(key=key, value=_words(_value(experiment, key), key), was=_words(was[key], key))
+                for key in sorted(keys, key=(MAX_GPUS, MAX_INSTANCES, MIN_GPUS, DEADLINE, MAX_COST).index)
+            ),
+            jct_s=plan.jct_s,
+            cost_usd=plan.cost_usd,
+            later_s=(after.deadline_s or 0.0) - (before.deadline_s or 0.0) if DEADLINE in keys else 0.0,
+            dearer_usd=(after.max_cost_usd or 0.0) - (before.max_cost_usd or 0.0) if MAX_COST in keys else 0.0,
+        )
+
+    def _raised(self, key: str, experiment: Experiment) -> Changed | None:
+        """Return the experiment with the smallest change of `key` that has a plan, and the plan; None without any."""
+        if key in _OTHER:
+            return self._relaxed(experiment, key)
+        return self._least(experiment, key, self._values(key, experiment))
+
+    def _values(self, key: str, experiment: Experiment) -> Sequence[int]:
+        """Return the other values of an integer, the smallest change first."""
+        asked, resources = experiment.resources.gpus_per_trial, experiment.resources
+        packing = [case.offer.gpus for case in self.cases]
+        if key == MAX_INSTANCES:
+            most = max(self._widest(case, experiment) for case in self.cases)
+            room = max(case.offer.max_instances for case in self.cases_of(_with(experiment, key, max(most, 1))))
+            if resources.pool is not None:
+                room = min(room, PoolFile(**PoolFolder(path=Path(resources.pool)).read()).slices_at_once(packing[0]))
+            return range(resources.max_instances + 1, min(most, room, _MOST_INSTANCES) + 1)
+        if key == MIN_GPUS:
+            smallest = min((case.fixed or case.profile).smallest_gpus for case in self.cases)
+            return [gpus for gpus in range(asked.min - 1, smallest - 1, -1) if _packs(gpus, packing)]
+        if asked.max is None or experiment.is_function:
+            return ()
+        most = max(min(_known(case), case.offer.gpus * case.offer.max_instances) for case in self.cases)
+        most = min(most, experiment.batch.max or most)
+        return [gpus for gpus in range(asked.max + 1, most + 1) if _packs(gpus, packing)]
+
+    def _widest(self, case: Case, experiment: Experiment) -> int:
+        """Return the instances that run all trials at once, at any size of gang: more are of no use."""
+        asked, gpus = experiment.resources.gpus_per_trial, case.offer.gpus
+        sizes = gang_sizes(gpus, asked.min, max(asked.min, asked.max or _known(case)))
+        return sum(
+            max(least_instances(max(stage.trials for stage in stages), gpus, size) for size in sizes)
+            for stages in experiment.brackets()
+            if sizes
+        )
+
+    def _least(self, experiment: Experiment, key: str, values: Sequence[int]) -> Changed | None:
+        """Return the experiment with the first of `values` that has a plan; later values only make it easier."""
+        if not values or self._is_hopeless(_with(experiment, key, values[-1])):
+            return None
+        # Bounds, which are cheap, skip the first values; plans find the one among the rest.
+        at = bisect_left(
+            values, True, hi=len(values) - 1, key=lambda x: not self._is_hopeless(_with(experiment, key, x))
+        )
+        found, low, stride = None, at - 1, 1
+        while found is None:
+            found = self._try(_with(experiment, key, values[at]))
+            if found is None:
+                if at == len(values) - 1:
+                    return None
+                low, at, stride = at, min(len(values) - 1, at + stride), 2 * stride
+        high = at
+        while high - low > 1:
+            middle = (low + high) // 2
+            other = self._try(_with(experiment, key, values[middle]))
+            if other is None:
+                low = middle
+            else:
+                found, high = other, middle
+        return found
+
+    def _relaxed(self, experiment: Experiment, key: str) -> Changed | None:
+        """Return it with the tightest limit that a plan keeps: a deadline in whole seconds, a max_cost in cents."""
+        if _value(experiment, key) is None:
+            return None
+        in_time = key == DEADLINE
+        if experiment is self.experiment and self.nearest and _value(experiment, _OTHER[key]) is None:
+            about = self.nearest.jct_s if in_time else self.nearest.cost_usd
+        else:
+            free = self._try(_with(experiment, key, None), "min_time" if in_time else "min_cost")
+            if free is None:
+                return None
+            about = free[1].needs_s if in_time else free[1].needs_usd
+        for _ in range(_MOST_STEPS):
+            found = self._try(_with(experiment, key, float(up_s(about)) if in_time else up_usd(about)))
+            if found is not None:
+                return found
+            about *= _STEP
+        return None
+
+    def _try(self, experiment: Experiment, objective: Objective | None = None) -> Changed | None:
+        began_s = self.clock()
+        if began_s - self.began_s + self.longest_s > MOST_S:
+            raise _OutOfTimeError
+        try:
+            plan = self.attempt(self.cases_of(experiment), objective or experiment.constraints.objective)
+        except InputError:
+            plan = None
+        self.longest_s = max(self.longest_s, self.clock() - began_s)
+        return None if plan is None else (experiment, plan)
+
+    def _is_hopeless(self, experiment: Experiment) -> bool:
+        """Return whether bounds show that there is no plan."""
+        try:
+            return all(is_out_of_reach(case, experiment.brackets()) for case in self.cases_of(experiment))
+        except InputError:
+            return True
+
+
+def _packs(gpus: int, packing: Sequence[int]) -> bool:
+    return all(gpus <= each or gpus % each == 0 for each in packing)
+
+
+def _known(case: Case) -> int:
+    """Return the most GPUs of a trial that the profile, or the model of adaptive batches, covers."""
+    known = (case.fixed or case.profile).largest_gpus
+    return known if case.fixed is None else max(known, case.offer.gpus)
+
+
+def is_out_of_reach(case: Case, brackets: Sequence[Sequence[Stage]]) -> bool:
+    """Return whether all instances at once are too late, or a cluster without idle slots is too expensive."""
+    limits = case.constraints
+    if varies(case.profile, case.offer) and limits.confidence < _SURE:
+        return False
+    times_s, costs_usd = zip(*(_bounds(case, stages) for stages in brackets), strict=True)
+    late = limits.deadline_s is not None and max(times_s) > limits.deadline_s + TIME_TOLERANCE_S
+    return late or (limits.max_cost_usd is not None and sum(costs_usd) > limits.max_cost_usd + COST_TOLERANCE_USD)
+
+
+def _bounds(case: Case, stages: Sequence[Stage]) -> tuple[float, float]:
+    """Return lower bounds on seconds (exact if nothing varies: all instances throughout) and US dollars of a plan."""
+    offer, profile, limits = case.offer, case.profile, case.constraints
+    sizes = [
+        gpus
+        for gpus in gang_sizes(offer.gpus, limits.min_gpus_per_trial, limits.max_gpus_per_trial)
+        if slots(offer.max_instances, offer.gpus, gpus)
+    ]
+    if not sizes:
+        raise InputError("no gang fits")
+    price = offer.least_price_usd_per_s
+    time_s, gpu_s = offer.provision_delay_s + offer.init_delay_s, 0.0
+    for stage in stages:
+        if stage.ladder is not None:
+            least_s, least_gpu_s = _asha_bounds(case, stage, stage.ladder, sizes)
+            time_s, gpu_s = time_s + least_s, gpu_s + least_gpu_s
+            continue
+        runs = [(gpus, run_s(stage, gpus, profile)) for gpus in sizes]
+        time_s += min(-(-stage.trials // slots(offer.max_instances, offer.gpus, gpus)) * each for gpus, each in runs)
+        gpu_s += stage.trials * min(gpus * each for gpus, each in runs)
+    return time_s, price * gpu_s / offer.gpus
+
+
+def _asha_bounds(case: Case, stage: Stage, ladder: Ladder, sizes: Sequence[int]) -> tuple[float, float]:
+    """Return lower bounds without a SYNC: one trial climbs all rungs, and all slots train the fewest trials of each."""
+    offer, profile, fewest = case.offer, case.profile, ladder.fewest(stage.trials)
+    rungs = [Stage(trials=max(1, trials), iterations=gain) for trials, gain in zip(fewest, ladder.gains, strict=True)]
+    times_s, gpus_s = [], []
+    for gpus in sizes:
+        runs_s = [run_s(rung, gpus, profile) for rung in rungs]
+        work_s = sum(rung.trials * each_s for rung, each_s in zip(rungs, runs_s, strict=True))
+        times_s.append(max(sum(runs_s), work_s / slots(offer.max_instances, offer.gpus, gpus)))
+        gpus_s.append(gpus * work_s)
+    return min(times_s), min(gpus_s)
+
+
+def _attributes(key: str) -> list[str]:
+    return key.replace(MAX_COST, f"{MAX_COST}_usd").split(".")
+
+
+def _value(experiment: Experiment, key: str) -> Any:
+    return reduce(getattr, _attributes(key), experiment)
+
+
+def _with(experiment: Experiment, key: str, value: Any) -> Experiment:
+    """Return the experiment with another value, which is not validated again."""
+
+    def changed(model: Any, name: str, *below: str) -> Any:
+        return model.model_copy(update={name: changed(getattr(model, name), *below) if below else value})
+
+    copy: Experiment = changed(experiment, *_attributes(key))
+    return copy
+
+
+def _words(value: Any, key: str) -> Any:
+    return format_duration(value) if key == DEADLINE else value

@@ -1,0 +1,1 @@
+"""The work of a command or a service's process: check, profile, run, pool, backup."""

@@ -1,0 +1,341 @@
+"""The check of a trial before an experiment is run: for `rubberband check`, and first in a run.
+
+A trial that passed is remembered by its content, in `checks` of the home, and not checked again.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from rubberband.atomic import make_directories, write_atomically
+from rubberband.cloud.catalogue import Table, offers
+from rubberband.cloud.local.gpus import gpus_to_share, one_taken
+from rubberband.errors import Cancelled, EntrypointError, InputError
+from rubberband.executor.run.allowance import require_runnable
+from rubberband.executor.training.checking import CheckOrder, Problem, TrialCheck, check
+from rubberband.executor.training.content import content_of, digest, with_trial
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.segment import Segment
+from rubberband.installation import default_home
+from rubberband.planning.candidates import known_gpus
+from rubberband.planning.feasible import Profiles
+from rubberband.running.profile import Announce, trial_seeds
+from rubberband.spec.experiment import Experiment
+from rubberband.units import format_duration
+from rubberband.values.offer import Offer
+from rubberband.values.plan import total_iterations
+
+LIMIT_S = 300.0
+"""Default time of `rubberband check`."""
+RUN_LIMIT_S = 30.0
+"""Time of the check before a run: what takes longer is left unchecked."""
+CHEAP_S = 10.0
+"""If an iteration takes longer by the profile, a run does not check first."""
+TRIALS = 3
+"""Configurations that are tried, as a single one may be bad."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """Findings of the check of an experiment."""
+
+    entrypoint: str
+    device: str
+    """cpu or cuda."""
+    limit_s: float
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    """Configuration of the trial that was checked last."""
+    trial: TrialCheck = field(default_factory=TrialCheck)
+    problems: tuple[Problem, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the experiment can be run, as far as was checked."""
+        return not self.problems
+
+    def summary(self) -> str:
+        """Return the outcome in one line."""
+        metrics = " ".join(f"{name}={value:.6g}" for name, value in list(self.trial.metrics.items())[:4])
+        size = (self.trial.checkpoint_bytes or 0) / 1e6
+        seconds = self.trial.seconds.get("iteration", 0.0)
+        return f"1 iteration in {seconds:.2f} s on the {self.device.upper()}: {metrics}; checkpoint {size:.3g} MB"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values, schema `rubberband.check/1`."""
+        return {
+            "schema": "rubberband.check/1",
+            "ok": self.ok,
+            "entrypoint": self.entrypoint,
+            "kind": self.trial.kind or None,
+            "device": self.device,
+            "configuration": dict(self.configuration),
+            "metrics": dict(self.trial.metrics),
+            "checkpoint_bytes": self.trial.checkpoint_bytes,
+            "seconds": self.trial.seconds,
+            "limit_s": self.limit_s,
+            "problems": [asdict(problem) for problem in self.problems],
+            "remarks": list(self.remarks),
+        }
+
+
+def check_experiment(
+    experiment: Experiment,
+    *,
+    home: Path | None = None,
+    search_path: Sequence[str | os.PathLike[str]] = (),
+    limit_s: float = LIMIT_S,
+    output: IO[Any] | int | None = None,
+) -> CheckReport:
+    """Check an experiment and its trial in a process of its own, with all problems. `output` is the trial's.
+
+    `home` is the one whose policy a run would keep, by default that of RUBBERBAND_HOME.
+    """
+    experiment = with_trial(experiment, search_path)
+    problems, entrypoint, max_gpus = list[Problem](), None, 1
+    try:
+        require_runnable(experiment, home or default_home())
+    except InputError as error:
+        problems.append(Problem(line=str(error)))
+    try:
+        on_demand = experiment.resources.model_copy(update={"market": "on_demand"})  # the price of spot may be unknown
+        any_market = experiment.model_copy(update={"resources": on_demand})
+        max_gpus = widest_gang(any_market, None, experiment.loaded_profiles())
+    except InputError as error:
+        problems.append(Problem(line=str(error)))
+    try:
+        entrypoint = named_entrypoint(experiment, search_path)
+    except InputError as error:
+        problems.append(Problem(line=str(error)))
+        return CheckReport(
+            entrypoint=str(experiment.entrypoint), device="cpu", limit_s=limit_s, problems=tuple(problems)
+        )
+    return _checked(experiment, entrypoint, max_gpus, limit_s, output, problems)
+
+
+def check_first(
+    experiment: Experiment,
+    entrypoint: Entrypoint,
+    home: Path,
+    profiles: Profiles | None,
+    announce: Announce,
+    cancelled: Callable[[], bool] = lambda: False,
+    *,
+    max_gpus: int = 1,
+) -> None:
+    """Check a trial before its run, unless that takes long or it has passed before. Raises EntrypointError, Cancelled.
+
+    `entrypoint` has been imported, and suits the experiment's GPUs, of which a trial has at most `max_gpus`.
+    """
+    passed = _passed(experiment, entrypoint, home, max_gpus)
+    if passed is not None and passed.exists():
+        return
+    if profiles is not None and _iteration_s(profiles) > CHEAP_S:
+        return
+    with tempfile.TemporaryFile() as output:
+        report = _checked(experiment, entrypoint, max_gpus, RUN_LIMIT_S, output, [], cancelled)
+        if cancelled():
+            raise Cancelled("cancelled while the trial was checked; nothing was spent")
+        is_elsewhere = not experiment.resources.kind.is_this_machine
+        if is_elsewhere and report.problems and all(problem.may_be_here for problem in report.problems):
+            announce(f"the trial was not checked, as this machine may lack what it needs: {report.problems[0].line}")
+            return
+        if not report.trial.is_finished and not report.trial.problems:
+            announce(f"the trial was not checked to the end: {report.trial.step} takes more than {RUN_LIMIT_S:g} s")
+            return
+        if report.problems:
+            _show_output(output, report, announce)
+    if report.problems:
+        found = "; ".join(problem.line for problem in report.problems)
+        raise EntrypointError(
+            f"entrypoint {entrypoint} does not pass the check: {found} (`rubberband check` repeats it; --no-check, in "
+            "Python check=False, runs it all the same)"
+        )
+    announce(f"checked {entrypoint}: {report.summary()}, restored")
+    for remark in _remarks(experiment, report.trial):
+        announce(remark)
+    if passed is not None:
+        with suppress(OSError):  # a full disk
+            make_directories(passed.parent)
+            write_atomically(passed, f"{entrypoint} {time.time():.0f}\n".encode(), durable=False)
+
+
+_MOST_SHOWN = 4000
+"""Characters of the trial's output that a failed check before a run shows."""
+
+
+def _show_output(output: IO[bytes], report: CheckReport, announce: Announce) -> None:
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _MOST_SHOWN))
+    text = output.read().decode("utf-8", "replace").rstrip()
+    for part in (text, *(problem.details for problem in report.problems)):
+        if part:
+            announce(part)
+
+
+def _passed(experiment: Experiment, entrypoint: Entrypoint, home: Path, max_gpus: int) -> Path | None:
+    """Return the file that is there if this content has passed; None if the content is not known."""
+    content = content_of(entrypoint)
+    if content is None:
+        return None
+    words = experiment.to_words()
+    parts = [words["search"].get(key) for key in ("space", "metric", "also")]
+    parts.append("gang" if max_gpus > 1 else None)
+    if experiment.training.mode == "async":
+        parts += [words["training"], max_gpus]
+    return home / "checks" / digest(str(entrypoint), content, *parts, words.get("batch"))
+
+
+def _iteration_s(profiles: Profiles) -> float:
+    every = [profiles] if not isinstance(profiles, Mapping) else list(profiles.values())
+    return min(profile.iteration_s(profile.smallest_gpus) for profile in every)
+
+
+def _checked(
+    experiment: Experiment,
+    entrypoint: Entrypoint,
+    max_gpus: int,
+    limit_s: float,
+    output: IO[Any] | int | None,
+    problems: Sequence[Problem],
+    cancelled: Callable[[], bool] = lambda: False,
+) -> CheckReport:
+    """Check trials until one passes: at most `TRIALS`, as long as the time lasts."""
+    with one_taken(_devices(experiment), f"the check of {entrypoint}") as gpu:
+        return _checked_on(gpu, experiment, entrypoint, max_gpus, limit_s, output, problems, cancelled)
+
+
+def _checked_on(
+    gpu: str,
+    experiment: Experiment,
+    entrypoint: Entrypoint,
+    max_gpus: int,
+    limit_s: float,
+    output: IO[Any] | int | None,
+    problems: Sequence[Problem],
+    cancelled: Callable[[], bool],
+) -> CheckReport:
+    device: Literal["cpu", "cuda"] = "cuda" if gpu else "cpu"
+    until = time.monotonic() + limit_s
+    failed = list[str]()
+    experiment = experiment.probed()
+    configurations, seeds = experiment.configurations(), trial_seeds(experiment)
+    for number, configuration in enumerate(configurations[:TRIALS]):
+        order = CheckOrder(
+            entrypoint=entrypoint,
+            segment=_segment(experiment, number, configuration, seeds[number], device),
+            max_gpus=max_gpus,
+            device_id=gpu,
+        )
+        left_s = max(1.0, until - time.monotonic())
+        found = check(order, limit_s=left_s, output=output, cancelled=cancelled)
+        report = CheckReport(
+            entrypoint=str(entrypoint),
+            device=device,
+            limit_s=limit_s,
+            configuration=configuration,
+            trial=found,
+            problems=(*problems, *found.problems, *_unfinished(found, limit_s)),
+            remarks=(*found.remarks, *_remarks(experiment, found), *(() if found.problems else failed)),
+        )
+        if not found.problems or any(problem.is_final for problem in found.problems) or time.monotonic() > until:
+            break
+        failed.append(f"trial {number} ({brief(configuration)}) fails: {found.problems[0].line}")
+    return report
+
+
+def _remarks(experiment: Experiment, found: TrialCheck) -> list[str]:
+    return _not_reported(experiment, found) + _planned_otherwise(experiment, found)
+
+
+def _planned_otherwise(experiment: Experiment, found: TrialCheck) -> list[str]:
+    """Return a remark where plans for spot assume more checkpoints than the trial writes."""
+    resources, written = experiment.resources, found.checkpoint_every
+    if resources.market != "spot" or written is None or written <= resources.spot.checkpoint_iterations:
+        return []
+    planned = resources.spot.checkpoint_iterations
+    return [
+        f"the trial's checkpoint_every is {written}, and plans assume resources.spot.checkpoint_iterations={planned}: "
+        f"interruptions cost more than planned; write -s resources.spot.checkpoint_iterations={written}"
+    ]
+
+
+def _not_reported(experiment: Experiment, found: TrialCheck) -> list[str]:
+    """Return a remark for each metric of `search.also` that the first iteration does not report; a later one may."""
+    names = [one.metric for one in experiment.search.also if found.metrics and one.metric not in found.metrics]
+    return [
+        f"search.also: {name} is not among the metrics of the first iteration ({', '.join(found.metrics)}); report it, "
+        "or correct its name"
+        for name in names
+    ]
+
+
+def _unfinished(found: TrialCheck, limit_s: float) -> Sequence[Problem]:
+    if found.is_finished or found.problems:
+        return ()
+    more = f"allow more with --limit {format_duration(3 * limit_s)}"
+    return (Problem(line=f"{found.step}: not over after {format_duration(limit_s)}; {more}"),)
+
+
+def brief(configuration: Mapping[str, Any]) -> str:
+    """Return a configuration in one line."""
+    return " ".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in configuration.items()
+    )
+
+
+def _segment(experiment: Experiment, trial: int, configuration: Mapping[str, Any], seed: int, device: Any) -> Segment:
+    return Segment(
+        trial=trial,
+        attempt=1,
+        config=configuration,
+        seed=seed,
+        data_seed=experiment.search.sampler.seed,
+        metric=experiment.search.metric,
+        rank=0,
+        num_workers=1,
+        rendezvous=None,
+        device=device,
+        from_iterations=0,
+        until_iterations=1,
+        checkpoint=None,
+        batch=experiment.batch.to_plain(),
+        balance=experiment.batch.balance.to_plain(),
+        verify=experiment.batch.verify,
+        training=experiment.training.to_plain(),
+        max_iterations=max(map(total_iterations, experiment.brackets())),
+    )
+
+
+def _devices(experiment: Experiment) -> tuple[str, ...]:
+    """Return the GPUs that trials of this machine use; none for other providers."""
+    if not experiment.resources.kind.is_this_machine:
+        return ()
+    return gpus_to_share(offers(experiment.resources)[0]).ids
+
+
+def named_entrypoint(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Entrypoint:
+    """Return the experiment's entry point; a name is not imported. Raises EntrypointError or InputError."""
+    if experiment.entrypoint is None:
+        raise InputError("entrypoint: missing; name what to train, such as entrypoint: examples.digits:DigitsTrial")
+    if isinstance(experiment.entrypoint, str):
+        return Entrypoint.parse(experiment.entrypoint, search_path=search_path or (os.getcwd(),))
+    return Entrypoint.from_object(experiment.entrypoint)
+
+
+def widest_gang(experiment: Experiment, table: Table | None, profiles: Profiles | None) -> int:
+    """Return the most GPUs of a trial on any of the experiment's instance types. Raises InputError."""
+
+    def widest(rented: Offer) -> int:
+        profile = profiles.get(rented.instance_type) if isinstance(profiles, Mapping) else profiles
+        known = None if profile is None else known_gpus(experiment, rented, profile)
+        return experiment.max_gpus_per_trial(rented.gpus, known)
+
+    return max(widest(rented) for rented in offers(experiment.resources, table=table))

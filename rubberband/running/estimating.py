@@ -1,0 +1,136 @@
+"""`rubberband.estimate`: the estimate of an experiment in Python, as text and in a notebook."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rubberband import markup
+from rubberband.errors import InputError, ProfileMissingError, briefly
+from rubberband.executor.result.batch_history import copied
+from rubberband.executor.run.allowance import with_allowance
+from rubberband.executor.training.content import with_trial
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.installation import home_at
+from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_terms
+from rubberband.running.profile_cache import profiles_to_plan
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.fields import name_of_trial
+from rubberband.spec.pool import on_pool
+from rubberband.values.plan import Plan, Policy, Prediction
+from rubberband.views.estimate.tables import headlines, screen_tables
+from rubberband.views.formatting import size_line
+from rubberband.views.report.tables import TextTable
+from rubberband.views.report.text import render_document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEstimate(EstimateAnswer):
+    """An estimate. Printed, it is the screen of `rubberband estimate`; a notebook shows its tables."""
+
+    @property
+    def feasible(self) -> bool:
+        """Whether there is a plan within the limits."""
+        return self.estimate.feasible
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan; None if none is within the limits."""
+        return None if self.estimate.job is None else self.estimate.job.plan
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """Its predicted time (`jct_s`, in seconds) and cost (`cost_usd`); None without a plan."""
+        return self.estimate.prediction
+
+    def __str__(self) -> str:
+        """Return the screen of `rubberband estimate`."""
+        return render_document(*self._document()).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        (title, *lines), tables = self._document()
+        shown = (
+            markup.lines([table.title]) + markup.table(table.header, _rows(table), words=table.words)
+            for table in tables
+        )
+        return markup.card(title, markup.lines(lines), *shown)
+
+    def _document(self) -> tuple[list[str], list[TextTable]]:
+        lines, tables = headlines(self.estimate), screen_tables(self.estimate, self.notes)
+        if self.size is not None:
+            lines.insert(0, size_line(self.estimate.experiment_name, self.estimate.constraints, self.size))
+        return lines, tables
+
+
+def _rows(table: TextTable) -> list[tuple[str, ...]]:
+    return [*table.rows, *([table.total] if table.total else [])]
+
+
+@briefly
+def estimate(
+    entrypoint: Any = None,
+    /,
+    *,
+    policy: Policy = "optimal",
+    size: bool = False,
+    seed: int = 0,
+    home: str | os.PathLike[str] | None = None,
+    **words: Any,
+) -> PlanEstimate:
+    """Predict the time and cost of an experiment, as `rubberband estimate` does. Nothing is started or spent.
+
+    `words` are those of `rubberband.tune`, also `experiment=`. With `size` the search is sized to the limits. Where
+    times vary, `seed` is that of the samples. The profile is the experiment's, or one that a run of the same trial has
+    measured in `home` (default: RUBBERBAND_HOME, or `~/.rubberband`).
+
+    Without a plan within the limits the estimate is not `feasible`, and shows remedies. Raises InputError for wrong
+    words, ProfileMissingError without a profile.
+    """
+    place = home_at(home)
+    experiment = with_trial(experiment_of(entrypoint, words, "estimate", place))
+    trial = experiment.entrypoint
+    found_entrypoint = Entrypoint.parse(trial, (os.getcwd(),)) if isinstance(trial, str) else None
+    if trial is not None and found_entrypoint is None:
+        found_entrypoint = Entrypoint.from_object(trial)
+    profiles = profiles_to_plan(experiment, found_entrypoint, place, None, lambda line: print(line, file=sys.stderr))
+    if profiles is None:
+        raise ProfileMissingError(
+            "there is no profile; pass profile={'seconds_per_iteration': {1: 60}}, or run it once: a run measures one"
+        )
+    found = answer(
+        experiment,
+        profiles,
+        with_allowance(local_terms(experiment, place), experiment, place),
+        now=time.time(),
+        clock=time.perf_counter,
+        policy=policy,
+        frontier=True,
+        seed=seed,
+        size=size,
+    )
+    return copied(PlanEstimate, found)
+
+
+def experiment_of(entrypoint: Any, words: Mapping[str, Any], caller: str, home: Path, began: str = "") -> Experiment:
+    """Return the experiment of a call: `experiment=` itself, or one of the entry point and the words.
+
+    Its pool is one of `home`. Without a name it has that of its trial, followed by `began`.
+    """
+    if "experiment" not in words:
+        trial = words.get("entrypoint") if entrypoint is None else entrypoint
+        named = {"name": f"{name_of_trial(trial)[:40] or 'experiment'}{began}"}
+        named |= {} if entrypoint is None else {"entrypoint": entrypoint}
+        notes = list[str]()
+        return Experiment(**on_pool({**named, **words}, home, notes.append)).with_notes(*notes)
+    rest = [name for name in words if name != "experiment"]
+    if rest or entrypoint is not None:
+        raise InputError(
+            f"{caller}() got an experiment and also {', '.join(rest) or 'an entry point'}; give one of them"
+        )
+    found: Experiment = words["experiment"]
+    return found

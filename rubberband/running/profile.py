@@ -1,0 +1,437 @@
+"""The measuring of a profile on the experiment's provider, for `rubberband profile` and a first run."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rubberband.cloud.boot_timeouts import start_limits
+from rubberband.cloud.catalogue import Table, offer
+from rubberband.cloud.clock import elapsed_s
+from rubberband.errors import InputError, ProfileMissingError, RubberbandError
+from rubberband.executor.core.backend import Backend
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.profiling.points import Component, InstanceStarts, MeasuredNoise, Point
+from rubberband.executor.profiling.session import ProfilingLimits
+from rubberband.executor.profiling.summary import ProfilingResult, measure
+from rubberband.executor.run.session import Rental, Setup, make_ray_backend, open_cluster
+from rubberband.executor.training.content import files_of
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.interrupts import uninterrupted
+from rubberband.planner.goodput.planning import scaled_size
+from rubberband.planner.queueing import curve, knee, scaled
+from rubberband.planning.candidates import POOR_FIT, Spent
+from rubberband.planning.startup_history import record, start_of
+from rubberband.running.profile_cache import SHARED_INSTANCES, ProfileContent, content_to_measure, kept_path
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.profile_file import save_profile
+from rubberband.spec.samplers import trial_seed
+from rubberband.units import counted, format_duration, format_usd
+from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.offer import Offer, gang_sizes
+from rubberband.values.plan import PlanningConstraints, Stage, total_iterations
+from rubberband.values.profile import Profile
+
+ENOUGH_TRIALS = 8
+"""With fewer trials, the spread between them is little more than a guess, and the report says how to measure more."""
+
+
+def point_line(point: Point) -> str:
+    """Return a line on one number of GPUs."""
+    trials = len(point.timed)
+    more = (
+        f"{counted(trials, 'trial')}, {point.copies}" if trials > point.copies else f"{counted(point.copies, 'trial')}"
+    )
+    beside = (
+        f", {more} side by side" if point.copies > 1 else f", {counted(trials, 'trial')} in turn" if trials > 1 else ""
+    )
+    line = f"{point.gpus} GPU: {point.iteration_s:.3f} s per iteration (spread {point.iteration_cv:.1%}{beside})"
+    if not point.batches:
+        return line
+    steps = ", ".join(f"{timed.batch_size} in {_brief(timed.step_s)}" for timed in point.batches)
+    return f"{line}; a step of {steps}"
+
+
+def noise_lines(noise: MeasuredNoise) -> list[str]:
+    """Return a line on each component of the noise, with the interval that holds it with a probability of 90 %."""
+    return [_trials_line(noise), f"iterations of one trial vary by {_spread(noise.iteration)}"]
+
+
+def _trials_line(noise: MeasuredNoise) -> str:
+    mean = f", so that the mean of all trials is unsure by {_percent(noise.mean_cv)}"
+    if noise.num_trials == 1:
+        assumed = f"trials are assumed to differ in speed by {_spread(noise.trial)}{mean}"
+        return f"{assumed}: 1 trial was measured; measure more with --trials N"
+    few = "; measure more with --trials N" if noise.num_trials < ENOUGH_TRIALS else ""
+    return f"trials differ in speed by {_spread(noise.trial, f', {noise.num_trials} trials')}{mean}{few}"
+
+
+def async_lines(profile: Profile) -> list[str]:
+    """Return lines on the times of an update, and on how far its workers scale; none for synchronous training."""
+    if profile.asynchronous is None:
+        return []
+    model = scaled(profile, sorted(profile.seconds_per_iteration)).asynchronous
+    assert model is not None, "it had one"
+    times, bend = model.times, knee(model)
+    found = curve(model, bend)
+    return [
+        f"an update of one worker: {_brief(times.compute_s)} to compute, {_brief(times.up_s)} up, "
+        f"{_brief(times.server_s)} at the server, {_brief(times.down_s)} down",
+        f"the knee is at {counted(bend, 'worker')}: {found.low[-1]:.3g} to {found.high[-1]:.3g} updates/s there",
+    ]
+
+
+def start_lines(profile: Profile, starts: InstanceStarts, noise: MeasuredNoise) -> list[str]:
+    """Return lines on how long trials and instances take to start."""
+    vary = "" if noise.startup is None else f", varying by {_spread(noise.startup)}"
+    found = [f"a trial starts in {profile.trial_startup_s:.2f} s on a warm worker{vary}"]
+    surplus_s = starts.surplus_s(profile.trial_startup_s)
+    first = f", of which the first start of a trial takes {surplus_s:.1f} s more" if surplus_s >= 0.1 else ""
+    if profile.provision_delay_s is not None and profile.init_delay_s is not None:
+        provisions = _range([instance.provision_s for instance in starts.instances])
+        inits = _range([instance.init_s + surplus_s for instance in starts.instances])
+        found.append(f"an instance is provisioned in {profile.provision_delay_s:.1f} s{provisions}")
+        last = " and all that were started at once" if starts.one_machine and len(starts.instances) > 1 else ""
+        found.append(f"its workers{last} are warm {profile.init_delay_s:.1f} s later{inits}{first}")
+    return found
+
+
+def _spread(component: Component, beside: str = "") -> str:
+    interval = f"{_percent(component.low_cv, '')} to {_percent(component.high_cv)}"
+    return f"{_percent(component.cv)} (90 % interval {interval}{beside})"
+
+
+def _percent(cv: float, unit: str = " %") -> str:
+    return f"{100.0 * cv:.{0 if cv >= 0.0995 else 1}f}{unit}"
+
+
+def _range(values_s: list[float]) -> str:
+    least_s, most_s = min(values_s), max(values_s)
+    return f" ({least_s:.1f} to {most_s:.1f} s, {counted(len(values_s), 'instance')})" if len(values_s) > 1 else ""
+
+
+def _brief(seconds: float) -> str:
+    return f"{1000.0 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
+
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredProfile(ProfilingResult):
+    """A profile, how and where it was measured, and the cost of that."""
+
+    cost_usd: float
+    entrypoint: str
+    instance_type: str
+    gpus_per_instance: int
+    content: ProfileContent | None = None
+    """Its content; None if that is not known."""
+
+    def keep(self, home: Path) -> None:
+        """Keep it for later runs of the same content; a full disk keeps none."""
+        if self.content is not None:
+            with suppress(InputError):
+                self.save(kept_path(home, self.content))
+
+    def save(self, path: Path) -> None:
+        """Write the profile file. Raises InputError if it cannot be written."""
+        save_profile(
+            self.profile,
+            path,
+            measured_at=datetime.now(UTC),
+            entrypoint=self.entrypoint,
+            instance_type=self.instance_type,
+            iteration_spread={point.gpus: point.iteration_cv for point in self.points},
+            measurement={
+                "points": [asdict(point) for point in self.points],
+                "noise": asdict(self.noise),
+                "starts": asdict(self.starts),
+                "cost_usd": self.cost_usd,
+                **({} if self.content is None else {"content": self.content.words()}),
+            },
+        )
+
+    def lines(self) -> list[str]:
+        """Return the report on the measurements, for people."""
+        cost = f"measuring cost {format_usd(self.cost_usd)}"
+        points = [point_line(point) for point in self.points]
+        noise = noise_lines(self.noise)
+        starts = start_lines(self.profile, self.starts, self.noise)
+        return [
+            *points,
+            *self._goodput_lines(),
+            *async_lines(self.profile),
+            *noise,
+            *starts,
+            cost,
+            *self.remark_lines(),
+        ]
+
+    def _goodput_lines(self) -> list[str]:
+        model = self.profile.goodput
+        if model is None:
+            return []
+        return [
+            f"batches of {model.limits.initial} to {model.limits.max}: noise scale {model.noise_scale:,.0f}, "
+            f"{model.overhead_s:.2f} s of an iteration beside its steps; the model is off by {model.fit_error:.1%}",
+            _scaling_line(model, self.gpus_per_instance),
+            *([_POOR] if model.fit_error > POOR_FIT else []),
+        ]
+
+    def remark_lines(self) -> list[str]:
+        """Return remarks on the profile, such as what is missing in it and why."""
+        if not self.stopped_by:
+            return list(self.remarks)
+        return [*self.remarks, f"beyond {self.points[-1].gpus} GPU nothing was measured: {self.stopped_by}"]
+
+
+def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
+    """Return a line on how far a trial scales (Pollux §5.4.1): beyond it, a GPU does less than half of one alone."""
+    widest = max(point.gpus for point in model.points)
+    if widest == 1:
+        return "only 1 GPU was measured, so it is not known how far a trial scales"
+    sizes = gang_sizes(gpus_per_instance, 1, min(model.limits.max, WIDEST_TOLD))
+    found = scaled_size(model, gpus_per_instance, sizes, 1)
+    more = " or more" if found == sizes[-1] else ""
+    beyond = f", which is extrapolated: {widest} were measured" if found > widest else ""
+    return f"a trial scales to about {counted(found, 'GPU')}{more}{beyond}"
+
+
+_POOR = "the model is far off: times varied while they were measured; measure again where nothing else runs"
+WIDEST_TOLD = 256
+"""Most GPUs that the report on scaling looks at."""
+
+
+@contextmanager
+def noting(spent_usd: Callable[[], float]) -> Iterator[None]:
+    """Note in an error what was spent before it."""
+    try:
+        yield
+    except RubberbandError as error:
+        error.spent_usd += spent_usd()
+        raise
+
+
+def measure_profile(
+    experiment: Experiment,
+    entrypoint: Entrypoint | None,
+    folder: ExperimentFolder,
+    *,
+    iterations: int = 3,
+    least_trials: int | None = None,
+    briefly: bool = False,
+    table: Table | None = None,
+    announce: Announce = lambda line: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> MeasuredProfile:
+    """Run trials for a few iterations at 1, 2, 4, … GPUs, up to what the experiment allows, on instances of its own.
+
+    It stops before max_cost or the deadline; `least_trials` is that of `measure`. `briefly`: training takes a tenth of
+    the job's predicted time at most, if the smallest and the largest number of GPUs can be measured in it.
+    Raises InputError if max_cost does not cover it, ProfileMissingError for a virtual run, or RubberbandError.
+    """
+    is_sized = experiment.search.auto is None
+    experiment = experiment.probed()
+    if entrypoint is None:
+        raise ProfileMissingError("provider virtual has nothing to measure; write a profile into the experiment file")
+    rented = offer(experiment.resources, table=table)
+    limits = experiment.planning_constraints(time.time(), rented.gpus)
+    num_instances = _num_instances(experiment, rented, limits)
+    bounds = _profiling_limits(experiment, rented, num_instances, limits)
+    if briefly and is_sized:  # a search sized to its limits is as long as they allow
+        bounds = replace(bounds, job_iterations=_job_iterations(experiment, rented, limits))
+    began_s = elapsed_s()
+    backends = _backend(experiment, entrypoint, folder, rented, limits.max_gpus_per_trial)
+    with (
+        noting(lambda: num_instances * _measuring_usd(rented, elapsed_s() - began_s)),
+        backends as (backend, setup),
+    ):
+        found = measure(
+            backend,
+            gpus_per_instance=rented.gpus,
+            num_trials=len(setup.configurations),
+            instances=num_instances,
+            min_gpus_per_trial=limits.min_gpus_per_trial,
+            max_gpus_per_trial=limits.max_gpus_per_trial,
+            iterations=iterations,
+            least_trials=least_trials,
+            one_machine=setup.kind.is_this_machine,
+            sweep=setup.batch is not None,
+            # Where all workers share each batch, they wait for each other: the model does not hold.
+            models_updates=setup.training is not None and setup.training.max_staleness != 0,
+            limits=bounds,
+            on_point=lambda point: announce(point_line(point)),
+            cancelled=cancelled,
+        )
+    _note_start(folder.home, entrypoint, found.starts)
+    return _measured(found, entrypoint, rented, content_to_measure(experiment, entrypoint))
+
+
+@contextmanager
+def _backend(
+    experiment: Experiment, entrypoint: Entrypoint, folder: ExperimentFolder, rented: Offer, largest_gang: int
+) -> Iterator[tuple[Backend, Setup]]:
+    """Yield a backend in a folder of its own, after cleaning up after an earlier measurement."""
+    scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
+    scratch.make()
+    setup = make_setup(experiment, entrypoint, scratch, Spent())
+    setup = replace(setup, configurations=experiment.configurations())
+    if setup.kind.is_this_machine:
+        setup = replace(setup, checkpoints=str(scratch.checkpoints))
+    with scratch.driving(), ExitStack() as stack:
+        _end_leftovers(scratch, setup, rented)
+        for old in (scratch.instances, scratch.checkpoints, scratch.logs):
+            shutil.rmtree(old, ignore_errors=True)
+        backend = make_ray_backend(
+            scratch,
+            setup,
+            rented,
+            experiment.search.metric,
+            rental=Rental(largest_gang=largest_gang),
+            max_iterations=max(map(total_iterations, experiment.brackets())),
+        )
+        stack.callback(uninterrupted, lambda: _close(backend, scratch))
+        yield backend, setup
+
+
+def _job_iterations(experiment: Experiment, rented: Offer, limits: PlanningConstraints) -> float:
+    """Return how many iterations the job trains one after another, on all instances with the fewest GPUs per trial."""
+    slots = max(1, rented.max_instances * rented.gpus // limits.min_gpus_per_trial)
+    brackets = experiment.brackets()
+    longest = max(map(total_iterations, brackets))
+    every = sum(_iterations(stage) for bracket in brackets for stage in bracket)
+    return max(float(longest), every / slots)
+
+
+def _iterations(stage: Stage) -> int:
+    """Return the iterations of all trials of a stage; of those that climb rungs, as if they waited at each."""
+    if stage.ladder is None:
+        return stage.trials * stage.iterations
+    reaching = stage.ladder.fewest(stage.trials)
+    return sum(trials * gain for trials, gain in zip(reaching, stage.ladder.gains, strict=True))
+
+
+def _measured(
+    found: ProfilingResult, entrypoint: Entrypoint, rented: Offer, content: ProfileContent | None
+) -> MeasuredProfile:
+    return MeasuredProfile(
+        **{field.name: getattr(found, field.name) for field in fields(found)},
+        cost_usd=sum(_measuring_usd(rented, held_s) for held_s in found.held_s),
+        entrypoint=str(entrypoint),
+        instance_type=rented.instance_type,
+        gpus_per_instance=rented.gpus,
+        content=content,
+    )
+
+
+def _note_start(home: Path, entrypoint: Entrypoint, starts: InstanceStarts) -> None:
+    """Record the start times of instances of this machine, for later plans."""
+    if not starts.one_machine:
+        return
+    instants = [(0.0, each.provision_s, each.provision_s + each.init_s) for each in starts.instances]
+    with suppress(OSError):  # a full disk
+        record(home, [start_of(str(entrypoint), instants)], time.time())
+
+
+def _run_note(scratch: ExperimentFolder) -> Path:
+    return scratch.path / "run"
+
+
+def _close(backend: Backend, scratch: ExperimentFolder) -> None:
+    backend.close()
+    _run_note(scratch).unlink(missing_ok=True)
+
+
+def _end_leftovers(scratch: ExperimentFolder, setup: Setup, rented: Offer) -> None:
+    """Terminate instances left by an interrupted measurement, and note the run of this one."""
+    if setup.kind.is_this_machine:
+        return  # leases end those
+    note = _run_note(scratch)
+    if note.exists():
+        open_cluster(scratch, replace(setup, run=note.read_text()), rented, Rental()).close()
+    note.write_text(setup.run)
+
+
+def _num_instances(experiment: Experiment, rented: Offer, limits: PlanningConstraints) -> int:
+    """Return the number of instances: enough for the widest gang, and for its neighbours on a shared machine."""
+    widest = max(1, limits.max_gpus_per_trial // rented.gpus)
+    if not experiment.resources.kind.is_this_machine:
+        return widest
+    needed = -(-max(bracket[0].trials for bracket in experiment.brackets()) * limits.min_gpus_per_trial // rented.gpus)
+    return max(widest, min(rented.max_instances, needed, SHARED_INSTANCES))
+
+
+def _measuring_usd(rented: Offer, held_s: float) -> float:
+    """Return the cost of one instance whose GPUs are all busy for `held_s` seconds."""
+    return rented.instance_cost_usd(held_s) + rented.function_cost_usd(rented.gpus, held_s)
+
+
+def _profiling_limits(
+    experiment: Experiment, rented: Offer, num_instances: int, limits: PlanningConstraints
+) -> ProfilingLimits:
+    """Return the limits of measuring. Raises InputError if max_cost does not cover a minute of the instances."""
+    margin_s = experiment.resources.kind.release_margin_s
+    found = ProfilingLimits(iteration_s=experiment.constraints.iteration_timeout_s)
+    if experiment.resources.kind.is_rented:
+        slowest = start_limits([rented.instance_type], experiment.resources.init_delay_s)
+        found = replace(found, ready_s=max(found.ready_s, slowest.ready_s))
+    if limits.deadline_s is not None:
+        deadline = f"deadline ({format_duration(limits.deadline_s)} from now)"
+        found = replace(found, time_s=limits.deadline_s - margin_s, time_by=deadline)
+    if limits.max_cost_usd is None:
+        return found
+    cap = f"max_cost={format_usd(limits.max_cost_usd)}"
+    least_usd = num_instances * _measuring_usd(rented, 60.0)
+    if least_usd > limits.max_cost_usd:
+        raise InputError(
+            f"{cap} does not cover measuring a profile on {counted(num_instances, 'instance')} (at least "
+            f"{format_usd(least_usd)}); raise it, or write a profile into the experiment file"
+        )
+    left_usd = limits.max_cost_usd - num_instances * rented.once_usd_per_instance
+    usd_per_s = num_instances * rented.price_usd_per_s
+    held_s = left_usd / usd_per_s - margin_s if usd_per_s > 0 else math.inf
+    return replace(found, held_s=held_s, slack_s=margin_s / 2.0, held_by=cap)
+
+
+def trial_seeds(experiment: Experiment) -> list[int]:
+    """Return a seed for every trial, from the sampler's: initial weights and data order follow from it."""
+    return [trial_seed(experiment.search.sampler.seed, trial) for trial in range(experiment.search.num_trials)]
+
+
+def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: ExperimentFolder, spent: Spent) -> Setup:
+    """Return the settings of the backend of an experiment in `folder`; each call is another run."""
+    run = secrets.token_hex(6)
+    return Setup(
+        provider=experiment.resources.provider,
+        configurations=() if experiment.search.sampler.learns else experiment.configurations(),
+        seeds=trial_seeds(experiment),
+        data_seed=experiment.search.sampler.seed,
+        entrypoint=entrypoint,
+        code=None if entrypoint is None else files_of(entrypoint),
+        checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints), f"{experiment.name}-{run}"),
+        run=run,
+        lease_s=experiment.resources.lease_length_s,
+        log_limit_bytes=experiment.resources.log_limit_bytes,
+        batch=experiment.batch.to_plain(),
+        balance=experiment.batch.balance.to_plain(),
+        training=experiment.training.to_plain(),
+        profiling_s=spent.seconds,
+        profiling_cost_usd=spent.cost_usd,
+        experiment=experiment.to_words(),
+    )
+
+
+def _store_url(url: str, run: str) -> str:
+    """Return the URL of a run's checkpoints: paths absolute, as a resume may start elsewhere; in a bucket a folder."""
+    if url.startswith("s3://"):
+        return f"{url.rstrip('/')}/{run}"
+    return url if "://" in url else os.path.abspath(os.path.expanduser(url))

@@ -1,0 +1,1 @@
+"""Charts, as plain Plotly figures; pure."""

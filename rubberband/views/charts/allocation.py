@@ -1,0 +1,276 @@
+"""Chart of instances over time, planned and held, above the use of every GPU. A plain Plotly figure; pure."""
+
+from __future__ import annotations
+
+import html
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from rubberband.executor.result.result import Busy, InstanceResult, Result
+from rubberband.units import duration, format_duration
+from rubberband.views.charts.parts import (
+    LOST,
+    PLANNED,
+    STAGE_COLOURS,
+    Figure,
+    beyond_s,
+    chart,
+    end_s,
+    gpus_per_instance,
+    marks,
+    scatter,
+    time_axis,
+    time_unit,
+)
+from rubberband.views.formatting import printable
+from rubberband.views.stages import planned_spans
+
+STARTING, IDLE, STARTUP = "#b9a44c", "rgba(128,128,128,0.25)", "#8a8f98"
+GHOST = "rgba(128,128,128,0.10)"
+SEVERAL = -1
+"""Number in place of a trial for a bar of several trials."""
+_ROW_PX, _SMALL_ROW_PX, _TINY_ROW_PX, _STEPS_PX, _AROUND_PX = 22, 14, 6, 130, 150
+_MOST_ROWS, _MOST_BARS = 160, 3000
+ALLOCATION_NOTE = (
+    "Above: instances planned and held. Below: what each GPU did; the number in a bar is the trial, its colour the "
+    "stage (or bracket, or rung); the dashed areas behind are the plan. Dotted lines are the ends of stages."
+)
+
+
+def allocation(result: Result) -> Figure | None:
+    """Return the chart, with the plan in the background; None if no instance was held.
+
+    If there are many instances, each has one line for all its GPUs.
+    """
+    rented = _longest_first(result)
+    if not rented:
+        return None
+    horizon_s = max([beyond_s(result), result.planned_jct_s, *(use.end_s for use in result.busy)])
+    unit, unit_s = time_unit(horizon_s)
+    gpus = gpus_per_instance(result)
+    if len(rented) * gpus > _MOST_ROWS:
+        gpus, result = 1, replace(result, busy=tuple(replace(use, gpu=0) for use in result.busy))
+    rows = [_row(instance.instance, gpu) for instance in rented for gpu in range(gpus)]
+    bars = _held_bars(result, rented, gpus, unit_s) + _busy_bars(result, _joined(result.busy, horizon_s), unit_s)
+    gantt_px = _row_px(len(rows)) * len(rows) + 10
+    drawn = marks(result, horizon_s, unit_s)
+    share = gantt_px / (gantt_px + _STEPS_PX + 30)
+    most = max([len(rented), *(count for _, _, count in _planned_areas(result))])
+    steps = {
+        "domain": [share + (1 - share) * 0.2, 1],
+        "title": {"text": "instances", "standoff": 14},
+        "rangemode": "tozero",
+        "tickformat": "d",
+        "nticks": 5 if most > 4 else most + 1,
+        "fixedrange": True,
+    }
+    return chart(
+        [*bars, *_lost(rented, gpus, unit_s), *_steps(result, rented, unit_s)],
+        gantt_px + _STEPS_PX + 30 + _AROUND_PX,
+        time_axis(unit, horizon_s / unit_s),
+        _gpu_axis(rows, gpus) | {"domain": [0, share]},
+        yaxis2=steps,
+        barmode="overlay",
+        bargap=0.15,
+        uniformtext={"minsize": 8, "mode": "hide"},
+        annotations=drawn["annotations"],
+        shapes=[*_ghosts(result, len(rows), gpus, unit_s), *drawn["shapes"]],
+    )
+
+
+def _longest_first(result: Result) -> list[InstanceResult]:
+    """Return the instances that were held: those still held first, then the latest end first, which makes stairs."""
+    rented = [i for i in result.instances if i.running_s is not None or not i.reason]
+    return sorted(rented, key=lambda i: (i.ended_s is not None, -(i.ended_s or 0.0), i.requested_s, i.instance))
+
+
+def _row_px(rows: int) -> int:
+    if rows <= 40:
+        return _ROW_PX
+    return _SMALL_ROW_PX if rows <= 120 else _TINY_ROW_PX
+
+
+def _ghosts(result: Result, rows: int, gpus: int, unit_s: float) -> list[Figure]:
+    """Return the plan as areas behind the bars: one for each stage, with a row for each of its GPUs."""
+    ghosts: list[Figure] = []
+    for start_s, until_s, instances in _planned_areas(result):
+        ghosts.append(
+            {
+                "type": "rect",
+                "layer": "below",
+                "x0": start_s / unit_s,
+                "x1": until_s / unit_s,
+                "y0": -0.5,
+                "y1": min(instances * gpus, rows) - 0.5,
+                "fillcolor": GHOST,
+                "line": {"width": 1.5, "dash": "dash", "color": PLANNED},
+            }
+        )
+    return ghosts
+
+
+def _planned_areas(result: Result) -> list[tuple[float, float, int]]:
+    """Return (start, end, planned instances): of each stage or, with several brackets, of all that run at once."""
+    spans = planned_spans(result.stages)
+    if all(stage.bracket is None for stage in result.stages):
+        return [(start_s, until_s, stage.planned_instances) for stage, start_s, until_s in spans]
+    changes = sorted({0.0, *(start_s for _, start_s, _ in spans), *(until_s for _, _, until_s in spans)})
+    return [
+        (at_s, until_s, sum(stage.planned_instances for stage, start_s, ends_s in spans if start_s <= at_s < ends_s))
+        for at_s, until_s in pairwise(changes)
+    ]
+
+
+def _joined(busy: Sequence[Busy], horizon_s: float) -> Sequence[Busy]:
+    """Return the stretches; if there are very many, close ones of the same GPU and stage are joined."""
+    if len(busy) <= _MOST_BARS:
+        return busy
+    joined: list[Busy] = []
+    for use in sorted(busy, key=lambda use: (use.instance, use.gpu, use.start_s)):
+        last = joined[-1] if joined else use
+        same = (last.instance, last.gpu, last.stage) == (use.instance, use.gpu, use.stage)
+        if joined and same and use.start_s - last.end_s < horizon_s / 200:
+            joined[-1] = replace(last, trial=SEVERAL, end_s=max(last.end_s, use.end_s))
+        else:
+            joined.append(use)
+    return joined
+
+
+def _gpu_axis(rows: list[str], gpus: int) -> Figure:
+    """Return an axis with a line for each GPU (or instance), from the top."""
+    return {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": rows,
+        "range": [len(rows) - 0.5, -0.5],
+        "fixedrange": True,
+        "title": {"text": "instance : GPU" if gpus > 1 else "instance", "standoff": 14},
+        "tickmode": "array",
+        "tickvals": rows[:: 1 + len(rows) // 120],
+    }
+
+
+def _row(instance: str, gpu: int) -> str:
+    return f"{html.escape(instance)} : {gpu}"
+
+
+Stretch = tuple[str, float, float, str, str]
+"""Row, start_s, end_s, hover text, and text in the bar."""
+
+
+def _bar(name: str, colour: str, stretches: Iterable[Stretch], unit_s: float, pattern: str = "") -> Figure:
+    every = [stretch for stretch in stretches if stretch[2] > stretch[1]]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [row for row, *_ in every],
+        "base": [start_s / unit_s for _, start_s, *_ in every],
+        "x": [(end_s - start_s) / unit_s for _, start_s, end_s, *_ in every],
+        "hovertext": [f"{hover}<br>{_span(start_s, end_s)}" for _, start_s, end_s, hover, _ in every],
+        "hoverinfo": "text",
+        "text": [text for *_, text in every],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "cliponaxis": True,
+        "marker": {"color": colour, "pattern": {"shape": pattern, "size": 5, "solidity": 0.3}, "line": {"width": 0}},
+    }
+
+
+def _span(start_s: float, end_s: float) -> str:
+    return f"{duration(start_s)} to {duration(end_s)} ({format_duration(round(end_s - start_s, 1))})"
+
+
+def _held_bars(result: Result, rented: Sequence[InstanceResult], gpus: int, unit_s: float) -> list[Figure]:
+    waiting: list[Stretch] = []
+    starting: list[Stretch] = []
+    held: list[Stretch] = []
+    for instance in rented:
+        until_s = end_s(result, instance)
+        running_s = until_s if instance.running_s is None else min(instance.running_s, until_s)
+        ready_s = until_s if instance.ready_s is None else min(instance.ready_s, until_s)
+        name = html.escape(instance.instance)
+        for row in (_row(instance.instance, gpu) for gpu in range(gpus)):
+            waiting.append((row, instance.requested_s, running_s, f"{name} asked for, not billed yet", ""))
+            starting.append((row, running_s, max(running_s, ready_s), f"{name} runs, its workers start", ""))
+            held.append((row, max(running_s, ready_s), until_s, f"{name} held", ""))
+    bars = [
+        _bar("asked for, not billed", STARTING, waiting, unit_s, pattern="/"),
+        _bar("instance starts up", STARTING, starting, unit_s),
+        _bar("held, idle", IDLE, held, unit_s),
+    ]
+    return [bar for bar in bars if bar["y"]]
+
+
+def _busy_bars(result: Result, busy: Sequence[Busy], unit_s: float) -> list[Figure]:
+    startup: list[Stretch] = []
+    training: dict[int, list[Stretch]] = {}
+    for use in busy:
+        row, step = _row(use.instance, use.gpu), _step_of(result, use)
+        first_s = use.end_s if use.training_s is None else use.training_s
+        number = "" if use.trial == SEVERAL else str(use.trial)
+        trial = f"trial {number}" if number else "several trials"
+        title = f"rung {step}" if result.rungs else result.stages[use.stage].title
+        what = f"{trial}, {title}, on {row}"
+        if first_s > use.start_s:
+            startup.append((row, use.start_s, first_s, f"start-up of {what}", ""))
+        if use.end_s > first_s:
+            training.setdefault(step, []).append((row, first_s, use.end_s, what, number))
+    bars = [_bar("start-up of a trial", STARTUP, startup, unit_s)] if startup else []
+    named = set[str]()
+    for stage, stretches in sorted(training.items()):
+        bracket = None if result.rungs else result.stages[stage].bracket
+        name = f"{'rung' if result.rungs else 'stage'} {stage}" if bracket is None else f"bracket {bracket}"
+        colour = STAGE_COLOURS[(stage if bracket is None else bracket) % len(STAGE_COLOURS)]
+        bar = _bar(name, colour, stretches, unit_s) | {"legendgroup": name, "showlegend": name not in named}
+        named.add(name)
+        bar["marker"]["line"] = {"width": 1, "color": "rgba(255,255,255,0.7)"}
+        bar["textfont"] = {"color": "#fff"}
+        bars.append(bar)
+    return bars
+
+
+def _step_of(result: Result, use: Busy) -> int:
+    """Return the stage of a stretch, or its rung if trials climb rungs: by the iterations done before it."""
+    if not result.rungs or use.trial == SEVERAL:
+        return 0 if result.rungs else use.stage
+    curve = result.trials[use.trial].curve
+    before = bisect_right(curve, use.start_s, key=lambda report: report[0])
+    done = curve[before - 1][1] if before else 0
+    return min(sum(rung.iterations <= done for rung in result.rungs), len(result.rungs) - 1)
+
+
+def _lost(rented: Sequence[InstanceResult], gpus: int, unit_s: float) -> list[Figure]:
+    points = []
+    for instance in rented:
+        if instance.reason and instance.ended_s is not None:
+            how = "PREEMPTED" if instance.preempted else "lost"
+            hover = f"{instance.instance} {how} at {duration(instance.ended_s)}: {printable(instance.reason)}"
+            rows = [_row(instance.instance, gpu) for gpu in range(gpus)]
+            points += [(instance.ended_s / unit_s, row, html.escape(hover)) for row in rows]
+    marker = {"symbol": "x", "size": 9, "color": LOST}
+    return [scatter("instance lost", points, mode="markers", marker=marker)] if points else []
+
+
+def _steps(result: Result, rented: Sequence[InstanceResult], unit_s: float) -> list[Figure]:
+    """Return lines of the number of instances: planned, and held or starting."""
+    areas = _planned_areas(result)
+    planned = [(0.0, 0), *((start_s, count) for start_s, _, count in areas), (areas[-1][1] if areas else 0.0, 0)]
+    changes = sorted([(i.requested_s, 1) for i in rented] + [(i.ended_s, -1) for i in rented if i.ended_s is not None])
+    held, actual = 0, [(0.0, 0)]
+    for at_s, change in changes:
+        held += change
+        actual.append((at_s, held))
+    actual.append((max(actual[-1][0], result.actual_jct_s), held))
+    return [
+        _step("instances planned", planned, unit_s, {"color": PLANNED, "width": 2, "dash": "dash"}),
+        _step("instances held or asked for", actual, unit_s, {"color": STAGE_COLOURS[0], "width": 2}),
+    ]
+
+
+def _step(name: str, points: Sequence[tuple[float, int]], unit_s: float, line: Figure) -> Figure:
+    drawn = [(at_s / unit_s, count, f"{name}: {count} from {duration(at_s)}") for at_s, count in points]
+    return scatter(name, drawn, line={"shape": "hv", **line}, yaxis="y2")

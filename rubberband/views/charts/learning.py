@@ -1,0 +1,145 @@
+"""Chart of learning curves over iterations, time or dollars. A plain Plotly figure; pure."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rubberband.executor.result.result import Result, TrialResult
+from rubberband.units import duration
+from rubberband.views.charts.parts import (
+    ALONE,
+    CURVES,
+    MANY_POINTS,
+    SWITCH,
+    Figure,
+    axis,
+    button,
+    by_fate,
+    chart,
+    fate_name,
+    time_unit,
+)
+from rubberband.views.charts.spending import shares
+from rubberband.views.formatting import printable, usd
+from rubberband.views.report.tables import finite, ranked
+
+MOST_TRIALS = 3000
+"""Limit of trials; the best are drawn."""
+MOST_POINTS = 4 * MANY_POINTS
+"""Limit of points; if there are more, every curve is thinned out evenly."""
+CURVES_NOTE = (
+    "Each line is a trial, and its colour shows its outcome; click the legend to hide or show, drag to zoom. Only "
+    f"the best {MOST_TRIALS:,} trials are drawn. Dollars: the whole bill so far, idle and starting instances "
+    "included, is shared out among the trials by the GPU time that each has held, at its instances' prices; the "
+    "shares of all trials add up to the bill."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReportPoint:
+    """Report of a trial."""
+
+    trial: int
+    iterations: int
+    at_s: float
+    share_usd: float
+    value: float | None
+    """None if it is not finite."""
+
+
+Drawn = list[_ReportPoint | None]
+"""Points of trials, with a gap after each trial."""
+
+
+def learning_curves(result: Result) -> Figure | None:
+    """Return the metric of each trial over iterations, time or its share of the bill, in the colour of its outcome.
+
+    None before the first report.
+    """
+    fates = by_fate(result, [trial for trial in result.trials if trial.curve])
+    if not fates:
+        return None
+    unit, unit_s = time_unit(result.actual_jct_s)
+    shown = [trial for trial in ranked(result) if trial.curve][:MOST_TRIALS]
+    count = sum(len(trial.curve) for trial in shown)
+    costs, step = shares(result, shown), math.ceil(count / MOST_POINTS)
+    drawn = {
+        fate: [p for t in trials if t.trial in costs for p in _points(result, t, costs[t.trial], step)]
+        for fate, trials in fates.items()
+    }
+    by_iterations = [[point and point.iterations for point in points] for points in drawn.values()]
+    by_time = [[point and point.at_s / unit_s for point in points] for points in drawn.values()]
+    by_cost = [[point and point.share_usd for point in points] for points in drawn.values()]
+    whole = 1 if max(trial.iterations for trial in result.trials) <= 15 else None
+    buttons = [
+        button("over iterations", by_iterations, _axis("iterations", whole)),
+        button("over time", by_time, _axis(f"time since the start ({unit})")),
+        button("over dollars", by_cost, _axis("the trial's share of the bill (USD)")),
+    ]
+    traces = [
+        _trace(fate, fates[fate], points, xs, count < MANY_POINTS)
+        for (fate, points), xs in zip(drawn.items(), by_iterations, strict=True)
+    ]
+    return curves_chart(traces, "iterations", whole, result.metric, buttons)
+
+
+def curves_chart(
+    traces: Sequence[Figure], title: str, step: int | None, metric: str, buttons: Sequence[Figure]
+) -> Figure:
+    """Return the chart of a metric, with buttons that change the x axis."""
+    return chart(
+        traces,
+        460,
+        axis(title, rangemode="tozero", dtick=step),
+        {"title": {"text": html.escape(printable(metric)), "standoff": 8}, "exponentformat": "e"},
+        showlegend=True,
+        updatemenus=[SWITCH | {"buttons": buttons}],
+        margin={"l": 10, "r": 10, "t": 50, "b": 90},
+    )
+
+
+def _points(result: Result, trial: TrialResult, costs_usd: Sequence[float], step: int) -> Drawn:
+    last = len(trial.curve) - 1
+    return [
+        *(
+            _ReportPoint(
+                trial=trial.trial,
+                iterations=iterations,
+                at_s=at_s,
+                share_usd=costs_usd[index],
+                value=finite(metrics.get(result.metric)),
+            )
+            for index, (at_s, iterations, metrics) in enumerate(trial.curve)
+            if index % step == 0 or index == last
+        ),
+        None,
+    ]
+
+
+def _trace(fate: str, trials: Sequence[TrialResult], points: Drawn, xs: Sequence[Any], dots: bool) -> Figure:
+    colour, width, opacity = CURVES[fate]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if dots else "lines",
+        "name": fate_name(fate, trials),
+        "x": xs,
+        "y": [point and point.value for point in points],
+        "customdata": [point and _label(point) for point in points],
+        "hovertemplate": "trial %{customdata[0]}: %{y:.6g}<br>%{customdata[1]} iterations, at %{customdata[2]}, "
+        f"%{{customdata[3]}} USD<extra>{fate}</extra>",
+        "line": {"color": colour, "width": width},
+        "marker": {"color": colour, "size": 6 if fate in ALONE else 4},
+        "opacity": opacity,
+    }
+
+
+def _label(point: _ReportPoint) -> list[Any]:
+    return [point.trial, point.iterations, duration(point.at_s), usd(point.share_usd)]
+
+
+def _axis(title: str, step: int | None = None) -> Figure:
+    return {"xaxis.title.text": title, "xaxis.dtick": step}

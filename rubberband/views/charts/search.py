@@ -1,0 +1,417 @@
+"""Charts of how the metric depends on the parameters: one at a time, and two together. Plain Plotly figures; pure.
+
+Slices show the latest metric of all trials, coloured by their iterations. A contour compares trials after the same
+number of iterations only. Its cells are bars, as plotly's basic bundle has no heat map.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rubberband.executor.result.result import Result, TrialResult
+from rubberband.units import counted
+from rubberband.views.charts.parallel_coordinates import (
+    ABSENT,
+    ABSENT_SHARE,
+    Axis,
+    axis_of,
+    domains_of,
+    parameters,
+    short_label,
+)
+from rubberband.views.charts.parts import LEGEND, SHADES, Figure
+from rubberband.views.formatting import number, printable, setting
+from rubberband.views.report.tables import finite, ranked
+
+Space = Mapping[str, Any] | None
+"""The search space in the words of the file; if it is given, axes have the scale of their domains."""
+
+ENOUGH = 20
+"""Trials after which further training counts for more than further trials."""
+_MOST_PANELS, _PANELS_IN_A_ROW = 12, 4
+_MOST_DRAWN, _MOST_DOTS = 4000, 400
+"""Points in all panels together, and in a contour."""
+_MOST_GROUPS = 8
+_MOST_POINTS = 2000
+_CELLS = 24
+_BANDWIDTH, _NEAR = 0.3, 2.0
+"""Width of the mean around a cell, for one trial; it shrinks with their number (Scott's rule for two dimensions).
+
+The second is the squared distance, in widths, from which on a cell without a trial is blank.
+"""
+_BEST_COLOUR = "#e08a1e"
+_SPREAD_FOR_LOG = 50.0
+"""Largest metric over the median from which on the metric's axis is logarithmic."""
+SLICES_NOTE = "Each point is a trial at its latest metric; its colour is how long it was trained, the star is the best."
+CONTOUR_NOTE = (
+    "Colour: the mean metric of the trials nearby; orange is better, and cells without a trial nearby are blank."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparable:
+    """Trials with their metric after the same number of iterations."""
+
+    iterations: int
+    trials: tuple[TrialResult, ...]
+    values: tuple[float, ...]
+
+    def told(self, result: Result) -> str:
+        """Return which trials are compared."""
+        of = f"of {len(result.trials):,}" if len(self.trials) < len(result.trials) else "all"
+        compared = f"{len(self.trials):,} {of} trials" if of != "all" else f"all {len(self.trials):,} trials"
+        return f"Compared: {compared}, at their metric after {counted(self.iterations, 'iteration')}."
+
+
+def comparable(result: Result) -> Comparable | None:
+    """Return the trials that reached the furthest end of a stage that `ENOUGH` reached, else the one that most reached.
+
+    None if there are not two with a finite metric.
+    """
+    found = [_compared(result, iterations) for iterations in _rungs(result)]
+    found = [one for one in found if len(one.trials) >= 2]
+    enough = [one for one in found if len(one.trials) >= ENOUGH]
+    return enough[-1] if enough else max(found, key=lambda one: len(one.trials), default=None)
+
+
+def _rungs(result: Result) -> list[int]:
+    """Return the iterations at the ends of stages, in ascending order; before the first, what all have done."""
+    ends, before = set[int](), 0
+    for stage in result.stages:
+        before = 0 if stage.rung == 0 and stage.bracket is not None else before
+        before += stage.iterations
+        ends.add(before)
+    most = max((trial.iterations for trial in result.trials), default=0)
+    least = min((trial.iterations for trial in result.trials if trial.iterations), default=0)
+    return sorted(end for end in ends if end <= most) or [least]
+
+
+def _compared(result: Result, iterations: int) -> Comparable:
+    reached = [trial for trial in result.trials if trial.iterations >= iterations]
+    values = [_value_after(trial, iterations, result.metric) for trial in reached]
+    known = [(trial, value) for trial, value in zip(reached, values, strict=True) if value is not None]
+    return Comparable(
+        iterations=iterations, trials=tuple(trial for trial, _ in known), values=tuple(value for _, value in known)
+    )
+
+
+def _value_after(trial: TrialResult, iterations: int, metric: str) -> float | None:
+    for _, done, metrics in reversed(trial.curve):
+        if done <= iterations:
+            return finite(metrics.get(metric))
+    return None
+
+
+def slices(result: Result, space: Space = None) -> Figure | None:
+    """Return the metric against each parameter; None without two trials that differ."""
+    shown = [trial for trial in ranked(result) if finite(trial.metrics.get(result.metric)) is not None]
+    varying = [name for name, varies in parameters(shown).items() if varies]
+    if len(shown) < 2 or not varying:
+        return None
+    names = varying[:_MOST_PANELS]
+    drawn = _thinned(shown, _MOST_DRAWN // len(names))
+    domains = domains_of(space or {})
+    axes = [axis_of(name, [t.configuration.get(name, ABSENT) for t in shown], domains.get(name)) for name in names]
+    groups = _by_iterations(result, drawn)
+    data = [trace for at, axis in enumerate(axes) for trace in _panel(result, at, axis, groups)]
+    wide, rows = min(len(axes), _PANELS_IN_A_ROW), math.ceil(len(axes) / _PANELS_IN_A_ROW)
+    values = [trial.metrics[result.metric] for trial in shown]
+    layout = {
+        **LEGEND,
+        "height": 110 + 240 * rows,
+        "showlegend": True,
+        "margin": {"l": 10, "r": 10, "t": 10, "b": 90},
+        "meta": {"least_width_px": 180 * wide, "note": _slices_note(shown, drawn, varying)},
+    }
+    for at, axis in enumerate(axes):
+        layout |= _panel_axes(result, at, axis, wide, rows, _is_wide(values))
+    return {"data": data, "layout": layout}
+
+
+def _slices_note(shown: Sequence[TrialResult], drawn: Sequence[TrialResult], varying: Sequence[str]) -> str:
+    notes = [SLICES_NOTE]
+    if len(drawn) < len(shown):
+        notes.append(
+            f"Drawn: {len(drawn):,} of {counted(len(shown), 'trial')}, the best and an even choice of the others."
+        )
+    if len(varying) > _MOST_PANELS:
+        notes.append(f"The first {_MOST_PANELS} of {len(varying)} parameters are drawn.")
+    return " ".join(notes)
+
+
+def _thinned(best_first: Sequence[TrialResult], most: int) -> list[TrialResult]:
+    """Return all trials, or the best and an even choice of the others."""
+    if len(best_first) <= most:
+        return list(best_first)
+    best = most // 5
+    others, left = best_first[best:], most - best
+    return [*best_first[:best], *(others[at * len(others) // left] for at in range(left))]
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    """Whether a few values are so large that the others can be distinguished on a logarithmic axis only."""
+    return min(values) > 0 and max(values) > _SPREAD_FOR_LOG * median(values)
+
+
+def _by_iterations(result: Result, trials: Sequence[TrialResult]) -> list[tuple[str, list[TrialResult]]]:
+    """Return the trials by the end of the stage that they reached or are in, with the group's name."""
+    ends = [*_rungs(result), max(trial.iterations for trial in trials)]
+    ends = sorted(set(ends))
+    ends = [ends[math.ceil((at + 1) * len(ends) / _MOST_GROUPS) - 1] for at in range(_MOST_GROUPS)]
+    groups: dict[int, list[TrialResult]] = {}
+    for trial in trials:
+        groups.setdefault(next(end for end in ends if trial.iterations <= end), []).append(trial)
+    named = []
+    for end, members in sorted(groups.items()):
+        least = min(trial.iterations for trial in members)
+        span = counted(end, "iteration") if least == end else f"{least} to {counted(end, 'iteration')}"
+        named.append((span, members))
+    return named
+
+
+def _panel(result: Result, at: int, axis: Axis, groups: Sequence[tuple[str, list[TrialResult]]]) -> Iterator[Figure]:
+    for index, (name, trials) in enumerate(groups):
+        shade = SHADES[round(index * (len(SHADES) - 1) / max(1, len(groups) - 1))]
+        marker: Figure = {"color": shade, "size": 6, "opacity": 0.75}
+        yield _points(result, at, axis, trials, name, marker) | {"showlegend": at == 0, "legendgroup": name}
+    if result.best is not None and finite(result.best.metrics.get(result.metric)) is not None:
+        star: Figure = {"color": _BEST_COLOUR, "size": 12, "symbol": "star", "line": {"width": 1, "color": "#fff"}}
+        yield _points(result, at, axis, [result.best], "best", star) | {"showlegend": at == 0, "legendgroup": "best"}
+
+
+def _points(result: Result, at: int, axis: Axis, trials: Sequence[TrialResult], name: str, marker: Figure) -> Figure:
+    xs = [_jittered(axis, trial) for trial in trials]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [None if x is None else round(x, 4) for x in xs],
+        "y": [trial.metrics[result.metric] for trial in trials],
+        "xaxis": f"x{at + 1 if at else ''}",
+        "yaxis": f"y{at + 1 if at else ''}",
+        "customdata": [[trial.trial, _value_text(trial, axis.name), trial.iterations] for trial in trials],
+        "hovertemplate": f"trial %{{customdata[0]}}: %{{y:.6g}}<br>{short_label(axis.name)} %{{customdata[1]}}<br>"
+        "%{customdata[2]} iterations<extra></extra>",
+        "marker": marker,
+    }
+
+
+def _value_text(trial: TrialResult, name: str) -> str:
+    return short_label(setting(trial.configuration[name]), 40) if name in trial.configuration else "-"
+
+
+def _jittered(axis: Axis, trial: TrialResult) -> float | None:
+    """Return the place of a trial; of equal categories beside each other, the same at every drawing."""
+    place = axis.place(trial.configuration.get(axis.name, ABSENT))
+    if place is None or axis.kind != "category" or axis.name not in trial.configuration:
+        return place
+    return place + ((trial.trial * 0.618034) % 1.0 - 0.5) * 0.5 / max(axis.num_categories, 2)
+
+
+def _panel_axes(result: Result, at: int, axis: Axis, wide: int, rows: int, is_log: bool) -> Figure:
+    row, column = divmod(at, _PANELS_IN_A_ROW)
+    gap, titles = 0.02, 0.3 / rows
+    across = (1.0 - gap * (wide - 1)) / wide
+    down = (1.0 - titles * (rows - 1)) / rows
+    top = 1.0 - row * (down + titles)
+    name = at + 1 if at else ""
+    y: Figure = {"domain": [max(top - down, 0.0), top], "anchor": f"x{name}", "exponentformat": "e"}
+    y |= {"type": "log"} if is_log else {}
+    y |= {"matches": "y"} if at else {}
+    title = html.escape(printable(result.metric))
+    y |= {"title": {"text": title, "standoff": 8}} if column == 0 else {"showticklabels": False}
+    left = column * (across + gap)
+    return {f"xaxis{name}": _scale(axis) | {"domain": [left, left + across], "anchor": f"y{name}"}, f"yaxis{name}": y}
+
+
+def _scale(axis: Axis) -> Figure:
+    ticks = axis.ticks[:: math.ceil(len(axis.ticks) / 7)] if axis.kind != "category" else axis.ticks
+    return {
+        "title": {"text": short_label(axis.name, 30), "standoff": 6},
+        "range": [-0.05, 1.05],
+        "tickvals": [round(place, 4) for place, _ in ticks],
+        "ticktext": [short_label(text, 12) for _, text in ticks],
+        "zeroline": False,
+    }
+
+
+def contour_names(result: Result) -> list[str]:
+    """Return the parameters of which a contour may be drawn."""
+    compared = comparable(result)
+    found = {} if compared is None else parameters(compared.trials)
+    return [name for name, varies in found.items() if varies]
+
+
+def contour(result: Result, space: Space = None, *, x: str = "", y: str = "") -> Figure | None:
+    """Return the metric over two parameters, the first two unless others are named; None without two that differ."""
+    compared, names = comparable(result), contour_names(result)
+    if compared is None or len(names) < 2:
+        return None
+    x = x if x in names else next(name for name in names if name != y)
+    y = y if y in names and y != x else next(name for name in names if name != x)
+    domains = domains_of(space or {})
+    across, up = (
+        axis_of(name, [t.configuration.get(name, ABSENT) for t in result.trials], domains.get(name)) for name in (x, y)
+    )
+    layout = {
+        "height": 440,
+        "showlegend": False,
+        "barmode": "overlay",
+        "bargap": 0,
+        "hovermode": "closest",
+        "margin": {"l": 10, "r": 10, "t": 16, "b": 40},
+        "xaxis": _scale(across) | {"showgrid": False},
+        "yaxis": _scale(up) | {"showgrid": False},
+        "meta": {
+            "note": f"{CONTOUR_NOTE} {compared.told(result)}",
+            "parameters": [[name, printable(name)] for name in names],
+            "chosen": [x, y],
+        },
+    }
+    places = [[axis.place(t.configuration.get(axis.name, ABSENT)) for t in compared.trials] for axis in (across, up)]
+    known = [at for at, (px, py) in enumerate(zip(*places, strict=True)) if px is not None and py is not None]
+    xs, ys = (np.array([each[at] for at in known], dtype=float) for each in places)
+    values = np.array([compared.values[at] for at in known], dtype=float)
+    cells = _cell_trace(result, across, up, xs, ys, values)
+    return {"data": [cells, *_dots(result, compared, known, xs, ys, across, up)], "layout": layout}
+
+
+Places = NDArray[np.float64]
+
+
+def _edges(axis: Axis) -> list[tuple[float, float]]:
+    """Return the cells of an axis as (centre, width): its categories, or even steps."""
+    steps = axis.num_categories if axis.kind == "category" else _CELLS
+    first = ABSENT_SHARE if axis.has_absent else 0.0
+    width = (1.0 - first) / steps
+    cells = [(first + (at + 0.5) * width, width) for at in range(steps)]
+    return [(0.0, ABSENT_SHARE / 2), *cells] if axis.has_absent else cells
+
+
+def _nearness(axis: Axis, cells: Sequence[tuple[float, float]], places: Places) -> Places:
+    """Return the squared distance of each cell to each place, in bandwidths; infinite between categories."""
+    centres = np.array([centre for centre, _ in cells])[:, None]
+    widths = np.array([width for _, width in cells])[:, None]
+    apart = np.abs(centres - places[None, :])
+    apart_only = np.full_like(centres, axis.kind == "category", dtype=bool)
+    if axis.has_absent:
+        apart_only[0] = True
+    bandwidth = _BANDWIDTH * max(len(places), 1) ** (-1.0 / 6.0)
+    near = (apart / bandwidth) ** 2
+    absent = (places == 0.0)[None, :] if axis.has_absent else np.zeros((1, len(places)), dtype=bool)
+    near = np.where(apart_only, np.where(apart <= widths / 2, 0.0, np.inf), np.where(absent, np.inf, near))
+    return np.asarray(near, dtype=float)
+
+
+def _cell_trace(result: Result, across: Axis, up: Axis, xs: Places, ys: Places, values: Places) -> Figure:
+    if len(values) > _MOST_POINTS:
+        kept = np.linspace(0, len(values) - 1, _MOST_POINTS).astype(int)
+        xs, ys, values = xs[kept], ys[kept], values[kept]
+    columns, rows = _edges(across), _edges(up)
+    to_x, to_y = _nearness(across, columns, xs), _nearness(up, rows, ys)
+    low, high = _colour_range(result, values)
+    found: Figure = {"x": [], "y": [], "base": [], "width": [], "colours": []}
+    for (j, (bottom, tall)), (i, (centre, wide)) in itertools.product(enumerate(rows), enumerate(columns)):
+        near = to_x[i] + to_y[j]
+        if near.size and near.min() <= _NEAR:
+            weights = np.exp(-0.5 * near)
+            found["x"].append(round(centre, 4))
+            found["width"].append(round(wide, 4))
+            found["base"].append(round(bottom - tall / 2, 4))
+            found["y"].append(round(tall, 4))
+            found["colours"].append(float(f"{float(weights @ values / weights.sum()):.5g}"))
+    colours = found.pop("colours")
+    steps = len(SHADES) - 1
+    shades = SHADES if result.mode == "max" else SHADES[::-1]
+    return {
+        "type": "bar",
+        **found,
+        "customdata": colours,
+        "hovertemplate": f"about %{{customdata:.5g}}<extra>{short_label(result.metric)}</extra>",
+        "marker": {
+            "color": colours,
+            "colorscale": [[at / steps, shade] for at, shade in enumerate(shades)],
+            "cmin": low,
+            "cmax": high,
+            "opacity": 0.8,
+            "showscale": True,
+            "colorbar": {"thickness": 12, "len": 0.9, "outlinewidth": 0, "title": {"text": short_label(result.metric)}},
+            "line": {"width": 0},
+        },
+    }
+
+
+def _colour_range(result: Result, values: Places) -> tuple[float, float]:
+    """Return the metrics at the ends of the colours: the worst tenth has one colour."""
+    low, high = (0.1, 1.0) if result.mode == "max" else (0.0, 0.9)
+    return float(np.quantile(values, low)), float(np.quantile(values, high))
+
+
+def _dots(
+    result: Result, compared: Comparable, known: Sequence[int], xs: Places, ys: Places, across: Axis, up: Axis
+) -> Iterator[Figure]:
+    every = list(zip(known, xs, ys, strict=True))
+    step = math.ceil(len(every) / _MOST_DOTS)
+    best = result.best.trial if result.best is not None else None
+    for name, points in (
+        ("trials", every[::step]),
+        ("best", [point for point in every if compared.trials[point[0]].trial == best]),
+    ):
+        shape: Figure = {"size": 13, "symbol": "star", "color": _BEST_COLOUR} if name == "best" else {"size": 5}
+        trials = [compared.trials[at] for at, _, _ in points]
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": name,
+            "x": [round(float(x), 4) for _, x, _ in points],
+            "y": [round(float(y), 4) for _, _, y in points],
+            "customdata": [
+                [trial.trial, number(compared.values[at]), _value_text(trial, across.name), _value_text(trial, up.name)]
+                for trial, (at, _, _) in zip(trials, points, strict=True)
+            ],
+            "hovertemplate": f"trial %{{customdata[0]}}: %{{customdata[1]}}<br>{short_label(across.name)} "
+            f"%{{customdata[2]}}<br>{short_label(up.name)} %{{customdata[3]}}<extra></extra>",
+            "marker": {"color": "#15191e", "opacity": 1.0 if name == "best" else 0.75, **shape}
+            | {"line": {"width": 1, "color": "#fff"}},
+        }
+
+
+def contours(result: Result, space: Space = None) -> Figure | None:
+    """Return the contour with a menu of all pairs of the first four parameters, for a page without a service."""
+    pairs = list(itertools.combinations(contour_names(result)[:4], 2))
+    figures = [figure for x, y in pairs if (figure := contour(result, space, x=x, y=y)) is not None]
+    if len(figures) < 2:
+        return figures[0] if figures else None
+    first = figures[0]
+    buttons = [
+        {
+            "label": f"{short_label(x)} and {short_label(y)}",
+            "method": "update",
+            "args": [_changes(figure["data"]), _other_axes(figure["layout"])],
+        }
+        for (x, y), figure in zip(pairs, figures, strict=True)
+    ]
+    menu = {"type": "dropdown", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "buttons": buttons}
+    margin = first["layout"]["margin"] | {"t": 50}
+    return {"data": first["data"], "layout": first["layout"] | {"updatemenus": [menu], "margin": margin}}
+
+
+def _other_axes(layout: Figure) -> Figure:
+    changed = {f"{axis}.{key}": layout[axis][key] for axis in ("xaxis", "yaxis") for key in ("tickvals", "ticktext")}
+    return changed | {f"{axis}.title.text": layout[axis]["title"]["text"] for axis in ("xaxis", "yaxis")}
+
+
+def _changes(traces: Sequence[Figure]) -> Figure:
+    keys = ("x", "y", "base", "width", "customdata", "hovertemplate")
+    return {key: [trace.get(key) for trace in traces] for key in keys} | {
+        "marker.color": [trace["marker"]["color"] for trace in traces]
+    }

@@ -1,0 +1,1 @@
+"""An estimate: tables and page, the size of a search, and prices."""

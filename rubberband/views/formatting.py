@@ -1,0 +1,235 @@
+"""Figures and phrases that views share: amounts that add up, percentages, configurations, lists of trials."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rubberband.executor.core.events import Gang
+from rubberband.executor.result.batch_history import BatchStretch
+from rubberband.executor.result.result import Result, TrialResult
+from rubberband.planner.sizing import Size
+from rubberband.units import counted, duration, format_duration, format_usd
+from rubberband.values.balance import BalanceUse
+from rubberband.values.plan import PlanningConstraints
+
+
+def rounded(parts: Sequence[float], unit: float) -> list[float]:
+    """Round `parts` to multiples of `unit` that add up to their rounded sum; each is off by less than one unit."""
+    steps, so_far, sum_so_far = [], 0, 0.0
+    for part in parts:
+        sum_so_far = math.fsum((sum_so_far, part))
+        reached = round(sum_so_far / unit)
+        steps.append((reached - so_far) * unit)
+        so_far = reached
+    return steps
+
+
+def usd_decimals(largest_usd: float) -> int:
+    """Return the decimals for amounts up to `largest_usd`: 1234.50, 12.34, 0.0134, 0.000134."""
+    for least_usd, decimals in ((1.0, 2), (0.01, 4), (0.0001, 6)):
+        if abs(largest_usd) >= least_usd:
+            return decimals
+    return 2 if largest_usd == 0 else 8
+
+
+def usd(amount_usd: float, decimals: int | None = None) -> str:
+    """Return an amount in US dollars without its unit; the decimals depend on its size unless given."""
+    return f"{amount_usd:,.{usd_decimals(amount_usd) if decimals is None else decimals}f}"
+
+
+def time_unit_s(largest_s: float) -> float:
+    """Return the unit to which times up to `largest_s` are rounded, so that `format_duration` writes all digits."""
+    if largest_s >= 59.95:
+        return 1.0
+    return 0.1 if largest_s >= 9.995 else 0.01
+
+
+def difference(actual: float, planned: float) -> str:
+    """Return the difference from the plan in percent; empty if nothing was planned."""
+    if planned <= 0:
+        return ""
+    percent = (actual / planned - 1.0) * 100.0
+    decimals = 0 if abs(percent) >= 9.95 else 1
+    text = f"{percent:+.{decimals}f} %"
+    return "0 %" if float(f"{percent:.{decimals}f}") == 0 else text
+
+
+def number(value: float) -> str:
+    """Return a metric or a number of a configuration with up to six digits."""
+    return f"{value:.6g}"
+
+
+def config_line(values: Mapping[str, Any]) -> str:
+    """Return a configuration on one line: `lr=0.001 batch_size=64`."""
+    return " ".join(f"{printable(str(name))}={setting(value)}" for name, value in values.items())
+
+
+def setting(value: object) -> str:
+    """Return a value of a configuration; text with spaces or control characters is quoted."""
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, str) and value.isprintable() and value and " " not in value:
+        return value
+    return printable(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def printable(text: str) -> str:
+    """Return text on one line without control characters, which a terminal would obey."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+def listed(names: Iterable[object], most: int = 8) -> str:
+    """Return `3, 7, 9`; names beyond `most` are counted."""
+    every = [str(name) for name in names]
+    left = len(every) - most
+    return ", ".join(every[:most]) + (f" and {left} more" if left > 0 else "")
+
+
+def size_line(name: str, asked: PlanningConstraints, size: Size) -> str:
+    """Return the size in a line: `digits: 283 configurations fit 10m and 1.00 USD (num_samples: 283); no more do`."""
+    time = [] if asked.deadline_s is None else [format_duration(asked.deadline_s)]
+    within = " and ".join(time + ([] if asked.max_cost_usd is None else [format_usd(asked.max_cost_usd)]))
+    if size.number is None:
+        return f"{name}: no search fits {within}"
+    if size.key == "num_samples":
+        return f"{name}: {counted(size.number, 'configuration')} fit {within} (num_samples: {size.number}); no more do"
+    trials = counted(size.num_trials, "configuration")
+    return f"{name}: max_t: {size.number} fits {within}, with {trials}; no more does"
+
+
+# Phrases and figures about adaptive batch sizes.
+
+
+def change(first: float, last: float) -> str:
+    """Return `64 -> 512`, or `64` without a change."""
+    before, after = amount(first), amount(last)
+    return after if before == after else f"{before} -> {after}"
+
+
+def amount(value: float) -> str:
+    """Return a noise scale or a speed with about three digits."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def noise_scales(stretches: Sequence[BatchStretch]) -> list[float]:
+    """Return the known noise scales."""
+    return [stretch.noise_scale for stretch in stretches if stretch.noise_scale is not None]
+
+
+def first_and_last(
+    stretches: Sequence[BatchStretch], value: Callable[[BatchStretch], float | None]
+) -> tuple[float, float] | None:
+    """Return the mean throughput or goodput at the first batch size and GPUs, and at the last ones.
+
+    None if nothing was measured.
+    """
+    measured = [stretch for stretch in stretches if stretch.throughput is not None]
+    if not measured:
+        return None
+    return _mean(measured, measured[0], value), _mean(measured, measured[-1], value)
+
+
+def _mean(measured: Sequence[BatchStretch], like: BatchStretch, value: Callable[[BatchStretch], float | None]) -> float:
+    alike = [s for s in measured if (s.gpus, s.batch_size) == (like.gpus, like.batch_size)]
+    times_s = [max(1, s.steps) * s.batch_size / (s.throughput or 1.0) for s in alike]
+    return math.fsum(time_s * (value(s) or 0.0) for time_s, s in zip(times_s, alike, strict=True)) / math.fsum(times_s)
+
+
+def throughput(stretch: BatchStretch) -> float | None:
+    """Return samples per second."""
+    return stretch.throughput
+
+
+def goodput(stretch: BatchStretch) -> float | None:
+    """Return samples per second times their efficiency."""
+    return stretch.goodput
+
+
+def gain(values: tuple[float, float] | None) -> str:
+    """Return the ratio of the last value to the first, such as `1.8x`; `-` without values."""
+    return f"{values[1] / values[0]:.1f}x" if values and values[0] > 0.0 else "-"
+
+
+def mean_efficiency(stretches: Sequence[BatchStretch]) -> float:
+    """Return the mean efficiency of all samples."""
+    samples = [stretch.steps * stretch.batch_size for stretch in stretches]
+    counted_for = [count * stretch.efficiency for count, stretch in zip(samples, stretches, strict=True)]
+    return math.fsum(counted_for) / sum(samples) if sum(samples) else 1.0
+
+
+def batch_line(trial: TrialResult) -> str:
+    """Return the change of a trial's batch size, for a headline; empty without one."""
+    stretches = trial.batches
+    if not stretches or stretches[0].batch_size == stretches[-1].batch_size:
+        return ""
+    first, last = stretches[0], stretches[-1]
+    gpus = counted(last.gpus, "GPU") if first.gpus == last.gpus else f"{first.gpus} -> {last.gpus} GPUs"
+    parts = [f"batch size: {change(first.batch_size, last.batch_size)} on {gpus}"]
+    noise, faster = noise_scales(stretches), first_and_last(stretches, throughput)
+    parts += [f"noise scale {change(noise[0], noise[-1])}"] if noise else []
+    better = gain(first_and_last(stretches, goodput))
+    parts += [f"{gain(faster)} the samples/s, {better} the goodput"] if faster else []
+    return "; ".join(parts)
+
+
+# Phrases about unequal workers.
+
+
+_MANY_WORKERS = 8
+_LEAST_SAVED = 0.005
+"""A smaller saving is rounded to nothing."""
+
+
+def worker_values(values: Sequence[float]) -> str:
+    """Return shares or times, worker by worker: `12 / 12 / 24 / 48`; of many workers, the least and the most."""
+    if len(values) > _MANY_WORKERS:
+        return f"{amount(min(values))} to {amount(max(values))}"
+    return " / ".join(map(amount, values))
+
+
+def saving(use: BalanceUse) -> str:
+    """Return what balancing saves, said as a model; empty if that is nothing."""
+    if use.saved < _LEAST_SAVED:
+        return ""
+    return f"balancing saves {100 * use.saved:.0f} % against equal shares (model from measured times)"
+
+
+def unequal(use: BalanceUse) -> str:
+    """Return the shares of unequal workers, and what balancing saves."""
+    return "; ".join(filter(None, [f"{worker_values(use.shares)} samples per step", saving(use)]))
+
+
+def slow_workers(use: BalanceUse, gang: Gang) -> list[str]:
+    """Return a phrase about the workers without samples, and one about those that hold up their gang."""
+    idle = [rank for rank, samples in enumerate(use.shares) if samples == 0]
+    slow = [rank for rank in use.stragglers if rank not in idle]
+    said = []
+    if idle:
+        said.append(f"{worker_names(idle, gang)} get{'s' * (len(idle) == 1)} no samples, which makes the step shorter")
+    if slow:
+        said.append(f"the step would be shorter without {worker_names(slow, gang)}")
+    return said
+
+
+def worker_names(ranks: Sequence[int], gang: Gang) -> str:
+    """Return workers by their instances, such as `i-003 GPU 1`; by rank where the gang is not known."""
+    if len(gang) <= max(ranks):
+        return f"worker {listed(ranks)}" if len(ranks) == 1 else f"workers {listed(ranks)}"
+    return listed(f"{gang[rank].instance} GPU {gang[rank].gpu}" for rank in ranks)
+
+
+def overall_saving(result: Result) -> str:
+    """Return the headline: what balancing saved over all unequal steps, and in how many trials; empty if nothing."""
+    stretches = [stretch for trial in result.trials for stretch in trial.balance]
+    equal_s = math.fsum(stretch.steps * stretch.equal_step_s for stretch in stretches)
+    saved_s = equal_s - math.fsum(stretch.steps * stretch.step_s for stretch in stretches)
+    if not stretches or saved_s < _LEAST_SAVED * equal_s:
+        return ""
+    trials = counted(sum(bool(trial.balance) for trial in result.trials), "trial")
+    return (
+        f"unequal workers in {trials}: balancing saved {100 * saved_s / equal_s:.0f} % of their steps' time, "
+        f"{duration(saved_s)}, against equal shares (model from measured times)"
+    )

@@ -1,0 +1,1 @@
+"""A run while it runs: the live view, its lines, and its status."""

@@ -1,0 +1,153 @@
+"""Status of an experiment in a few lines and a table, as `rubberband status` shows it. Pure.
+
+The input is the answer of `GET /v1/experiments/NAME`, also for experiments of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rubberband.executor.result.result import StageResult
+from rubberband.states import EXPLAINED
+from rubberband.units import counted, duration
+from rubberband.values.kinds import KINDS
+from rubberband.views.formatting import number, printable, usd, usd_decimals
+from rubberband.views.report.tables import TextTable
+from rubberband.views.stages import cells, stage_of
+
+_EXTEND = "`extend --max-cost` and `resume` continue it"
+STATES = {
+    "queued": "waits for a free slot",
+    "starting": "is measuring its profile or planning",
+    "running": "runs",
+    "interrupted": "its process has ended; `resume` continues it",
+    "done": "done",
+    "cancelled": "cancelled; `resume` continues it",
+    "budget": f"stopped by max_cost; {_EXTEND}",
+    "failed": "failed",
+    "refused": "never began",
+    "unreadable": "its journal cannot be read",
+}
+_HEADED_FOR_ITS_END = ("starting", "running", "interrupted", "done")
+EXIT_CODES = {"done": 0, "cancelled": 130}
+"""State -> exit code of a command that waited for it; else 1, and 4 if it is done after its deadline."""
+
+
+def exit_code(view: Mapping[str, Any]) -> int:
+    """Return the exit code of a command that waited for an experiment."""
+    summary = view["summary"]
+    late = summary["deadline_s"] is not None and summary["jct_s"] > summary["deadline_s"]
+    return 4 if view["state"] == "done" and late else EXIT_CODES.get(view["state"], 1)
+
+
+def headline(view: Mapping[str, Any]) -> str:
+    """Return the state in one line, with its reason if there is one."""
+    state, summary = str(view["state"]), view["summary"]
+    phrase = STATES.get(state, state)
+    if state == "running" and summary["stages"]:
+        phrase = f"runs, stage {summary['stage']} ({summary['stage'] + 1} of {summary['stages']})"
+    reason = printable(view.get("reason") or "")
+    if state in EXPLAINED and reason:
+        return f"{view['name']}: {state}: {reason}" + (f"; {_EXTEND}" if state == "budget" else "")
+    return f"{view['name']}: {phrase}" + (f" ({reason})" if reason and reason not in phrase else "")
+
+
+def lines(view: Mapping[str, Any]) -> list[str]:
+    """Return the headline, time and cost against their limits, progress, and the best so far."""
+    summary = view["summary"]
+    if summary["started_at"] is None:
+        return [headline(view)]
+    found = [headline(view), _time(view), f"{_cost(summary)}{_charged(view)}", _progress(summary)]
+    if summary["best_value"] is not None:
+        best = f"{printable(summary['metric'])}={number(summary['best_value'])} (trial {summary['best_trial']})"
+        found.append(f"best      {best}")
+    return found
+
+
+def _time(view: Mapping[str, Any]) -> str:
+    summary, slack_s = view["summary"], view.get("slack_s")
+    parts = [f"time      {duration(summary['jct_s'])}"]
+    if summary["deadline_s"] is not None:
+        parts.append(f" of {duration(summary['deadline_s'])} (deadline)")
+    if view["state"] == "running" and summary["forecast_jct_s"] is not None:
+        parts.append(f"; forecast {duration(summary['forecast_jct_s'])}")
+    if slack_s is not None and view["state"] in _HEADED_FOR_ITS_END:
+        parts.append(f", {duration(abs(slack_s))} {'to spare' if slack_s >= 0 else 'late'}")
+    if summary["planned_jct_s"] is not None:
+        parts.append(f"; planned {duration(summary['planned_jct_s'])}")
+    return "".join(parts)
+
+
+def _cost(summary: Mapping[str, Any]) -> str:
+    amounts = [summary[name] for name in ("cost_usd", "forecast_cost_usd", "planned_cost_usd")]
+    decimals = usd_decimals(max(amount for amount in amounts if amount is not None))
+    parts = [f"cost      {usd(summary['cost_usd'], decimals)}"]
+    if summary["max_cost_usd"] is None:
+        parts.append(" USD")
+    else:
+        parts.append(f" of {usd(summary['max_cost_usd'])} USD (max_cost)")
+    if summary["ended_at"] is None and summary["forecast_cost_usd"] is not None:
+        parts.append(f"; forecast {usd(summary['forecast_cost_usd'], decimals)}")
+    if summary["planned_cost_usd"] is not None:
+        parts.append(f"; planned {usd(summary['planned_cost_usd'], decimals)}")
+    return "".join(parts)
+
+
+def _charged(view: Mapping[str, Any]) -> str:
+    """Return that the cost is only metered, if it is: on this machine, and in a virtual run."""
+    kind = KINDS.get(view.get("provider") or "")
+    return "" if kind is None or kind.is_rented else "; nothing is charged"
+
+
+def _progress(summary: Mapping[str, Any]) -> str:
+    held = f"; {counted(summary['instances'], 'instance')} held" if summary["ended_at"] is None else ""
+    if held and summary.get("max_instances") is not None:
+        held += f", limited to {summary['max_instances']}"
+    return (
+        f"progress  {summary['iterations']} of {counted(summary['target_iterations'], 'iteration')}, "
+        f"{counted(summary['trials'], 'trial')}{held}"
+    )
+
+
+def stage_table(stages: Sequence[Mapping[str, Any]]) -> TextTable:
+    """Return a row for each stage, planned against actual."""
+    decimals = usd_decimals(sum(stage["planned_cost_usd"] for stage in stages))
+    return TextTable(
+        title="Stages, planned and actual",
+        header=("stage", "trials", "iterations", "instances", "GPUs per trial", "time plan", "time", "USD plan", "USD"),
+        rows=tuple(_stage(stage_of(stage), decimals) for stage in stages),
+    )
+
+
+def _stage(stage: StageResult, decimals: int) -> tuple[str, ...]:
+    return (
+        *cells(stage),
+        duration(stage.planned_s),
+        "" if stage.actual_s is None else duration(stage.actual_s),
+        usd(stage.planned_cost_usd, decimals),
+        "" if stage.actual_cost_usd is None else usd(stage.actual_cost_usd, decimals),
+    )
+
+
+def extension_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the effect of other limits, as the basis of a decision to grant them."""
+    before, after = found["before"], found["after"]
+    return [
+        f"now:  {_outlook(before)}",
+        f"then: {_outlook(after)}",
+        f"that is {_more(found['added_s'], duration, 'later', 'earlier')} and "
+        f"{_more(found['added_usd'], lambda amount: f'{usd(amount)} USD', 'more', 'less')}",
+    ]
+
+
+def _outlook(outlook: Mapping[str, Any]) -> str:
+    deadline_s, max_cost_usd = outlook["deadline_s"], outlook["max_cost_usd"]
+    within = "no deadline" if deadline_s is None else f"deadline {duration(deadline_s)}"
+    cap = "no max_cost" if max_cost_usd is None else f"max_cost {usd(max_cost_usd)} USD"
+    expected = f"{duration(outlook['jct_s'])} and {usd(outlook['cost_usd'])} USD expected"
+    return f"{within}, {cap}: {expected}; {printable(outlook['reason'])}"
+
+
+def _more(value: float, shown: Any, more: str, less: str) -> str:
+    return f"{shown(abs(value))} {more if value >= 0 else less}"

@@ -1,0 +1,285 @@
+"""Report as one page that needs no network: headline figures, charts and tables, in light or dark colours.
+
+plotly is in it compressed, and figures are rounded, so that a report of many trials is small enough to be mailed.
+
+Values of the user never become markup: text is escaped, and figures are JSON in which no tag can end.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from rubberband.executor.result.result import Result
+from rubberband.units import counted, duration
+from rubberband.views.asynchronous import updates
+from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation
+from rubberband.views.charts.batches import BATCHES_NOTE, batches_by_gpus, batches_over_time
+from rubberband.views.charts.importance import IMPORTANCE_NOTE
+from rubberband.views.charts.learning import CURVES_NOTE, learning_curves
+from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
+from rubberband.views.charts.pareto import PARETO_NOTE, pareto, trade_off
+from rubberband.views.charts.parts import Figure
+from rubberband.views.charts.search import CONTOUR_NOTE, SLICES_NOTE, contours, slices
+from rubberband.views.charts.spending import SPEND_NOTE, spend
+from rubberband.views.formatting import difference, number, printable, usd
+from rubberband.views.report.tables import (
+    TextTable,
+    batch_sizes,
+    bill,
+    comparison,
+    decisions,
+    failures,
+    incidents,
+    outcome,
+    paid_time,
+    purchases,
+    stages,
+    tells_start_failures,
+    trials,
+    workers,
+)
+
+PLOTLY = "plotly-basic.min.js"
+"""Basic bundle of plotly.js (lines and bars), from npm's plotly.js-basic-dist-min."""
+MOST_TRIALS = 200
+"""Limit of trials in the tables of the page, as a row takes 250 bytes; `rubberband export` has all."""
+CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+
+
+def render_html(result: Result, importance: Figure | str = "") -> str:
+    """Return the page; `importance` is the chart of the parameters' importance, or why there is none."""
+    charts = {
+        "curves": learning_curves(result),
+        "parallel": parallel_coordinates(result),
+        "importance": None if isinstance(importance, str) else importance,
+        "trade-off": trade_off(result),
+        "slices": slices(result),
+        "contour": contours(result),
+        "spend": spend(result),
+        "allocation": allocation(result),
+        "batches": batches_over_time(result),
+        "batches-by-gpus": batches_by_gpus(result),
+    }
+    drawn = {name: figure for name, figure in charts.items() if figure is not None}
+    dashed = any(trace["mode"] == "lines" for trace in drawn.get("batches-by-gpus", {}).get("data", ()))
+    by_gpus = _BATCHES_BY_GPUS + (_BATCHES_BY_MODEL if dashed else "")
+    body = "\n".join(
+        [
+            _header(result),
+            _best(result),
+            STRIP,
+            chart_section("curves", "Learning curves", CURVES_NOTE, drawn),
+            chart_section("parallel", "Configurations", PARALLEL_NOTE, drawn),
+            chart_section("importance", "Importance of parameters", IMPORTANCE_NOTE, drawn),
+            chart_section("trade-off", "Trade-off between metrics", PARETO_NOTE, drawn),
+            chart_section("slices", "Metric by parameter", SLICES_NOTE, drawn),
+            chart_section("contour", "Metric by two parameters", CONTOUR_NOTE, drawn),
+            chart_section("spend", "Spend over time", SPEND_NOTE, drawn),
+            chart_section("allocation", "Instances and GPUs over time", ALLOCATION_NOTE, drawn),
+            chart_section("batches", "Batch sizes", BATCHES_NOTE, drawn),
+            chart_section("batches-by-gpus", "Batch sizes by GPUs and stage", by_gpus, drawn),
+            STRIP_END,
+            f'<p class="note">{html.escape(importance)}</p>' if isinstance(importance, str) else "",
+            table_section(batch_sizes(result, MOST_TRIALS), sortable=True),
+            table_section(workers(result, MOST_TRIALS), sortable=True),
+            table_section(updates(result, MOST_TRIALS), sortable=True),
+            table_section(pareto(result, MOST_TRIALS), sortable=True),
+            table_section(comparison(result)),
+            table_section(stages(result)),
+            table_section(purchases(result)),
+            table_section(bill(result.bill)),
+            table_section(decisions(result)),
+            _paid(result),
+            table_section(failures(result)),
+            table_section(incidents(result)),
+            table_section(trials(result, MOST_TRIALS), sortable=True),
+        ]
+    )
+    return page(f"{result.name} - RubberBand report", body, drawn)
+
+
+STRIP, STRIP_END = '<div class="charts">', "</div>"
+"""Around charts that lie side by side on a phone."""
+_BATCHES_BY_GPUS = (
+    "Batch sizes of the trials in each stage: the median, with bars from the smallest to the largest. Larger batches "
+    "pay off where gradients are noisier, as later in training, and where more GPUs share them."
+)
+_BATCHES_BY_MODEL = " Dashed: the best batch by the profile's model, at the median noise scale of the stage's trials."
+
+
+def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
+    """Return a page around `body`, with the script that draws the figures if there are any."""
+    script = f'<script type="text/plain" id="plotly">{_packed(PLOTLY)}</script>' if figures else ""
+    data = f'<script type="application/json" id="figures">{script_json(_short(figures))}</script>'
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
+<title>{html.escape(title)}</title>
+<style>{asset("report.css")}</style>
+{script}
+</head>
+<body>
+<main>
+{body}
+</main>
+{data}
+<script>{asset("report.js")}</script>
+</body>
+</html>
+"""
+
+
+def asset(name: str) -> str:
+    """Return a style or script of the pages."""
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@lru_cache
+def _packed(name: str) -> str:
+    """Return a script compressed (gzip, base64)."""
+    return base64.b64encode(gzip.compress(asset(name).encode(), mtime=0)).decode()
+
+
+def _short(value: Any) -> Any:
+    """Return figures with numbers of six digits, which is finer than any screen."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {name: _short(one) for name, one in value.items()}
+    return [_short(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def script_json(value: Any) -> str:
+    """Return JSON for a script element: no tag or comment can begin in it. Raises ValueError on NaN."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _header(result: Result) -> str:
+    best = result.best
+    value = None if best is None else best.metrics.get(result.metric)
+    over = result.outcome == "done"
+    cards = [
+        card(
+            f"best {printable(result.metric)}",
+            "none" if value is None else number(value),
+            "no trial reported" if best is None else f"trial {best.trial}, {counted(best.iterations, 'iteration')}",
+        ),
+        card(
+            "time",
+            duration(result.actual_jct_s),
+            f"planned {duration(result.planned_jct_s)}"
+            + (f" ({difference(result.actual_jct_s, result.planned_jct_s)})" if over else ""),
+        ),
+        card(
+            "cost",
+            f"{usd(result.whole_cost_usd)} USD",
+            f"planned {usd(result.whole_planned_usd)} USD"
+            + (f" ({difference(result.whole_cost_usd, result.whole_planned_usd)})" if over else "")
+            + ("" if result.is_charged else "; nothing was charged"),
+        ),
+        card("paid GPU time that trained", f"{100 * result.paid.training_share:.0f} %", "the rest: see below"),
+    ]
+    kind = "late" if result.late and over else result.outcome
+    badge = "done, after the deadline" if kind == "late" else result.outcome
+    answers = [outcome(result), *([result.start_failures] if tells_start_failures(result) else [])]
+    return page_header(result.name, kind, badge, answers, cards)
+
+
+def page_header(name: str, kind: str, badge: str, answers: Sequence[str], cards: Sequence[str]) -> str:
+    """Return the top of a page: name and badge (of a kind that the style knows), lines of text, and cards."""
+    lines = "".join(f'<p class="answer">{html.escape(line)}</p>\n' for line in answers)
+    return (
+        f'<header><h1>{html.escape(name)} <span class="badge {kind}">{badge}</span></h1>\n'
+        f'{lines}<div class="cards">{"".join(cards)}</div></header>'
+    )
+
+
+def card(name: str, value: str, note: str) -> str:
+    """Return a headline figure."""
+    figure = f"<b>{html.escape(value)}</b><small>{html.escape(note)}</small>"
+    return f'<div class="card"><span>{html.escape(name)}</span>{figure}</div>'
+
+
+def _best(result: Result) -> str:
+    best = result.best
+    if best is None:
+        return ""
+    values = json.dumps(dict(best.configuration), indent=2, ensure_ascii=False, default=str)
+    checkpoint = ""
+    if best.checkpoint is not None:
+        checkpoint = f'<p class="note">Checkpoint: <code>{html.escape(best.checkpoint.url)}</code></p>'
+    return (
+        f"<section><h2>Best configuration (trial {best.trial})</h2><pre>{html.escape(values)}</pre>{checkpoint}"
+        "</section>"
+    )
+
+
+def chart_section(name: str, title: str, note: str, drawn: Mapping[str, Any]) -> str:
+    """Return a section for one of the figures in `drawn`; empty if it is not there."""
+    if name not in drawn:
+        return ""
+    layout = drawn[name]["layout"]
+    meta = layout.get("meta", {})
+    least_px, note = meta.get("least_width_px", 0), html.escape(meta["note"]) if "note" in meta else note
+    return (
+        f'<section><h2>{title}</h2><p class="note">{note}</p><div class="wide">'
+        f'<div class="chart" id="{name}" style="height:{layout["height"]}px;min-width:{least_px}px"></div>'
+        "</div></section>"
+    )
+
+
+_FEW_ROWS = 2
+"""Rows of more lie side by side on a phone."""
+
+
+def table_section(table: TextTable, sortable: bool = False) -> str:
+    """Return a section with a table; empty if it has no rows."""
+    if not table.rows:
+        return ""
+    head = "".join(f"<th{_kind(table, i)}>{html.escape(cell)}</th>" for i, cell in enumerate(table.header))
+    rows = "".join(f"<tr>{_cells(table, row)}</tr>" for row in table.rows)
+    total = f"<tfoot><tr>{_cells(table, table.total)}</tr></tfoot>" if table.total else ""
+    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
+    kind = ' class="sortable"' if sortable else ' class="aside"' if len(table.rows) > _FEW_ROWS else ""
+    return (
+        f'<section><h2>{html.escape(table.title)}</h2><div class="wide"><table{kind}><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody>{total}</table></div>{notes}</section>"
+    )
+
+
+def _cells(table: TextTable, row: tuple[str, ...]) -> str:
+    labelled = zip(table.header, row, strict=True)
+    cells = ((f' data-label="{html.escape(title)}"{_kind(table, i)}', cell) for i, (title, cell) in enumerate(labelled))
+    return "".join(f"<td{attributes}>{html.escape(cell)}</td>" for attributes, cell in cells)
+
+
+def _kind(table: TextTable, column: int) -> str:
+    return ' class="words"' if column in table.words else ""
+
+
+def _paid(result: Result) -> str:
+    """Return the table of the paid time, under a bar that shows it."""
+    table = paid_time(result)
+    if not table.rows:
+        return ""
+    parts = [(name, float(percent)) for name, _, percent, _ in table.rows]
+    bar = "".join(
+        f'<i class="part{index}" style="width:{percent}%" title="{name}: {percent} %"></i>'
+        for index, (name, percent) in enumerate(parts)
+    )
+    key = "".join(
+        f'<li><i class="part{index}"></i>{name} {percent} %</li>' for index, (name, percent) in enumerate(parts)
+    )
+    shown = f'<div class="paid">{bar}</div><ul class="key">{key}</ul>'
+    return table_section(table).replace('<div class="wide">', f'{shown}<div class="wide">', 1)

@@ -1,0 +1,579 @@
+"""Headlines and tables of a result, the contents of the report in every form. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from rubberband.executor.core.events import WITHOUT_CHECKPOINT
+from rubberband.executor.result.batch_history import BalanceStretch
+from rubberband.executor.result.result import InstanceResult, Result, StageResult, TrialResult
+from rubberband.units import counted, duration, format_bytes
+from rubberband.values.offer import BillLine
+from rubberband.views.formatting import (
+    amount,
+    batch_line,
+    change,
+    config_line,
+    difference,
+    first_and_last,
+    gain,
+    goodput,
+    listed,
+    mean_efficiency,
+    noise_scales,
+    number,
+    overall_saving,
+    printable,
+    rounded,
+    setting,
+    slow_workers,
+    throughput,
+    usd,
+    usd_decimals,
+    worker_values,
+)
+from rubberband.views.stages import cells
+from rubberband.views.story import Told, sentence
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """Table of text. Figures are right-aligned, the columns in `words` left-aligned; `total` is set apart."""
+
+    title: str
+    header: Row
+    rows: tuple[Row, ...]
+    total: Row | None = None
+    words: frozenset[int] = frozenset({0})
+    notes: tuple[str, ...] = ()
+
+
+def aligned(rows: Sequence[Sequence[str]], words: Collection[int] = ()) -> list[str]:
+    """Return rows as lines whose columns line up on the right, those in `words` on the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    padded = (
+        (cell.ljust(width) if column in words else cell.rjust(width) for column, (cell, width) in enumerate(cells))
+        for cells in (zip(row, widths, strict=True) for row in rows)
+    )
+    return ["  ".join(line).rstrip() for line in padded]
+
+
+def headlines(result: Result) -> list[str]:
+    """Return outcome, limits, best trial with configuration and checkpoint, and the change of its batch size."""
+    best = result.best
+    lines = [f"{result.name}: {_ended(result)}"]
+    limits = "; ".join(filter(None, (_deadline(result), "" if result.max_cost_usd is None else budget(result))))
+    lines += [limits] if limits else []
+    lines += [printable(result.start_failures)] if tells_start_failures(result) else []
+    if result.unsaved_trials:
+        lines.append(f"in {counted(result.unsaved_trials, 'trial')} the function {WITHOUT_CHECKPOINT}")
+    if best is None:
+        return [*lines, "best: no trial has reported yet" if result.outcome == "unfinished" else "best: none"]
+    lines.append(f"best: {_metrics_line(result, best)}")
+    lines.append(f"configuration: {config_line(best.configuration) or 'empty'}")
+    if best.checkpoint is not None:
+        size = f" ({format_bytes(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
+        lines.append(f"checkpoint: {printable(best.checkpoint.url)}{size}")
+    batch = batch_line(best)
+    balance = overall_saving(result)
+    return [*lines, *([batch] if batch else []), *([balance] if balance else []), *_missing(result)]
+
+
+def _missing(result: Result) -> list[str]:
+    """Return a line for each metric of `also` that no trial has reported."""
+    reported = {metric for trial in result.trials for metric in trial.metrics}
+    missing = [one.metric for one in result.also if one.metric not in reported]
+    return [f"search.also: no trial has reported {printable(metric)}" for metric in missing]
+
+
+def best_lines(result: Result) -> list[str]:
+    """Return the best trial's metrics, a line for each value of its configuration, and its checkpoint."""
+    best = result.best
+    assert best is not None, "the caller has made sure that there is one"
+    lines = [_metrics_line(result, best)]
+    lines += [f"  {printable(str(name))}: {setting(value)}" for name, value in best.configuration.items()]
+    if best.checkpoint is not None and not best.checkpoint.url.startswith("virtual:"):
+        lines.append(f"checkpoint: {printable(best.checkpoint.url)} ({format_bytes(best.checkpoint.size_bytes)})")
+    return lines
+
+
+def _metrics_line(result: Result, best: TrialResult) -> str:
+    others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
+    after = f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
+    return f"{printable(result.metric)}={measured(best, result.metric)} ({after}){'; ' if others else ''}{others}"
+
+
+def tells_start_failures(result: Result) -> bool:
+    """Whether to report instances that failed to start: not if the run is done, or its reason says so."""
+    return bool(result.start_failures) and result.outcome != "done" and "to start: " not in result.reason
+
+
+def outcome(result: Result) -> str:
+    """Return one sentence with outcome, time and cost, and the deadline if the run is done or not finished."""
+    deadline = _deadline(result) if result.outcome in ("done", "unfinished") else ""
+    return "; ".join(filter(None, (_ended(result), deadline)))
+
+
+def _ended(result: Result) -> str:
+    charged = "" if result.is_charged or not result.actual_cost_usd else "; nothing was charged"
+    return f"{_course(result)}{charged}"
+
+
+def _course(result: Result) -> str:
+    decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd)) if result.actual_cost_usd else None
+    profile = f" and {usd(result.profiling_cost_usd)} USD for its profile" if result.profiling_cost_usd else ""
+    spent = f"{duration(result.actual_jct_s)} for {usd(result.actual_cost_usd, decimals)} USD{profile}"
+    planned = f"planned {duration(result.planned_jct_s)} for {usd(result.planned_cost_usd, decimals)} USD"
+    why = f": {printable(result.reason)}" if result.reason else ""
+    match result.outcome:
+        case "done":
+            return f"done in {spent} ({planned}){';' if why else ''}{why.removeprefix(':')}"
+        case "unfinished":
+            course = f"stopped{why}; {spent} so far" if why else f"not finished: {spent} so far"
+            return f"{course} ({planned})"
+        case "budget":
+            return f"stopped to keep the budget{why}{'; ' if why else ' '}after {spent} ({planned})"
+        case "cancelled":
+            return f"cancelled after {spent} ({planned})"
+        case "failed":
+            return f"failed{why}{'; ' if why else ' '}after {spent}"
+
+
+def _deadline(result: Result) -> str:
+    if result.deadline_s is None:
+        return ""
+    left_s = result.deadline_s - result.actual_jct_s
+    if result.outcome not in ("done", "unfinished"):
+        verdict = f"passed by {duration(-left_s)}" if left_s < 0 else "not reached"
+    elif result.outcome == "done":
+        verdict = f"missed by {duration(-left_s)}" if left_s < 0 else f"met, {duration(left_s)} to spare"
+    else:
+        verdict = f"passed {duration(-left_s)} ago" if left_s < 0 else f"in {duration(left_s)}"
+    return f"deadline {duration(result.asked_deadline_s or 0.0)} {verdict}"
+
+
+def comparison(result: Result) -> TextTable:
+    """Return the table of time and cost: planned, actual, and the limits."""
+    done, so_far = result.outcome == "done", " so far" if result.outcome == "unfinished" else ""
+    decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
+    notes = []
+    if result.profiling_s or result.profiling_cost_usd:
+        took = f"{duration(result.profiling_s)} and {usd(result.profiling_cost_usd)} USD"
+        whole = f", {usd(result.whole_cost_usd)} USD in all" if result.profiling_cost_usd else ""
+        notes.append(f"Profiling before the start took {took} more{whole}; the limits here are what it left.")
+    notes += [f"After {duration(one.at_s)} it was extended: {sentence(one)}." for one in result.extensions]
+    others: tuple[Told, ...] = (*result.setbacks, *result.pauses, *result.replacements)
+    notes += [f"After {duration(one.at_s)} {sentence(one)}." for one in others]
+    if result.resumes:
+        after = f", after {listed(map(duration, result.resumed_s))}" if result.resumed_s else ""
+        notes.append(f"The run was resumed {counted(result.resumes, 'time')}{after}.")
+    return TextTable(
+        title="Planned against actual",
+        header=("", "planned", "actual", "difference", "limit"),
+        rows=(
+            (
+                "time",
+                duration(result.planned_jct_s),
+                duration(result.actual_jct_s) + so_far,
+                difference(result.actual_jct_s, result.planned_jct_s) if done else "",
+                _deadline(result) or "no deadline",
+            ),
+            (
+                "cost",
+                f"{usd(result.planned_cost_usd, decimals)} USD",
+                f"{usd(result.actual_cost_usd, decimals)} USD{so_far}",
+                difference(result.actual_cost_usd, result.planned_cost_usd) if done else "",
+                budget(result),
+            ),
+        ),
+        words=frozenset({0, 4}),
+        notes=tuple(notes),
+    )
+
+
+def budget(result: Result) -> str:
+    """Return whether `max_cost` was kept, and the rest of it."""
+    if result.max_cost_usd is None:
+        return "no max_cost"
+    left_usd = result.max_cost_usd - result.actual_cost_usd
+    kept = left_usd > -1e-9
+    verdict = f"kept, {usd(max(0.0, left_usd))} left" if kept else f"passed by {usd(-left_usd)}"
+    return f"max_cost {usd(result.max_cost_usd)} USD {verdict}"
+
+
+def stages(result: Result) -> TextTable:
+    """Return a row for each stage, and a total to which they add up; of several brackets, the head node by itself."""
+    begun = [stage for stage in result.stages if stage.actual_s is not None]
+    planned_s, planned = _times([stage.planned_s for stage in result.stages])
+    actual_s, actual = _times([stage.actual_s or 0.0 for stage in begun])
+    decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
+    heads = _heads_usd(result)
+    planned_usd, cost = _amounts([*(stage.planned_cost_usd for stage in result.stages), *heads[:1]], decimals)
+    actual_usd, bill = _amounts([*(stage.actual_cost_usd or 0.0 for stage in begun), *heads[1:]], decimals)
+    took, paid = iter(actual), iter(bill)
+    rows = []
+    for stage, *plan in zip(result.stages, planned, cost, strict=False):
+        is_begun = stage.actual_s is not None
+        figures = plan[0], next(took) if is_begun else "", plan[1], next(paid) if is_begun else ""
+        rows.append((*cells(stage), *figures, _promoted(stage)))
+    several = len({stage.bracket for stage in result.stages}) > 1
+    reached = " > ".join(str(rung.trials) for rung in result.rungs)
+    if heads:
+        rows.append(("head", "", "", "", "", "", "", cost[-1], bill[-1], ""))
+    if several:
+        planned_s, actual_s = duration(result.planned_jct_s), duration(result.actual_jct_s)
+    return TextTable(
+        title="Stages, planned and actual",
+        header=(
+            "stage",
+            "trials",
+            "iterations",
+            "instances",
+            "GPUs/trial",
+            *_FIGURES,
+            "promoted",
+        ),
+        rows=tuple(rows),
+        total=("total", "", "", "", "", planned_s, actual_s, planned_usd, actual_usd, ""),
+        words=frozenset({0}),
+        notes=(
+            "Instances: most held at once / planned. Time: waiting for instances included. USD: added to the bill.",
+            "Promoted of the last stage: trials that completed it.",
+            *([f"Trials that reached each rung: {reached}."] if reached else []),
+            *(["Stage 2.1: stage 1 of bracket 2. Brackets run side by side, or one after another."] if several else []),
+        ),
+    )
+
+
+def _heads_usd(result: Result) -> list[float]:
+    """Return what the head node was planned to cost and costs, if no stage has it; else nothing."""
+    planned_usd = result.planned_cost_usd - sum(stage.planned_cost_usd for stage in result.stages)
+    if len({stage.bracket for stage in result.stages}) == 1 or abs(planned_usd) < 1e-9:
+        return []
+    return [planned_usd, result.actual_cost_usd - sum(stage.actual_cost_usd or 0.0 for stage in result.stages)]
+
+
+def decisions(result: Result) -> TextTable:
+    """Return a row for the decision at each SYNC, with the forecasts of the whole run before and after it."""
+    decimals = usd_decimals(max([decision.cost_usd for decision in result.decisions], default=0.0))
+    return TextTable(
+        title="The plan at each SYNC",
+        header=("before stage", "at", "plan", "expected time", "expected USD", "why"),
+        rows=tuple(
+            (
+                result.stages[decision.stage].name,
+                duration(decision.at_s),
+                "changed" if decision.changed else "kept",
+                _became(duration(decision.present_jct_s), duration(decision.jct_s)),
+                _became(usd(decision.present_cost_usd, decimals), usd(decision.cost_usd, decimals)),
+                printable(decision.reason),
+            )
+            for decision in result.decisions
+        ),
+        words=frozenset({2, 5}),
+        notes=(
+            "Expected: of the whole run, by the plan before and after. Everything called planned is the first plan.",
+        ),
+    )
+
+
+def _became(before: str, after: str) -> str:
+    return after if before == after else f"{before} -> {after}"
+
+
+_FIGURES = ("time plan", "time", "USD plan", "USD")
+
+
+def _promoted(stage: StageResult) -> str:
+    return f"{len(stage.promoted)} of {stage.trials}" if stage.promoted else ""
+
+
+def _times(parts_s: Sequence[float]) -> tuple[str, list[str]]:
+    """Return sum and parts as text, each as it is written elsewhere: the parts may be a second off the sum."""
+    return duration(math.fsum(parts_s)) if parts_s else "", list(map(duration, parts_s))
+
+
+def _amounts(parts_usd: Sequence[float], decimals: int) -> tuple[str, list[str]]:
+    steps = rounded(parts_usd, 10.0**-decimals)
+    return usd(math.fsum(steps), decimals) if steps else "", [usd(step, decimals) for step in steps]
+
+
+def paid_time(result: Result) -> TextTable:
+    """Return the uses of the paid GPU-seconds, with the whole bill divided in proportion."""
+    paid = result.paid
+    parts = {
+        "training": paid.training_gpu_s,
+        **({"trained again": paid.repeated_gpu_s} if paid.repeated_gpu_s else {}),
+        "start-up of trials": paid.startup_gpu_s,
+        "instances starting up": paid.provisioning_gpu_s,
+        "idle": paid.idle_gpu_s,
+        "billing minimum": paid.minimum_gpu_s,
+    }
+    total_gpu_s = paid.total_gpu_s
+    if total_gpu_s <= 0:
+        return TextTable(title=_PAID, header=(), rows=())
+    places = 0 if total_gpu_s >= 100 else 2
+    seconds = rounded(list(parts.values()), 10.0**-places)
+    percents = rounded([100.0 * part / total_gpu_s for part in parts.values()], 0.1)
+    decimals = usd_decimals(result.actual_cost_usd)
+    whole_usd, shares = _amounts([result.actual_cost_usd * part / total_gpu_s for part in parts.values()], decimals)
+    return TextTable(
+        title=_PAID,
+        header=("", "GPU-seconds", "%", "USD"),
+        rows=tuple(
+            (name, f"{gpu_s:,.{places}f}", f"{abs(percent):.1f}", share)
+            for name, gpu_s, percent, share in zip(parts, seconds, percents, shares, strict=True)
+        ),
+        total=("total", f"{math.fsum(seconds):,.{places}f}", f"{math.fsum(percents):.1f}", whole_usd),
+        notes=(
+            "Idle: GPUs held without a trial, such as while others finish. Billing minimum: billed beyond the release.",
+            "USD: the whole bill, shared out in proportion to the GPU-seconds.",
+            *(["Trained again: iterations that no checkpoint held."] if paid.repeated_gpu_s else []),
+        ),
+    )
+
+
+_PAID = "Where the paid time went"
+
+
+def failures(result: Result) -> TextTable:
+    """Return the failed trials by reason, and the number of those that recovered."""
+    failed = [trial for trial in result.trials if trial.status == "failed"]
+    recovered = [trial.trial for trial in result.trials if trial.failures and trial.status != "failed"]
+    again = f"Failed and tried again: {counted(len(recovered), 'trial')} ({listed(recovered)})."
+    rows = tuple(
+        (
+            (trial.failure or "").partition(":")[0].replace("_", " "),
+            str(trial.trial),
+            str(trial.failures),
+            str(trial.iterations),
+            printable((trial.failure or "").partition(": ")[2]),
+        )
+        for trial in sorted(failed, key=lambda trial: ((trial.failure or "").partition(":")[0], trial.trial))
+    )
+    if not rows and recovered:
+        rows = tuple(
+            ("tried again", str(t), str(result.trials[t].failures), "", printable(result.trials[t].failure or ""))
+            for t in recovered
+        )
+    return TextTable(
+        title=f"Failures: {len(failed)} of {counted(len(result.trials), 'trial')} failed",
+        header=("reason", "trial", "failures", "iterations", "message"),
+        rows=rows,
+        words=frozenset({0, 4}),
+        notes=(again,) if recovered else (),
+    )
+
+
+def incidents(result: Result) -> TextTable:
+    """Return the instances that were refused, lost or interrupted."""
+    struck = [i for i in result.instances if i.reason or i.interrupted_s is not None]
+    decimals = usd_decimals(result.actual_cost_usd)
+    rows = tuple(_incident(instance, decimals) for instance in struck)
+    return TextTable(
+        title=f"Instances refused or lost{', or taken away by the provider' if result.interruptions else ''}",
+        header=("instance", "what", "at", "USD", "reason"),
+        rows=rows,
+        words=frozenset({0, 1, 4}),
+        notes=(interruptions(result),) if result.interruptions else (),
+    )
+
+
+def interruptions(result: Result) -> str:
+    """Return a sentence with the number of interruptions by the provider, and the lost iterations."""
+    redone = counted(result.redone_iterations, "iteration")
+    return f"Interrupted {counted(result.interruptions, 'time')}, {redone} done again; that is no failure of a trial."
+
+
+def _incident(instance: InstanceResult, decimals: int) -> Row:
+    refused = instance.running_s is None and bool(instance.reason)
+    told_s = instance.requested_s if refused else instance.ended_s
+    reason = instance.reason
+    if instance.preempted or instance.interrupted_s is not None:
+        what = "PREEMPTED" if instance.preempted else "interrupted"
+        told_s = told_s if instance.preempted else instance.interrupted_s
+        reason = reason or "given back before it was taken away"
+    else:
+        what = "failed to start" if instance.failed_start else "refused" if refused else "lost"
+    at_s = instance.requested_s if told_s is None else told_s
+    return (instance.instance, what, duration(at_s), usd(instance.cost_usd, decimals), printable(reason))
+
+
+def purchases(result: Result) -> TextTable:
+    """Return the bought instances by market, type and zone; empty if all are of one type on demand."""
+    bought = [instance for instance in result.instances if instance.running_s is not None]
+    kinds = sorted({_kind(instance) for instance in bought})
+    decimals = usd_decimals(result.actual_cost_usd)
+    rows = []
+    for kind in kinds:
+        same = [instance for instance in bought if _kind(instance) == kind]
+        market, instance_type, zone = kind
+        cost = usd(sum(instance.cost_usd for instance in same), decimals)
+        prices = _range([instance.price_usd_per_hour for instance in same])
+        rows.append((str(len(same)), market.replace("_", " "), instance_type, zone or "-", prices, cost))
+    is_shown = len(kinds) > 1 or any(market == "spot" or zone for market, _, zone in kinds)
+    return TextTable(
+        title="Instances bought",
+        header=("instances", "market", "type", "zone", "rent (USD/h)", "USD"),
+        rows=tuple(rows) if is_shown or result.instead_of_spot else (),
+        words=frozenset({1, 2, 3}),
+        notes=(f"{printable(result.instead_of_spot)}.",) if result.instead_of_spot else (),
+    )
+
+
+def bill(lines: Sequence[BillLine], notes: Sequence[str] = ()) -> TextTable:
+    """Return the lines of a bill and their sum; empty if there is only one line."""
+    decimals = usd_decimals(min([line.usd for line in lines if line.usd > 0.0], default=0.0))
+    amounts_usd = rounded([line.usd for line in lines], 10**-decimals)
+    return TextTable(
+        title="The bill",
+        header=("line", "USD"),
+        rows=tuple((line.line, usd(amount, decimals)) for line, amount in zip(lines, amounts_usd, strict=True))
+        if len(lines) > 1
+        else (),
+        total=("total", usd(sum(amounts_usd), decimals)),
+        notes=tuple(notes),
+    )
+
+
+def _kind(instance: InstanceResult) -> tuple[str, str, str]:
+    return instance.market, instance.instance_type, instance.zone
+
+
+def _range(prices_usd: Sequence[float]) -> str:
+    """Return the lowest and the highest price, or the only one."""
+    return " - ".join(dict.fromkeys(usd(price_usd, 4) for price_usd in (min(prices_usd), max(prices_usd))))
+
+
+def finite(value: float | None) -> float | None:
+    """Return a value if it is a finite number, else None."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def ranked(result: Result) -> list[TrialResult]:
+    """Return the trials, best first: the winner, then by the latest metric; those without one last.
+
+    With several brackets, the trials that were trained to the end come before those that were stopped.
+    """
+    sign = -1.0 if result.mode == "max" else 1.0
+    winner = None if result.best is None else result.best.trial
+
+    def key(trial: TrialResult) -> tuple[bool, bool, bool, float, int]:
+        value = finite(trial.metrics.get(result.metric))
+        stopped = trial.bracket is not None and trial.status != "completed"
+        return (trial.trial != winner, stopped, value is None, sign * (value or 0.0), trial.trial)
+
+    return sorted(result.trials, key=key)
+
+
+def trials(result: Result, most: int | None) -> TextTable:
+    """Return the trials with their configurations, best first; those beyond `most` are counted."""
+    order = ranked(result)
+    shown = order[:most]
+    left = len(order) - len(shown)
+    metrics = [result.metric, *(one.metric for one in result.also)]
+    return TextTable(
+        title=f"Trials, best first: {len(shown)} of {len(order):,}" if left else f"Trials, best first: {len(order):,}",
+        header=("trial", *(printable(metric) for metric in metrics), "iterations", "status", "configuration"),
+        rows=trial_rows(result, shown, metrics),
+        words=frozenset({len(metrics) + 2, len(metrics) + 3}),
+        notes=(f"{counted(left, 'more trial')} not shown; `rubberband export {result.name}` has all.",) if left else (),
+    )
+
+
+def trial_rows(result: Result, shown: Sequence[TrialResult], metrics: Sequence[str]) -> tuple[Row, ...]:
+    """Return a row for each trial: its number, these metrics, iterations, status, and configuration."""
+    return tuple(
+        (
+            str(trial.trial),
+            *(measured(trial, metric) for metric in metrics),
+            str(trial.iterations),
+            trial.with_end(status(result, trial)),
+            config_line(trial.configuration),
+        )
+        for trial in shown
+    )
+
+
+def status(result: Result, trial: TrialResult) -> str:
+    """Return a trial's status; a trial that the end of the experiment interrupted was cut short."""
+    if result.best is not None and trial.trial == result.best.trial and result.outcome == "done":
+        return "winner"
+    if result.outcome != "unfinished" and trial.status in ("queued", "running", "paused"):
+        return "cut short"
+    return trial.status
+
+
+def measured(trial: TrialResult, metric: str) -> str:
+    """Return a metric of a trial's latest report; a dash if it is not in it."""
+    value = trial.metrics.get(metric)
+    return "-" if value is None else number(value)
+
+
+def batch_sizes(result: Result, most: int | None) -> TextTable:
+    """Return the batch sizes of trials, best first; those beyond `most` are counted. Empty if the batch is fixed."""
+    order = [trial for trial in ranked(result) if trial.batches]
+    shown = order[:most]
+    left = len(order) - len(shown)
+    more = (f"{counted(left, 'more trial')} not shown.",) if left else ()
+    return TextTable(
+        title="Batch sizes, best trial first",
+        header=("trial", "GPUs", "batch size", "noise scale", "efficiency", "samples/s", "gain", "goodput"),
+        rows=tuple(_row(trial) for trial in shown),
+        notes=(
+            "From the first stretch of training to the last. Efficiency: the part of all its samples that counted.",
+            "Samples/s: at the last batch size. Gain: against at the first; goodput: likewise, of what samples count.",
+            *more,
+        ),
+    )
+
+
+def _row(trial: TrialResult) -> Row:
+    stretches = trial.batches
+    first, last = stretches[0], stretches[-1]
+    noise, speeds = noise_scales(stretches), first_and_last(stretches, throughput)
+    return (
+        str(trial.trial),
+        change(first.gpus, last.gpus),
+        change(first.batch_size, last.batch_size),
+        change(noise[0], noise[-1]) if noise else "-",
+        f"{100 * mean_efficiency(stretches):.0f} %",
+        amount(speeds[1]) if speeds else "-",
+        gain(speeds),
+        gain(first_and_last(stretches, goodput)),
+    )
+
+
+def workers(result: Result, most: int | None) -> TextTable:
+    """Return the latest shares and times of unequal workers, best trial first; trials beyond `most` are counted."""
+    latest = [(trial.trial, trial.balance[-1]) for trial in ranked(result) if trial.balance]
+    shown = latest[:most]
+    left = len(latest) - len(shown)
+    return TextTable(
+        title="Unequal workers, best trial first",
+        header=("trial", "stage", "samples per step", "own time", "step", "if equal", "saved"),
+        rows=tuple(_workers_row(trial, last) for trial, last in shown),
+        words=frozenset({2, 3}),
+        notes=(
+            "At the latest report, worker by worker. Own time: without the wait for others. If equal: the step with "
+            "equal shares, by a model from measured times.",
+            *(f"Trial {trial}: {told}." for trial, last in shown for told in slow_workers(last, last.workers)),
+            *([f"{counted(left, 'more trial')} not shown."] if left else []),
+        ),
+    )
+
+
+def _workers_row(trial: int, last: BalanceStretch) -> Row:
+    return (
+        str(trial),
+        str(last.stage),
+        worker_values(last.shares),
+        f"{worker_values(last.compute_s)} s",
+        duration(last.step_s),
+        duration(last.equal_step_s),
+        f"{100 * last.saved:.0f} %",
+    )

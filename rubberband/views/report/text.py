@@ -1,0 +1,162 @@
+"""Report as text: one screen, or all of it; drawn by rich on a terminal, plain elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rubberband.executor.result.result import Result
+from rubberband.views.asynchronous import updates
+from rubberband.views.charts.pareto import pareto
+from rubberband.views.report.tables import (
+    TextTable,
+    aligned,
+    batch_sizes,
+    bill,
+    comparison,
+    decisions,
+    failures,
+    headlines,
+    incidents,
+    paid_time,
+    purchases,
+    stages,
+    trials,
+    workers,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MOST_TRIALS = 10
+"""Limit of trials in the whole report; the rest is counted (`-o json` and `--html` have all)."""
+_TRIALS_ON_A_SCREEN = 5
+WIDTH = 100
+"""Columns of a line, if its names are short enough."""
+
+
+def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
+    """Return the tables of the report in order, without empty ones. `most_trials` limits their trials."""
+    every = [
+        comparison(result),
+        stages(result),
+        decisions(result),
+        paid_time(result),
+        purchases(result),
+        bill(result.bill),
+        batch_sizes(result, most_trials),
+        workers(result, most_trials),
+        updates(result, most_trials),
+        failures(result),
+        incidents(result),
+        pareto(result, most_trials),
+        trials(result, most_trials),
+    ]
+    return [table for table in every if table.rows]
+
+
+def print_report(result: Result, *, verbose: bool = False) -> None:
+    """Print the report: one screen, or all of it."""
+    styles = ("bold", "", "bold green", "", "dim")
+    lines, every = headlines(result), tables(result, MOST_TRIALS)
+    if verbose:
+        print_document(lines, every, styles)
+        return
+    shown = [stages(result), pareto(result, _TRIALS_ON_A_SCREEN), trials(result, _TRIALS_ON_A_SCREEN)]
+    lines += comparison(result).notes
+    print_document(lines, [_narrowed(table) for table in shown if table.rows], styles, more(every, shown))
+
+
+def _narrowed(table: TextTable) -> TextTable:
+    """Return a table without notes, and with a shorter last column if it is too wide for a screen."""
+    over = max(map(len, _aligned(table))) - WIDTH
+    most = max(len(row[-1]) for row in table.rows) - max(0, over)
+    cut = tuple((*row[:-1], row[-1] if len(row[-1]) <= most else row[-1][: most - 1] + "…") for row in table.rows)
+    return replace(table, rows=cut, notes=())
+
+
+def more(every: Sequence[TextTable], shown: Sequence[TextTable]) -> list[str]:
+    """Return a line with the tables that are not shown, and the options that show them."""
+    kinds = {table.title.partition(":")[0] for table in shown}
+    titles = [table.title for table in every if table.title.partition(":")[0] not in kinds]
+    named = [f"{title[0].lower()}{title[1:]}" for title in titles]
+    return textwrap.wrap(f"--verbose shows more: {'; '.join(named)}. --html FILE draws charts.", WIDTH) if named else []
+
+
+def print_document(
+    lines: Sequence[str], found: Sequence[TextTable], styles: Sequence[str], closing: Sequence[str] = ()
+) -> None:
+    """Print lines (on a terminal, each in its style), tables, and closing lines."""
+    if sys.stdout.isatty():
+        _print_rich(lines, found, styles, closing)
+    else:
+        print(render_document(lines, found, closing), end="")
+
+
+def render_document(lines: Sequence[str], found: Sequence[TextTable], closing: Sequence[str] = ()) -> str:
+    """Return lines, tables and closing lines as plain aligned text."""
+    parts = list(lines)
+    for table in found:
+        parts += ["", table.title, *_aligned(table), *table.notes]
+    parts += ["", *closing] if closing else []
+    return "\n".join(parts) + "\n"
+
+
+def _aligned(table: TextTable) -> list[str]:
+    rows = [table.header, *table.rows, *([table.total] if table.total else [])]
+    return [f"  {line}" for line in aligned(rows, table.words)]
+
+
+def _print_rich(
+    lines: Sequence[str], found: Sequence[TextTable], styles: Sequence[str], closing: Sequence[str]
+) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for at, line in enumerate(lines):
+        console.print(Text(line, style=styles[at] if at < len(styles) else ""))
+    for table in found:
+        console.print(Text(f"\n{table.title}", style="bold"))
+        rows = _aligned(table)
+        if max(map(len, rows)) <= console.width:
+            for at, line in enumerate(rows):
+                total = table.total is not None and at == len(rows) - 1
+                console.print(Text(line, style="dim" if not at else "bold" if total else ""))
+        else:
+            _print_folded(console, table)
+        for note in table.notes:
+            console.print(Text(note, style="dim"))
+    for at, line in enumerate(closing):
+        console.print(Text(line if at else f"\n{line}"))
+
+
+def _print_folded(console: Console, table: TextTable) -> None:
+    """Print a table that is wider than the terminal: headers and words are folded, figures are not."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD,
+        show_footer=table.total is not None,
+        padding=(0, 1 if console.width >= WIDTH else 0),
+        pad_edge=False,
+    )
+    for column, name in enumerate(table.header):
+        words = column in table.words
+        cells = [row[column] for row in table.rows] + ([table.total[column]] if table.total else [])
+        drawn.add_column(
+            Text(name if words else "\n".join(name.split())),
+            footer=Text(table.total[column] if table.total else ""),
+            justify="left" if words else "right",
+            overflow="fold",
+            no_wrap=not words,
+            min_width=max(len(text) for text in [*name.split(), *([] if words else cells), ""]),
+        )
+    for row in table.rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    console.print(drawn)
