@@ -1,9 +1,9 @@
 """One process that has imported what training needs, and forks the workers of all instances of this machine.
 
 Imports are most of a worker's start, and all workers import the same. `cloud/ray_head/worker_start.py` asks for a
-worker; the forked one replaces it, with its arguments, environment, folder and streams, so that leases, sweeps and
-logs work as usual. It forks only if that is safe: no thread may hold a lock, and no GPU may be in use. Otherwise, and on other
-systems than Linux, workers start on their own. It ends with the driver, without its workers.
+worker; the forked one replaces it, with its arguments, environment, folder and streams, so that leases, sweeps and logs
+work as usual. It forks only if that is safe: no thread may hold a lock, and no GPU may be in use. Otherwise, and on
+other systems than Linux, workers start on their own. It ends with the driver, without its workers.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Answer = dict[str, Any]
 NOW_S = 1_800_000_000.0
 """Unix time for commands: 2027-01-15 08:00 UTC, which the deadlines of random_experiments surround."""
 PUBLIC_MODULES = ("rubberband", "rubberband.client")
-STARTED_MODULES = ("rubberband.cli", "rubberband.hosted", "rubberband.api.planner_process")  # as version 0.1 names them
+STARTED_MODULES = ("rubberband.cli",)
 """Modules that run as commands, which keep their names."""
 VIEWS = ("", "/report", "/trials", "/costs", "/allocations", "/decisions", "/logs")
 _OF_COMMAND = ("help", "short_help", "epilog", "hidden", "deprecated", "no_args_is_help")
