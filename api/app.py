@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 import rubberband
 from rubberband.api.dashboard import pages
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.routes import events, experiment_parts, experiments, health, plans, pool, prices, problems, tokens
 from rubberband.api.security import authentication
@@ -21,7 +21,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store
 from rubberband.api.web import metrics
 from rubberband.api.web.answers import Failures, Heads, answer_errors
-from rubberband.api.web.feed import Feed
+from rubberband.api.web.feed import EventFeed
 from rubberband.api.web.metrics import ExperimentMeasures, PoolMeasures, RequestMeasures
 from rubberband.api.web.openapi import DocumentedApp
 
@@ -43,13 +43,13 @@ _ROUTERS = (
 
 def create_app(settings: Settings, *, store: Store) -> FastAPI:
     """Return the app. Its parts start and end with its lifespan; experiments continue."""
-    feed = Feed()
+    feed = EventFeed()
     return app_of(
         Service(
             settings=settings,
             store=store,
             plans=Plans(settings, store),
-            runs=Runs(settings, store, feed.wake),
+            runs=ExperimentRuns(settings, store, feed.wake),
             feed=feed,
         )
     )

@@ -12,12 +12,12 @@ from typing import Annotated
 from fastapi import Depends, Path, Request
 
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store
-from rubberband.api.web.feed import Feed
-from rubberband.api.web.problems import NOT_FOUND, Problem
+from rubberband.api.web.feed import EventFeed
+from rubberband.api.web.problems import NOT_FOUND, HttpProblem
 from rubberband.units import shown
 from rubberband.values.submission import Submission
 
@@ -31,8 +31,8 @@ class Service:
     settings: Settings
     store: Store
     plans: Plans
-    runs: Runs
-    feed: Feed
+    runs: ExperimentRuns
+    feed: EventFeed
 
     @property
     def admission(self) -> Admission | None:
@@ -73,8 +73,10 @@ def known_experiment(name: Annotated[str, Depends(checked_name)], service: Servi
     return found
 
 
-def _unknown(name: str) -> Problem:
-    return Problem(NOT_FOUND, f"experiment {shown(name)} not found; `rubberband ps` (GET /v1/experiments) lists all")
+def _unknown(name: str) -> HttpProblem:
+    return HttpProblem(
+        NOT_FOUND, f"experiment {shown(name)} not found; `rubberband ps` (GET /v1/experiments) lists all"
+    )
 
 
 Known = Annotated[Submission, Depends(known_experiment)]

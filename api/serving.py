@@ -29,7 +29,7 @@ from rubberband.api.app import create_app
 from rubberband.api.security.tokens import is_live
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store, open_store
-from rubberband.api.web.feed import Feed
+from rubberband.api.web.feed import EventFeed
 from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.journal.database import parse_url
@@ -262,7 +262,7 @@ def serve(settings: Settings, transport: Transport, announce: Callable[[str, Sto
         require_token(settings, store)
         with _listening(settings.host, settings.port) as listener:
             app = create_app(settings, store=store)
-            server = _Server(_config(app, settings, transport), app.state.service.feed)
+            server = _HttpServer(_config(app, settings, transport), app.state.service.feed)
             port = listener.getsockname()[1]
             with _signals_are_an_end(server):
                 announce(url_of(settings.host, port, https=transport.certfile is not None), store)
@@ -283,10 +283,10 @@ _GARBAGE = (700, 10, 10)
 """Python's default: closed connections hold their data until a collection."""
 
 
-class _Server(uvicorn.Server):
+class _HttpServer(uvicorn.Server):
     """Server that ends its streams of events on a signal."""
 
-    def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
+    def __init__(self, config: uvicorn.Config, feed: EventFeed) -> None:
         super().__init__(config)
         self._feed = feed
 
@@ -354,7 +354,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _signals_are_an_end(server: _Server) -> Iterator[None]:
+def _signals_are_an_end(server: _HttpServer) -> Iterator[None]:
     """End the server on those that uvicorn does not handle, or not yet; it raises its own again after it has ended."""
     before = {number: signal.signal(number, server.handle_exit) for number in heeded()}
     try:

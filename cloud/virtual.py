@@ -1,7 +1,7 @@
 """A provider on a virtual clock: instances start, end and are billed as EC2's are, at no real cost.
 
-Each instance has a `Fate`, unknown to all others; by default nothing goes wrong. It bills from running to the end, with
-the minimum, at the price of purchase. Tests compare the bill with the controller's ledger and limits.
+Each instance has an `InstanceFaults`, unknown to all others; by default nothing goes wrong. It bills from running to the
+end, with the minimum, at the price of purchase. Tests compare the bill with the controller's ledger and limits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class VirtualClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class InstanceFaults:
     """Future of one instance. Seconds; infinite: never."""
 
     refused: str = ""
@@ -65,7 +65,7 @@ class Fate:
     purchase. With prices, an interruption in the first hour makes it free."""
 
 
-FateOf = Callable[[str, Market], Fate]
+FateOf = Callable[[str, Market], InstanceFaults]
 """(instance, market) -> its fate; called once."""
 
 
@@ -90,7 +90,7 @@ class _Machine:
 
     instance: str
     market: Market
-    fate: Fate
+    fate: InstanceFaults
     requested_at: float
     runs_at: float
     """Infinite if it never runs."""
@@ -117,7 +117,7 @@ class VirtualProvider:
         *,
         offer: Offer,
         lease_s: float = LEASE_S,
-        fate_of: FateOf = lambda _instance, _market: Fate(),
+        fate_of: FateOf = lambda _instance, _market: InstanceFaults(),
         by_worker: bool = False,
     ) -> None:
         """`offer` sets prices and delays.
@@ -163,7 +163,7 @@ class VirtualProvider:
         )
         self._machines[instance] = self._unreached[instance] = machine
 
-    def _price_usd_per_s(self, fate: Fate, market: Market) -> float:
+    def _price_usd_per_s(self, fate: InstanceFaults, market: Market) -> float:
         if fate.price_usd_per_hour is not None:
             return (fate.price_usd_per_hour + self._offer.side_usd_per_hour) / SECONDS_PER_HOUR
         return self._offer.market_price_usd_per_s(market)

@@ -15,7 +15,7 @@ from rubberband.planner import search
 from rubberband.planner.exact.solver import Objective, unbeaten
 from rubberband.planner.noise import risk
 from rubberband.planner.planning import Point, frontier, plan
-from rubberband.planner.problem import Infeasible, JobPlan, Lane, Problem
+from rubberband.planner.problem import BracketGroup, Infeasible, JobPlan, Problem
 from rubberband.planner.reserve import Reserve
 from rubberband.planner.search import keeps
 from rubberband.values.offer import Offer
@@ -188,7 +188,7 @@ class Estimate:
         """Odds of keeping the constraints; None if nothing varies or there is no plan."""
         return None if self.job is None else self.job.odds
 
-    def rungs(self, lane: Lane) -> list[tuple[int, int]]:
+    def rungs(self, lane: BracketGroup) -> list[tuple[int, int]]:
         """Return the bracket, and the number within it, of each stage of a lane of the plan, or of an option's."""
         if len(self.brackets) == 1:
             return [(0, rung) for rung in range(len(lane.stages))]
@@ -477,7 +477,7 @@ def _job(estimate: Estimate, job: JobPlan, instance_type: str = "") -> Json:
     return data
 
 
-def _lane(estimate: Estimate, lane: Lane, instance_type: str) -> list[Json]:
+def _lane(estimate: Estimate, lane: BracketGroup, instance_type: str) -> list[Json]:
     several, rungs = len(estimate.brackets) > 1, estimate.rungs(lane)
     return [
         {

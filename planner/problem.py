@@ -138,7 +138,7 @@ class Infeasible:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class BracketGroup:
     """Brackets that run one after another."""
 
     brackets: tuple[int, ...]
@@ -154,7 +154,7 @@ class Lane:
 class JobPlan:
     """A plan of a whole job: one lane if it has one bracket."""
 
-    lanes: tuple[Lane, ...]
+    lanes: tuple[BracketGroup, ...]
     prediction: Prediction
     """Prediction of the whole; its stages are those of the lanes, one lane after another."""
     odds: Odds | None
@@ -167,7 +167,7 @@ class JobPlan:
     def of_chain(cls, problem: Problem, planned: Planned) -> JobPlan:
         """Return the plan of a job of one bracket."""
         offer, stages = problem.offer, tuple(problem.stages)
-        lane = Lane(brackets=(0,), stages=stages, max_instances=offer.max_instances, planned=planned)
+        lane = BracketGroup(brackets=(0,), stages=stages, max_instances=offer.max_instances, planned=planned)
         return cls(lanes=(lane,), prediction=planned.prediction, odds=planned.odds, reserve_usd=planned.reserve_usd)
 
     @property

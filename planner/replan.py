@@ -59,7 +59,7 @@ class Replanned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rest:
+class _JobRest:
     """The job that is left."""
 
     problem: Problem
@@ -184,7 +184,7 @@ def replan(
         reserve=reserve,
     )
     draws = problem.draws() if problem.varies else None
-    rest = _Rest(problem=problem, draws=draws, spent_s=spent_s, spent_usd=spent_usd, first=name_of(done))
+    rest = _JobRest(problem=problem, draws=draws, spent_s=spent_s, spent_usd=spent_usd, first=name_of(done))
     present = rest.evaluate(Plan(stages=current.stages[done:]))
     chosen, verdict = _choose(rest, present)
     changed = chosen.plan != present.plan
@@ -207,7 +207,7 @@ def _left(constraints: PlanningConstraints, spent_s: float, spent_usd: float) ->
     )
 
 
-def _choose(rest: _Rest, present: Planned) -> tuple[Planned, str]:
+def _choose(rest: _JobRest, present: Planned) -> tuple[Planned, str]:
     """Return the plan to take, and the verdict on the one in force."""
     best = rest.best(rest.limits, rest.problem.objective)
     if rest.kept(present):
@@ -228,7 +228,7 @@ def _choose(rest: _Rest, present: Planned) -> tuple[Planned, str]:
     return cheapest, f"no plan keeps max_cost any more{_surely(rest, cheapest)}; this one costs {_dear(rest, cheapest)}"
 
 
-def _saves_enough(rest: _Rest, present: Planned, best: Planned | None) -> tuple[Planned, str]:
+def _saves_enough(rest: _JobRest, present: Planned, best: Planned | None) -> tuple[Planned, str]:
     """Return the best plan if it saves more than the uncertainty, where the plan in force keeps the limits too."""
     if best is None or best.plan == present.plan:
         return present, _holds(rest, present)
@@ -240,7 +240,7 @@ def _saves_enough(rest: _Rest, present: Planned, best: Planned | None) -> tuple[
     return present, f"{_holds(rest, present)}; changing would save {_amount(rest, saves, unsure)}"
 
 
-def _keeps_enough(rest: _Rest, present: Planned, best: Planned) -> tuple[Planned, str]:
+def _keeps_enough(rest: _JobRest, present: Planned, best: Planned) -> tuple[Planned, str]:
     """Return the best plan if its extra cost is worth it, where the plan in force may miss the limits."""
     extra, more_likely = rest.value(best) - rest.value(present), rest.odds(best) - rest.odds(present)
     failing = f"the plan would {_failing(rest, present)}"
@@ -254,7 +254,7 @@ def _keeps_enough(rest: _Rest, present: Planned, best: Planned) -> tuple[Planned
     return present, f"{failing}; changing would cost {_amount(rest, extra, rest.unsure(present, best))} more"
 
 
-def _changed_later(rest: _Rest, present: Planned, best: Planned) -> Planned | None:
+def _changed_later(rest: _JobRest, present: Planned, best: Planned) -> Planned | None:
     """Return the plan that leaves the next stage as it is and keeps the limits by changing later ones, if cheaper.
 
     The later change is needed with the probability that the plan in force misses the limits.
@@ -267,7 +267,7 @@ def _changed_later(rest: _Rest, present: Planned, best: Planned) -> Planned | No
     return later if rest.kept(later) and needed * (rest.value(later) - rest.value(present)) <= extra else None
 
 
-def _likeliest(rest: _Rest, present: Planned) -> Planned | None:
+def _likeliest(rest: _JobRest, present: Planned) -> Planned | None:
     """Return the plan worth most where none keeps the limits with the confidence; None if they are lost anyway."""
     asked = [share * rest.limits.confidence for share in LOWER_CONFIDENCES]
     found = [rest.best(replace(rest.limits, confidence=each), rest.problem.objective) for each in asked]
@@ -285,13 +285,13 @@ def _gains(objective: Objective, present: Prediction, other: Prediction) -> bool
     return present.cost_usd - other.cost_usd >= max(SMALLEST_GAIN * present.cost_usd, SMALLEST_GAIN_USD)
 
 
-def _holds(rest: _Rest, present: Planned) -> str:
+def _holds(rest: _JobRest, present: Planned) -> str:
     if rest.limits.deadline_s is None:
         return "no other saves enough to change it"
     return f"{_duration(rest.limits.deadline_s - present.prediction.jct_s)} to spare"
 
 
-def _failing(rest: _Rest, present: Planned) -> str:
+def _failing(rest: _JobRest, present: Planned) -> str:
     """Say how the plan in force would miss the limits."""
     in_time, in_budget = rest.meets(present)
     failings = [] if in_time else [f"end {_late(rest, present)}"]
@@ -301,21 +301,21 @@ def _failing(rest: _Rest, present: Planned) -> str:
     return " and ".join(failings)
 
 
-def _late(rest: _Rest, planned: Planned) -> str:
+def _late(rest: _JobRest, planned: Planned) -> str:
     late_s = planned.prediction.jct_s - (rest.limits.deadline_s or 0.0)
     return f"{_duration(late_s)} {'after' if late_s > 0 else 'before'} the deadline"
 
 
-def _dear(rest: _Rest, planned: Planned) -> str:
+def _dear(rest: _JobRest, planned: Planned) -> str:
     beyond_usd = planned.prediction.cost_usd + planned.reserve_usd - (rest.limits.max_cost_usd or 0.0)
     return f"{format_usd(abs(beyond_usd))} {'more' if beyond_usd > 0 else 'less'} than max_cost"
 
 
-def _surely(rest: _Rest, planned: Planned) -> str:
+def _surely(rest: _JobRest, planned: Planned) -> str:
     return "" if planned.odds is None else f" with a probability of {rest.limits.confidence:g}"
 
 
-def _changes(done: int, name_of: Callable[[int], str], rest: _Rest, present: Planned, chosen: Planned) -> str:
+def _changes(done: int, name_of: Callable[[int], str], rest: _JobRest, present: Planned, chosen: Planned) -> str:
     """Say how the new plan differs, and how much that costs or saves."""
     pairs = zip(present.plan.stages, chosen.plan.stages, strict=True)
     changes = [_change(name_of(done + index), old, new) for index, (old, new) in enumerate(pairs) if old != new]
@@ -337,7 +337,7 @@ def _change(stage: str, old: StagePlan, new: StagePlan) -> str:
     return f"{stage} gets {' and '.join(parts)}"
 
 
-def _difference(rest: _Rest, present: Planned, chosen: Planned) -> str:
+def _difference(rest: _JobRest, present: Planned, chosen: Planned) -> str:
     extra_usd = chosen.prediction.cost_usd - present.prediction.cost_usd
     extra_s = chosen.prediction.jct_s - present.prediction.jct_s
     unsure = rest.unsure(present, chosen)
@@ -349,7 +349,7 @@ def _difference(rest: _Rest, present: Planned, chosen: Planned) -> str:
     return f"{cost}, {time} {'later' if extra_s > 0.0 else 'sooner'}" if abs(extra_s) >= 1.0 else cost
 
 
-def _amount(rest: _Rest, value: float, unsure: float | None) -> str:
+def _amount(rest: _JobRest, value: float, unsure: float | None) -> str:
     return _usd(value, unsure) if rest.by_cost else _seconds(value, unsure)
 
 

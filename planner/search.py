@@ -76,7 +76,7 @@ def greedy(
     An allocation is a number of GPUs for each stage, divided fairly among its trials. The caller supplies the
     prediction; with the paper's Algorithm 1 (`rubberband.planner.dag`) this is the paper's planner.
     """
-    search = _Search(
+    search = _AllocationSearch(
         stages, offer, constraints, evaluate, gangs_of(profile, offer, constraints), {} if known is None else known
     )
     statics = [search.static(count) for count in range(1, offer.max_instances + 1)]
@@ -91,7 +91,7 @@ def greedy(
 
 
 @dataclass(slots=True)
-class _Search:
+class _AllocationSearch:
     """Allocations of a job, each with its prediction."""
 
     stages: Sequence[Stage]

@@ -49,7 +49,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ComparedFigure:
     """A figure, what it was planned to be (or a similar note), and whether it is the best of its line."""
 
     text: str = "-"
@@ -58,11 +58,11 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ComparedRow:
     """A line of a table with a cell for each experiment."""
 
     title: str
-    cells: tuple[Cell, ...]
+    cells: tuple[ComparedFigure, ...]
 
     @property
     def differs(self) -> bool:
@@ -70,7 +70,7 @@ class Line:
         return len({cell.text for cell in self.cells}) > 1
 
 
-def figures_of(compared: Sequence[Compared]) -> list[Line]:
+def figures_of(compared: Sequence[Compared]) -> list[ComparedRow]:
     """Return best metrics, time and cost against plan and limits, trials, instances, and how they ended."""
     metrics = _metrics(compared)
     return [
@@ -81,7 +81,11 @@ def figures_of(compared: Sequence[Compared]) -> list[Line]:
         _line("max_cost (USD)", compared, _max_cost),
         _line("trials", compared, _trials),
         _line("instances", compared, _instances),
-        _line("paid GPU time that trained", compared, lambda result: Cell(f"{100 * result.paid.training_share:.0f} %")),
+        _line(
+            "paid GPU time that trained",
+            compared,
+            lambda result: ComparedFigure(f"{100 * result.paid.training_share:.0f} %"),
+        ),
         _line("replans", compared, _replans),
     ]
 
@@ -92,20 +96,20 @@ def _metrics(compared: Sequence[Compared]) -> list[tuple[str, str]]:
     return [metric for metric, _ in found.most_common()]
 
 
-def _line(title: str, compared: Sequence[Compared], cell: Callable[[Result], Cell]) -> Line:
-    return Line(title, tuple(Cell() if one.result is None else cell(one.result) for one in compared))
+def _line(title: str, compared: Sequence[Compared], cell: Callable[[Result], ComparedFigure]) -> ComparedRow:
+    return ComparedRow(title, tuple(ComparedFigure() if one.result is None else cell(one.result) for one in compared))
 
 
-def _best_line(compared: Sequence[Compared], metric: str, mode: str) -> Line:
+def _best_line(compared: Sequence[Compared], metric: str, mode: str) -> ComparedRow:
     def value(result: Result) -> float | None:
         is_ours = (result.metric, result.mode) == (metric, mode) and result.best is not None
         return finite(result.best.metrics.get(metric)) if is_ours and result.best is not None else None
 
-    def cell(result: Result) -> Cell:
+    def cell(result: Result) -> ComparedFigure:
         found, best = value(result), result.best
         if found is None or best is None:
-            return Cell()
-        return Cell(number(found), f"trial {best.trial}, {counted(best.iterations, 'iteration')}")
+            return ComparedFigure()
+        return ComparedFigure(number(found), f"trial {best.trial}, {counted(best.iterations, 'iteration')}")
 
     sign = -1.0 if mode == "max" else 1.0
 
@@ -115,19 +119,19 @@ def _best_line(compared: Sequence[Compared], metric: str, mode: str) -> Line:
     return _marked(_line(f"best {printable(metric)} ({mode})", compared, cell), compared, rank)
 
 
-def _least(title: str, compared: Sequence[Compared], value: Callable[[Result], float], cell: Any) -> Line:
+def _least(title: str, compared: Sequence[Compared], value: Callable[[Result], float], cell: Any) -> ComparedRow:
     """Return a line whose lowest value is marked, of the experiments that are done."""
     done = _line(title, compared, cell)
     return _marked(done, compared, lambda result: value(result) if result.outcome == "done" else None)
 
 
-def _marked(line: Line, compared: Sequence[Compared], rank: Callable[[Result], float | None]) -> Line:
+def _marked(line: ComparedRow, compared: Sequence[Compared], rank: Callable[[Result], float | None]) -> ComparedRow:
     ranks = [None if one.result is None else rank(one.result) for one in compared]
     known = [value for value in ranks if value is not None]
     if len(known) < 2 or min(known) == max(known):
         return line
     cells = [replace(cell, best=value == min(known)) for cell, value in zip(line.cells, ranks, strict=True)]
-    return Line(line.title, tuple(cells))
+    return ComparedRow(line.title, tuple(cells))
 
 
 def _against(planned: str, result: Result, actual: float, expected: float) -> str:
@@ -135,91 +139,105 @@ def _against(planned: str, result: Result, actual: float, expected: float) -> st
     return f"planned {planned}{f' ({off})' if off else ''}"
 
 
-def _time(result: Result) -> Cell:
+def _time(result: Result) -> ComparedFigure:
     planned_s = result.planned_jct_s
-    return Cell(duration(result.actual_jct_s), _against(duration(planned_s), result, result.actual_jct_s, planned_s))
+    return ComparedFigure(
+        duration(result.actual_jct_s), _against(duration(planned_s), result, result.actual_jct_s, planned_s)
+    )
 
 
-def _cost(result: Result) -> Cell:
+def _cost(result: Result) -> ComparedFigure:
     spent_usd, planned_usd = result.whole_cost_usd, result.whole_planned_usd
     decimals = usd_decimals(max(spent_usd, planned_usd))
-    return Cell(usd(spent_usd, decimals), _against(usd(planned_usd, decimals), result, spent_usd, planned_usd))
+    return ComparedFigure(
+        usd(spent_usd, decimals), _against(usd(planned_usd, decimals), result, spent_usd, planned_usd)
+    )
 
 
-def _deadline(result: Result) -> Cell:
+def _deadline(result: Result) -> ComparedFigure:
     if result.deadline_s is None:
-        return Cell("none")
+        return ComparedFigure("none")
     left_s = result.deadline_s - result.actual_jct_s
     over = result.outcome == "done"
     note = f"{duration(left_s)} to spare" if left_s >= 0 else f"{duration(-left_s)} late"
-    return Cell(duration(result.asked_deadline_s or 0.0), note if over or left_s < 0 else "")
+    return ComparedFigure(duration(result.asked_deadline_s or 0.0), note if over or left_s < 0 else "")
 
 
-def _max_cost(result: Result) -> Cell:
+def _max_cost(result: Result) -> ComparedFigure:
     if result.asked_max_cost_usd is None:
-        return Cell("none")
+        return ComparedFigure("none")
     spent = result.whole_cost_usd / result.asked_max_cost_usd
-    return Cell(usd(result.asked_max_cost_usd), f"{100 * spent:.0f} % spent")
+    return ComparedFigure(usd(result.asked_max_cost_usd), f"{100 * spent:.0f} % spent")
 
 
-def _trials(result: Result) -> Cell:
+def _trials(result: Result) -> ComparedFigure:
     failed = sum(trial.status == "failed" for trial in result.trials)
     notes = [f"{counted(sum(trial.iterations for trial in result.trials), 'iteration')}"]
     notes += [f"{failed} failed"] if failed else []
-    return Cell(f"{len(result.trials):,}", ", ".join(notes))
+    return ComparedFigure(f"{len(result.trials):,}", ", ".join(notes))
 
 
-def _instances(result: Result) -> Cell:
+def _instances(result: Result) -> ComparedFigure:
     bought = [one for one in result.instances if one.running_s is not None]
     lost = sum(bool(one.reason) for one in bought)
     kinds = listed(sorted({one.instance_type for one in bought}), 3)
-    return Cell(f"{len(bought)} bought", ", ".join(filter(None, (kinds, f"{lost} lost" if lost else ""))))
+    return ComparedFigure(f"{len(bought)} bought", ", ".join(filter(None, (kinds, f"{lost} lost" if lost else ""))))
 
 
-def _replans(result: Result) -> Cell:
+def _replans(result: Result) -> ComparedFigure:
     """A decision that leaves the plan as it is is no replan."""
     looks = len(result.decisions)
-    return Cell(
+    return ComparedFigure(
         str(sum(decision.changed for decision in result.decisions)), f"of {counted(looks, 'look')}" if looks else ""
     )
 
 
-def plans_of(compared: Sequence[Compared]) -> list[Line]:
+def plans_of(compared: Sequence[Compared]) -> list[ComparedRow]:
     """Return the stages: trials and iterations, instances, GPUs per trial, and time."""
     stages = [() if one.result is None else one.result.stages for one in compared]
     most = max((len(found) for found in stages), default=0)
     return [
-        Line(f"stage {at}", tuple(_stage(found[at]) if at < len(found) else Cell("") for found in stages))
+        ComparedRow(
+            f"stage {at}", tuple(_stage(found[at]) if at < len(found) else ComparedFigure("") for found in stages)
+        )
         for at in range(min(most, _MOST_STAGES))
     ]
 
 
-def _stage(stage: StageResult) -> Cell:
+def _stage(stage: StageResult) -> ComparedFigure:
     begun = stage.actual_s is not None
     instances = stage.instances if begun else stage.planned_instances
     where = "" if stage.bracket is None else f"{stage.title}: "
     planned = f"planned {duration(stage.planned_s)}"
     took = planned if stage.actual_s is None else f"{duration(stage.actual_s)} ({planned})"
-    return Cell(
+    return ComparedFigure(
         f"{where}{counted(stage.trials, 'trial')} x {counted(stage.iterations, 'iteration')}",
         f"{counted(instances, 'instance')}, {counted(stage.gpus_per_trial, 'GPU')} a trial; {took}",
     )
 
 
-def configurations_of(compared: Sequence[Compared]) -> list[Line]:
+def configurations_of(compared: Sequence[Compared]) -> list[ComparedRow]:
     """Return the parameters of the best trials; a trial may lack some."""
     best = [{} if one.result is None else one.result.best_config or {} for one in compared]
     names = dict.fromkeys(name for configuration in best for name in configuration)
     return [
-        Line(printable(name), tuple(Cell(setting(of[name])) if name in of else Cell() for of in best)) for name in names
+        ComparedRow(
+            printable(name), tuple(ComparedFigure(setting(of[name])) if name in of else ComparedFigure() for of in best)
+        )
+        for name in names
     ]
 
 
-def settings_of(compared: Sequence[Compared]) -> list[Line]:
+def settings_of(compared: Sequence[Compared]) -> list[ComparedRow]:
     """Return the settings of the files that differ, by key."""
     files = [dict(_flat(one.row.words)) for one in compared]
     keys = dict.fromkeys(key for file in files for key in file if key != "name")
-    every = [Line(printable(key), tuple(Cell(file[key]) if key in file else Cell() for file in files)) for key in keys]
+    every = [
+        ComparedRow(
+            printable(key), tuple(ComparedFigure(file[key]) if key in file else ComparedFigure() for file in files)
+        )
+        for key in keys
+    ]
     return [line for line in every if line.differs]
 
 
@@ -340,7 +358,7 @@ def _problems(unknown: Sequence[str], known: Sequence[str]) -> list[str]:
     return found
 
 
-def _tables(compared: Sequence[Compared]) -> list[tuple[str, str, list[Line]]]:
+def _tables(compared: Sequence[Compared]) -> list[tuple[str, str, list[ComparedRow]]]:
     """Return id, title and lines of each table that has some."""
     plans, settings = plans_of(compared), settings_of(compared) if len(compared) > 1 else []
     tables = [

@@ -25,7 +25,7 @@ from rubberband.api.dashboard import sentences as words
 from rubberband.api.dashboard.frame import render
 from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Known, Service, Serving
-from rubberband.api.web.problems import NOT_FOUND, Problem
+from rubberband.api.web.problems import NOT_FOUND, HttpProblem
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result, TrialResult
@@ -461,7 +461,7 @@ def experiment_report(service: Serving, _reader: Reader, experiment: Known) -> R
     """Report as one file of HTML. Raises Problem NOT_FOUND without a journal."""
     result = result_of(service, experiment)
     if result is None:
-        raise Problem(NOT_FOUND, f"{experiment.name!r} has no report yet: it has not started")
+        raise HttpProblem(NOT_FOUND, f"{experiment.name!r} has no report yet: it has not started")
     policy = f"{CONTENT_POLICY}; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
     importance = cached_importance(result, _space(experiment))
@@ -472,7 +472,7 @@ def result_of(service: Service, experiment: Submission) -> Result | None:
     """Return the result so far; None for an unreadable journal, which the page reports."""
     try:
         return service.runs.result(experiment.name)
-    except (Problem, RubberbandError):
+    except (HttpProblem, RubberbandError):
         if experiment.state is ExperimentState.UNREADABLE:
             return None
         raise
@@ -481,7 +481,7 @@ def result_of(service: Service, experiment: Submission) -> Result | None:
 def _possible(service: Service, experiment: Submission) -> frozenset[Action]:
     try:
         return service.runs.possible(experiment)
-    except Problem:  # its journal cannot be read now
+    except HttpProblem:  # its journal cannot be read now
         return frozenset()
 
 

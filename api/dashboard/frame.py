@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rubberband import views
 from rubberband.api.security.authentication import STRANGER, principal_of
-from rubberband.api.web.problems import NOT_FOUND, Problem
+from rubberband.api.web.problems import NOT_FOUND, HttpProblem
 from rubberband.executor.core.events import Event
 from rubberband.units import counted, duration, format_instant
 from rubberband.views.formatting import number, usd
@@ -76,7 +76,7 @@ def asset_address(name: str) -> str:
 def static(request: Request, name: str, v: str = "") -> Response:
     """File of the dashboard. Public: it holds no user data."""
     if name not in asset_names():
-        raise Problem(NOT_FOUND, "the dashboard has no such file")
+        raise HttpProblem(NOT_FOUND, "the dashboard has no such file")
     found = asset(name)
     headers = {
         "Cache-Control": _FOREVER if v == found.version else _ASK_AGAIN,
@@ -146,7 +146,7 @@ def wants_page(request: Request) -> bool:
     return not request.url.path.startswith("/v1/") and "text/html" in request.headers.get("accept", "")
 
 
-def problem_page(request: Request, problem: Problem) -> Response:
+def problem_page(request: Request, problem: HttpProblem) -> Response:
     """Render a problem as a page, with its status and headers."""
     kind = problem.kind
     page = render(request, "problem.html", status=kind.status, title=kind.title, detail=problem.detail)

@@ -23,7 +23,7 @@ from rubberband.api.security.authentication import STRANGER, Reader, principal_o
 from rubberband.api.security.checks import safe_next
 from rubberband.api.service import NAME_PATTERN, Service, Serving
 from rubberband.api.store.schema import Principal
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.errors import InputError
 from rubberband.spec.loading import Dumper
 from rubberband.states import ACTIVE, ExperimentState
@@ -86,7 +86,7 @@ def preflight(
         require_allowed(experiment, service.settings)
         if service.admission is not None:
             service.admission.require_room(experiment)
-    except Problem as problem:
+    except HttpProblem as problem:
         reason = problem.detail
     if not principal.may("submit"):
         reason = f"the token {principal.name!r} may only read; sign in with one that has the scope submit"

@@ -22,10 +22,10 @@ from rubberband.api.plans.previews import PlanAnswer
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import INFEASIBLE, REFUSED, UNAVAILABLE, Problem
+from rubberband.api.web.problems import INFEASIBLE, REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.cloud.catalogue import offers
 from rubberband.executor.core.demand import summed
-from rubberband.planner.sharing import Calendar, Slot, Span
+from rubberband.planner.sharing import Calendar, CalendarSlot, Span
 from rubberband.planning.month_cap import Expense, Shortage
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import lowered, on_pool, size_words
@@ -42,7 +42,7 @@ PlanOf = Callable[[Experiment], Awaitable[PlanAnswer]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _CalendarPlan:
     """A plan as the calendar has it."""
 
     spans: tuple[Span, ...]
@@ -53,7 +53,7 @@ class _Plan:
         return Expense(cost_usd=self.cost_usd, start_at=start_at, duration_s=_length_s(self))
 
 
-class OvertakenError(Problem):
+class OvertakenError(HttpProblem):
     """The pool's promises have changed since a plan was made: it has to be made anew."""
 
     def __init__(self) -> None:
@@ -86,10 +86,10 @@ class Admission:
         most, each = self._pool.gpus // gpus, self._pool.gpus_per_instance
         has = size_words(self._pool.instances, each, min(gpus, each))
         if gpus > each:
-            raise Problem(REFUSED, f"resources.gpus_per_instance: {gpus} is too many; the pool has {has}")
+            raise HttpProblem(REFUSED, f"resources.gpus_per_instance: {gpus} is too many; the pool has {has}")
         if resources.gpus_per_trial.min > self._pool.gpus:
             asked = f"resources.gpus_per_trial.min: {resources.gpus_per_trial.min} is too many"
-            raise Problem(REFUSED, f"{asked}; the pool has {has}, so give {self._pool.gpus} or fewer")
+            raise HttpProblem(REFUSED, f"{asked}; the pool has {has}, so give {self._pool.gpus} or fewer")
         if resources.max_instances <= most:
             return experiment
         fitted = experiment.model_copy(update={"resources": resources.model_copy(update={"max_instances": most})})
@@ -107,7 +107,7 @@ class Admission:
         """Raise Problem REFUSED for an experiment with a deadline and no profile: its plan cannot be promised."""
         if experiment.resources.provider == self._pool.provider and experiment.constraints.deadline is not None:
             why = "a pool promises a plan, and that needs a profile"
-            raise Problem(REFUSED, f"profile: {why}; run `rubberband profile`, or leave constraints.deadline out")
+            raise HttpProblem(REFUSED, f"profile: {why}; run `rubberband profile`, or leave constraints.deadline out")
 
     async def admit(
         self, experiment: Experiment, answer: PlanAnswer, now: float, plan: PlanOf, *, owner: str
@@ -125,7 +125,7 @@ class Admission:
             await asyncio.to_thread(self.budgets.require_budget, owner, expense, now)
             return None
         found = _read(estimate, max(offer.gpus for offer in offers(experiment.resources)))
-        slot, in_time = Slot(start_at=now, end_at=now), True
+        slot, in_time = CalendarSlot(start_at=now, end_at=now), True
         if deadline is not None:
             calendar, deadline_at = await asyncio.to_thread(self.calendar), instant_of(deadline, now).timestamp()
             found, slot = await self._placed(experiment, found, calendar, now, deadline_at, plan)
@@ -145,8 +145,14 @@ class Admission:
         return self.budgets.shortage(expense, now, bill_usd=self.budgets.bill_usd())
 
     async def _placed(
-        self, experiment: Experiment, found: _Plan, calendar: Calendar, now: float, deadline_at: float, plan: PlanOf
-    ) -> tuple[_Plan, Slot]:
+        self,
+        experiment: Experiment,
+        found: _CalendarPlan,
+        calendar: Calendar,
+        now: float,
+        deadline_at: float,
+        plan: PlanOf,
+    ) -> tuple[_CalendarPlan, CalendarSlot]:
         """Return a plan and its earliest slot: one that ends by the deadline, where any does.
 
         The first choice is the plan that leaves time to start, then one with fewer instances, then quicker ones.
@@ -184,7 +190,7 @@ class Admission:
 
     async def _narrower(
         self, experiment: Experiment, calendar: Calendar, now: float, deadline_at: float, plan: PlanOf
-    ) -> _Plan | None:
+    ) -> _CalendarPlan | None:
         """Return the plan with as many instances as are free all the time until the deadline; None without any."""
         gpus = max(offer.gpus for offer in offers(experiment.resources))
         instances = _always_free(calendar, now, deadline_at) // gpus
@@ -194,8 +200,14 @@ class Admission:
         return await _planned(experiment.model_copy(update={"resources": resources}), plan)
 
     async def _quicker(
-        self, experiment: Experiment, calendar: Calendar, found: _Plan, now: float, deadline_at: float, plan: PlanOf
-    ) -> tuple[_Plan, Slot | None]:
+        self,
+        experiment: Experiment,
+        calendar: Calendar,
+        found: _CalendarPlan,
+        now: float,
+        deadline_at: float,
+        plan: PlanOf,
+    ) -> tuple[_CalendarPlan, CalendarSlot | None]:
         """Return a plan for the time that is left once `found` can begin, and its slot.
 
         A cheaper plan takes longer: it may not fit where a quicker one does. Returns `found` and None where none fits.
@@ -217,13 +229,13 @@ class Admission:
     async def _too_dear(
         self,
         experiment: Experiment,
-        found: _Plan,
-        slot: Slot,
+        found: _CalendarPlan,
+        slot: CalendarSlot,
         shortage: Shortage,
         now: float,
         estimate: Mapping[str, Any],
         plan: PlanOf,
-    ) -> Problem:
+    ) -> HttpProblem:
         """Return the problem of a plan that the cap of a month does not cover, with a cheaper plan if there is one."""
         most_usd = math.floor(shortage.left_usd * 100.0) / 100.0
         cheaper = await self._cheaper(experiment, most_usd, now, plan) if most_usd > 0.0 else None
@@ -242,9 +254,9 @@ class Admission:
             ways.append(f"submit it from {told['start_at']} on")
         if cheaper is None:
             ways.append("make the search smaller" if ways else "make the search smaller, or raise the cap")
-        return Problem(INFEASIBLE, f"{shortage.words()}; {', or '.join(ways)}", **told)
+        return HttpProblem(INFEASIBLE, f"{shortage.words()}; {', or '.join(ways)}", **told)
 
-    async def _cheaper(self, experiment: Experiment, most_usd: float, now: float, plan: PlanOf) -> _Plan | None:
+    async def _cheaper(self, experiment: Experiment, most_usd: float, now: float, plan: PlanOf) -> _CalendarPlan | None:
         """Return the plan with a budget of `most_usd`, if the pool has time and money for it."""
         constraints = experiment.constraints.model_copy(update={"max_cost_usd": most_usd})
         limited = experiment.model_copy(update={"constraints": constraints})
@@ -252,7 +264,7 @@ class Admission:
         found = await _planned(limited if deadline is None else _sooner(limited), plan)
         if found is None:
             return None
-        slot: Slot | None = Slot(start_at=now, end_at=now)
+        slot: CalendarSlot | None = CalendarSlot(start_at=now, end_at=now)
         if deadline is not None:
             calendar = await asyncio.to_thread(self.calendar)
             slot = calendar.fits(found.spans, instant_of(deadline, now).timestamp(), now)
@@ -262,7 +274,9 @@ class Admission:
         return found if shortage is None else None
 
 
-def _too_late(found: _Plan, slot: Slot, deadline_at: float, now: float, estimate: Mapping[str, Any]) -> Problem:
+def _too_late(
+    found: _CalendarPlan, slot: CalendarSlot, deadline_at: float, now: float, estimate: Mapping[str, Any]
+) -> HttpProblem:
     """Return the problem of a plan whose earliest slot ends after the deadline."""
     words = format_duration(math.floor(slot.end_at - now) + 1.0)  # an exact fit is one of rounding
     cost = format_usd(found.cost_usd)
@@ -274,7 +288,7 @@ def _too_late(found: _Plan, slot: Slot, deadline_at: float, now: float, estimate
         starts["start_at"] = format_instant(datetime.fromtimestamp(math.ceil(slot.start_at), UTC))
     detail = f"{why}; set constraints.deadline={words}, or leave the deadline out"
     jct_s, was = slot.end_at - now, format_duration(max(0.0, deadline_at - now))
-    return Problem(
+    return HttpProblem(
         INFEASIBLE,
         detail,
         nearest={"jct_s": jct_s, "cost_usd": found.cost_usd},
@@ -317,7 +331,7 @@ def calendar_of(pool: SharedPool, promises: Sequence[Promise]) -> Calendar:
     calendar = Calendar(gpus=pool.gpus)
     for promise in sorted(promises, key=lambda one: (one.start_at, one.experiment)):
         spans = [Span(gpus=gpus, duration_s=duration_s) for gpus, duration_s in promise.spans]
-        slot: Slot | None = calendar.earliest(spans, promise.start_at)
+        slot: CalendarSlot | None = calendar.earliest(spans, promise.start_at)
         if slot is not None and slot.start_at == promise.start_at:
             calendar = calendar.promise(promise.experiment, spans, promise.start_at)
     return calendar
@@ -333,11 +347,11 @@ def _cost_usd(estimate: Mapping[str, Any]) -> float:
     return float(estimate["prediction"]["cost_usd"]["mean"])
 
 
-def _length_s(plan: _Plan) -> float:
+def _length_s(plan: _CalendarPlan) -> float:
     return sum(span.duration_s for span in plan.spans)
 
 
-def _read(estimate: Mapping[str, Any], gpus: int) -> _Plan:
+def _read(estimate: Mapping[str, Any], gpus: int) -> _CalendarPlan:
     """Read the plan of an estimate: GPUs over time, from the start of its process, as long as its 95th percentile."""
     jct_s = estimate["prediction"]["jct_s"]
     slack = max(1.0, jct_s["p95"] / jct_s["mean"]) if jct_s["mean"] else 1.0
@@ -347,14 +361,14 @@ def _read(estimate: Mapping[str, Any], gpus: int) -> _Plan:
     ]
     spans = [Span(gpus=span.gpus, duration_s=span.duration_s * slack) for span in summed(stages)]
     starts = Span(gpus=spans[0].gpus, duration_s=START_S)
-    return _Plan(spans=(starts, *spans), cost_usd=_cost_usd(estimate))
+    return _CalendarPlan(spans=(starts, *spans), cost_usd=_cost_usd(estimate))
 
 
-async def _planned(experiment: Experiment, plan: PlanOf) -> _Plan | None:
+async def _planned(experiment: Experiment, plan: PlanOf) -> _CalendarPlan | None:
     """Return the plan of an experiment; None without a feasible one."""
     try:
         answer = await plan(experiment)
-    except Problem:
+    except HttpProblem:
         return None
     if answer.status != 200:
         return None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rubberband.api.settings import Settings
-from rubberband.api.web.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, Problem, problem_of
+from rubberband.api.web.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, HttpProblem, problem_of
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment, ProfilesByType
 from rubberband.spec.loading import MAX_BYTES, MAX_DEPTH, experiment_of, parse_experiment
@@ -39,11 +39,11 @@ def read_experiment(body: bytes, media_type: str, overrides: Sequence[str] = ())
     """
     kind = _essence(media_type)
     if len(body) > MAX_BYTES:
-        raise Problem(
+        raise HttpProblem(
             TOO_LARGE, f"the experiment has {len(body):,} bytes; at most {MAX_BYTES:,} are allowed; shorten it"
         )
     if len(overrides) > _MAX_OVERRIDES:
-        raise Problem(
+        raise HttpProblem(
             INVALID, f"{len(overrides)} values are set; at most {_MAX_OVERRIDES} are allowed; write them into the body"
         )
     try:
@@ -94,9 +94,11 @@ def _essence(media_type: str) -> str:
         (value.strip('"') for name, _, value in (p.partition("=") for p in parameters) if name == "charset"), ""
     )
     if kind not in (JSON_TYPE, *YAML_TYPES):
-        raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE} or {YAML_TYPES[0]}")
+        raise HttpProblem(
+            MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE} or {YAML_TYPES[0]}"
+        )
     if charset not in _CHARSETS:
-        raise Problem(MEDIA, f"charset {shown(charset)} is not supported; send UTF-8")
+        raise HttpProblem(MEDIA, f"charset {shown(charset)} is not supported; send UTF-8")
     return kind
 
 
@@ -111,18 +113,18 @@ def json_object(
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Problem(MALFORMED, f"the body is not UTF-8 (byte {error.start}); send UTF-8") from None
+        raise HttpProblem(MALFORMED, f"the body is not UTF-8 (byte {error.start}); send UTF-8") from None
     try:
         value = _decoder.decode(text)
     except json.JSONDecodeError as error:
         reason = f"{error.msg} (line {error.lineno}, column {error.colno})"
-        raise Problem(MALFORMED, f"the body is not JSON: {reason}; check quotes, brackets and commas") from None
+        raise HttpProblem(MALFORMED, f"the body is not JSON: {reason}; check quotes, brackets and commas") from None
     except _Refused as error:
-        raise Problem(MALFORMED, str(error)) from None
+        raise HttpProblem(MALFORMED, str(error)) from None
     except RecursionError:
         raise _too_deep() from None
     if not isinstance(value, dict):
-        raise Problem(INVALID, f"{shown(value)} is not {wanted}")
+        raise HttpProblem(INVALID, f"{shown(value)} is not {wanted}")
     _require_shallow(value)
     if _SURROGATE.search(text):
         _require_characters(value)
@@ -168,8 +170,8 @@ def _require_shallow(value: object) -> None:
     raise _too_deep()
 
 
-def _too_deep() -> Problem:
-    return Problem(MALFORMED, f"the body is nested more than {MAX_DEPTH} deep; flatten it")
+def _too_deep() -> HttpProblem:
+    return HttpProblem(MALFORMED, f"the body is nested more than {MAX_DEPTH} deep; flatten it")
 
 
 def _inside(value: object) -> Sequence[object]:
@@ -182,13 +184,13 @@ def _require_characters(value: object) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise Problem(
+        raise HttpProblem(
             MALFORMED, "a text of the body holds half of a surrogate pair; write the character itself"
         ) from None
 
 
-def _refused(key: str, reason: str) -> Problem:
-    return Problem(REFUSED, f"{key}: {reason}", key=key)
+def _refused(key: str, reason: str) -> HttpProblem:
+    return HttpProblem(REFUSED, f"{key}: {reason}", key=key)
 
 
 def require_no_paths(experiment: Experiment) -> None:

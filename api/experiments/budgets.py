@@ -19,7 +19,7 @@ from typing import Any
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import REFUSED, UNAVAILABLE, Problem
+from rubberband.api.web.problems import REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError
 from rubberband.executor.core.extending import Extension
@@ -82,7 +82,7 @@ class Budgets:
         self.require_budget(row.owner, expense, now, ask)
         shortage = self.shortage(expense, now, queued=ask.queued, bill_usd=bill_usd) if self.is_member(row) else None
         if shortage is not None:
-            raise Problem(REFUSED, f"{shortage.words(ask.what)}; {ask.instead}, or raise the cap")
+            raise HttpProblem(REFUSED, f"{shortage.words(ask.what)}; {ask.instead}, or raise the cap")
 
     def require_budget(self, owner: str, expense: Expense, now: float, ask: Ask = PLAN) -> None:
         """Raise Problem REFUSED where an expense is more than is left of its owner's budget of a month."""
@@ -98,7 +98,7 @@ class Budgets:
         told = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned {month}"
         asked = f"{ask.what} costs {format_usd(expense.cost_usd)}"
         later = "next month" if short.next_at is not None else "ask the operator for a larger budget"
-        raise Problem(REFUSED, f"budget of {owner}: {told}, and {asked}; {ask.instead}, or {later}")
+        raise HttpProblem(REFUSED, f"budget of {owner}: {told}, and {asked}; {ask.instead}, or {later}")
 
     def require_resume(
         self, row: Submission, expected: Forecast | None, now: float, *, bill_usd: float | None
@@ -148,7 +148,7 @@ class Budgets:
             limit = limit or f"max_usd_per_month of pool {self._pool.name}"
         if limit:
             why = f"without a profile its cost is not known, and it counts in the {limit}"
-            raise Problem(REFUSED, f"constraints.max_cost: {why}; set it, or run `rubberband profile` first")
+            raise HttpProblem(REFUSED, f"constraints.max_cost: {why}; set it, or run `rubberband profile` first")
         return 0.0
 
     def used_up(self, owners: Set[str], now: float) -> Mapping[str, str]:
@@ -178,7 +178,7 @@ class Budgets:
             return RemotePool(PoolFolder(path=Path(self._pool.folder))).month_usd(starts=True)
         except ProviderError as error:
             told = f"{error}, so the bill of this month is not known; try again"
-            raise Problem(UNAVAILABLE, told, headers={"Retry-After": "2"}) from None
+            raise HttpProblem(UNAVAILABLE, told, headers={"Retry-After": "2"}) from None
 
     def committed_usd(self, now: float, *, bill_usd: float | None, queued: bool = True) -> Mapping[float, float]:
         """Return the begin of each month from this one on -> what is spent or planned of the pool's money in it.

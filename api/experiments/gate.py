@@ -14,11 +14,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from rubberband.api.experiments.body import require_allowed
-from rubberband.api.experiments.recording import Standing
+from rubberband.api.experiments.recording import ExperimentSnapshot
 from rubberband.api.settings import Settings
 from rubberband.api.store.holding import elsewhere
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import CONFLICT, REFUSED, Problem, problem_of
+from rubberband.api.web.problems import CONFLICT, REFUSED, HttpProblem, problem_of
 from rubberband.errors import InputError, JournalError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_ending, read_mark
@@ -35,10 +35,10 @@ KEY_GOOD_S = 24 * 3600.0
 """A repeated request is recognised by its Idempotency-Key for this long."""
 
 
-def conflict(row: Submission, obstacle: str) -> Problem:
+def conflict(row: Submission, obstacle: str) -> HttpProblem:
     """Return the problem of an impossible action; `obstacle` gives the cause and an alternative."""
     why = row.reason if row.state is ExperimentState.UNREADABLE else obstacle
-    return Problem(CONFLICT, f"experiment {row.name!r} is {row.state.value}: {why}", state=row.state.value)
+    return HttpProblem(CONFLICT, f"experiment {row.name!r} is {row.state.value}: {why}", state=row.state.value)
 
 
 def require_here(row: Submission) -> None:
@@ -83,24 +83,24 @@ _ONCE_IN_S = 30 * 24 * 3600.0
 """An automatic restart without progress since is remembered for this long."""
 
 
-class Gate:
+class AdmissionPolicy:
     """Decides for one server."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings, self._store = settings, store
 
-    def refused(self, row: Submission, folder: ExperimentFolder) -> Standing | None:
+    def refused(self, row: Submission, folder: ExperimentFolder) -> ExperimentSnapshot | None:
         """Return state and reason of an experiment that may not start under the settings of now; None if it may."""
         if not folder.exists:
             reason = self._reason(row, None)
-            return Standing(state=ExperimentState.REFUSED, reason=reason) if reason else None
+            return ExperimentSnapshot(state=ExperimentState.REFUSED, reason=reason) if reason else None
         try:
             with closing(JournalFollower(folder)) as follower:
                 follower.refresh(live=False)
                 reason, outcome = self._reason(row, follower), outcome_of(follower.controller)[0]
         except RubberbandError:  # its process reports what is wrong with the journal
             return None
-        return Standing(state=outcome or ExperimentState.INTERRUPTED, reason=reason) if reason else None
+        return ExperimentSnapshot(state=outcome or ExperimentState.INTERRUPTED, reason=reason) if reason else None
 
     def resumption(self, row: Submission, folder: ExperimentFolder, follower: JournalFollower | None) -> str | None:
         """Return the id of an automatic restart after the process ended; None if a user must resume it.
@@ -124,7 +124,7 @@ class Gate:
                 require_going_on(follower, self._settings)
             if row.words:
                 require_allowed(Experiment.kept(self._own_words(row)), self._settings)
-        except Problem as problem:
+        except HttpProblem as problem:
             return f"the operator changed what may be run: {problem.detail}"
         except (InputError, ValidationError) as error:
             return f"this version of rubberband cannot read it: {' '.join(str(error).split())}"
@@ -150,7 +150,7 @@ def require_going_on(follower: JournalFollower, settings: Settings) -> None:
         reason = f"constraints.max_cost: {has} is not allowed here; at most {format_usd(most_usd)}"
     if reason:
         by_hand = f"continue it with `rubberband resume {follower.folder.name}` on the machine where it was run"
-        raise Problem(REFUSED, f"{reason}; {by_hand}")
+        raise HttpProblem(REFUSED, f"{reason}; {by_hand}")
 
 
 def _goes_on(row: Submission, folder: ExperimentFolder, follower: JournalFollower | None, now: float) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rubberband.api.web.problems import CONFLICT, Problem
+from rubberband.api.web.problems import CONFLICT, HttpProblem
 from rubberband.errors import InputError
 from rubberband.executor.core.extending import Extension, Limits, Outlook
 from rubberband.executor.training.content import with_trial
@@ -155,7 +155,7 @@ def _estimate(words: Mapping[str, Any], policy: Policy, now: float, code: Sequen
 def _outlook(found: Estimate, stand_in: Estimate) -> Outlook:
     job = found.job or stand_in.job
     if job is None:
-        raise Problem(CONFLICT, f"with these limits no plan is feasible either: {stand_in.reason}")
+        raise HttpProblem(CONFLICT, f"with these limits no plan is feasible either: {stand_in.reason}")
     return Outlook(
         jct_s=job.prediction.jct_s,
         cost_usd=job.prediction.cost_usd,

@@ -15,7 +15,7 @@ from rubberband.api.store.sql import Store
 from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
 from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import Ending, Mark, read_ending, read_mark
+from rubberband.executor.journal.hosting import Ending, HostMark, read_ending, read_mark
 from rubberband.executor.journal.journal import Header, encode_event
 from rubberband.executor.journal.reading import explained, salvage
 from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of, summary_of
@@ -30,7 +30,7 @@ class Sight:
 
     at_work: bool
     """Whether a process of the service, or a driver started by hand, runs."""
-    mark: Mark | None
+    mark: HostMark | None
     ending: Ending | None
     outcome: ExperimentState | None
     """Outcome by its journal; None while it is open."""
@@ -48,42 +48,48 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class ExperimentSnapshot:
     """State of an experiment, and the reason."""
 
     state: ExperimentState
     reason: str = ""
 
 
-def standing(row: Submission, sight: Sight) -> Standing | None:
+def standing(row: Submission, sight: Sight) -> ExperimentSnapshot | None:
     """Return the state by an observation; None if the process of this attempt was never started."""
     if waits_for := sight.waits_for(row):
-        return Standing(state=ExperimentState.STARTING, reason=waits_for)
+        return ExperimentSnapshot(state=ExperimentState.STARTING, reason=waits_for)
     if row.state is ExperimentState.STARTING:
         return _starting(row, sight)
     if not sight.has_begun:
-        return Standing(state=row.state, reason=row.reason)
+        return ExperimentSnapshot(state=row.state, reason=row.reason)
     if sight.outcome is not None:
-        return Standing(state=sight.outcome, reason=sight.reason)
-    return Standing(state=ExperimentState.RUNNING, reason=sight.reason) if sight.at_work else _cut_off(row, sight)
+        return ExperimentSnapshot(state=sight.outcome, reason=sight.reason)
+    return (
+        ExperimentSnapshot(state=ExperimentState.RUNNING, reason=sight.reason)
+        if sight.at_work
+        else _cut_off(row, sight)
+    )
 
 
-def _starting(row: Submission, sight: Sight) -> Standing | None:
+def _starting(row: Submission, sight: Sight) -> ExperimentSnapshot | None:
     if sight.at_work:
         # A resumed experiment has its old outcome in the journal until its driver continues.
         settled = sight.outcome is not None and (row.attempt > 1 or not row.words)
         if not sight.has_begun or settled:
-            return Standing(state=row.state, reason=row.reason)
-        return Standing(state=sight.outcome or ExperimentState.RUNNING, reason=sight.reason)
+            return ExperimentSnapshot(state=row.state, reason=row.reason)
+        return ExperimentSnapshot(state=sight.outcome or ExperimentState.RUNNING, reason=sight.reason)
     if sight.mark is None or sight.mark.attempt < row.attempt:
         return None
     ending = _ending(row, sight)
     if sight.outcome is not None:
-        return Standing(state=sight.outcome, reason=(ending.error if ending else "") or sight.reason)
+        return ExperimentSnapshot(state=sight.outcome, reason=(ending.error if ending else "") or sight.reason)
     if sight.has_begun or ending is None:
         return _cut_off(row, sight)
     cancelled = ending.exit_code == CANCELLED_EXIT_CODE
-    return Standing(state=ExperimentState.CANCELLED if cancelled else ExperimentState.REFUSED, reason=ending.error)
+    return ExperimentSnapshot(
+        state=ExperimentState.CANCELLED if cancelled else ExperimentState.REFUSED, reason=ending.error
+    )
 
 
 CANCELLED_EXIT_CODE = 130
@@ -94,11 +100,11 @@ def _ending(row: Submission, sight: Sight) -> Ending | None:
     return sight.ending if sight.ending is not None and sight.ending.attempt == row.attempt else None
 
 
-def _cut_off(row: Submission, sight: Sight) -> Standing:
+def _cut_off(row: Submission, sight: Sight) -> ExperimentSnapshot:
     ending = _ending(row, sight)
     why = (ending.error if ending else "") or sight.stopped
     why = why or "its process ended unexpectedly: it was killed, or the machine restarted"
-    return Standing(state=ExperimentState.INTERRUPTED, reason=f"{why}; resume it to continue")
+    return ExperimentSnapshot(state=ExperimentState.INTERRUPTED, reason=f"{why}; resume it to continue")
 
 
 def entries(header: Header, events: Sequence[tuple[int, Event]]) -> list[Entry]:
@@ -179,7 +185,7 @@ class Recorder:
             summary = summary_of(left.header, left.controller, left.controller.state.now)
         return replace(row, created_at=created_at, state=found.state, reason=found.reason, summary=summary)
 
-    def _seen(self, row: Submission) -> Standing | None:
+    def _seen(self, row: Submission) -> ExperimentSnapshot | None:
         try:
             sight = self._sight()
         except Exception as error:
@@ -224,22 +230,22 @@ class Recorder:
         finally:
             del self._pending[:told]
 
-    def _unreadable(self, row: Submission, error: Exception) -> Standing:
+    def _unreadable(self, row: Submission, error: Exception) -> ExperimentSnapshot:
         self._store.check()
         self.close()
         self._misreads += 1
         if self._misreads < self._patience:
-            return Standing(state=row.state, reason=row.reason)
+            return ExperimentSnapshot(state=row.state, reason=row.reason)
         if isinstance(error, DamagedJournalError):
             if row.state is ExperimentState.UNREADABLE:  # salvaging takes long: once is enough
-                return Standing(state=row.state, reason=row.reason)
+                return ExperimentSnapshot(state=row.state, reason=row.reason)
             error = explained(self._folder, error)
         told = f"its journal cannot be read: {' '.join(str(error).split()) or type(error).__name__}"
         if row.state is not ExperimentState.UNREADABLE:
             log.error("experiment %s: %s", row.name, told, exc_info=not isinstance(error, RubberbandError))
-        return Standing(state=ExperimentState.UNREADABLE, reason=told)
+        return ExperimentSnapshot(state=ExperimentState.UNREADABLE, reason=told)
 
-    def _keep(self, row: Submission, found: Standing) -> Submission:
+    def _keep(self, row: Submission, found: ExperimentSnapshot) -> Submission:
         """Store changes of state and summary."""
         moved = (found.state, found.reason) != (row.state, row.reason)
         summary = self._summary(row, at_once=moved)
@@ -263,7 +269,7 @@ class Recorder:
         row = replace(row, state=found.state, reason=found.reason, changed_at=at, summary=summary or row.summary)
         return row if words is None else replace(row, words=words)
 
-    def _planned_usd(self, row: Submission, found: Standing) -> float | None:
+    def _planned_usd(self, row: Submission, found: ExperimentSnapshot) -> float | None:
         """Return what it counts with once the profile that it was submitted without is measured, and it is planned."""
         is_planned = row.state is ExperimentState.STARTING and found.state is ExperimentState.RUNNING
         spends_all = row.words.get("constraints", {}).get("spend") is not None

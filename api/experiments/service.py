@@ -32,7 +32,7 @@ from rubberband.api.experiments.watcher import Watcher
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, Problem, problem_of
+from rubberband.api.web.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, HttpProblem, problem_of
 from rubberband.errors import DamagedJournalError
 from rubberband.executor.core.extending import Extension
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -87,7 +87,7 @@ class Journals:
         """Return an experiment's row. Raises Problem NOT_FOUND."""
         row = self._store.submission(name)
         if row is None:
-            raise Problem(NOT_FOUND, f"experiment {shown(name)} not found")
+            raise HttpProblem(NOT_FOUND, f"experiment {shown(name)} not found")
         return row
 
     def settled(self, row: Submission) -> Settled | None:
@@ -175,7 +175,7 @@ class Journals:
             except DamagedJournalError:
                 raise
             except Exception as error:
-                raise Problem(UNAVAILABLE, f"the journal of {name!r} cannot be read: {error}") from error
+                raise HttpProblem(UNAVAILABLE, f"the journal of {name!r} cannot be read: {error}") from error
             yield follower
 
 
@@ -291,7 +291,7 @@ class Extensions:
     def _require_within(self, max_cost_usd: float | None) -> None:
         most_usd = self._settings.limits.max_cost_usd
         if most_usd is not None and max_cost_usd is not None and max_cost_usd > most_usd:
-            raise Problem(
+            raise HttpProblem(
                 REFUSED, f"max_cost={format_usd(max_cost_usd)} is more than is allowed here ({format_usd(most_usd)})"
             )
 
@@ -306,7 +306,7 @@ def _of_waiting(row: Submission, other: dict[str, Any], *, is_granted: bool = Fa
     return RestQuestion(name=row.name, words=dict(row.words), other=other, policy=policy, is_granted=is_granted)
 
 
-class Runs:
+class ExperimentRuns:
     """Starts, adopts, watches and ends the processes of experiments, and reads what they journal."""
 
     def __init__(
@@ -382,7 +382,7 @@ class Runs:
             if not is_new:
                 if (known := self.submitted(row.name, request)) is not None:
                     return known
-                raise Problem(NAME_TAKEN, f"the name {row.name!r} is taken; give another one, such as {row.name}-2")
+                raise HttpProblem(NAME_TAKEN, f"the name {row.name!r} is taken; give another one, such as {row.name}-2")
         self._watcher.kick(row.name)
         return row
 
@@ -560,7 +560,7 @@ class Runs:
         result = self.result(name)
         if result is not None and not 0 <= trial < len(result.trials):
             last = len(result.trials) - 1
-            raise Problem(NOT_FOUND, f"experiment {name!r} has no trial {trial}; it has 0 to {last}")
+            raise HttpProblem(NOT_FOUND, f"experiment {name!r} has no trial {trial}; it has 0 to {last}")
 
     def _failures(self, row: Submission) -> Sequence[Failure]:
         follower = self._watcher.follower(row.name)

@@ -61,7 +61,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RunningExperiment:
     """A running experiment as a decision sees it."""
 
     job: Job
@@ -102,14 +102,14 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class InstanceCap:
     """Instances that an experiment may hold from now on, as its driver is asked."""
 
     max_instances: int
     promised_instances: int | None = None
     recall: Recall = "at_checkpoint"
 
-    def is_news(self, before: Grant | DriverRequest) -> bool:
+    def is_news(self, before: InstanceCap | DriverRequest) -> bool:
         """Return whether to ask a driver that holds, or was asked for, `before`: not for a milder recall alone."""
         if (self.max_instances, self.promised_instances) != (before.max_instances, before.promised_instances):
             return True
@@ -117,7 +117,7 @@ class Grant:
 
 
 def is_to_ask(
-    grant: Grant, asked: DriverRequest | None, waiting: Sequence[DriverRequest], controller: Controller
+    grant: InstanceCap, asked: DriverRequest | None, waiting: Sequence[DriverRequest], controller: Controller
 ) -> bool:
     """Return whether to ask a driver for a grant: it does not hold it, and will not once it has read its inbox.
 
@@ -132,7 +132,7 @@ def is_to_ask(
         return grant.is_news(asked)
     if asked is None and state.allotment is None:
         return True
-    holds = Grant(
+    holds = InstanceCap(
         max_instances=rules.most_instances(job, state),
         promised_instances=state.promised_instances,
         recall=state.fleet.recall,
@@ -155,7 +155,9 @@ class Division:
         self._cleared: set[tuple[str, str]] = set()
         """Experiments and their instances for which others were stopped."""
 
-    def decide(self, calendar: Calendar, members: Mapping[str, Standing], now: float) -> dict[str, Grant]:
+    def decide(
+        self, calendar: Calendar, members: Mapping[str, RunningExperiment], now: float
+    ) -> dict[str, InstanceCap]:
         """Return what each experiment that goes on may hold from `now` on, by the promises of `calendar`."""
         promised = {name: calendar.promised(name, now) for name in {*calendar.promises, *members}}
         demands = [found for name in members if (found := _demand(name, members[name], calendar, now)) is not None]
@@ -174,7 +176,7 @@ class Division:
             gpus = sum(self._current.get(name, {}).values()) if name in asking else 0
             each, most = members[name].job.offer.gpus, calendar.most(name, now)
             hurries = held[name] > gpus and (lacks or name in self._hurried)
-            grants[name] = Grant(
+            grants[name] = InstanceCap(
                 max_instances=gpus // each,
                 promised_instances=most // each if most else None,
                 recall="at_once" if hurries else "at_checkpoint",
@@ -192,7 +194,9 @@ class Division:
         self.scale = self._autoscaling.scale(instances, demands, self._largest, self._policy, self._current, now)
         return Capacity(instances=self.scale.instances, gpus_per_instance=gpus)
 
-    def _clear(self, grants: dict[str, Grant], members: Mapping[str, Standing], promised: Mapping[str, int]) -> None:
+    def _clear(
+        self, grants: dict[str, InstanceCap], members: Mapping[str, RunningExperiment], promised: Mapping[str, int]
+    ) -> None:
         """Stop all that have no promise, once, where a promised instance does not come.
 
         Enough GPUs are free then, but on several instances: those that are stopped start anew, side by side.
@@ -200,11 +204,11 @@ class Division:
         late = {(name, one) for name in grants if promised[name] for one in members[name].overdue()} - self._cleared
         if late:
             self._cleared |= late
-            stopped = Grant(max_instances=0, recall="at_once")
+            stopped = InstanceCap(max_instances=0, recall="at_once")
             grants.update({name: stopped for name, grant in grants.items() if grant.promised_instances is None})
 
 
-def _demand(name: str, one: Standing, calendar: Calendar, now: float) -> Demand | None:
+def _demand(name: str, one: RunningExperiment, calendar: Calendar, now: float) -> Demand | None:
     """Return the demand of an experiment; one with a promise takes what it is promised, and no more."""
     if one.away_s is not None:
         return None
@@ -213,7 +217,7 @@ def _demand(name: str, one: Standing, calendar: Calendar, now: float) -> Demand 
     return replace(found, max_gpus=gpus) if found is not None and calendar.most(name, now) else found
 
 
-def followed(calendar: Calendar, members: Mapping[str, Standing], now: float) -> Calendar:
+def followed(calendar: Calendar, members: Mapping[str, RunningExperiment], now: float) -> Calendar:
     """Return the calendar whose promises cover what is left of the plans, as far as they can."""
     for name, one in members.items():
         if name in calendar.promises:
@@ -250,7 +254,7 @@ class Sharing:
         self._division = Division(pool)
         self.promising = threading.Lock()
         """Held while promises move: none is added meanwhile."""
-        self._grants: dict[str, Grant] = {}
+        self._grants: dict[str, InstanceCap] = {}
         """By the latest decision."""
         self._asked: dict[tuple[str, int], DriverRequest] = {}
         """Experiment and attempt -> what it was asked last."""
@@ -268,7 +272,7 @@ class Sharing:
         """Make an experiment that is about to start wait, and send it the number of instances that it is promised."""
         most = calendar_of(self._pool, self._store.promises()).most(row.name, self._clock())
         each = max(offer.gpus for offer in offers(Experiment.kept(row.words).resources)) if most else 1
-        self._put(row, Grant(max_instances=0, promised_instances=most // each or None))
+        self._put(row, InstanceCap(max_instances=0, promised_instances=most // each or None))
 
     def round(self, members: Iterable[Member]) -> None:
         """Decide, if anything happened since the latest decision, and ask the experiments that do not obey.
@@ -304,7 +308,7 @@ class Sharing:
             with suppress(ProviderError):  # a broker that is away hears it at the next decision
                 self._lender.scale(scale.instances, scale.efficiency)
 
-    def _moved(self, standings: Mapping[str, Standing], now: float) -> Calendar:
+    def _moved(self, standings: Mapping[str, RunningExperiment], now: float) -> Calendar:
         """Let the promises follow their plans; return the calendar with them."""
         with self.promising:
             self._store.lapse(before=now - KEPT_S, note=LAPSED)
@@ -316,7 +320,7 @@ class Sharing:
                     self._store.move(Promise(experiment=name, start_at=start_at, spans=spans))
         return moved
 
-    def _standings(self, running: Iterable[Member], calendar: Calendar, now: float) -> dict[str, Standing]:
+    def _standings(self, running: Iterable[Member], calendar: Calendar, now: float) -> dict[str, RunningExperiment]:
         """Return where each experiment stands; the broker is asked only if a promised instance does not run in time."""
         found = {member.row.name: one for member in running if (one := self._standing(member, now)) is not None}
         if self._lender is None:
@@ -328,14 +332,14 @@ class Sharing:
         waits = {name: {instance for of, instance in waiting if of == name} for name in found}
         return {name: replace(one, waits=waits[name]) for name, one in found.items()}
 
-    def _standing(self, member: Member, now: float) -> Standing | None:
+    def _standing(self, member: Member, now: float) -> RunningExperiment | None:
         follower, row = member.follower, member.row
         if follower is None or follower.header.kind.is_simulated:
             return None
         job, state = follower.controller.job, follower.controller.state
         weight = self._pool.weights.get(row.owner, 1.0)
         least_s = LEAST_RENTED_START_S if KINDS[self._pool.provider].is_rented else 0.0
-        return Standing(
+        return RunningExperiment(
             job=job,
             state=state,
             now=follower.now,
@@ -353,14 +357,14 @@ class Sharing:
             return None
         return now - self._away_since.setdefault(key, now)
 
-    def _ask(self, row: Submission, grant: Grant, follower: JournalFollower) -> None:
+    def _ask(self, row: Submission, grant: InstanceCap, follower: JournalFollower) -> None:
         """Ask the driver to hold what it is granted, if it does not, and will not by itself."""
         controller, asked = follower.controller, self._asked.get((row.name, row.attempt))
         waiting = Inbox(self._folder(row.name).inbox).pending(controller.state.requests)
         if is_to_ask(grant, asked, waiting, controller):
             self._put(row, grant)
 
-    def _put(self, row: Submission, grant: Grant) -> None:
+    def _put(self, row: Submission, grant: InstanceCap) -> None:
         asked = DriverRequest(
             id=f"pool-{secrets.token_hex(8)}",
             kind="limit",
@@ -382,7 +386,7 @@ def reserved(promised: Mapping[str, int], asking: Collection[str], now: float) -
     ]
 
 
-def _away(one: Standing) -> tuple[bool, bool]:
+def _away(one: RunningExperiment) -> tuple[bool, bool]:
     """Return whether it is away, and whether its promised GPUs are lent to others meanwhile."""
     return one.away_s is not None, (one.away_s or 0.0) > KEPT_S
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import UNAVAILABLE, Problem
+from rubberband.api.web.problems import UNAVAILABLE, HttpProblem
 from rubberband.states import AT_WORK
 from rubberband.values.submission import Submission
 
@@ -44,7 +44,7 @@ class Spending:
             return ""
         try:
             self.budgets.require_start(row, time.time())
-        except Problem as problem:
+        except HttpProblem as problem:
             self._ask_at[row.name] = time.monotonic() + ASK_EVERY_S
             if problem.kind is UNAVAILABLE:  # the broker is asked for all of them
                 self._bill_at = time.monotonic() + ASK_EVERY_S

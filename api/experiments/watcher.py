@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from rubberband.api.experiments.gate import CUT_OFF, GOES_ON, Gate
+from rubberband.api.experiments.gate import CUT_OFF, GOES_ON, AdmissionPolicy
 from rubberband.api.experiments.processes import NotStartedError, Processes
 from rubberband.api.experiments.queue import Queue
 from rubberband.api.experiments.recording import Recorder, Sight, entries, standing
@@ -25,7 +25,7 @@ from rubberband.api.experiments.spending import Spending
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import TakenIn
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import UNAVAILABLE, Problem
+from rubberband.api.web.problems import UNAVAILABLE, HttpProblem
 from rubberband.errors import JournalError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.journal.folder import ExperimentFolder, folders
@@ -152,7 +152,7 @@ class Watcher:
     """Watches the experiments of one server in a thread. Requests report their changes by `kick`."""
 
     def __init__(self, store: Store, processes: Processes, wake: Callable[[], None], settings: Settings) -> None:
-        self._settings, self._gate = settings, Gate(settings, store)
+        self._settings, self._gate = settings, AdmissionPolicy(settings, store)
         self._store, self._processes, self._wake = store, processes, wake
         self._rows: dict[str, Submission] = {}
         """Experiments that are queued, run, or cannot be read."""
@@ -410,7 +410,7 @@ class Watcher:
                 if budgets is not None:
                     cost_usd = budgets.require_resume(row, expected, time.time(), bill_usd=bill_usd)
                 self._change(row, ExperimentState.QUEUED, GOES_ON, request=act, admitted_usd=cost_usd)
-        except Problem as problem:
+        except HttpProblem as problem:
             if problem.kind is UNAVAILABLE:  # its start asks again
                 self._change(row, ExperimentState.QUEUED, GOES_ON, request=act)
             else:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from rubberband.api.settings import Settings, child_environment
-from rubberband.api.web.problems import KINDS, TOO_LONG, UNAVAILABLE, Problem
+from rubberband.api.web.problems import KINDS, TOO_LONG, UNAVAILABLE, HttpProblem
 
 Item = TypeVar("Item")
 
@@ -182,7 +182,7 @@ class Planner:
             raise _ProcessEndedError from None
         answer = await self._read_line()
         if "problem" in answer:
-            raise Problem(_KINDS[answer["problem"]], answer["detail"], **answer["extensions"])
+            raise HttpProblem(_KINDS[answer["problem"]], answer["detail"], **answer["extensions"])
         return answer
 
     def _write(self, line: bytes) -> asyncio.StreamWriter:
@@ -266,7 +266,7 @@ class _Lane:
             self.planned.remove(turn)
 
 
-class Pool:
+class PlannerPool:
     """Planners of a server: `Settings.planners` for all questions, and as many again for hard ones."""
 
     def __init__(self, settings: Settings) -> None:
@@ -319,11 +319,11 @@ class Pool:
                 turn.timer = asyncio.get_running_loop().call_later(EASY_S, self._found_hard, turn)
                 yield
             whole = True
-        except Problem:
+        except HttpProblem:
             whole = True
             raise
         except TimeoutError:
-            raise Problem(
+            raise HttpProblem(
                 TOO_LONG,
                 f"no plan was found within {self._planning_s:g} s, the limit here; ask without frontier=true, give "
                 "fewer instance_types or stages, or lower max_instances or the number of trials",
@@ -435,5 +435,5 @@ class Pool:
             self._go_on()
 
 
-def _busy(reason: str) -> Problem:
-    return Problem(UNAVAILABLE, f"{reason}; ask again in a few seconds", headers={"Retry-After": "2"})
+def _busy(reason: str) -> HttpProblem:
+    return HttpProblem(UNAVAILABLE, f"{reason}; ask again in a few seconds", headers={"Retry-After": "2"})

@@ -14,11 +14,11 @@ from typing import Any
 
 from rubberband.api.experiments.body import JSON_TYPE, require_json
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, read_answer
-from rubberband.api.plans.pool import HardError, Planner, Pool
+from rubberband.api.plans.pool import HardError, Planner, PlannerPool
 from rubberband.api.settings import MIB, Settings
 from rubberband.api.store.schema import StoredPlan
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, Problem
+from rubberband.api.web.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, HttpProblem
 from rubberband.errors import RubberbandError
 from rubberband.spec.experiment import Experiment
 from rubberband.values.plan import Policy
@@ -39,7 +39,7 @@ class PlanAnswer:
 class Known:
     """Known meaning of a request: the id of its question, or its problem."""
 
-    meaning: str | Problem
+    meaning: str | HttpProblem
     until: float | None = None
     """Unix time; None: unlimited."""
 
@@ -53,7 +53,7 @@ class Memory:
         self._answers: OrderedDict[str, PlanAnswer] = OrderedDict()
         self._bytes = 0
 
-    def recall(self, request: Hashable, now: float) -> PlanAnswer | Problem | None:
+    def recall(self, request: Hashable, now: float) -> PlanAnswer | HttpProblem | None:
         """Return the answer to a request, if it is still valid at `now` (Unix time)."""
         known = self._requests.get(request)
         if known is None:
@@ -62,7 +62,7 @@ class Memory:
             del self._requests[request]
             return None
         self._requests.move_to_end(request)
-        return known.meaning if isinstance(known.meaning, Problem) else self.answer(known.meaning)
+        return known.meaning if isinstance(known.meaning, HttpProblem) else self.answer(known.meaning)
 
     def answer(self, id: str) -> PlanAnswer | None:
         """Return the answer with this id."""
@@ -135,7 +135,7 @@ class Plans:
         self.alive = False
         """Whether it was started and not closed."""
         self._memory = Memory(_MOST_BYTES, _MOST_REQUESTS)
-        self._pool = Pool(settings)
+        self._pool = PlannerPool(settings)
         self._asked: dict[bytes, _Asked] = {}
         self._planning: dict[str, asyncio.Future[PlanAnswer]] = {}
         self._unkept: dict[str, StoredPlan] = {}
@@ -197,11 +197,11 @@ class Plans:
                     return read_answer(await planner.rest(asked))
             except HardError:
                 is_hard = True
-            except Problem as problem:
+            except HttpProblem as problem:
                 if problem.kind is not TOO_LONG:
                     raise
                 by_hand = f"`rubberband extend {question.name}` on the machine where it runs may take longer"
-                raise Problem(
+                raise HttpProblem(
                     TOO_LONG,
                     f"the outlook for these limits was not known within {planning_s:g} s, the limit here; {by_hand}",
                 ) from None
@@ -209,7 +209,7 @@ class Plans:
     def recall(self, fingerprint: bytes) -> PlanAnswer | None:
         """Return the cached answer to a request, if any. Raises its cached Problem."""
         found = self._memory.recall(fingerprint, time.time())
-        if isinstance(found, Problem):
+        if isinstance(found, HttpProblem):
             raise again(found)
         return found
 
@@ -227,7 +227,7 @@ class Plans:
         asked.waiting += 1
         try:
             return await asyncio.shield(asked.task)
-        except Problem as problem:
+        except HttpProblem as problem:
             raise again(problem) from None
         finally:
             asked.waiting -= 1
@@ -255,7 +255,9 @@ class Plans:
             except HardError:
                 is_hard, request.begun = True, False
                 if not request.waiting:
-                    raise Problem(UNAVAILABLE, "the preview was cancelled because its caller left; ask again") from None
+                    raise HttpProblem(
+                        UNAVAILABLE, "the preview was cancelled because its caller left; ask again"
+                    ) from None
 
     async def _ask_once(
         self, preview: Preview, fingerprint: bytes, request: _Asked, caller: str, *, is_hard: bool
@@ -269,7 +271,7 @@ class Plans:
                 identified, until = True, None if asked["good_s"] is None else now + asked["good_s"]
                 answer = await self._planned(planner, asked["id"], preview)
             answer = answer if isinstance(answer, PlanAnswer) else await asyncio.shield(answer)
-        except Problem as problem:
+        except HttpProblem as problem:
             # Where instances are rented, parsing may ask AWS, which may answer differently the next time.
             if problem.kind not in _PASSING and (identified or not self._settings.rents):
                 self._memory.keep_request(fingerprint, Known(meaning=again(problem), until=until))
@@ -302,7 +304,7 @@ class Plans:
         try:
             answer = await self._plan(planner, id, preview)
             promise.set_result(answer)
-        except Problem as problem:
+        except HttpProblem as problem:
             promise.set_exception(again(problem))
             promise.exception()
             raise
@@ -375,6 +377,6 @@ def fingerprint(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-def again(problem: Problem) -> Problem:
+def again(problem: HttpProblem) -> HttpProblem:
     """Return a copy of a problem without its traceback, to be raised again."""
-    return Problem(problem.kind, problem.detail, headers=problem.headers, **problem.extensions)
+    return HttpProblem(problem.kind, problem.detail, headers=problem.headers, **problem.extensions)

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import rubberband
 from rubberband.api.experiments.body import read_experiment, require_no_paths
 from rubberband.api.experiments.limit_preview import answered
-from rubberband.api.web.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_LONG, Problem, problem_of
+from rubberband.api.web.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_LONG, HttpProblem, problem_of
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import RubberbandError
 from rubberband.executor.run.allowance import with_allowance
@@ -128,7 +128,7 @@ def planned(question: Question) -> tuple[int, bytes]:
     """Plan; return status and body of the answer. Raises Problem and RubberbandError."""
     profiles = question.experiment.loaded_profiles()
     if profiles is None:
-        raise Problem(
+        raise HttpProblem(
             PROFILE_MISSING,
             "profile: is required to plan; measure one with `rubberband profile`, or write "
             "profile: {seconds_per_iteration: {1: 60}}",
@@ -142,7 +142,7 @@ def planned(question: Question) -> tuple[int, bytes]:
     return problem.kind.status, json.dumps(problem.to_json(), allow_nan=False).encode()
 
 
-def infeasible(found: EstimateAnswer, identity: str) -> Problem:
+def infeasible(found: EstimateAnswer, identity: str) -> HttpProblem:
     """Return the problem that no plan meets the limits, with the nearest limits and the remedies."""
     estimate = found.estimate
     if estimate.nearest is not None:
@@ -155,7 +155,7 @@ def infeasible(found: EstimateAnswer, identity: str) -> Problem:
     words = {"deadline": format_duration(math.ceil(jct_s)), "max_cost": math.ceil(cost_usd * 100.0) / 100.0}
     nearest = {"jct_s": jct_s, "cost_usd": cost_usd}
     data = found.to_json()
-    return Problem(
+    return HttpProblem(
         INFEASIBLE,
         detail,
         nearest=nearest,
@@ -190,13 +190,15 @@ def serve(
                 _tell(answers, {"status": status, "words": question.words, "length": len(body)}, body)
         except RubberbandError as error:
             _tell_problem(answers, problem_of(error))
-        except Problem as problem:
+        except HttpProblem as problem:
             _tell_problem(answers, problem)
         except MemoryError:
-            _tell_problem(answers, Problem(TOO_LONG, _TOO_MUCH))
+            _tell_problem(answers, HttpProblem(TOO_LONG, _TOO_MUCH))
         except Exception:
             traceback.print_exc()
-            _tell_problem(answers, Problem(INTERNAL, "planning failed through an error of the service; see its log"))
+            _tell_problem(
+                answers, HttpProblem(INTERNAL, "planning failed through an error of the service; see its log")
+            )
         finally:
             signal.alarm(0)
 
@@ -206,7 +208,7 @@ def _tell(answers: BinaryIO, line: Json, body: bytes = b"") -> None:
     answers.flush()
 
 
-def _tell_problem(answers: BinaryIO, problem: Problem) -> None:
+def _tell_problem(answers: BinaryIO, problem: HttpProblem) -> None:
     _tell(answers, {"problem": problem.kind.slug, "detail": problem.detail, "extensions": problem.extensions})
 
 

@@ -17,7 +17,7 @@ from rubberband.api.service import NAME_PATTERN, Service, Serving
 from rubberband.api.store.sql import Store
 from rubberband.api.web.answers import HEAD
 from rubberband.api.web.openapi import only_documented, refusals
-from rubberband.api.web.problems import EVENTS_GONE, MALFORMED, Problem
+from rubberband.api.web.problems import EVENTS_GONE, MALFORMED, HttpProblem
 from rubberband.errors import JournalError
 from rubberband.units import shown
 
@@ -115,7 +115,7 @@ async def stream(
 def _start(store: Store, begin: int | Literal["latest"] | None, experiment: str | None) -> int:
     """Return the id after which a stream begins. Raises Problem if events after `begin` were deleted."""
     if isinstance(begin, int) and begin < (gone := store.last_pruned_id(experiment)):
-        raise Problem(
+        raise HttpProblem(
             EVENTS_GONE,
             f"the events after {begin} up to {gone} were deleted; leave out `after` and Last-Event-ID for all kept "
             "events, or give after=latest, and read earlier events from the experiments",
@@ -127,5 +127,7 @@ def _start(store: Store, begin: int | Literal["latest"] | None, experiment: str 
 
 def _id(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_ID))):
-        raise Problem(MALFORMED, f"Last-Event-ID {shown(text)} is not an event id; send the last id received, or none")
+        raise HttpProblem(
+            MALFORMED, f"Last-Event-ID {shown(text)} is not an event id; send the last id received, or none"
+        )
     return min(int(text), MAX_ID)

@@ -27,7 +27,7 @@ from rubberband.api.web.models import (
     example,
 )
 from rubberband.api.web.openapi import only_documented, refusals
-from rubberband.api.web.problems import CONFLICT, INVALID, NOT_FOUND, Kind, Problem
+from rubberband.api.web.problems import CONFLICT, INVALID, NOT_FOUND, HttpProblem, Kind
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result import rows
 from rubberband.executor.result.result import Result
@@ -77,7 +77,7 @@ def list_trials(
 def _place(cursor: str) -> int:
     """Return the first trial of a page."""
     if not (cursor.isascii() and cursor.isdigit()):
-        raise Problem(
+        raise HttpProblem(
             INVALID, f"cursor {shown(cursor)} was not issued by this service; leave it out for the first page"
         )
     return int(cursor)
@@ -183,5 +183,5 @@ def _begun(service: Serving, experiment: Known) -> Result:
     result = service.runs.result(experiment.name)
     if result is None:
         state = experiment.state.value
-        raise Problem(CONFLICT, f"experiment {experiment.name!r} is {state}: there is nothing to report yet; wait")
+        raise HttpProblem(CONFLICT, f"experiment {experiment.name!r} is {state}: there is nothing to report yet; wait")
     return result

@@ -55,8 +55,8 @@ from rubberband.api.web.problems import (
     REFUSED,
     TOO_LONG,
     UNAVAILABLE,
+    HttpProblem,
     Kind,
-    Problem,
 )
 from rubberband.executor.core.extending import Extension
 from rubberband.spec.experiment import Experiment
@@ -123,10 +123,10 @@ async def once(store: Store, request: KeyedRequest, act: Callable[[], Awaitable[
     if isinstance(found, KeptAnswer):
         return Response(found.body, found.status, {**found.headers, REPLAYED: "true"})
     if found == "reused":
-        raise Problem(KEY_REUSED, "another request had this Idempotency-Key; make a new one for each new request")
+        raise HttpProblem(KEY_REUSED, "another request had this Idempotency-Key; make a new one for each new request")
     if found == "busy":
         served = "the request with this Idempotency-Key is being served; ask again soon"
-        raise Problem(KEY_BUSY, served, headers={"Retry-After": "1"})
+        raise HttpProblem(KEY_BUSY, served, headers={"Retry-After": "1"})
     try:
         answer = await act()
     except Exception:
@@ -175,7 +175,7 @@ async def granted(service: Service, name: str, limits: ExtendBody, caller: str, 
         if found is not None:
             return found
         await asyncio.sleep(_PAUSE_S)
-    raise Problem(UNAVAILABLE, f"the limits of {name!r} are being changed; try again", headers={"Retry-After": "2"})
+    raise HttpProblem(UNAVAILABLE, f"the limits of {name!r} are being changed; try again", headers={"Retry-After": "2"})
 
 
 def _require_money(service: Service, name: str, extension: Extension) -> None:
@@ -193,13 +193,13 @@ def read_limits(body: bytes, media_type: str) -> ExtendBody:
         ExtendBody, body, "what extends an experiment; send an object: deadline, max_cost or both, and dry_run"
     )
     if limits.deadline is None and limits.max_cost is None:
-        raise Problem(INVALID, "neither deadline nor max_cost is given; give one or both")
+        raise HttpProblem(INVALID, "neither deadline nor max_cost is given; give one or both")
     return limits
 
 
 def _require_json(media_type: str) -> None:
     if media_type.partition(";")[0].strip().lower() != JSON_TYPE:
-        raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE}")
+        raise HttpProblem(MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE}")
 
 
 _Asked = TypeVar("_Asked", bound=BaseModel)
@@ -308,7 +308,7 @@ async def submit(
             return _accepted(known)
         require_allowed(experiment, service.settings)
         if plan is not None and await service.plans.find(plan) is None:
-            raise Problem(INVALID, f"plan: {shown(plan)} not found; preview it again, or leave plan out")
+            raise HttpProblem(INVALID, f"plan: {shown(plan)} not found; preview it again, or leave plan out")
         accept = partial(service.runs.submit, policy=policy, owner=principal.name, request=given.request)
         preview = partial(service.plans.preview, policy=policy, caller=caller_of(request))
         if service.admission is None:

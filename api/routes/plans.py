@@ -35,7 +35,7 @@ from rubberband.api.web.problems import (
     TOO_LARGE,
     TOO_LONG,
     UNAVAILABLE,
-    Problem,
+    HttpProblem,
 )
 from rubberband.units import shown
 from rubberband.values.plan import Policy
@@ -110,7 +110,7 @@ _REMEDIES = [
         "dearer_usd": 0.0,
     },
 ]
-_INFEASIBLE = Problem(
+_INFEASIBLE = HttpProblem(
     INFEASIBLE,
     "deadline 1m cannot be met: the shortest plan takes 2m22s; raise max_instances to 24 "
     "(-s resources.max_instances=24: 58s, 4.10 USD)",
@@ -272,7 +272,7 @@ async def get_plan(
     require_documented(request)
     answer = await service.plans.find(id)
     if answer is None:
-        raise Problem(NOT_FOUND, f"plan {shown(id)} not found, or expired; POST /v1/plans makes one")
+        raise HttpProblem(NOT_FOUND, f"plan {shown(id)} not found, or expired; POST /v1/plans makes one")
     if f'"{id}"' in request.headers.get("if-none-match", "") and answer.status == 200:
         return Response(status_code=304, headers=_headers(answer))
     return _response(answer)

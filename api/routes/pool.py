@@ -14,7 +14,7 @@ from rubberband.api.service import Service, Serving
 from rubberband.api.web.answers import json_answer
 from rubberband.api.web.models import example
 from rubberband.api.web.openapi import only_documented, refusals
-from rubberband.api.web.problems import NOT_FOUND, Problem
+from rubberband.api.web.problems import NOT_FOUND, HttpProblem
 from rubberband.states import ACTIVE
 
 router = APIRouter(tags=["pool"], prefix="/v1", dependencies=[Depends(only_documented)])
@@ -94,7 +94,7 @@ def pool_view(service: Service, now: float) -> dict[str, Any]:
     """Return the pool at `now` (Unix time) as JSON values. Raises Problem NOT_FOUND without a pool."""
     pool, admission = service.settings.pool, service.admission
     if pool is None or admission is None:
-        raise Problem(NOT_FOUND, "this service shares no pool; start it with --pool FILE")
+        raise HttpProblem(NOT_FOUND, "this service shares no pool; start it with --pool FILE")
     promises = {promise.experiment: promise for promise in service.store.promises()}
     calendar, members = admission.calendar(), list[dict[str, Any]]()
     for row in service.store.submissions(states=list(ACTIVE), limit=500).items:

@@ -14,7 +14,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.web.answers import json_answer
 from rubberband.api.web.models import PRICES, PriceList, example
 from rubberband.api.web.openapi import only_documented, refusals
-from rubberband.api.web.problems import INVALID, Problem
+from rubberband.api.web.problems import INVALID, HttpProblem
 from rubberband.cloud.catalogue import catalogue
 from rubberband.cloud.prices import LiveTable, overlaid, prices_of, read_book
 from rubberband.units import shown
@@ -53,7 +53,7 @@ def list_prices(
     types = type or []
     for name in types:
         if _TYPE.fullmatch(name) is None:
-            raise Problem(INVALID, f"type: {shown(name)} is not an instance type; write one such as g4dn.xlarge")
+            raise HttpProblem(INVALID, f"type: {shown(name)} is not an instance type; write one such as g4dn.xlarge")
     table = _table(service.settings, types, region)
     rows = chosen(table, types, region, option="region")
     return json_answer(prices_json(rows, region, price_notes(table)))

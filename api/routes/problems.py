@@ -12,7 +12,7 @@ from rubberband.api.security.authentication import Reader
 from rubberband.api.web.answers import json_answer
 from rubberband.api.web.models import KindView
 from rubberband.api.web.openapi import only_documented, refusals
-from rubberband.api.web.problems import KINDS, NAME_TAKEN, NOT_FOUND, Problem
+from rubberband.api.web.problems import KINDS, NAME_TAKEN, NOT_FOUND, HttpProblem
 from rubberband.units import nearest, shown
 
 router = APIRouter(tags=["service"], dependencies=[Depends(only_documented)])
@@ -86,7 +86,7 @@ async def get_problem(
     kind = next((kind for kind in KINDS if kind.slug == slug), None)
     if kind is None:
         near = nearest(slug, [kind.slug for kind in KINDS])
-        raise Problem(NOT_FOUND, f"kind of problem {shown(slug)} not found; {near}")
+        raise HttpProblem(NOT_FOUND, f"kind of problem {shown(slug)} not found; {near}")
     if "text/html" in accept:
         return PlainTextResponse(f"{kind.title} ({kind.status})\n\n{EXPLANATIONS[slug]}\n")
     return json_answer(kind.to_json() | {"explanation": EXPLANATIONS[slug]})

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from rubberband.api.security.authentication import Admin, doorkeeper_of
 from rubberband.api.store.schema import Scope, TokenRecord
 from rubberband.api.web.openapi import refusals
-from rubberband.api.web.problems import NOT_FOUND, Problem
+from rubberband.api.web.problems import NOT_FOUND, HttpProblem
 from rubberband.units import parse_duration, shown
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
@@ -95,7 +95,7 @@ def revoke_token(
 ) -> Response:
     """End a token, and the sessions of the browsers that signed in with it, at once."""
     if not doorkeeper_of(request).tokens.revoke(id):
-        raise Problem(NOT_FOUND, f"there is no token {shown(id)}")
+        raise HttpProblem(NOT_FOUND, f"there is no token {shown(id)}")
     return Response(status_code=204)
 
 

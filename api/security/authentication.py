@@ -1,7 +1,8 @@
 """Authentication by a token (Authorization: Bearer), or by the cookie of a browser that signed in with one.
 
 A secret has 256 random bits, so guessing is hopeless. The rate of wrong tokens is limited only to stop misconfigured
-clients; valid tokens from the same address are never limited. `Looks` bounds the load of wrong ones on the store.
+clients; valid tokens from the same address are never limited. `CredentialLookup` bounds the load of wrong ones on the
+store.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fastapi.responses import RedirectResponse, Response
 from rubberband.api.security.checks import Buckets, address_key, safe_next
 from rubberband.api.security.tokens import Bearer, Cookie, Credential, Tokens
 from rubberband.api.store.schema import NOBODY, Principal, Scope
-from rubberband.api.web.problems import FORBIDDEN, UNAUTHENTICATED, Problem
+from rubberband.api.web.problems import FORBIDDEN, UNAUTHENTICATED, HttpProblem
 from rubberband.errors import JournalError
 
 # Scopes of routes. The middleware (rubberband.api.security.middleware) has authenticated the caller. Without it, a
@@ -66,9 +67,9 @@ def needs(scope: Scope) -> Callable[[Request], Awaitable[Principal]]:
     async def allowed(request: Request) -> Principal:
         principal = principal_of(request)
         if principal is STRANGER:
-            raise Problem(UNAUTHENTICATED, SIGN_IN, headers={"WWW-Authenticate": "Bearer"})
+            raise HttpProblem(UNAUTHENTICATED, SIGN_IN, headers={"WWW-Authenticate": "Bearer"})
         if not principal.may(scope):
-            raise Problem(
+            raise HttpProblem(
                 FORBIDDEN, f"this needs the scope {scope}; the token {principal.name!r} has {principal.scope}"
             )
         return principal
@@ -88,7 +89,7 @@ AT_ONCE = 500
 log = logging.getLogger("rubberband.server")
 
 
-class Looks:
+class CredentialLookup:
     """Looks credentials up, all waiting ones in one query, one query at a time. For one event loop.
 
     So a flood of wrong tokens costs the store one query after the other, and a valid token waits for two at most.
@@ -167,13 +168,13 @@ class Visitor:
 UNKNOWN = Visitor(principal=STRANGER)
 
 
-class Doorkeeper:
+class Authenticator:
     """Authenticates callers, and signs browsers in and out."""
 
     def __init__(self, tokens: Tokens, *, required: bool) -> None:
         self.tokens, self.required = tokens, required
         self._failures = Buckets(per_s=_FAILURES_PER_S, burst=_FAILURES_AT_ONCE)
-        self._looks = Looks(tokens)
+        self._looks = CredentialLookup(tokens)
 
     async def who(self, headers: Mapping[str, str], address: str) -> Visitor:
         """Return the sender of these headers; UNKNOWN without a credential.
@@ -231,15 +232,15 @@ def cookie_of(header: str) -> str | None:
     return None
 
 
-def stranger_refused() -> Problem:
+def stranger_refused() -> HttpProblem:
     """Return the problem for a caller without a token."""
-    return Problem(UNAUTHENTICATED, SIGN_IN, headers={"WWW-Authenticate": 'Bearer realm="rubberband"'})
+    return HttpProblem(UNAUTHENTICATED, SIGN_IN, headers={"WWW-Authenticate": 'Bearer realm="rubberband"'})
 
 
-def _wrong() -> Problem:
+def _wrong() -> HttpProblem:
     challenge = 'Bearer realm="rubberband", error="invalid_token"'
     detail = "the token is unknown, revoked or expired; make one by `rubberband token create NAME`"
-    return Problem(UNAUTHENTICATED, detail, headers={"WWW-Authenticate": challenge})
+    return HttpProblem(UNAUTHENTICATED, detail, headers={"WWW-Authenticate": challenge})
 
 
 def _token_of(authorization: str) -> str:
@@ -290,7 +291,7 @@ async def sign_out(request: Request) -> Response:
     return answer
 
 
-def doorkeeper_of(request: Request) -> Doorkeeper:
+def doorkeeper_of(request: Request) -> Authenticator:
     """Return the doorkeeper of the app."""
-    found: Doorkeeper = request.state.doorkeeper
+    found: Authenticator = request.state.doorkeeper
     return found

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from rubberband.api.settings import ServiceLimits
-from rubberband.api.web.problems import FOREIGN_HOST, FOREIGN_ORIGIN, RATE, Problem
+from rubberband.api.web.problems import FOREIGN_HOST, FOREIGN_ORIGIN, RATE, HttpProblem
 from rubberband.units import shown
 
 _MOST_KEYS = 10_000
@@ -40,7 +40,7 @@ class Buckets:
             self._levels.popitem(last=False)
         return 0.0
 
-    def refuse(self, wait_s: float, detail: str) -> Problem:
+    def refuse(self, wait_s: float, detail: str) -> HttpProblem:
         """Return the problem for a caller that must wait."""
         seconds = max(1, math.ceil(wait_s))
         window_s = max(1, math.ceil(self.burst / self.per_s))
@@ -49,10 +49,10 @@ class Buckets:
             "RateLimit-Policy": f'"requests";q={self.burst};w={window_s}',
             "RateLimit": f'"requests";r=0;t={seconds}',
         }
-        return Problem(RATE, f"{detail}; ask again in {seconds} s", headers=headers)
+        return HttpProblem(RATE, f"{detail}; ask again in {seconds} s", headers=headers)
 
 
-class Turnstile:
+class RateLimiter:
     """Limits the rate and the concurrency of callers."""
 
     def __init__(self, limits: ServiceLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,13 +82,13 @@ class Turnstile:
                 del self._inside[inside]
 
 
-def _crowded(most: int, what: str) -> Problem:
+def _crowded(most: int, what: str) -> HttpProblem:
     headers = {
         "Retry-After": "1",
         "RateLimit-Policy": f'"concurrent";q={most}',
         "RateLimit": '"concurrent";r=0',
     }
-    return Problem(RATE, f"{most} {what} already, the most at the same time; wait for one to end", headers=headers)
+    return HttpProblem(RATE, f"{most} {what} already, the most at the same time; wait for one to end", headers=headers)
 
 
 def address_key(address: str) -> str:
@@ -119,7 +119,7 @@ def require_host(values: Collection[str], served: Collection[str]) -> None:
     host = host_of(next(iter(values))) if len(values) == 1 else ""
     if host not in served:
         asked = shown(host) if host else "no single host"
-        raise Problem(
+        raise HttpProblem(
             FOREIGN_HOST,
             f"this service does not answer for the host {asked}; use one of its names, or start it with --host-name",
         )
@@ -137,7 +137,7 @@ def require_own_page(method: str, *, fetch_site: str | None, origin: str | None,
     else:
         own = origin is None or _netloc(origin) == host.lower()
     if not own:
-        raise Problem(
+        raise HttpProblem(
             FOREIGN_ORIGIN,
             "a page of another site sent this request; send it from this service's pages, or with a token",
         )

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from rubberband.api.security.authentication import STRANGER, UNKNOWN, Doorkeeper, Visitor, stranger_refused
-from rubberband.api.security.checks import Turnstile, address_key, require_host, require_own_page, safe_next
+from rubberband.api.security.authentication import STRANGER, UNKNOWN, Authenticator, Visitor, stranger_refused
+from rubberband.api.security.checks import RateLimiter, address_key, require_host, require_own_page, safe_next
 from rubberband.api.security.tokens import Bearer, Tokens
 from rubberband.api.service import Service
 from rubberband.api.web.problems import (
@@ -28,7 +28,7 @@ from rubberband.api.web.problems import (
     TOO_LARGE,
     TOO_SLOW,
     UNAVAILABLE,
-    Problem,
+    HttpProblem,
     problem_of,
 )
 from rubberband.errors import RubberbandError
@@ -51,7 +51,7 @@ class Body:
         self._read_bytes = 0
         self._whole = False
         self._deadline: float | None = None
-        self.problem: Problem | None = None
+        self.problem: HttpProblem | None = None
         """Reason of a refusal; it replaces any answer of the app."""
 
     def require_announced(self, content_length: str | None) -> None:
@@ -59,7 +59,7 @@ class Body:
         if content_length is None:
             return
         if not (content_length.isascii() and content_length.isdigit()):
-            raise Problem(MALFORMED, "Content-Length is not a number", headers=_CLOSE)
+            raise HttpProblem(MALFORMED, "Content-Length is not a number", headers=_CLOSE)
         if len(content_length) > 18 or int(content_length) > self._limit_bytes:
             raise self._too_large()
 
@@ -99,13 +99,13 @@ class Body:
                 return await self._counted()
         except TimeoutError:
             detail = f"the body did not arrive within {self._within_s:g} s; send it faster"
-            self.problem = Problem(TOO_SLOW, detail, headers=_CLOSE)
+            self.problem = HttpProblem(TOO_SLOW, detail, headers=_CLOSE)
             raise self.problem from None
 
-    def _too_large(self) -> Problem:
+    def _too_large(self) -> HttpProblem:
         more = "send less, or ask the operator to raise --body-limit"
         detail = f"the body has more than {self._limit_bytes} bytes; {more}"
-        return Problem(TOO_LARGE, detail, headers=_CLOSE, limit_bytes=self._limit_bytes)
+        return HttpProblem(TOO_LARGE, detail, headers=_CLOSE, limit_bytes=self._limit_bytes)
 
 
 Send = Callable[[Message], Awaitable[None]]
@@ -164,7 +164,7 @@ class Exchange:
             await body.drain()
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def refuse(self, problem: Problem, body: Body | None = None) -> None:
+    async def refuse(self, problem: HttpProblem, body: Body | None = None) -> None:
         """Answer with a problem."""
         content = json.dumps(problem.to_json()).encode()
         await self.answer(problem.kind.status, {"Content-Type": MEDIA_TYPE, **problem.headers}, content, body)
@@ -204,7 +204,7 @@ def secure(app: ASGIApp, service: Service) -> ASGIApp:
     """Return the app behind all checks. They set `principal`, `still_allowed` and so on in `request.state`."""
     settings = service.settings
     tokens = Tokens(service.store, session_s=settings.keeping.sessions_s, ended=service.feed.wake)
-    return _Secured(app, service, Doorkeeper(tokens, required=settings.auth))
+    return _Secured(app, service, Authenticator(tokens, required=settings.auth))
 
 
 def is_public(path: str) -> bool:
@@ -213,10 +213,10 @@ def is_public(path: str) -> bool:
 
 
 class _Secured:
-    def __init__(self, app: ASGIApp, service: Service, doorkeeper: Doorkeeper) -> None:
+    def __init__(self, app: ASGIApp, service: Service, doorkeeper: Authenticator) -> None:
         self._app, self._settings, self._doorkeeper = app, service.settings, doorkeeper
         self._hosts = frozenset(host.lower() for host in service.settings.hosts)
-        self._turnstile = Turnstile(service.settings.limits)
+        self._turnstile = RateLimiter(service.settings.limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -236,7 +236,7 @@ class _Secured:
         scope.setdefault("state", {}).update(request_id=exchange.id, doorkeeper=self._doorkeeper, principal=STRANGER)
         try:
             await self._serve(scope, headers, address, body, exchange)
-        except Problem as problem:
+        except HttpProblem as problem:
             await _refuse(exchange, problem, body, headers)
         except RubberbandError as error:
             await _refuse(exchange, problem_of(error), body, headers)
@@ -245,11 +245,11 @@ class _Secured:
             if exchange.started:
                 raise
             await _refuse(
-                exchange, Problem(UNAVAILABLE, "the service is shutting down; try again later"), body, headers
+                exchange, HttpProblem(UNAVAILABLE, "the service is shutting down; try again later"), body, headers
             )
         except Exception:
             log.exception("request %s failed", exchange.id)
-            await _refuse(exchange, Problem(INTERNAL, f"the log has details under {exchange.id}"), body, headers)
+            await _refuse(exchange, HttpProblem(INTERNAL, f"the log has details under {exchange.id}"), body, headers)
         finally:
             exchange.tell(scope["state"]["principal"].name, address)
 
@@ -281,7 +281,7 @@ class _Secured:
     async def _who(self, path: str, headers: Mapping[str, str], address: str) -> Visitor:
         try:
             return await self._doorkeeper.who(headers, address)
-        except (Problem, RubberbandError):
+        except (HttpProblem, RubberbandError):
             if is_public(path):
                 return UNKNOWN
             raise
@@ -300,7 +300,7 @@ class _Secured:
             raise body.problem
 
 
-async def _refuse(exchange: Exchange, problem: Problem, body: Body, headers: Mapping[str, str]) -> None:
+async def _refuse(exchange: Exchange, problem: HttpProblem, body: Body, headers: Mapping[str, str]) -> None:
     """Answer with a problem, unless the answer is complete; cut off an answer that has begun."""
     if exchange.complete:
         return

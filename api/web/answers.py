@@ -25,7 +25,7 @@ from rubberband.api.web.problems import (
     NOT_FOUND,
     TOO_LARGE,
     UNAVAILABLE,
-    Problem,
+    HttpProblem,
     problem_of,
 )
 from rubberband.errors import RubberbandError
@@ -46,7 +46,7 @@ def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = 
     return Response(to_bytes(value), status, headers, "application/json")
 
 
-def problem_answer(problem: Problem) -> Response:
+def problem_answer(problem: HttpProblem) -> Response:
     """Return a problem as an answer."""
     return Response(to_bytes(plain(problem.to_json())), problem.kind.status, problem.headers, MEDIA_TYPE)
 
@@ -56,7 +56,7 @@ def answer_errors(app: FastAPI, methods_of: Callable[[str], Sequence[str]]) -> N
 
     async def answer(request: Request, error: Exception) -> Response:
         match error:
-            case Problem():
+            case HttpProblem():
                 return _told(request, error)
             case RubberbandError():
                 problem = problem_of(error)
@@ -67,43 +67,43 @@ def answer_errors(app: FastAPI, methods_of: Callable[[str], Sequence[str]]) -> N
                 return _told(request, _of_framework(request, error, methods_of))
         return Response(status_code=_CLOSED_REQUEST)
 
-    for kind in (Problem, RubberbandError, RequestValidationError, HTTPException, ClientDisconnect):
+    for kind in (HttpProblem, RubberbandError, RequestValidationError, HTTPException, ClientDisconnect):
         app.add_exception_handler(kind, answer)
 
 
-def _of_framework(request: Request, error: HTTPException, methods_of: Callable[[str], Sequence[str]]) -> Problem:
+def _of_framework(request: Request, error: HTTPException, methods_of: Callable[[str], Sequence[str]]) -> HttpProblem:
     headers, path = dict(error.headers or {}), shown(request.url.path)
     match error.status_code:
         case 404:
-            return Problem(NOT_FOUND, f"there is no page at {path}; /openapi.json lists all paths")
+            return HttpProblem(NOT_FOUND, f"there is no page at {path}; /openapi.json lists all paths")
         case 405:
             headers["Allow"] = allowed = ", ".join(methods_of(request.url.path)) or headers.get("Allow", "")
-            return Problem(
+            return HttpProblem(
                 METHOD, f"{shown(request.method)} is not allowed for {path}; allowed: {allowed}", headers=headers
             )
     kind = _KINDS.get(error.status_code, MALFORMED if error.status_code < 500 else INTERNAL)
-    return Problem(kind, str(error.detail), headers=headers)
+    return HttpProblem(kind, str(error.detail), headers=headers)
 
 
-def _told(request: Request, problem: Problem) -> Response:
+def _told(request: Request, problem: HttpProblem) -> Response:
     """Return a problem as an answer, to browsers as a page."""
     return problem_page(request, problem) if wants_page(request) else problem_answer(problem)
 
 
-def invalid(errors: Sequence[Any], *place: str) -> Problem:
+def invalid(errors: Sequence[Any], *place: str) -> HttpProblem:
     """Return the problem of pydantic's errors; `place` (`query`, `body`) comes before their locations."""
     faults = [{"loc": [*place, *map(str, error["loc"])], "message": error["msg"]} for error in errors]
     first = faults[0]
     where = ".".join(first["loc"][1:]) or first["loc"][0]
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return Problem(INVALID, f"{shown(where)}: {first['message']}{more}", errors=faults[:_MAX_TOLD])
+    return HttpProblem(INVALID, f"{shown(where)}: {first['message']}{more}", errors=faults[:_MAX_TOLD])
 
 
-def unforeseen(error: BaseException) -> Problem:
+def unforeseen(error: BaseException) -> HttpProblem:
     """Log an unexpected error; return a problem with the reference of its line in the log."""
     reference = secrets.token_hex(6)
     log.error("failure %s", reference, exc_info=error)
-    return Problem(
+    return HttpProblem(
         INTERNAL, f"an internal error occurred; the service's log has details under {reference}", reference=reference
     )
 
@@ -129,7 +129,7 @@ class Failures:
             await self._app(scope, receive, sending)
         except ClientDisconnect:
             return
-        except Problem:
+        except HttpProblem:
             raise
         except Exception as error:
             problem = unforeseen(error)

@@ -50,7 +50,7 @@ class Told:
     """The stream has sent all events up to this id."""
 
 
-class Feed:
+class EventFeed:
     """Wakes the waiting streams of one event loop, and gives them new events."""
 
     def __init__(self) -> None:

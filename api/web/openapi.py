@@ -77,7 +77,9 @@ def refusals(*kinds: Kind) -> dict[int | str, dict[str, Any]]:
 
 
 def _response(kinds: Sequence[Kind]) -> dict[str, Any]:
-    examples = {kind.slug: {"value": problems.Problem(kind, _DETAILS.get(kind.slug, "…")).to_json()} for kind in kinds}
+    examples = {
+        kind.slug: {"value": problems.HttpProblem(kind, _DETAILS.get(kind.slug, "…")).to_json()} for kind in kinds
+    }
     return {
         "description": "; or ".join(kind.title for kind in kinds),
         "content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="Problem")}, "examples": examples}},
@@ -153,7 +155,7 @@ def require_documented(request: Request) -> None:
         if name not in known:
             hint = nearest(name, known) if known else "this path takes no parameters"
             fault = {"loc": ["query", name], "message": "unknown parameter"}
-            raise problems.Problem(
+            raise problems.HttpProblem(
                 problems.INVALID, f"query parameter {shown(name)} is unknown; {hint}", errors=[fault]
             )
 

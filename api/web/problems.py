@@ -66,7 +66,7 @@ INTERNAL = Kind(slug="internal", status=500, title="The service failed")
 KINDS: tuple[Kind, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Kind))
 
 
-class Problem(Exception):
+class HttpProblem(Exception):
     """Raised by routes; answered as problem+json with the status of its kind."""
 
     def __init__(
@@ -93,23 +93,23 @@ MOST_TOLD = 2000
 """Longest detail in characters; it may quote a request."""
 
 
-def problem_of(error: RubberbandError) -> Problem:
+def problem_of(error: RubberbandError) -> HttpProblem:
     """Return an error with a message for users as a problem."""
     detail = str(error)
     match error:
         case InfeasibleError():
             nearest = {"jct_s": error.shortest_jct_s, "cost_usd": error.cheapest_usd}
-            return Problem(INFEASIBLE, detail, nearest=nearest)
+            return HttpProblem(INFEASIBLE, detail, nearest=nearest)
         case NameTakenError():
-            return Problem(NAME_TAKEN, detail)
+            return HttpProblem(NAME_TAKEN, detail)
         case ProfileMissingError():
-            return Problem(PROFILE_MISSING, detail)
+            return HttpProblem(PROFILE_MISSING, detail)
         case InputError():
-            return Problem(INVALID, detail)
+            return HttpProblem(INVALID, detail)
         case ProviderError():
-            return Problem(PROVIDER, detail)
+            return HttpProblem(PROVIDER, detail)
         case DamagedJournalError():
-            return Problem(CONFLICT, detail)
+            return HttpProblem(CONFLICT, detail)
         case JournalError():
-            return Problem(UNAVAILABLE, detail, headers={"Retry-After": "5"})
-    return Problem(INTERNAL, detail)
+            return HttpProblem(UNAVAILABLE, detail, headers={"Retry-After": "5"})
+    return HttpProblem(INTERNAL, detail)

@@ -21,7 +21,7 @@ from rubberband.cloud.aws.errors import OF_AWS, code_of, denied_by, explain, mis
 from rubberband.cloud.aws.preflight import sign_in
 from rubberband.cloud.aws.rights import Bounds, Role, roles
 from rubberband.cloud.aws.roles import SPOT_ROLE, held_types, plan_no_role, plan_role, plan_spot_role
-from rubberband.cloud.aws.steps import Plan, Step
+from rubberband.cloud.aws.steps import AccountChange, AccountChanges
 from rubberband.cloud.aws.sweeping import living, living_elsewhere
 from rubberband.errors import InputError
 from rubberband.spec.remembered import FILE, Remembered, remember, remembered
@@ -47,16 +47,16 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class AccountState:
     """An account as it was found."""
 
     account: str
     who: str
     roles: tuple[Role, ...]
-    plan: Plan
+    plan: AccountChanges
 
 
-def look_at(session: AwsSession, home: Path, wishes: Wishes) -> Look:
+def look_at(session: AwsSession, home: Path, wishes: Wishes) -> AccountState:
     """Return what the account has and lacks. Raises InputError in one line."""
     known = remembered(home)
     if known is not None and known.region != session.region:
@@ -67,7 +67,7 @@ def look_at(session: AwsSession, home: Path, wishes: Wishes) -> Look:
     with _administrator():
         account, who = _signed_in(session)
         _check_types(session, wishes.types)
-        plan = Plan()
+        plan = AccountChanges()
         account_plan(session, plan)
         bucket = _bucket(session, account, wishes, known, plan)
         types = () if wishes.types == ("*",) else wishes.types or held_types(session, wishes.owner)
@@ -83,7 +83,7 @@ def look_at(session: AwsSession, home: Path, wishes: Wishes) -> Look:
         plan.there.append(f"{home / FILE}, so that no file needs a bucket")
     else:
         plan.add(f"write {home / FILE}, so that no file needs a bucket", partial(remember, home, here))
-    return Look(account=account, who=who, roles=roles(bounds), plan=plan)
+    return AccountState(account=account, who=who, roles=roles(bounds), plan=plan)
 
 
 def look_to_clear(
@@ -93,7 +93,7 @@ def look_to_clear(
     open_session: Callable[[str], AwsSession],
     *,
     with_checkpoints: Callable[[str], bool],
-) -> Look:
+) -> AccountState:
     """Return what setup made for the owner and what is to be deleted. Raises InputError in one line.
 
     `open_session` opens AWS in another region: roles are those of all. `with_checkpoints` is asked, with what is in it,
@@ -109,7 +109,7 @@ def look_to_clear(
                     f"owner {owner} has {counted(len(found), 'instance')} in {region} ({found[0]}, …), which need the "
                     f"roles; run `rubberband down --owner {owner} --region {region}` first"
                 )
-        plan = Plan(there=[f"whether owner {owner} has instances in {why}" for why in unknown])
+        plan = AccountChanges(there=[f"whether owner {owner} has instances in {why}" for why in unknown])
         bounds = Bounds(account=account, owner=owner, bucket="BUCKET")
         for role in roles(bounds):
             plan_no_role(session, role, owner, plan)
@@ -118,10 +118,10 @@ def look_to_clear(
         kept = _plan_no_bucket(session, owner, plan, with_checkpoints)
     if remembered(home) is not None and not kept:
         plan.add(f"delete {home / FILE}", partial(remember, home, None))
-    return Look(account=account, who=who, roles=roles(bounds), plan=plan)
+    return AccountState(account=account, who=who, roles=roles(bounds), plan=plan)
 
 
-def carry_out(plan: Plan) -> Iterator[str]:
+def carry_out(plan: AccountChanges) -> Iterator[str]:
     """Carry the steps out; yield the text of each that is done. Raises InputError, with what is left, for the first
     that fails."""
     for index, step in enumerate(plan.steps):
@@ -139,7 +139,7 @@ _UNSETTLED = ("NoSuchEntity", "NoSuchBucket", "OperationAborted", "ConcurrentMod
 """Errors of IAM and S3 for a role or a bucket that was made or changed some seconds before."""
 
 
-def _carried_out(step: Step) -> None:
+def _carried_out(step: AccountChange) -> None:
     """Carry a step out, again while the account has not settled. Raises botocore's errors."""
     for pause_s in _PAUSES_S:
         try:
@@ -153,7 +153,7 @@ def _carried_out(step: Step) -> None:
     step.carry_out()
 
 
-def _bucket(session: AwsSession, account: str, wishes: Wishes, known: Remembered | None, plan: Plan) -> str:
+def _bucket(session: AwsSession, account: str, wishes: Wishes, known: Remembered | None, plan: AccountChanges) -> str:
     """Return the name of the bucket, and add the steps that it needs."""
     given = wishes.bucket or (known.bucket if known is not None else None)
     if given is not None and not buckets.is_own(given, wishes.owner):
@@ -168,7 +168,9 @@ def _bucket(session: AwsSession, account: str, wishes: Wishes, known: Remembered
     return name
 
 
-def _plan_no_bucket(session: AwsSession, owner: str, plan: Plan, with_checkpoints: Callable[[str], bool]) -> bool:
+def _plan_no_bucket(
+    session: AwsSession, owner: str, plan: AccountChanges, with_checkpoints: Callable[[str], bool]
+) -> bool:
     """Add the step that deletes the owner's bucket, and return whether one is kept instead."""
     bucket = buckets.own_bucket(session, owner)
     if bucket is None:

@@ -10,7 +10,7 @@ from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import FAILURES, ignoring
 from rubberband.cloud.aws.quota import allowed_vcpus, quota_code
-from rubberband.cloud.aws.steps import Plan
+from rubberband.cloud.aws.steps import AccountChanges
 from rubberband.values.plan import Market
 
 _MARKETS: tuple[Market, ...] = ("spot", "on_demand")
@@ -20,7 +20,7 @@ _OPEN = ("PENDING", "CASE_OPENED")
 """States of a request beside which AWS takes no other one for the same quota."""
 
 
-def account_plan(session: AwsSession, plan: Plan) -> None:
+def account_plan(session: AwsSession, plan: AccountChanges) -> None:
     """Add a line where the account has AWS's free plan, which rents no GPUs. Older accounts have none."""
     try:
         found = session.client("freetier").get_account_plan_state()
@@ -32,7 +32,7 @@ def account_plan(session: AwsSession, plan: Plan) -> None:
         )
 
 
-def plan_quotas(session: AwsSession, types: Sequence[str], vcpus: int, plan: Plan) -> None:
+def plan_quotas(session: AwsSession, types: Sequence[str], vcpus: int, plan: AccountChanges) -> None:
     """Add the steps that ask for `vcpus` of each family of these types, on both markets. Raises botocore's errors.
 
     A request that AWS has, in whatever state, is not made again.
@@ -76,7 +76,7 @@ def _state(asked: Any, vcpus: int) -> str:
     return f"{told} ({asked['Status']}), which takes minutes to days{more}"
 
 
-def plan_budget(session: AwsSession, account: str, name: str, usd: float, email: str, plan: Plan) -> None:
+def plan_budget(session: AwsSession, account: str, name: str, usd: float, email: str, plan: AccountChanges) -> None:
     """Add the step that makes a monthly budget of the whole account. Raises botocore's errors."""
     budgets = session.client("budgets")
     with ignoring("NotFoundException"):
@@ -92,7 +92,7 @@ def plan_budget(session: AwsSession, account: str, name: str, usd: float, email:
     )
 
 
-def plan_no_budget(session: AwsSession, account: str, name: str, plan: Plan) -> None:
+def plan_no_budget(session: AwsSession, account: str, name: str, plan: AccountChanges) -> None:
     """Add the step that deletes the budget. Raises botocore's errors."""
     budgets = session.client("budgets")
     with ignoring("NotFoundException"):

@@ -12,7 +12,7 @@ from typing import Any
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import code_of, ignoring
 from rubberband.cloud.aws.s3 import PACKAGES, PACKAGES_DAYS
-from rubberband.cloud.aws.steps import Plan
+from rubberband.cloud.aws.steps import AccountChanges
 from rubberband.errors import InputError
 
 PRIVATE = {"BlockPublicAcls": True, "IgnorePublicAcls": True, "BlockPublicPolicy": True, "RestrictPublicBuckets": True}
@@ -58,7 +58,7 @@ def _start(owner: str) -> str:
     return "rubberband-" if words in ("", "rubberband") else f"rubberband-{words}-"
 
 
-def plan_bucket(session: AwsSession, bucket: str, plan: Plan, *, exists: bool) -> None:
+def plan_bucket(session: AwsSession, bucket: str, plan: AccountChanges, *, exists: bool) -> None:
     """Add the steps that make the bucket, or complete it. Raises botocore's errors."""
     s3 = session.client("s3")
     if not exists:

@@ -47,7 +47,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HeadAnswer:
     """Result of a short command on the head."""
 
     exit_code: int
@@ -125,13 +125,13 @@ class RemoteHead:
             log=base64.b64decode(found["log"]), more=found["more"], exit_code=found["exit"], lives=found["lives"]
         )
 
-    def ask(self, words: list[str]) -> Answer:
+    def ask(self, words: list[str]) -> HeadAnswer:
         """Run a short `rubberband WORDS`; the word {file} stands for a file whose content the answer has."""
         found = self._call("ask", words=words, store=self.store)
         if "at" in found:
             found = json.loads(self._fetched(found["at"]))
         file = None if found["file"] is None else base64.b64decode(found["file"])
-        return Answer(exit_code=found["exit"], out=found["out"], err=found["err"], file=file)
+        return HeadAnswer(exit_code=found["exit"], out=found["out"], err=found["err"], file=file)
 
     def fetch(self, packed: str) -> None:
         """Have the head unpack a folder from its s3:// address. Raises ProviderError."""

@@ -10,13 +10,13 @@ from typing import Any
 from rubberband.cloud.aws.calls import OWNER_TAG, AwsSession
 from rubberband.cloud.aws.errors import code_of, ignoring
 from rubberband.cloud.aws.rights import HEAD, POLICY, Document, Role, types_in
-from rubberband.cloud.aws.steps import Plan
+from rubberband.cloud.aws.steps import AccountChanges
 
 SPOT_ROLE = "AWSServiceRoleForEC2Spot"
 _GONE, _THERE = "NoSuchEntity", "EntityAlreadyExists"
 
 
-def plan_role(session: AwsSession, role: Role, owner: str, plan: Plan) -> None:
+def plan_role(session: AwsSession, role: Role, owner: str, plan: AccountChanges) -> None:
     """Add the steps that give the account this role. Raises botocore's errors."""
     iam = session.client("iam")
     found = _found(lambda: iam.get_role(RoleName=role.name)["Role"])
@@ -76,7 +76,7 @@ def _make(iam: Any, role: Role, owner: str) -> None:
             iam.add_role_to_instance_profile(InstanceProfileName=role.name, RoleName=role.name)
 
 
-def plan_spot_role(session: AwsSession, plan: Plan) -> None:
+def plan_spot_role(session: AwsSession, plan: AccountChanges) -> None:
     """Add the step that gives the account the role with which EC2 serves its spot market. Raises botocore's errors."""
     iam = session.client("iam")
     if _found(lambda: iam.get_role(RoleName=SPOT_ROLE)) is None:
@@ -88,7 +88,7 @@ def plan_spot_role(session: AwsSession, plan: Plan) -> None:
         plan.there.append(f"role {SPOT_ROLE}")
 
 
-def plan_no_role(session: AwsSession, role: Role, owner: str, plan: Plan) -> None:
+def plan_no_role(session: AwsSession, role: Role, owner: str, plan: AccountChanges) -> None:
     """Add the step that deletes the role, if it has the owner's tag, and its profile. Raises botocore's errors."""
     iam = session.client("iam")
     found = _found(lambda: iam.get_role(RoleName=role.name)["Role"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class AccountChange:
     """One change of the account."""
 
     text: str
@@ -17,13 +17,13 @@ class Step:
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class AccountChanges:
     """Result of a look at the account."""
 
     there: list[str] = field(default_factory=list)
     """Lines on parts that need no change."""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[AccountChange] = field(default_factory=list)
 
     def add(self, text: str, carry_out: Callable[[], object]) -> None:
         """Add a step."""
-        self.steps.append(Step(text=text, carry_out=carry_out))
+        self.steps.append(AccountChange(text=text, carry_out=carry_out))

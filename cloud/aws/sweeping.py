@@ -90,7 +90,7 @@ def sweep(
         if not meant:
             continue
         try:
-            place = _Place(open_session(region), owner, runs, clock, sleep)
+            place = _OwnerRegion(open_session(region), owner, runs, clock, sleep)
             ended += place.end(meant, troubles)
             unknown += place.unknown() if experiment is None else ()
         except RubberbandError as error:
@@ -108,7 +108,7 @@ def _over(directory: Path, run: Run, now: float) -> bool:
     return not intents.living() and not intents.in_doubt(now, VISIBILITY_S)
 
 
-class _Place:
+class _OwnerRegion:
     """Instances of one owner in one region."""
 
     def __init__(

@@ -69,7 +69,7 @@ class LocalGpus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _TorchGpus:
     """The GPUs as torch sees them."""
 
     torch: str
@@ -166,7 +166,7 @@ def _note_of(visible: str, count: int, listed: Sequence[Sequence[str]]) -> list[
     ]
 
 
-def _seen_of(named: tuple[str, ...], seen: _Seen) -> tuple[tuple[str, ...], list[str]]:
+def _seen_of(named: tuple[str, ...], seen: _TorchGpus) -> tuple[tuple[str, ...], list[str]]:
     """Return which of the named GPUs torch can use, in its own order, and a line if it cannot use all."""
     if any(each.startswith("MIG-") for each in named) and seen.count:
         return named, []  # CUDA shows a process one instance at most
@@ -185,7 +185,7 @@ def _seen_of(named: tuple[str, ...], seen: _Seen) -> tuple[tuple[str, ...], list
     return usable, [f"torch {seen.torch} sees {len(usable)} of {there}, and the others are left out; {remedy}"]
 
 
-def _seen(listing: str, named: Sequence[str]) -> _Seen | None:
+def _seen(listing: str, named: Sequence[str]) -> _TorchGpus | None:
     """Ask torch, in a process, once per boot and installation; None where it is not installed."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -198,7 +198,7 @@ def _seen(listing: str, named: Sequence[str]) -> _Seen | None:
     key = json.dumps([boot, listing, installed, asked.get(VISIBLE), asked.get("CUDA_DEVICE_ORDER")])
     path = _folder() / f"seen-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     with suppress(OSError, ValueError, TypeError):
-        return _Seen(**json.loads(path.read_text()))
+        return _TorchGpus(**json.loads(path.read_text()))
     seen = _asked(asked)
     if seen.count == len(named) or not seen.is_built:  # troubles may be mended, and are asked for again
         with suppress(OSError):
@@ -206,7 +206,7 @@ def _seen(listing: str, named: Sequence[str]) -> _Seen | None:
     return seen
 
 
-def _asked(environment: Mapping[str, str]) -> _Seen:
+def _asked(environment: Mapping[str, str]) -> _TorchGpus:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _PROBE],
@@ -216,12 +216,12 @@ def _asked(environment: Mapping[str, str]) -> _Seen:
             timeout=_HUNG_S,
             env=dict(environment),
         )
-        return _Seen(**json.loads(done.stdout.splitlines()[-1]))
+        return _TorchGpus(**json.loads(done.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
         error = f"no answer in {_HUNG_S:.0f} s"
     except (ValueError, TypeError, IndexError):
         error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    return _Seen(torch="of this Python", is_built=True, count=0, ids=[], error=error)
+    return _TorchGpus(torch="of this Python", is_built=True, count=0, ids=[], error=error)
 
 
 # Locks.

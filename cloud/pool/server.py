@@ -164,7 +164,7 @@ class PoolServer:
         """Serve until `stop` is called; then end every machine and note that the pool is closed."""
         self._clear_former_place()
         place = Path(tempfile.mkdtemp(prefix=_PLACE, dir="/tmp"))  # a socket's path has at most 107 characters
-        server = _Server(str(place / "socket"), _Handler)
+        server = _PoolServer(str(place / "socket"), _Handler)
         server.calls = self._calls
         threading.Thread(target=server.serve_forever, daemon=True, name="pool-server").start()
         try:
@@ -194,7 +194,7 @@ def _head(head: Any) -> dict[str, Any] | None:
     return None if head is None else {**asdict(head), "environment": dict(head.environment)}
 
 
-class _Server(socketserver.ThreadingUnixStreamServer):
+class _PoolServer(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     request_queue_size = 128
     calls: Mapping[str, Callable[..., Any]]
@@ -210,7 +210,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 self.wfile.write(json.dumps(self._answer(line)).encode() + b"\n")
 
     def _answer(self, line: bytes) -> dict[str, Any]:
-        calls = cast(_Server, self.server).calls
+        calls = cast(_PoolServer, self.server).calls
         try:
             words = json.loads(line)
             return {"answer": calls[words.pop("call")](**words)}

@@ -13,7 +13,7 @@ from rubberband.executor.core import rules
 from rubberband.executor.core.events import AllotmentChanged, RestPlanned
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.history import Allotted
-from rubberband.executor.core.state import Job, Lane, Phase, State
+from rubberband.executor.core.state import GroupState, Job, Phase, State
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, StagePlan
 
@@ -79,7 +79,7 @@ def apportioned(total: int, quotas: Sequence[int]) -> list[int]:
     return shares
 
 
-def _cut_plan(job: Job, state: State, lane: Lane) -> None:
+def _cut_plan(job: Job, state: State, lane: GroupState) -> None:
     """Cut what is left of the lane's plan to its share, or to what it is promised.
 
     A plan that is held fixed is the job's again as the share grows.
@@ -101,7 +101,7 @@ def cut(job: Job, choice: StagePlan, most: int) -> StagePlan:
     return replace(choice, instances=instances, gpus_per_trial=size)
 
 
-def note_resized(job: Job, state: State, lane: Lane, event: RestPlanned) -> None:
+def note_resized(job: Job, state: State, lane: GroupState, event: RestPlanned) -> None:
     """The rest is planned again from the current stage on, while that is under way."""
     state.decisions.append(event)
     state.plan, state.profile = event.plan, event.profile

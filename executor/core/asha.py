@@ -10,11 +10,11 @@ from rubberband.executor.core import instances, rules
 from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import Allotted, Promotion
-from rubberband.executor.core.state import Job, Lane, State, TrialStatus
+from rubberband.executor.core.state import GroupState, Job, State, TrialStatus
 from rubberband.executor.core.trials import pause
 
 
-def promote(job: Job, state: State, lane: Lane) -> None:
+def promote(job: Job, state: State, lane: GroupState) -> None:
     """Queue the trials that go on, as many as there are free slots for; one that has ended climbs without a slot."""
     rungs = lane.rungs
     assert rungs is not None, "its trials climb"
@@ -37,7 +37,7 @@ def promote(job: Job, state: State, lane: Lane) -> None:
         waiting += 1
 
 
-def undrawn(job: Job, state: State, lane: Lane) -> tuple[int, ...]:
+def undrawn(job: Job, state: State, lane: GroupState) -> tuple[int, ...]:
     """Return the trials for which there is a slot, and no configuration yet."""
     if not job.draws:
         return ()
@@ -45,7 +45,7 @@ def undrawn(job: Job, state: State, lane: Lane) -> tuple[int, ...]:
     return tuple(trial.trial for trial in waiting if not rules.is_drawn(job, state, trial))
 
 
-def _last_hope(state: State, lane: Lane) -> int | None:
+def _last_hope(state: State, lane: GroupState) -> int | None:
     """Return the rung whose best trial goes on although it is not among the best 1/eta; None: none has to.
 
     That is where trials failed, so that too few results are left for any trial to reach the last rung.
@@ -57,7 +57,7 @@ def _last_hope(state: State, lane: Lane) -> int | None:
     return lane.rungs.highest()
 
 
-def release_idle(job: Job, state: State, lane: Lane) -> list[Command]:
+def release_idle(job: Job, state: State, lane: GroupState) -> list[Command]:
     """Give back instances without a trial, once no trial waits: no more slots are ever needed than trials run then.
 
     A result makes at most one trial go on, and its own slot is free. But a trial on an instance that is left soon needs

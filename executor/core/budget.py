@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.spending import Coming, Purse, RunningCost
-from rubberband.executor.core.state import Allocation, Job, Lane, State
+from rubberband.executor.core.state import GangRun, GroupState, Job, State
 from rubberband.units import MONEY_SLACK_USD
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, SECONDS_PER_HOUR, BillLine, Offer
 from rubberband.values.plan import Market
@@ -118,7 +118,7 @@ def bill_usd(job: Job, state: State, at: float) -> float:
     return instances + functions + job.offer.head_cost_usd(_head_s(state, at))
 
 
-def lane_bill_usd(job: Job, state: State, lane: Lane, at: float) -> float:
+def lane_bill_usd(job: Job, state: State, lane: GroupState, at: float) -> float:
     """Return a lane's share of the bill at `at`, without the head node, which all lanes share.
 
     An instance that was handed on is each lane's for as long as it could use it.
@@ -139,12 +139,12 @@ def _head_s(state: State, at: float) -> float:
     return max(0.0, _by(state.ended_at, at) - state.started_at - state.paused_s)
 
 
-def _uses(job: Job, state: State) -> list[Allocation]:
+def _uses(job: Job, state: State) -> list[GangRun]:
     """The gangs' stretches that are paid for by themselves."""
     return state.allocations if job.offer.billing == "per_function" else []
 
 
-def _function_usd(job: Job, state: State, use: Allocation, busy_s: float) -> float:
+def _function_usd(job: Job, state: State, use: GangRun, busy_s: float) -> float:
     """Return the cost of a gang that is busy for `busy_s`, at the price of its instance."""
     offer = job.offer
     price = price_usd_per_s(state.instances[use.gang[0].instance], offer)

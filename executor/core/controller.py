@@ -42,8 +42,8 @@ from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import Granted, Pause
 from rubberband.executor.core.instances import INSTANCE_EVENTS, sort_out
 from rubberband.executor.core.state import (
+    GroupState,
     Job,
-    Lane,
     Phase,
     StageRecord,
     State,
@@ -112,7 +112,7 @@ class Controller:
         """Whether it has ended, and no resume goes on with it."""
         return self.state.course == "finished" and not rules.can_go_on(self.job, self.state)
 
-    def _may_go_on(self, event: Event, lane: Lane | None) -> bool:
+    def _may_go_on(self, event: Event, lane: GroupState | None) -> bool:
         """Whether something may have to be done after an event that changed no trial's standing."""
         if lane is None or not isinstance(event, _PROGRESS):
             return True
@@ -158,7 +158,7 @@ class Controller:
 
     # What happened
 
-    def _note(self, event: Event) -> Lane | None:
+    def _note(self, event: Event) -> GroupState | None:
         """Take it in; return the lane that it is about, or None for all of them."""
         match event:
             case TrialStarted() | TrialRepeated() | TrialReported() | TrialEnded() | TrialFailed() | CheckpointLost():
@@ -188,7 +188,7 @@ class Controller:
 
     def _note_trial(
         self,
-        lane: Lane,
+        lane: GroupState,
         trial: TrialState,
         event: TrialStarted | TrialRepeated | TrialReported | TrialEnded | TrialFailed | CheckpointLost,
     ) -> None:
@@ -318,7 +318,7 @@ class Controller:
 
     # What is to be done
 
-    def _advance(self, lanes: Sequence[Lane]) -> None:
+    def _advance(self, lanes: Sequence[GroupState]) -> None:
         """Go on with these lanes, and with those that they hand instances on to."""
         state, waiting = self.state, list(lanes)
         while waiting and state.course == "running":
@@ -331,7 +331,7 @@ class Controller:
                 self._commands += instances.release_left(self.job, state, lane)
             self._wind_up()
 
-    def _advance_lane(self, lane: Lane) -> None:
+    def _advance_lane(self, lane: GroupState) -> None:
         job, state, phase = self.job, self.state, None
         while phase is not lane.phase and state.course == "running":
             phase = lane.phase
@@ -344,7 +344,7 @@ class Controller:
             elif phase is Phase.TRAINING:
                 self._train(lane)
 
-    def _begin_stage(self, lane: Lane, stage: int) -> None:
+    def _begin_stage(self, lane: GroupState, stage: int) -> None:
         state, trials = self.state, rules.begins_with(self.job, lane, stage)
         begun = [state.trials[trial] for trial in trials]
         for trial in begun:
@@ -364,13 +364,13 @@ class Controller:
             lane.relaunch_at = 0.0
         self._commands += instances.release_surplus(self.job, state, lane)
 
-    def _begin_training(self, lane: Lane) -> None:
+    def _begin_training(self, lane: GroupState) -> None:
         lane.phase = Phase.TRAINING
         if lane.stage.training_at is None:
             lane.stage.training_at = self.state.now
         instances.note_width(self.state, lane)
 
-    def _train(self, lane: Lane) -> None:
+    def _train(self, lane: GroupState) -> None:
         state = self.state
         if lane.rungs is not None:
             asha.promote(self.job, state, lane)
@@ -389,7 +389,7 @@ class Controller:
         elif not rules.awaited(self.job, state, lane):
             self._strand(lane)
 
-    def _sync(self, lane: Lane) -> None:
+    def _sync(self, lane: GroupState) -> None:
         """Rank the stage's trials; promote the best, stop the rest; go to the lane's next stage or end."""
         state, stage = self.state, lane.stage
         stage.ended_at = state.now
@@ -419,7 +419,7 @@ class Controller:
                 self._commands += attempts.let_go(trial)
         return [trial for trial in trials if trial.status is TrialStatus.COMPLETED]
 
-    def _go_to(self, lane: Lane, stage: int) -> None:
+    def _go_to(self, lane: GroupState, stage: int) -> None:
         """The lane goes on with a stage, once its rest is planned, or is over."""
         if stage == lane.end_stage:
             self._end_lane(lane)
@@ -428,13 +428,13 @@ class Controller:
         else:
             self._begin_stage(lane, stage)
 
-    def _passes(self, lane: Lane, stage: int) -> bool:
+    def _passes(self, lane: GroupState, stage: int) -> bool:
         """Whether a stage has no trial left to train, as all of its trials have ended by themselves."""
         if stage >= lane.bracket.end_stage:
             return False
         return all(self.state.trials[trial].ended for trial in rules.begins_with(self.job, lane, stage))
 
-    def _fail_bracket(self, lane: Lane, contenders: Sequence[TrialState]) -> None:
+    def _fail_bracket(self, lane: GroupState, contenders: Sequence[TrialState]) -> None:
         """All trials of a bracket failed: other brackets go on, unless none of their trials has ever reported."""
         state, stage = self.state, lane.stage
         kind, message = next(trial.failure for trial in contenders if trial.failure is not None)
@@ -449,7 +449,7 @@ class Controller:
             told += f"; `rubberband resume {self.job.name}` tries again"
         self._end("failed", told)
 
-    def _end_lane(self, lane: Lane) -> None:
+    def _end_lane(self, lane: GroupState) -> None:
         """A lane is over: its instances go on to others, or are given back."""
         lane.phase = Phase.FINISHED
         if not self.state.active():
@@ -473,12 +473,12 @@ class Controller:
         state.exhausted_usd = self.job.max_cost_usd if outcome == "budget" else None
         self._commands += [attempts.stop(self.job, state, trial) for trial in state.running()]
 
-    def _strand(self, lane: Lane) -> None:
+    def _strand(self, lane: GroupState) -> None:
         """No instance is to be had for a lane: it waits for what others give back, as long as there are others."""
         if not any(self._goes_on(other) for other in self.state.active() if other is not lane):
             self._end_stranded(lane)
 
-    def _goes_on(self, lane: Lane) -> bool:
+    def _goes_on(self, lane: GroupState) -> bool:
         """Whether a lane trains, or will without further ado."""
         job, state = self.job, self.state
         if lane.runners or not lane.waiters or lane.phase is Phase.PLANNING:
@@ -487,7 +487,7 @@ class Controller:
             return False
         return rules.awaited(job, state, lane) or bool(rules.starts(job, state, lane))
 
-    def _end_stranded(self, lane: Lane) -> None:
+    def _end_stranded(self, lane: GroupState) -> None:
         state = self.state
         last = next((record for record in reversed(state.instances.values()) if record.reason), None)
         cut_short = last is not None and rules.cut_short(self.job, last)

@@ -10,7 +10,7 @@ from rubberband.executor.core import rules
 from rubberband.executor.core.allotting import apportioned
 from rubberband.executor.core.forecast import expected_iterations, stage_left_s
 from rubberband.executor.core.history import Allotted
-from rubberband.executor.core.state import Job, Lane, State, TrialStatus
+from rubberband.executor.core.state import GroupState, Job, State, TrialStatus
 from rubberband.planner.sharing import Demand, Span
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Stage
@@ -121,13 +121,13 @@ def _left_s(job: Job, state: State, now: float, instances: int) -> float:
     return max(_lane_left_s(job, state, lane, now, share) for lane, share in zip(active, shares, strict=True))
 
 
-def _lane_left_s(job: Job, state: State, lane: Lane, now: float, instances: int) -> float:
+def _lane_left_s(job: Job, state: State, lane: GroupState, now: float, instances: int) -> float:
     if job.ladder is not None and lane.stages:
         return stage_left_s(job, state, lane, now, instances)
     return sum(_stage_s(job, state, stage, instances) for stage in _stages_left(job, state, lane))
 
 
-def _stages_left(job: Job, state: State, lane: Lane) -> Iterable[Stage]:
+def _stages_left(job: Job, state: State, lane: GroupState) -> Iterable[Stage]:
     """The lane's stages that are left; the current one has the trials that lack iterations, and their mean."""
     first = rules.first_left(lane)
     if not lane.stages:

@@ -22,7 +22,7 @@ from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.forecast import Forecast, forecast, runs_in_s, stage_left
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.replanning import Remainder, after_sync, best_rest, elsewhere, remaining, share_a_head
-from rubberband.executor.core.state import Job, Lane, Phase, State
+from rubberband.executor.core.state import GroupState, Job, Phase, State
 from rubberband.executor.journal.journal import Header
 from rubberband.units import MONEY_SLACK_USD, format_duration, format_instant, format_usd, parse_deadline
 from rubberband.values.plan import Cohort, Plan
@@ -206,7 +206,7 @@ def _outlook(job: Job, state: State, now: float, driven: bool) -> tuple[Outlook,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rest:
+class _GroupRest:
     """The rest of a lane as it is planned."""
 
     standing: Remainder
@@ -223,18 +223,18 @@ class _Rest:
     """None: it follows from the expected time and cost."""
 
 
-def _standing(job: Job, state: State, lane: Lane, now: float) -> Remainder:
+def _standing(job: Job, state: State, lane: GroupState, now: float) -> Remainder:
     return after_sync(job, state, lane, now) if lane.phase is Phase.PLANNING else _after_stage(job, state, lane, now)
 
 
-def _planned(job: Job, state: State, standing: Remainder) -> _Rest:
+def _planned(job: Job, state: State, standing: Remainder) -> _GroupRest:
     lane = standing.lane
     present = state.predicted[standing.done : lane.end_stage]
     left_s = sum(stage.provisioning_s + stage.duration_s for stage in present)
     left_usd = sum(stage.cost_usd for stage in present)
     if job.is_divided and not share_a_head(job, state):
         left_usd += job.offer.head_cost_usd(left_s)
-    kept = _Rest(
+    kept = _GroupRest(
         standing=standing,
         choice=Plan(stages=state.plan.stages[: lane.end_stage]),
         jct_s=standing.spent_s + left_s,
@@ -250,7 +250,7 @@ def _planned(job: Job, state: State, standing: Remainder) -> _Rest:
     if not job.replan:
         jct_s = standing.spent_s + found.present.jct_s
         return replace(kept, jct_s=jct_s, cost_usd=present_usd, present_usd=present_usd)
-    return _Rest(
+    return _GroupRest(
         standing=standing,
         choice=found.plan,
         jct_s=standing.spent_s + found.prediction.jct_s,
@@ -261,7 +261,7 @@ def _planned(job: Job, state: State, standing: Remainder) -> _Rest:
     )
 
 
-def _joined(job: Job, state: State, now: float, rests: Sequence[_Rest]) -> Outlook:
+def _joined(job: Job, state: State, now: float, rests: Sequence[_GroupRest]) -> Outlook:
     """The outlook of the whole, from those of the lanes that have stages left."""
     plan = list(state.plan.stages)
     for rest in rests:
@@ -300,7 +300,7 @@ def _told(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bo
     )
 
 
-def _after_stage(job: Job, state: State, lane: Lane, now: float) -> Remainder:
+def _after_stage(job: Job, state: State, lane: GroupState, now: float) -> Remainder:
     """Return the expected standing at the end of the lane's current stage."""
     seen, left = measured(job, state, lane), stage_left(job, state, lane, now)
     elapsed_s = now - state.started_at
@@ -321,7 +321,7 @@ def _after_stage(job: Job, state: State, lane: Lane, now: float) -> Remainder:
     )
 
 
-def _held_after(job: Job, state: State, lane: Lane, now: float, left_s: float) -> list[Cohort]:
+def _held_after(job: Job, state: State, lane: GroupState, now: float, left_s: float) -> list[Cohort]:
     """Return the instances of the lane `left_s` from now: running ones, and those that the stage still lacks."""
     running = [record for record in state.held(lane).live if record.running_at is not None]
     ages = Counter((held_s(record, now) + left_s, record.market) for record in running)

@@ -20,7 +20,7 @@ from rubberband.executor.core.events import Gang
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
 from rubberband.executor.core.rules import target_iterations
-from rubberband.executor.core.state import Job, Lane, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.state import GroupState, Job, Phase, State, TrialState, TrialStatus
 from rubberband.values.offer import slots
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, mixture_words
 from rubberband.values.rungs import Ladder
@@ -42,7 +42,7 @@ def gang_factor(job: Job, profile: Profile, state: State, gang: Gang) -> float:
     return _factor(job, profile, [speed_of(job, state.instances[slot.instance]) for slot in gang])
 
 
-def lane_factor(job: Job, profile: Profile, state: State, lane: Lane, gpus: int) -> float:
+def lane_factor(job: Job, profile: Profile, state: State, lane: GroupState, gpus: int) -> float:
     """Return the same of trials with `gpus` GPUs that are still to start on a lane's ready instances, on average.
 
     Gangs within an instance are each as fast as that; one that spans several is of all of them.
@@ -63,7 +63,7 @@ def _factor(job: Job, profile: Profile, speeds: Sequence[float]) -> float:
     return mixed_factor(speeds, balanced=job.balances)
 
 
-def assumed(job: Job, state: State, lane: Lane) -> str:
+def assumed(job: Job, state: State, lane: GroupState) -> str:
     """Return the assumption about a lane's instances of other types, in words; empty where there are none."""
     counts = Counter(record.instance_type or job.offer.instance_type for record in state.held(lane).ready)
     told = mixture_words(counts, job.speeds, job.offer.instance_type)
@@ -104,7 +104,7 @@ def forecast(job: Job, state: State, now: float, instances: Mapping[int, int] | 
     return Forecast(jct_s=max(ends_s), cost_usd=cost_usd)
 
 
-def later_stages(state: State, lane: Lane) -> Forecast:
+def later_stages(state: State, lane: GroupState) -> Forecast:
     """Seconds that the lane's stages after the current one take, and what they cost, as predicted.
 
     Where there are several brackets, that is without the head node.
@@ -116,7 +116,7 @@ def later_stages(state: State, lane: Lane) -> Forecast:
     )
 
 
-def stage_left(job: Job, state: State, lane: Lane, now: float, instances: int | None = None) -> Forecast:
+def stage_left(job: Job, state: State, lane: GroupState, now: float, instances: int | None = None) -> Forecast:
     """Seconds until the SYNC of the lane's current stage, and what that adds to the bill, without the head node."""
     left_s = stage_left_s(job, state, lane, now, instances)
     return Forecast(jct_s=left_s, cost_usd=_stage_left_usd(job, state, lane, now, left_s))
@@ -125,7 +125,7 @@ def stage_left(job: Job, state: State, lane: Lane, now: float, instances: int | 
 def stage_left_s(
     job: Job,
     state: State,
-    lane: Lane,
+    lane: GroupState,
     now: float,
     instances: int | None = None,
     known_s: Mapping[int, float] | None = None,
@@ -140,7 +140,7 @@ def stage_left_s(
     return waiting_s + _training_left_s(job, state, lane, now, instances, known_s or {})
 
 
-def _ready_at(job: Job, state: State, lane: Lane) -> float:
+def _ready_at(job: Job, state: State, lane: GroupState) -> float:
     """Return when the stage's instances are expected to be ready: as planned, or later if some were asked for later."""
     stage, offer, live = lane.stage, job.offer, state.held(lane).live
     planned_s = state.predicted[stage.stage].provisioning_s
@@ -151,13 +151,13 @@ def _ready_at(job: Job, state: State, lane: Lane) -> float:
     return max(stage.started_at + planned_s, asked_at + start_s)
 
 
-def runs_in_s(job: Job, state: State, lane: Lane, now: float) -> float:
+def runs_in_s(job: Job, state: State, lane: GroupState, now: float) -> float:
     """Seconds until what the stage still lacks is expected to run."""
     coming = (record.requested_at for record in state.held(lane).live if record.running_at is None)
     return max(0.0, max(coming, default=lane.stage.started_at) + job.offer.provision_delay_s - now)
 
 
-def _stage_left_usd(job: Job, state: State, lane: Lane, now: float, left_s: float) -> float:
+def _stage_left_usd(job: Job, state: State, lane: GroupState, now: float, left_s: float) -> float:
     """Return the cost that the current stage still adds to the bill: minima that are paid already are used up first."""
     if lane.phase is Phase.PLANNING:
         return 0.0
@@ -175,7 +175,7 @@ def _stage_left_usd(job: Job, state: State, lane: Lane, now: float, left_s: floa
     return growth_usd + coming * new_instance_usd(offer, chosen.market, coming_s)
 
 
-def _functions_left_usd(job: Job, state: State, lane: Lane, now: float) -> float:
+def _functions_left_usd(job: Job, state: State, lane: GroupState, now: float) -> float:
     chosen = state.chosen(lane)
     coming = max(0, chosen.instances - sum(record.running_at is not None for record in state.held(lane).live))
     left_s = _running_left_s(job, state, lane, now)
@@ -186,7 +186,7 @@ def _functions_left_usd(job: Job, state: State, lane: Lane, now: float) -> float
 
 
 def _training_left_s(
-    job: Job, state: State, lane: Lane, now: float, instances: int | None, known_s: Mapping[int, float]
+    job: Job, state: State, lane: GroupState, now: float, instances: int | None, known_s: Mapping[int, float]
 ) -> float:
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
     chosen = state.chosen(lane)
@@ -212,7 +212,7 @@ class _RungLeft(NamedTuple):
     run_s: float
 
 
-def _rungs_left(job: Job, state: State, lane: Lane) -> list[_RungLeft]:
+def _rungs_left(job: Job, state: State, lane: GroupState) -> list[_RungLeft]:
     """Return the rungs that trials are still to enter."""
     if job.ladder is None:
         return []
@@ -248,7 +248,7 @@ def expected_iterations(job: Job, state: State) -> int:
 
 
 def _climb_left_s(
-    job: Job, state: State, lane: Lane, now: float, num_slots: int, known_s: Mapping[int, float]
+    job: Job, state: State, lane: GroupState, now: float, num_slots: int, known_s: Mapping[int, float]
 ) -> float:
     """Seconds until no trial climbs any more: all slots share the work, and one trial has all rungs ahead of it."""
     running, later = _running_left_s(job, state, lane, now, known_s=known_s), _rungs_left(job, state, lane)
@@ -271,7 +271,7 @@ def _lateness(trials: int, num_slots: int) -> float:
 
 
 def _running_left_s(
-    job: Job, state: State, lane: Lane, now: float, late: float = 0.0, known_s: Mapping[int, float] | None = None
+    job: Job, state: State, lane: GroupState, now: float, late: float = 0.0, known_s: Mapping[int, float] | None = None
 ) -> list[float]:
     """Seconds that each running trial still takes."""
     known = known_s or {}
@@ -285,7 +285,7 @@ def _running_left_s(
 
 
 def running_left_s(
-    job: Job, state: State, lane: Lane, trial: TrialState, now: float, *, starts: bool, late: float = 0.0
+    job: Job, state: State, lane: GroupState, trial: TrialState, now: float, *, starts: bool, late: float = 0.0
 ) -> float:
     """Seconds that a running trial still takes, what it has done since its start or last report left out.
 
@@ -295,7 +295,7 @@ def running_left_s(
 
 
 def _trial_left_s(
-    job: Job, state: State, lane: Lane, trial: TrialState, starts: bool = True, late: float = 0.0
+    job: Job, state: State, lane: GroupState, trial: TrialState, starts: bool = True, late: float = 0.0
 ) -> float:
     """Seconds from the trial's start, or its latest report, to the stage's end, `late` standard deviations late."""
     left, own = target_iterations(job, lane, trial) - trial.iterations, _own_speed(job, state, lane, trial)
@@ -312,7 +312,7 @@ def _trial_left_s(
 _AVERAGE = OwnSpeed(factor=1.0, error=0.0)
 
 
-def _own_speed(job: Job, state: State, lane: Lane, trial: TrialState) -> OwnSpeed:
+def _own_speed(job: Job, state: State, lane: GroupState, trial: TrialState) -> OwnSpeed:
     """How much longer than the profile's the trial's iterations take, by earlier stages and by this one."""
     known = lane.own.get(trial.trial)
     if known is None:

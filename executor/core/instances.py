@@ -25,7 +25,7 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.fleet import GONE, LIVE, InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, runs_in_s, speed_of, stage_left_s
 from rubberband.executor.core.history import Allotted
-from rubberband.executor.core.state import Job, Lane, Phase, State
+from rubberband.executor.core.state import GroupState, Job, Phase, State
 from rubberband.executor.core.trials import stop
 from rubberband.units import MONEY_SLACK_USD, counted
 from rubberband.values.offer import SECONDS_PER_HOUR, left_to_provider_until
@@ -64,7 +64,7 @@ def note_taken(job: Job, state: State, record: InstanceRecord) -> None:
         note_dry(state, f"EC2 took {counted(len(taken), 'spot instance')} away in this stage")
 
 
-def affordable_on_demand(job: Job, state: State, lane: Lane, wanted: int) -> int:
+def affordable_on_demand(job: Job, state: State, lane: GroupState, wanted: int) -> int:
     """How many of `wanted` spot instances are bought on demand instead: 0 where spot may be had, or it is not worth it.
 
     It is worth it where no trial could train otherwise, or the deadline would be missed with the instances that there
@@ -80,13 +80,13 @@ def affordable_on_demand(job: Job, state: State, lane: Lane, wanted: int) -> int
     return next((count for count in range(wanted, 0, -1) if _missing_usd(job, state, lane, count) <= 0.0), 0)
 
 
-def stays_on_demand(job: Job, state: State, lane: Lane) -> bool:
+def stays_on_demand(job: Job, state: State, lane: GroupState) -> bool:
     """Whether what was bought on demand instead of spot is kept for the stage that begins."""
     chosen = state.chosen(lane)
     return chosen.market == "spot" and is_dry(state) and _missing_usd(job, state, lane, chosen.instances) <= 0.0
 
 
-def _missing_usd(job: Job, state: State, lane: Lane, count: int) -> float:
+def _missing_usd(job: Job, state: State, lane: GroupState, count: int) -> float:
     """Return what max_cost lacks for the expected cost with `count` of the stage's instances on demand."""
     if job.max_cost_usd is None:
         return 0.0
@@ -96,7 +96,7 @@ def _missing_usd(job: Job, state: State, lane: Lane, count: int) -> float:
     return cost_usd - job.max_cost_usd - MONEY_SLACK_USD
 
 
-def needed_usd(job: Job, state: State, lane: Lane) -> float | None:
+def needed_usd(job: Job, state: State, lane: GroupState) -> float | None:
     """The max_cost with which one instance would be bought on demand instead; None where that is not what it lacks."""
     if job.max_cost_usd is None or state.chosen(lane).market != "spot" or not is_dry(state):
         return None
@@ -210,7 +210,7 @@ def _note_interrupted(job: Job, state: State, record: InstanceRecord, event: Ins
         record.status = InstanceStatus.LEAVING
 
 
-def _note_sold_out(job: Job, state: State, lane: Lane, reason: str) -> None:
+def _note_sold_out(job: Job, state: State, lane: GroupState, reason: str) -> None:
     """Spot is dry: on demand may be asked for at once, and that is no attempt more."""
     note_dry(state, reason)
     if (lacking := rules.missing(state, lane)) and affordable_on_demand(job, state, lane, lacking):
@@ -237,7 +237,7 @@ def _note_started(job: Job, state: State) -> None:
             lane.relaunch_at = 0.0
 
 
-def allow_another_launch(job: Job, lane: Lane) -> None:
+def allow_another_launch(job: Job, lane: GroupState) -> None:
     """Allow another launch: replacing an instance that the provider took away costs none of the attempts."""
     lane.launches_left = min(job.launch_attempts, lane.launches_left + 1)
 
@@ -256,7 +256,7 @@ def lose(
     return [stop(job, state, trial, preempted=preempted) for trial in struck]
 
 
-def launch_missing(job: Job, state: State, lane: Lane) -> list[Command]:
+def launch_missing(job: Job, state: State, lane: GroupState) -> list[Command]:
     """Ask for the instances that the lane's stage still lacks, as far as the budget allows."""
     if state.now < lane.relaunch_at or (missing := rules.missing(state, lane)) == 0:
         return []
@@ -284,7 +284,7 @@ def launch_missing(job: Job, state: State, lane: Lane) -> list[Command]:
     return [launch(record) for record in records]
 
 
-def note_width(state: State, lane: Lane) -> None:
+def note_width(state: State, lane: GroupState) -> None:
     """Remember the most instances that the lane's stage has held."""
     lane.stage.widest = max(lane.stage.widest, len(state.held(lane).live))
 
@@ -294,7 +294,7 @@ def launch(record: InstanceRecord) -> LaunchInstance:
     return LaunchInstance(instance=record.instance, market=record.market, first_lease_s=record.first_lease_s)
 
 
-def _may_launch(state: State, lane: Lane) -> bool:
+def _may_launch(state: State, lane: GroupState) -> bool:
     """Use up an attempt, and return whether one was left. Launches within moments (many are lost at once) are one."""
     if state.now < lane.round_until:
         return True
@@ -335,7 +335,7 @@ def release(job: Job, state: State, records: Sequence[InstanceRecord]) -> list[C
     return [ReleaseInstance(instance=one.instance, fault=faults.get(one.instance, "")) for one in records]
 
 
-def release_left(job: Job, state: State, lane: Lane) -> list[Command]:
+def release_left(job: Job, state: State, lane: GroupState) -> list[Command]:
     """Give back what is taken away soon and has no trial on it any more.
 
     An instance that the provider takes away in its first hour is free, and is left to it.
@@ -351,7 +351,7 @@ def release_left(job: Job, state: State, lane: Lane) -> list[Command]:
     return release(job, state, unused)
 
 
-def release_surplus(job: Job, state: State, lane: Lane) -> list[Command]:
+def release_surplus(job: Job, state: State, lane: GroupState) -> list[Command]:
     """Give back what the lane's stage that begins does not need: slow types, those billed longest, other markets.
 
     As long as there is no spot capacity, what was bought on demand instead stays.
@@ -368,7 +368,7 @@ def release_surplus(job: Job, state: State, lane: Lane) -> list[Command]:
     return give_up(job, state, lane, [*others, *unbilled_first[:surplus]])
 
 
-def fit_allotment(job: Job, state: State, lane: Lane) -> list[Command]:
+def fit_allotment(job: Job, state: State, lane: GroupState) -> list[Command]:
     """Recall what the lane's stage holds beyond its share of the allotment, or keep again what was recalled.
 
     An idle instance is given back at once, and one with trials once these have stopped: at their next checkpoints, or
@@ -390,7 +390,7 @@ def fit_allotment(job: Job, state: State, lane: Lane) -> list[Command]:
     return commands + end(job, state, lane)
 
 
-def _recall(job: Job, state: State, lane: Lane, surplus: int) -> list[Command]:
+def _recall(job: Job, state: State, lane: GroupState, surplus: int) -> list[Command]:
     held = state.held(lane)
     unbilled_first = sorted(held.live, key=lambda record: record.running_at is not None)
     idle = [record for record in unbilled_first if not lane.runners.uses(record.instance)][:surplus]
@@ -401,7 +401,7 @@ def _recall(job: Job, state: State, lane: Lane, surplus: int) -> list[Command]:
     return give_up(job, state, lane, idle)
 
 
-def _stop_recalled(job: Job, state: State, lane: Lane) -> list[Command]:
+def _stop_recalled(job: Job, state: State, lane: GroupState) -> list[Command]:
     """Stop the trials on recalled instances now; they go on from their latest checkpoints."""
     recalled = [record for record in state.held(lane).leaving if record.recalled_at is not None]
     struck = {trial.trial: trial for record in recalled for trial in lane.runners.on(record.instance)}
@@ -413,7 +413,7 @@ def _recalled(leaving: Sequence[InstanceRecord]) -> list[InstanceRecord]:
     return [record for record in leaving if record.recalled_at is not None and record.interrupted_at is None]
 
 
-def _least_used(lane: Lane, busy: Sequence[InstanceRecord], count: int) -> list[InstanceRecord]:
+def _least_used(lane: GroupState, busy: Sequence[InstanceRecord], count: int) -> list[InstanceRecord]:
     """Return `count` instances on which the fewest trials run, in all: a gang that spans several stops once."""
     left, chosen, stopped = list(busy), list[InstanceRecord](), set[int]()
     while left and len(chosen) < count:
@@ -425,7 +425,7 @@ def _least_used(lane: Lane, busy: Sequence[InstanceRecord], count: int) -> list[
     return chosen
 
 
-def release_unneeded(job: Job, state: State, lane: Lane) -> list[Command]:
+def release_unneeded(job: Job, state: State, lane: GroupState) -> list[Command]:
     """Give back idle instances that neither the stage nor the next one needs, once trials have ended by themselves."""
     if lane.waiters or not lane.has_ended:
         return []
@@ -437,7 +437,7 @@ def release_unneeded(job: Job, state: State, lane: Lane) -> list[Command]:
     return give_up(job, state, lane, idle[: max(0, len(live) - lane.needs)])
 
 
-def release_all(job: Job, state: State, lane: Lane) -> list[Command]:
+def release_all(job: Job, state: State, lane: GroupState) -> list[Command]:
     """Give back what a lane holds that is over."""
     return give_up(job, state, lane, state.held(lane).live)
 
@@ -445,7 +445,7 @@ def release_all(job: Job, state: State, lane: Lane) -> list[Command]:
 # What one lane does not need goes warm to another that lacks it. Only where that is surely no dearer than to buy anew.
 
 
-def give_up(job: Job, state: State, lane: Lane, records: Sequence[InstanceRecord]) -> list[Command]:
+def give_up(job: Job, state: State, lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command]:
     """Hand on to other lanes what they lack, and give back the rest of what `lane` does not need."""
     spare, commands = list(records), list[Command]()
     for other in state.lanes if len(state.lanes) > 1 else ():
@@ -456,13 +456,13 @@ def give_up(job: Job, state: State, lane: Lane, records: Sequence[InstanceRecord
     return commands + release(job, state, spare)
 
 
-def hand_over(state: State, lane: Lane, other: Lane) -> None:
+def hand_over(state: State, lane: GroupState, other: GroupState) -> None:
     """Hand all that a lane holds, or waits for, on to another one that goes on in its place."""
     for record in [*state.held(lane).live, *state.held(lane).leaving]:
         state.fleet.hand_on(record, other.lane, state.now)
 
 
-def _wanted(job: Job, state: State, lane: Lane, spare: Sequence[InstanceRecord]) -> list[InstanceRecord]:
+def _wanted(job: Job, state: State, lane: GroupState, spare: Sequence[InstanceRecord]) -> list[InstanceRecord]:
     """Return the instances of `spare` that a lane takes instead of those that it waits for, or cannot buy.
 
     A stage that lacks more than there is goes on waiting, and what it was handed is paid for meanwhile: by no more than
@@ -479,13 +479,13 @@ def _wanted(job: Job, state: State, lane: Lane, spare: Sequence[InstanceRecord])
     return taken if waits_usd <= job.offer.once_usd_per_instance else []
 
 
-def _not_running(job: Job, state: State, lane: Lane) -> list[InstanceRecord]:
+def _not_running(job: Job, state: State, lane: GroupState) -> list[InstanceRecord]:
     """Return the requested instances of a lane that cost nothing to give up: they are not expected to run by now."""
     coming = (record for record in state.held(lane).live if record.running_at is None)
     return [record for record in coming if record.requested_at + job.offer.provision_delay_s > state.now]
 
 
-def _hand_on(job: Job, state: State, lane: Lane, records: Sequence[InstanceRecord]) -> list[Command]:
+def _hand_on(job: Job, state: State, lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command]:
     """Allot instances to a lane; what it had asked for instead is given up."""
     if not records:
         return []

@@ -17,7 +17,7 @@ from rubberband.executor.core.events import Slot
 from rubberband.executor.core.forecast import gang_factor
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
 from rubberband.executor.core.rules import promoted
-from rubberband.executor.core.state import Allocation, Job, Lane, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.state import GangRun, GroupState, Job, State, TrialReport, TrialState, TrialStatus
 from rubberband.planner.goodput.planning import at_noise_scale
 from rubberband.planner.queueing import recalibrated, updates_per_s
 from rubberband.units import counted, format_duration, format_usd
@@ -78,7 +78,7 @@ def is_settled(report: TrialReport) -> bool:
     return not sizes or (noise_scale_of(report) is not None and max(sizes) <= SETTLED * min(sizes))
 
 
-def present_noise_scale(job: Job, state: State, lane: Lane) -> float | None:
+def present_noise_scale(job: Job, state: State, lane: GroupState) -> float | None:
     """The median of the trials that go on; None where the profile has no model, none is known, or it is as expected."""
     if job.profile.goodput is None:
         return None
@@ -88,13 +88,13 @@ def present_noise_scale(job: Job, state: State, lane: Lane) -> float | None:
     return median(latest)
 
 
-def _left(job: Job, state: State, lane: Lane) -> list[TrialState]:
+def _left(job: Job, state: State, lane: GroupState) -> list[TrialState]:
     if lane.stages and lane.stage.ranking:
         return [state.trials[trial] for trial in _next(job, state, lane)]
     return [trial for trial in state.trials if trial.status is not TrialStatus.FAILED and not trial.ended]
 
 
-def _next(job: Job, state: State, lane: Lane) -> tuple[int, ...]:
+def _next(job: Job, state: State, lane: GroupState) -> tuple[int, ...]:
     """The trials that train after the lane's last SYNC: the promoted ones, or those of the lane's next bracket."""
     following, bracket = lane.stage.stage + 1, lane.bracket
     if following < bracket.end_stage or following == lane.end_stage:
@@ -197,7 +197,7 @@ def _seen(profile: Profile, state: State) -> tuple[list[float], list[float]]:
     return warm_s, cold_s
 
 
-def _uses(state: State) -> Iterator[tuple[Allocation, bool]]:
+def _uses(state: State) -> Iterator[tuple[GangRun, bool]]:
     """Yield what trained, and whether all its workers had trained before."""
     trained = set[Slot]()
     for use in state.allocations:
@@ -257,7 +257,7 @@ class _Speed:
     iterations: int
 
 
-def measured(job: Job, state: State, lane: Lane | None = None) -> MeasuredTerms:
+def measured(job: Job, state: State, lane: GroupState | None = None) -> MeasuredTerms:
     """The job's profile and offer, corrected by what the state's trials and instances took.
 
     Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations. Where workers
@@ -380,7 +380,7 @@ def _own(profile: Profile, seen: Mapping[int, Mapping[int, list[float]]], speeds
     return own_speeds(ratios, profile.trial_cv, profile.iteration_cv)
 
 
-def _ratios(job: Job, state: State, use: Allocation, expected: Expected, within_first_s: float) -> list[float]:
+def _ratios(job: Job, state: State, use: GangRun, expected: Expected, within_first_s: float) -> list[float]:
     """Return the times of the iterations reported from one stretch on a gang, each over the expected one.
 
     The first one is left out where the part of the start within it is longer than the iteration itself.
@@ -416,7 +416,7 @@ def _factor(trials: Mapping[int, list[float]], profile: Profile, known: OwnSpeed
     return shrunk(ratios, median(cvs), WITHIN_NOISE)
 
 
-def _going_on(job: Job, state: State, lane: Lane, own: OwnSpeeds) -> dict[int, OwnSpeed]:
+def _going_on(job: Job, state: State, lane: GroupState, own: OwnSpeeds) -> dict[int, OwnSpeed]:
     if not own.of or not lane.stages or not lane.stage.ranking:
         return {}
     unseen = OwnSpeed(factor=1.0, error=own.trial_cv)

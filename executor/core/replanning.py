@@ -18,7 +18,7 @@ from rubberband.executor.core.budget import bill_usd, held_s
 from rubberband.executor.core.events import RestPlanned
 from rubberband.executor.core.forecast import assumed, forecast, lane_factor, later_stages, stage_left
 from rubberband.executor.core.measured import MeasuredTerms, measured
-from rubberband.executor.core.state import Job, Lane, Phase, State, TrialStatus
+from rubberband.executor.core.state import GroupState, Job, Phase, State, TrialStatus
 from rubberband.planner.replan import Replanned, replan
 from rubberband.planner.reserve import Reserve
 from rubberband.units import counted
@@ -30,7 +30,7 @@ from rubberband.values.profile import Profile
 class Remainder:
     """Start of the rest of a job, with what is held and spent by then."""
 
-    lane: Lane
+    lane: GroupState
     done: int
     """The first stage of the rest."""
     stages: tuple[Stage, ...]
@@ -113,7 +113,7 @@ def decide_within(job: Job, state: State, now: float) -> RestPlanned:
     )
 
 
-def _within_stage(job: Job, state: State, lane: Lane, now: float) -> Remainder:
+def _within_stage(job: Job, state: State, lane: GroupState, now: float) -> Remainder:
     """The standing of a lane within a stage, which is taken to begin now with what its trials lack."""
     standing, stage = after_sync(job, state, lane, now), lane.stage.stage
     seen = standing.seen
@@ -134,7 +134,7 @@ def _allotted(state: State) -> str:
     return "no allotment now" if state.allotment is None else f"at most {counted(state.allotment, 'instance')} now"
 
 
-def after_sync(job: Job, state: State, lane: Lane, now: float) -> Remainder:
+def after_sync(job: Job, state: State, lane: GroupState, now: float) -> Remainder:
     """The standing of a lane between two stages."""
     seen = measured(job, state, lane)
     elsewhere_usd, others_end_s = elsewhere(job, state, lane, now)
@@ -151,7 +151,7 @@ def after_sync(job: Job, state: State, lane: Lane, now: float) -> Remainder:
     )
 
 
-def elsewhere(job: Job, state: State, lane: Lane, now: float) -> tuple[float, float]:
+def elsewhere(job: Job, state: State, lane: GroupState, now: float) -> tuple[float, float]:
     """Return the cost that other lanes and the shared head node still add to the bill, and the end of those lanes."""
     if not share_a_head(job, state):
         return 0.0, 0.0
@@ -187,7 +187,7 @@ def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
     return replace(found, plan=plan, prediction=found.present, changed=False, reason="plan unchanged: it is promised")
 
 
-def reserve(job: Job, state: State, lane: Lane) -> Reserve:
+def reserve(job: Job, state: State, lane: GroupState) -> Reserve:
     """The terms of the money that a plan of a lane's rest leaves, beside that of the other lanes."""
     others = [state.plan.stages[one.stage.stage : one.end_stage] for one in state.active() if one is not lane]
     beside_usd = sum(max(job.reserve.release_usd(job.offer, choice) for choice in left) for left in others)
@@ -230,20 +230,20 @@ def _replanned(job: Job, state: State, standing: Remainder) -> Replanned:
     )
 
 
-def on_held_types(job: Job, state: State, lane: Lane, profile: Profile) -> Profile:
+def on_held_types(job: Job, state: State, lane: GroupState, profile: Profile) -> Profile:
     """The profile of trials on the types that the lane holds; as it is unless others are used."""
     table = profile.seconds_per_iteration
     on_held_s = {gpus: lane_factor(job, profile, state, lane, gpus) * taken_s for gpus, taken_s in table.items()}
     return profile if on_held_s == table else replace(profile, seconds_per_iteration=on_held_s)
 
 
-def _most_instances(job: Job, state: State, lane: Lane) -> int:
+def _most_instances(job: Job, state: State, lane: GroupState) -> int:
     """The instances that a lane may have: its own, and its share of what none of the lanes that go on has."""
     share = lane.max_instances + rules.spare_instances(job, state) // len(state.active())
     return share if state.allotment is None else max(share, rules.least_instances(job, state, lane))
 
 
-def remaining(job: Job, state: State, lane: Lane) -> tuple[Stage, ...]:
+def remaining(job: Job, state: State, lane: GroupState) -> tuple[Stage, ...]:
     """The job's stages up to the lane's last; those that its trials go on to train no more trials than are left."""
     known = rules.promoted(job, lane.stage) if lane.stage.ranking else lane.stage.trials
     trials = [state.trials[trial] for trial in known]
@@ -266,7 +266,7 @@ def limits(job: Job) -> PlanningConstraints:
     )
 
 
-def held(state: State, lane: Lane, now: float) -> list[Cohort]:
+def held(state: State, lane: GroupState, now: float) -> list[Cohort]:
     """The instances of a lane that run, by how long they have been billed.
 
     One that was asked for and does not run yet is not held: it costs and delays a plan just as a new one does, and
@@ -280,7 +280,7 @@ def held(state: State, lane: Lane, now: float) -> list[Cohort]:
     return [Cohort(instances=count, held_s=age_s, market=market) for (age_s, market), count in sorted(cohorts.items())]
 
 
-def _losses(state: State, lane: Lane) -> str:
+def _losses(state: State, lane: GroupState) -> str:
     planned = state.chosen(lane).instances if lane.needs is None else state.wanted(lane)
     running = sum(record.running_at is not None for record in state.held(lane).live)
     return "" if running >= planned else f"{running} of {counted(planned, 'instance')} are left"
@@ -294,7 +294,7 @@ def predicted_from(job: Job, state: State, found: Prediction, elapsed_s: float) 
     return tuple(replace(stage, start_s=elapsed_s + stage.start_s) for stage in stages)
 
 
-def _as_before(job: Job, state: State, lane: Lane, now: float, reason: str) -> RestPlanned:
+def _as_before(job: Job, state: State, lane: GroupState, now: float, reason: str) -> RestPlanned:
     expected, done = forecast(job, state, now), rules.next_stage(lane)
     return RestPlanned(
         occurred_at=now,

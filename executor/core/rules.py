@@ -12,7 +12,7 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.history import Allotted
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.spending import Purse
-from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState
+from rubberband.executor.core.state import GroupState, Job, Phase, StageRecord, State, TrialState
 from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.units import MONEY_SLACK_USD, counted, format_usd
 from rubberband.values.offer import Offer, gang_sizes, slots
@@ -192,7 +192,7 @@ def cut_short(job: Job, record: InstanceRecord) -> bool:
     return record.ended_at >= record.running_at + record.first_lease_s
 
 
-def awaits_release(job: Job, state: State, lane: Lane) -> bool:
+def awaits_release(job: Job, state: State, lane: GroupState) -> bool:
     """Whether another instance could be asked for, were all given back that is released."""
     lacking = missing(state, lane)
     if lacking == 0 or affordable(job, state, lacking):
@@ -219,7 +219,7 @@ def _affordable(job: Job, state: State, purse: Purse, wanted: int) -> tuple[int,
     return 0, math.inf
 
 
-def gang_size(job: Job, state: State, lane: Lane) -> int:
+def gang_size(job: Job, state: State, lane: GroupState) -> int:
     """GPUs per trial: as planned, or the widest gang that fits what is ready; 0 if trials wait, or none fits.
 
     While an instance starts, trials wait for it: a gang keeps its width until the stage ends, so that a narrower one
@@ -235,7 +235,7 @@ def gang_size(job: Job, state: State, lane: Lane) -> int:
     return max((size for size in allowed if slots(ready, job.offer.gpus, size) > 0), default=0)
 
 
-def target_iterations(job: Job, lane: Lane, trial: TrialState) -> int:
+def target_iterations(job: Job, lane: GroupState, trial: TrialState) -> int:
     """Iterations in all that a trial has done at the end of the lane's current stage, or of its rung (asha)."""
     if job.ladder is not None:
         return job.ladder.totals[trial.rung]
@@ -245,7 +245,7 @@ def target_iterations(job: Job, lane: Lane, trial: TrialState) -> int:
     return lane.target[1]
 
 
-def missing(state: State, lane: Lane) -> int:
+def missing(state: State, lane: GroupState) -> int:
     """Instances that the lane's stage still lacks, and may ask for beside those that are taken away soon."""
     held = state.held(lane)
     lacking = state.wanted(lane) - len(held.live)
@@ -262,7 +262,7 @@ def buys_none(job: Job, state: State) -> bool:
     return job.start_attempts is not None and state.fleet.failed_starts >= job.start_attempts
 
 
-def startable(job: Job, state: State, lane: Lane, wanted: int) -> int:
+def startable(job: Job, state: State, lane: GroupState, wanted: int) -> int:
     """How many of `wanted` instances may be asked for, as far as it is known whether instances get ready.
 
     Once one has failed to, those that are on their way count among the attempts that are left. When none is left, one
@@ -276,7 +276,7 @@ def startable(job: Job, state: State, lane: Lane, wanted: int) -> int:
     return max(0, min(wanted, job.start_attempts - state.fleet.failed_starts - coming))
 
 
-def awaited(job: Job, state: State, lane: Lane) -> bool:
+def awaited(job: Job, state: State, lane: GroupState) -> bool:
     """Whether an instance of the lane's stage may still come before its trials start."""
     if waits_for_allotment(job, state, lane) or _waits_for_recalled(state, lane) or _waits_for_promise(state, lane):
         return True
@@ -290,18 +290,18 @@ def awaited(job: Job, state: State, lane: Lane) -> bool:
     return (lane.relaunch_at > state.now and missing(state, lane) > 0) or awaits_release(job, state, lane)
 
 
-def least_instances(job: Job, state: State, lane: Lane) -> int:
+def least_instances(job: Job, state: State, lane: GroupState) -> int:
     """The fewest instances that a gang of the lane's fits on."""
     planned = (choice.gpus_per_trial for choice in state.plan.stages[first_left(lane) : lane.end_stage])
     return -(-min(job.profile.smallest_gpus, *planned) // job.offer.gpus)
 
 
-def needed_instances(job: Job, state: State, lane: Lane) -> int:
+def needed_instances(job: Job, state: State, lane: GroupState) -> int:
     """The fewest instances on which the trials under way train at once, as wide as planned."""
     return instances_for(len(lane.runners) + len(lane.waiters), job.offer.gpus, state.chosen(lane).gpus_per_trial)
 
 
-def first_left(lane: Lane) -> int:
+def first_left(lane: GroupState) -> int:
     """The lane's current stage, or its first one if none has begun."""
     return lane.stages[-1].stage if lane.stages else lane.brackets[0].first_stage
 
@@ -316,18 +316,18 @@ def spare_instances(job: Job, state: State) -> int:
     return max(0, most_instances(job, state) - sum(lane.max_instances for lane in state.active()))
 
 
-def waits_for_allotment(job: Job, state: State, lane: Lane) -> bool:
+def waits_for_allotment(job: Job, state: State, lane: GroupState) -> bool:
     """Whether no gang fits on what the lane is allotted: it waits for more."""
     return state.allotment is not None and lane.max_instances < least_instances(job, state, lane)
 
 
-def is_promised(job: Job, lane: Lane) -> bool:
+def is_promised(job: Job, lane: GroupState) -> bool:
     """Whether a pool promises the lane all that the job's plan has left for it."""
     left = job.plan.stages[first_left(lane) : lane.end_stage]
     return lane.promised_instances >= max((choice.instances for choice in left), default=1)
 
 
-def _waits_for_promise(state: State, lane: Lane) -> bool:
+def _waits_for_promise(state: State, lane: GroupState) -> bool:
     """Whether the lane's stage is promised more instances than it is allotted yet.
 
     It does not begin on fewer: gangs that are narrower end their iterations later than the promise allows.
@@ -337,14 +337,14 @@ def _waits_for_promise(state: State, lane: Lane) -> bool:
     return lane.max_instances < wanted <= lane.promised_instances
 
 
-def _waits_for_recalled(state: State, lane: Lane) -> bool:
+def _waits_for_recalled(state: State, lane: GroupState) -> bool:
     """Whether a lane lacks an instance that it may have once another lane has given one back."""
     if state.wanted(lane) <= len(state.held(lane).live):
         return False
     return any(record.recalled_at is not None for record in state.fleet.leaving())
 
 
-def stops_at_checkpoint(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
+def stops_at_checkpoint(job: Job, state: State, lane: GroupState, trial: TrialState) -> bool:
     """Whether a running trial stops at a checkpoint: its instance is recalled, or it goes on with another gang."""
     if not state.history.of(Allotted):
         return False
@@ -353,7 +353,7 @@ def stops_at_checkpoint(job: Job, state: State, lane: Lane, trial: TrialState) -
     return lane.resized == lane.stage.stage and _changes_width(job, state, lane, trial)
 
 
-def _changes_width(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
+def _changes_width(job: Job, state: State, lane: GroupState, trial: TrialState) -> bool:
     """Whether a trial takes a narrower gang, so that another trial can start too, or a wider one that is faster."""
     size, width = gang_size(job, state, lane), len(trial.gang)
     if size in (0, width) or (size > width and lane.waiters) or (size < width and not lane.waiters):
@@ -366,14 +366,14 @@ def _changes_width(job: Job, state: State, lane: Lane, trial: TrialState) -> boo
     return free.room_without(trial.gang, size) >= (1 if size > width else 2)
 
 
-def room(job: Job, state: State, lane: Lane) -> int:
+def room(job: Job, state: State, lane: GroupState) -> int:
     """How many more trials can start on what the lane holds."""
     if not state.held(lane).ready or (size := gang_size(job, state, lane)) == 0:
         return 0
     return state.free_slots(lane, job.offer.gpus).room(size)
 
 
-def starts(job: Job, state: State, lane: Lane) -> Mapping[int, Gang]:
+def starts(job: Job, state: State, lane: GroupState) -> Mapping[int, Gang]:
     """Trial -> its gang, for the lane's queued trials (in order) for which slots are free."""
     if not lane.waiters or not state.held(lane).ready:
         return {}
@@ -385,7 +385,7 @@ def starts(job: Job, state: State, lane: Lane) -> Mapping[int, Gang]:
     return {trial.trial: gang for trial, gang in zip(waiting, placed, strict=True) if gang is not None}
 
 
-def moves(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
+def moves(job: Job, state: State, lane: GroupState, trial: TrialState) -> bool:
     """Whether a running trial is to leave an instance that is taken away soon, since there is room on those that stay.
 
     Where there is none, it may as well go on. A slow instance is not left for a narrower gang.
@@ -412,7 +412,7 @@ def promoted(job: Job, stage: StageRecord) -> tuple[int, ...]:
     return stage.ranking if is_last else stage.ranking[: job.stages[stage.stage + 1].trials]
 
 
-def next_stage(lane: Lane) -> int:
+def next_stage(lane: GroupState) -> int:
     """The stage that follows the lane's current one; past its bracket, if all trials of that failed."""
     failed = lane.stage.ended_at is not None and not lane.stage.ranking
     return lane.bracket.end_stage if failed else lane.stage.stage + 1
@@ -431,7 +431,7 @@ def to_draw(job: Job, state: State, stage: int) -> tuple[int, ...]:
     return job.trials_of(bracket)
 
 
-def begins_with(job: Job, lane: Lane, stage: int) -> tuple[int, ...]:
+def begins_with(job: Job, lane: GroupState, stage: int) -> tuple[int, ...]:
     """The trials that train in the lane's next stage, by number: the promoted ones, or those of another bracket."""
     bracket = job.bracket_of(stage)
     return job.trials_of(bracket) if stage == bracket.first_stage else tuple(sorted(promoted(job, lane.stage)))

@@ -230,7 +230,7 @@ class TrialState:
 
 
 @dataclass(slots=True, kw_only=True)
-class Allocation:
+class GangRun:
     """A gang's stretch of time: one attempt of one trial."""
 
     trial: int
@@ -284,7 +284,7 @@ _PHASES: Mapping[Course, Phase] = {"new": Phase.NEW, "ending": Phase.ENDING, "fi
 
 
 @dataclass(slots=True, kw_only=True)
-class Lane:
+class GroupState:
     """Brackets that run one after another on the instances that are allotted to them."""
 
     lane: int
@@ -358,7 +358,7 @@ class State:
     """Everything; `fold(events)` gives it again."""
 
     trials: list[TrialState]
-    lanes: list[Lane]
+    lanes: list[GroupState]
     lane_of: Sequence[int]
     """Trial -> its lane."""
     plan: Plan
@@ -382,7 +382,7 @@ class State:
     history: History = field(default_factory=History)
     requests: set[str] = field(default_factory=set)
     """Ids of what was asked of the driver and taken in."""
-    allocations: list[Allocation] = field(default_factory=list)
+    allocations: list[GangRun] = field(default_factory=list)
     stages: list[StageRecord] = field(default_factory=list)
     """Begun stages of all lanes, in order."""
     course: Course = "new"
@@ -444,11 +444,11 @@ class State:
         """Return the seconds from the start of the run to `at`; 0 before the start."""
         return 0.0 if self.course == "new" else max(0.0, at - self.started_at)
 
-    def lane_of_trial(self, trial: TrialState) -> Lane:
+    def lane_of_trial(self, trial: TrialState) -> GroupState:
         """The lane that trains a trial."""
         return self.lanes[self.lane_of[trial.trial]]
 
-    def active(self) -> list[Lane]:
+    def active(self) -> list[GroupState]:
         """The lanes that are not over."""
         return [lane for lane in self.lanes if lane.phase is not Phase.FINISHED]
 
@@ -456,13 +456,13 @@ class State:
         """The trials that start as soon as a sampler has drawn them, where trials climb rungs."""
         return self.undrawn if self.course == "running" else ()
 
-    def planning(self) -> Lane | None:
+    def planning(self) -> GroupState | None:
         """The first lane whose rest is to be planned now."""
         if self.course != "running":
             return None
         return next((lane for lane in self.lanes if lane.phase is Phase.PLANNING), None)
 
-    def resizing(self) -> Lane | None:
+    def resizing(self) -> GroupState | None:
         """The first lane whose current stage is to be planned again now, within it."""
         if self.course != "running":
             return None
@@ -493,23 +493,23 @@ class State:
             if lane.free is not None:
                 lane.free[1].take(trial.gang)
 
-    def chosen(self, lane: Lane) -> StagePlan:
+    def chosen(self, lane: GroupState) -> StagePlan:
         """Return the plan in force for the lane's current stage."""
         return self.plan.stages[lane.stages[-1].stage]
 
-    def most(self, lane: Lane) -> int:
+    def most(self, lane: GroupState) -> int:
         """How many instances the lane's current stage may hold: as planned, as far as the lane is allotted them."""
         return min(self.plan.stages[lane.stages[-1].stage].instances, lane.max_instances)
 
-    def wanted(self, lane: Lane) -> int:
+    def wanted(self, lane: GroupState) -> int:
         """How many instances the lane's current stage is to have."""
         return self.most(lane) if lane.needs is None else min(self.most(lane), lane.needs)
 
-    def held(self, lane: Lane) -> Held:
+    def held(self, lane: GroupState) -> Held:
         """Return the instances that are allotted to a lane."""
         return self.fleet.allotments.get(lane.lane) or self.fleet.of_lane(lane.lane)
 
-    def free_slots(self, lane: Lane, width: int) -> FreeSlots:
+    def free_slots(self, lane: GroupState, width: int) -> FreeSlots:
         """Return the free GPUs of the lane's ready instances; each has `width` GPUs."""
         ready = self.held(lane).ready
         if lane.free is None or lane.free[0] is not ready:
@@ -520,7 +520,7 @@ class State:
         """Trials that train now, by number in each lane."""
         return [trial for lane in self.lanes for trial in lane.running()]
 
-    def end(self, use: Allocation, at: float) -> None:
+    def end(self, use: GangRun, at: float) -> None:
         """A gang's stretch is over."""
         use.ended_at = at
         if self._used_gpu_s is not None:
@@ -535,21 +535,21 @@ class State:
                     _add_gpu_s(self._used_gpu_s, use, use.ended_at)
         return self._used_gpu_s
 
-    def allocation(self, trial: TrialState) -> Allocation:
+    def allocation(self, trial: TrialState) -> GangRun:
         """The trial's latest stretch on a gang; it has had one."""
         return self.allocations[trial.allocation]
 
 
-def lanes_of(job: Job) -> list[Lane]:
+def lanes_of(job: Job) -> list[GroupState]:
     """The lanes of a job, before its first event."""
     brackets, most = job.all_brackets(), job.lane_instances or (job.offer.max_instances,)
     of = {number: tuple(bracket for bracket in brackets if bracket.lane == number) for number in range(len(most))}
-    lanes = [Lane(lane=number, brackets=of[number], max_instances=most[number]) for number in of]
+    lanes = [GroupState(lane=number, brackets=of[number], max_instances=most[number]) for number in of]
     if job.ladder is not None:
         lanes[0].rungs = Rungs(job.ladder)
     return lanes
 
 
-def _add_gpu_s(used: dict[str, float], use: Allocation, ended_at: float) -> None:
+def _add_gpu_s(used: dict[str, float], use: GangRun, ended_at: float) -> None:
     instance = use.gang[0].instance
     used[instance] = used.get(instance, 0.0) + len(use.gang) * max(0.0, ended_at - use.started_at)

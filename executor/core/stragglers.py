@@ -21,7 +21,7 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, running_left_s, stage_left_s
 from rubberband.executor.core.history import HungInstance, Replacement
 from rubberband.executor.core.instances import allow_another_launch, release
-from rubberband.executor.core.state import Job, Lane, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.state import GroupState, Job, Phase, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import stop
 from rubberband.values.balance import BalanceUse
 
@@ -31,7 +31,7 @@ LEAST_SAVED = 0.05
 """Part of the stage's remaining time that a replacement must save: forecasts are no more exact."""
 
 
-def replace_slow(job: Job, state: State, lane: Lane, trial: TrialState) -> list[Command]:
+def replace_slow(job: Job, state: State, lane: GroupState, trial: TrialState) -> list[Command]:
     """Replace a slow instance of a trial that has just reported, if that pays within deadline and budget."""
     use = trial.reports[-1].balance if trial.reports else None
     if use is None or trial.status is not TrialStatus.RUNNING or len(use.shares) != len(trial.gang):
@@ -48,7 +48,7 @@ def replace_slow(job: Job, state: State, lane: Lane, trial: TrialState) -> list[
     return _replace(job, state, lane, state.instances[best.instance], first=best.first)
 
 
-def replace_hung(job: Job, state: State, lane: Lane, trial: TrialState) -> list[Command]:
+def replace_hung(job: Job, state: State, lane: GroupState, trial: TrialState) -> list[Command]:
     """Replace the instance of a trial that has just hung in training, if no other trial on it has reported meanwhile.
 
     A trial is evidence once. One that hangs on the other instance too, and has no retry left, hangs by its own doing;
@@ -90,7 +90,7 @@ def _suspects(state: State, trial: TrialState, use: BalanceUse) -> list[Instance
     return [state.instances[name] for name in names if state.instances[name].status is InstanceStatus.READY]
 
 
-def _hang_is_evidence(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
+def _hang_is_evidence(job: Job, state: State, lane: GroupState, trial: TrialState) -> bool:
     """Whether a trial's hang says something about its instance, and the instance may be exchanged now."""
     hung = state.history.of(HungInstance)
     if len(hung) >= job.hung_replacements or trial.trial in {one.trial for one in hung}:
@@ -112,14 +112,14 @@ def _is_alive(state: State, record: InstanceRecord, since: float) -> bool:
     return False
 
 
-def _may_replace(job: Job, state: State, lane: Lane) -> bool:
+def _may_replace(job: Job, state: State, lane: GroupState) -> bool:
     """Whether a slow instance may be exchanged now: no trial waits, and replacements are left."""
     if len(state.history.of(Replacement)) >= MOST_REPLACEMENTS or lane.waiters:
         return False
     return _may_exchange(job, state, lane)
 
 
-def _may_exchange(job: Job, state: State, lane: Lane) -> bool:
+def _may_exchange(job: Job, state: State, lane: GroupState) -> bool:
     """Whether an instance may be exchanged now: all that are wanted are there, and one more can be bought."""
     if job.offer.billing == "per_function" or state.course != "running" or lane.phase is not Phase.TRAINING:
         return False
@@ -134,7 +134,7 @@ def _may_exchange(job: Job, state: State, lane: Lane) -> bool:
 
 
 def _weighed(
-    job: Job, state: State, lane: Lane, trial: TrialState, use: BalanceUse, record: InstanceRecord
+    job: Job, state: State, lane: GroupState, trial: TrialState, use: BalanceUse, record: InstanceRecord
 ) -> Replacement:
     """Return what replacing an instance does: the start of another one, and of its trials, included."""
     ranks = tuple(rank for rank, slot in enumerate(trial.gang) if slot.instance == record.instance)
@@ -197,7 +197,7 @@ def _iteration_s(state: State, trial: TrialState, use: BalanceUse) -> float:
     return use.step_s * use.steps
 
 
-def _rest_usd(job: Job, state: State, lane: Lane, left_s: float, *, instances: int) -> float:
+def _rest_usd(job: Job, state: State, lane: GroupState, left_s: float, *, instances: int) -> float:
     """Return the cost of a number of the lane's instances, and of the head node, for the rest of the stage."""
     usd_per_s = market_usd_per_s(job.offer, state.chosen(lane).market)
     return instances * usd_per_s * left_s + job.offer.head_cost_usd(left_s)
@@ -208,7 +208,7 @@ def _growth_usd(job: Job, state: State, record: InstanceRecord, held_s: float) -
     return instance_cost_usd(job, record, state.now + held_s) - instance_cost_usd(job, record, state.now)
 
 
-def _pays(job: Job, state: State, lane: Lane, found: Replacement) -> bool:
+def _pays(job: Job, state: State, lane: GroupState, found: Replacement) -> bool:
     """Whether a replacement saves time, and money too unless the deadline or the objective asks for time alone."""
     if found.saved_s < LEAST_SAVED * found.left_s or found.saved_s <= 0.0:
         return False
@@ -224,14 +224,14 @@ def _pays(job: Job, state: State, lane: Lane, found: Replacement) -> bool:
 # The exchange.
 
 
-def _has_room(state: State, lane: Lane) -> bool:
+def _has_room(state: State, lane: GroupState) -> bool:
     """Whether another instance may be held beside the slow one until it is ready."""
     held, fleet = len(state.held(lane).live), state.fleet
     total = len(fleet.live()) + len(fleet.leaving())
     return held < lane.max_instances and (state.allotment is None or total < state.allotment)
 
 
-def _replace(job: Job, state: State, lane: Lane, record: InstanceRecord, *, first: bool) -> list[Command]:
+def _replace(job: Job, state: State, lane: GroupState, record: InstanceRecord, *, first: bool) -> list[Command]:
     """Leave an instance: at once, or once another one is ready where both may be held."""
     allow_another_launch(job, lane)
     record.status = InstanceStatus.LEAVING

@@ -10,7 +10,7 @@ from rubberband.executor.core import rules
 from rubberband.executor.core.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
 from rubberband.executor.core.events import TrialReported as Reported
 from rubberband.executor.core.history import Setback
-from rubberband.executor.core.state import Allocation, Job, Lane, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.state import GangRun, GroupState, Job, State, TrialReport, TrialState, TrialStatus
 
 MOST_GPU_FAILURES = 4
 """Failures of GPUs under a trial that are no failures of its own; after that they count, as they follow the trial."""
@@ -18,14 +18,14 @@ FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"}
 """Failures that another try would only repeat."""
 
 
-def start(job: Job, state: State, lane: Lane, trial: TrialState, gang: Gang) -> StartTrial:
+def start(job: Job, state: State, lane: GroupState, trial: TrialState, gang: Gang) -> StartTrial:
     """Order a queued trial to train on `gang`, until its lane's current stage ends."""
     trial.gang = gang
     state.put(trial, TrialStatus.RUNNING)
     trial.attempt += 1
     trial.allocation = len(state.allocations)
     state.allocations.append(
-        Allocation(trial=trial.trial, attempt=trial.attempt, stage=trial.last_stage, gang=gang, started_at=state.now)
+        GangRun(trial=trial.trial, attempt=trial.attempt, stage=trial.last_stage, gang=gang, started_at=state.now)
     )
     note_progress(job, state, lane, trial, state.now)
     _function_changed(job, state)
@@ -39,19 +39,19 @@ def start(job: Job, state: State, lane: Lane, trial: TrialState, gang: Gang) -> 
     )
 
 
-def note_progress(job: Job, state: State, lane: Lane, trial: TrialState, at: float) -> None:
+def note_progress(job: Job, state: State, lane: GroupState, trial: TrialState, at: float) -> None:
     """The trial did something: it is not taken to hang for a while."""
     trial.progress_at = at
     lane.runners.note_due(trial, rules.due_at(job, state, trial))
 
 
-def note_started(job: Job, state: State, lane: Lane, trial: TrialState, at: float) -> None:
+def note_started(job: Job, state: State, lane: GroupState, trial: TrialState, at: float) -> None:
     """The gang is up, and its first step begins."""
     state.allocation(trial).training_at = at
     note_progress(job, state, lane, trial, at)
 
 
-def note_repeated(job: Job, state: State, lane: Lane, trial: TrialState, at: float) -> None:
+def note_repeated(job: Job, state: State, lane: GroupState, trial: TrialState, at: float) -> None:
     """An iteration is done again that was reported before: that is progress, and nothing new."""
     use = state.allocation(trial)
     if not trial.reports or use.training_at is None or trial.reports[-1].reported_at <= use.training_at:
@@ -59,7 +59,7 @@ def note_repeated(job: Job, state: State, lane: Lane, trial: TrialState, at: flo
     note_progress(job, state, lane, trial, at)
 
 
-def note_report(job: Job, state: State, lane: Lane, trial: TrialState, event: Reported) -> list[Command]:
+def note_report(job: Job, state: State, lane: GroupState, trial: TrialState, event: Reported) -> list[Command]:
     """One more iteration is done: pause at the end of stage or rung, and leave an instance that is taken away soon.
 
     The checkpoint before is kept, to go back to should the new one be lost.
@@ -79,7 +79,7 @@ def note_report(job: Job, state: State, lane: Lane, trial: TrialState, event: Re
     return orders
 
 
-def note_late(job: Job, state: State, lane: Lane, trial: TrialState, event: Reported) -> list[Command]:
+def note_late(job: Job, state: State, lane: GroupState, trial: TrialState, event: Reported) -> list[Command]:
     """A stopped attempt's report arrived after all: a resume goes on from there, and does not train it again."""
     if trial.status is not TrialStatus.QUEUED or event.iterations != trial.iterations + 1:
         return []
@@ -91,7 +91,7 @@ def note_late(job: Job, state: State, lane: Lane, trial: TrialState, event: Repo
     return orders
 
 
-def _take_in(lane: Lane, trial: TrialState, event: Reported) -> list[Command]:
+def _take_in(lane: GroupState, trial: TrialState, event: Reported) -> list[Command]:
     """Add a report to its trial."""
     replaced = None
     trial.iterations = event.iterations
@@ -114,14 +114,14 @@ def _take_in(lane: Lane, trial: TrialState, event: Reported) -> list[Command]:
     return [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
 
 
-def note_end(job: Job, state: State, lane: Lane, trial: TrialState) -> None:
+def note_end(job: Job, state: State, lane: GroupState, trial: TrialState) -> None:
     """The trial has ended by itself: its latest report counts, and it trains no more."""
     trial.ended = lane.has_ended = True
     free(job, state, trial)
     pause(job, state, lane, trial)
 
 
-def pause(job: Job, state: State, lane: Lane, trial: TrialState) -> None:
+def pause(job: Job, state: State, lane: GroupState, trial: TrialState) -> None:
     """The trial waits for SYNC; where it climbs rungs (asha), its result counts at once."""
     if lane.rungs is None or job.ladder is None:
         state.put(trial, TrialStatus.PAUSED)

@@ -62,7 +62,7 @@ class HostedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class HostMark:
     """Identity of the process that holds the lock, or held it last."""
 
     pid: int
@@ -88,7 +88,7 @@ class Ending:
     """At most what measuring a profile cost, where the run did not begin after it."""
 
 
-_Note = TypeVar("_Note", HostedRun, Mark, Ending)
+_Note = TypeVar("_Note", HostedRun, HostMark, Ending)
 
 
 def write_order(folder: ExperimentFolder, order: HostedRun) -> None:
@@ -134,14 +134,14 @@ def read_ending(folder: ExperimentFolder) -> Ending | None:
     return _read(folder.ending, Ending)
 
 
-def read_mark(folder: ExperimentFolder) -> Mark | None:
+def read_mark(folder: ExperimentFolder) -> HostMark | None:
     """Return the process that runs, or ran last; None before the first one."""
-    return _read(folder.process_lock, Mark)
+    return _read(folder.process_lock, HostMark)
 
 
-def write_mark(lock: int, mark: Mark) -> None:
+def write_mark(lock: int, mark: HostMark) -> None:
     """Write the mark into the lock file (descriptor `lock`). A reader finds the mark before or this one, never none."""
-    os.pwrite(lock, TypeAdapter(Mark).dump_json(mark).ljust(os.fstat(lock).st_size), 0)
+    os.pwrite(lock, TypeAdapter(HostMark).dump_json(mark).ljust(os.fstat(lock).st_size), 0)
 
 
 def is_hosted(folder: ExperimentFolder) -> bool:

@@ -176,7 +176,7 @@ def asked_limits(requests: Requests, controller: Controller, now: float) -> list
     return [event for event in _as_events(limits, controller.job, now) if isinstance(event, Asked)]
 
 
-class Desk:
+class RequestQueue:
     """Turns requests to one driver into events. A request is deleted once the journal has it, not before."""
 
     def __init__(self, requests: Requests, cancelled: Callable[[], bool]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rubberband.executor.core.events import Gang
-from rubberband.executor.core.state import Allocation, TrialReport
+from rubberband.executor.core.state import GangRun, TrialReport
 from rubberband.values.balance import BalanceUse
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class BalanceStretch(BalanceUse):
 
 
 def balance_history(
-    reports: Sequence[TrialReport], uses: Iterable[Allocation], started_at: float
+    reports: Sequence[TrialReport], uses: Iterable[GangRun], started_at: float
 ) -> tuple[BalanceStretch, ...]:
     """Return the stretches of unequal workers in `reports`, in order; empty where all are equal.
 
@@ -139,6 +139,6 @@ def balance_history(
     )
 
 
-def _gang_at(uses: Sequence[Allocation], at: float) -> Gang:
+def _gang_at(uses: Sequence[GangRun], at: float) -> Gang:
     """Return the gang that reported at an instant: the latest one that had begun."""
     return next((use.gang for use in reversed(uses) if use.started_at <= at), ())

@@ -24,7 +24,7 @@ from rubberband.executor.core.budget import (
 )
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.history import DecisionResult, Granted, Pause, Replacement, RungResult, Setback
-from rubberband.executor.core.state import Allocation, Job, Lane, Phase, State
+from rubberband.executor.core.state import GangRun, GroupState, Job, Phase, State
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.result.batch_history import (
     BalanceStretch,
@@ -463,7 +463,7 @@ def _instead_of_spot(state: State) -> str:
     return f"{counted(count, 'instance')} on demand instead of spot: {state.fleet.spot_dry_reason}" if count else ""
 
 
-def _was_cut_off(state: State, use: Allocation) -> bool:
+def _was_cut_off(state: State, use: GangRun) -> bool:
     """Whether an interruption ended the gang's stretch within an iteration."""
     if not use.preempted or use.training_at is None or use.ended_at is None:
         return False
@@ -547,7 +547,7 @@ def _rungs(job: Job, state: State) -> list[RungResult]:
     ]
 
 
-def _bill_usd(job: Job, state: State, lane: Lane, at: float) -> float:
+def _bill_usd(job: Job, state: State, lane: GroupState, at: float) -> float:
     """Return the bill at `at`: of the whole job or, if it has several brackets, of a lane, without the head node."""
     return lane_bill_usd(job, state, lane, at) if job.is_divided else bill_usd(job, state, at)
 

@@ -34,7 +34,7 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.replanning import decide, decide_within
 from rubberband.executor.core.state import Job, State, TrialStatus
-from rubberband.executor.journal.inbox import Desk, Requests
+from rubberband.executor.journal.inbox import RequestQueue, Requests
 from rubberband.executor.journal.journal import EventLog
 
 Observer = Callable[[Event, Controller], None]
@@ -93,7 +93,7 @@ def drive(
     closes the backend, also after a StoreAwayError, which is journalled: a resume continues then.
     """
     try:
-        return _drive(controller, backend, journal, observers, Desk(requests or Requests(), cancelled), draw)
+        return _drive(controller, backend, journal, observers, RequestQueue(requests or Requests(), cancelled), draw)
     except StoreAwayError as error:
         _take_in([DriverStopped(occurred_at=backend.now(), reason=str(error))], controller, journal, observers)
         raise
@@ -104,7 +104,7 @@ def _drive(
     backend: Backend,
     journal: EventLog,
     observers: Sequence[Observer],
-    desk: Desk,
+    desk: RequestQueue,
     draw: Draw | None,
 ) -> Finish:
     is_new = replay(controller, journal) == 0

@@ -175,7 +175,7 @@ def make_adaptive(
 
 
 @dataclass(slots=True)
-class _Stretch:
+class _SteadySteps:
     """Steps of one size, from one decision to the next."""
 
     batch: BatchChoice
@@ -245,7 +245,7 @@ class AdaptiveBatching(Batching):
         self._sweep: Iterator[int] | None = None
         self._sweep_steps = LEAST_SWEEP_STEPS
         self._started = False
-        self._stretch: _Stretch
+        self._stretch: _SteadySteps
         initial = self._agent.split(limits.initial)
         self._proven = initial.per_gpu
         """Samples at once that memory sufficed for. A first batch that does not fit is divided when it is trained."""
@@ -403,7 +403,7 @@ class AdaptiveBatching(Batching):
     def _set(self, batch: BatchChoice) -> None:
         is_new = not self._started or batch != self._stretch.batch
         untimed = SWEEP_WARM_STEPS if self.segment.batch_mode == "sweep" else int(is_new)
-        self._stretch = _Stretch(batch=batch, untimed=untimed)
+        self._stretch = _SteadySteps(batch=batch, untimed=untimed)
         self.batch_size, self.per_gpu = batch.batch_size, self._pass_of(batch)
         limits = self._agent.limits
         self.most_per_worker = None if limits.accumulation else limits.max_per_gpu
@@ -475,7 +475,7 @@ class AdaptiveBatching(Batching):
             self._looks.spent_s += self._halves * self._halves_s(self._step_s)
             self._halves = 0
         append(self._uses, self._use(stretch, noise_scale))
-        self._stretch = _Stretch(batch=stretch.batch)
+        self._stretch = _SteadySteps(batch=stretch.batch)
 
     def _has_less_memory(self) -> bool:
         """Agree with the other workers on the samples that fit the memory of each; return whether they are fewer."""
@@ -486,7 +486,7 @@ class AdaptiveBatching(Batching):
         self._proven = min(self._proven, round(per_gpu))
         return True
 
-    def _use(self, stretch: _Stretch, noise_scale: float | None) -> BatchUse:
+    def _use(self, stretch: _SteadySteps, noise_scale: float | None) -> BatchUse:
         initial = self._agent.limits.initial
         useful = 1.0 if noise_scale is None else float(efficiency(noise_scale, initial, stretch.batch.batch_size))
         useful *= 1.0 - stretch.skipped / stretch.steps

@@ -47,7 +47,7 @@ CHANGES_SHARE = 0.02
 """Share of the time for changes of the shares, by what the latest two cost."""
 
 
-class Step(Protocol):
+class BalancedStep(Protocol):
     """Properties of a step on which the shares depend."""
 
     least: int
@@ -60,7 +60,7 @@ class Step(Protocol):
 
 
 @dataclass(slots=True)
-class _Stretch:
+class _BalancedStretch:
     """Times that rank 0 saw since the last report."""
 
     steps: int = 0
@@ -98,7 +98,7 @@ class Balancing:
         segment: Segment,
         gang: Gang,
         timer: ComputeTimer,
-        step: Step,
+        step: BalancedStep,
         batch_size: int,
         *,
         num_samples: int,
@@ -130,7 +130,7 @@ class Balancing:
         self._changes_s: deque[float] = deque(maxlen=2)
         """Seconds of the first steps after the latest changes. The cheaper counts: the first change with `compile` is
         dear, as torch then compiles for any size."""
-        self._stretch = _Stretch()
+        self._stretch = _BalancedStretch()
         self._pace, self._level = 1.0, _Level()
 
     def shares(self, batch_size: int, num_workers: int) -> Sequence[int]:
@@ -257,7 +257,7 @@ class Balancing:
 
     def report(self) -> BalanceUse | None:
         """Return the shares and times since the last report, on rank 0; None without a look."""
-        stretch, self._stretch = self._stretch, _Stretch()
+        stretch, self._stretch = self._stretch, _BalancedStretch()
         if not stretch.steps:
             return None
         limits = self.limits(self._size)

@@ -77,7 +77,7 @@ class CheckOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class TrialFault:
     """A fault of a trial."""
 
     line: str
@@ -102,7 +102,7 @@ class TrialCheck:
     """Iterations between the checkpoints of its class; None: a function chooses them."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps continue and gang."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[TrialFault] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     step: str = "import"
     """The step that was begun last."""
@@ -155,14 +155,14 @@ def _followed(
         if not some:
             if not found.is_finished:
                 end, was_killed = _end_of(process)
-                found.problems.append(Problem(line=f"{found.step}: {end}", is_final=False, may_be_here=was_killed))
+                found.problems.append(TrialFault(line=f"{found.step}: {end}", is_final=False, may_be_here=was_killed))
             return found
     return found
 
 
 def _decoded(line: bytes) -> TrialCheck:
     content = json.loads(line)
-    return TrialCheck(**{**content, "problems": [Problem(**problem) for problem in content["problems"]]})
+    return TrialCheck(**{**content, "problems": [TrialFault(**problem) for problem in content["problems"]]})
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> tuple[str, bool]:
@@ -251,7 +251,7 @@ class _Check:
                 if isinstance(each, str) and self._remembered:  # which differs between workers too
                     self._found.remarks.remove(self._remembered)
                     line = f"{line.rpartition('; ')[0]}; {self._remembered}"
-                self._found.problems.append(Problem(line=f"gang: {line}", details=details))
+                self._found.problems.append(TrialFault(line=f"gang: {line}", details=details))
 
         try:
             yield compare
@@ -429,22 +429,22 @@ def _difference(one: Any, other: Any, place: str) -> str | None:
     return None if same else place
 
 
-def _problem(step: str, error: BaseException, order: CheckOrder) -> Problem:
+def _problem(step: str, error: BaseException, order: CheckOrder) -> TrialFault:
     failure = describe(error, in_gang=False)
     if not order.device_id and _NEEDS_GPU.search(failure.message):
         fix = "; use the device that the trial is given (context.device), or check it where there is a GPU"
-        return Problem(
+        return TrialFault(
             line=f"{step}: it needs a GPU, and is checked on the CPU: {failure.message}{fix}", may_be_here=True
         )
     if step == "import":
-        return Problem(line=failure.message.removeprefix("EntrypointError: "), details=_own_frames(error.__cause__))
+        return TrialFault(line=failure.message.removeprefix("EntrypointError: "), details=_own_frames(error.__cause__))
     own, no_memory = isinstance(error, TrialFailure), isinstance(error, (MemoryError, LacksMemory))
     line = f"{step}: {failure.message}{_FIXES.get(failure.kind, '')}"
     if isinstance(error.__cause__, WorkerTrace):
         details = str(error.__cause__).strip()
     else:
         details = "" if own else _own_frames(error)
-    return Problem(line=line, details=details, is_final=failure.kind == "no_metric", may_be_here=no_memory)
+    return TrialFault(line=line, details=details, is_final=failure.kind == "no_metric", may_be_here=no_memory)
 
 
 def _own_frames(error: BaseException | None) -> str:

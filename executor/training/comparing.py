@@ -74,7 +74,7 @@ Rows = dict[str, NDArray[np.float64]]
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ProcessState:
     """Weights, buffers and metrics of a process at one point."""
 
     at: str
@@ -145,9 +145,9 @@ class Comparison:
             ], []
         return [], [_EQUAL] if self._segment.balance.policy == "equal" else []
 
-    def _received(self) -> tuple[dict[Who, list[_Seen]], dict[Who, Any]]:
+    def _received(self) -> tuple[dict[Who, list[_ProcessState]], dict[Who, Any]]:
         """Return what the processes sent in time, and how each of them ended."""
-        found: dict[Who, list[_Seen]] = {who: [] for who in self._jobs}
+        found: dict[Who, list[_ProcessState]] = {who: [] for who in self._jobs}
         ends: dict[Who, Any] = {}
         began_s = time.monotonic()
         until_s = began_s + LIMIT_S
@@ -160,7 +160,7 @@ class Comparison:
                     item = job.recv()
                 except (EOFError, OSError):
                     item = SegmentFailure(kind="raised", message="its process ended", details="", secondary=True)
-                if isinstance(item, _Seen):
+                if isinstance(item, _ProcessState):
                     found[who].append(item)
                     continue
                 ends[who] = item
@@ -179,7 +179,7 @@ class Comparison:
         self._folder.cleanup()
 
 
-def _faults(found: Mapping[Who, Sequence[_Seen]], metric: str) -> Iterator[str]:
+def _faults(found: Mapping[Who, Sequence[_ProcessState]], metric: str) -> Iterator[str]:
     """Yield the first difference."""
     for one, first, second in zip(found["one"], found["rank 0"], found["rank 1"], strict=False):
         name = _difference(_between_workers(first), _between_workers(second), 0.0)
@@ -204,7 +204,7 @@ def _faults(found: Mapping[Who, Sequence[_Seen]], metric: str) -> Iterator[str]:
                 return
 
 
-def _unlike_one(name: str, one: _Seen) -> str:
+def _unlike_one(name: str, one: _ProcessState) -> str:
     what = f"after {one.at}, the weights of {name} are not those of one worker on two"
     if one.at == "build_model()":
         return (
@@ -216,7 +216,7 @@ def _unlike_one(name: str, one: _Seen) -> str:
     return f"{what}; write loss(), hooks and the optimizer as for one process, without the number or rank of workers"
 
 
-def _between_workers(seen: _Seen) -> Rows:
+def _between_workers(seen: _ProcessState) -> Rows:
     """Return what all workers must have; not the buffers after an evaluation, which may be on rank 0 alone."""
     return {name: row for name, row in seen.rows.items() if seen.is_step or not name.startswith(_BUFFER)}
 
@@ -388,7 +388,7 @@ class _Observer:
                 named[_BUFFER + name] = each
         rows = {name: self._row(name, each) for name, each in named.items()}
         tolerance = runner.tolerance if isinstance(runner, _AloneRunner) else None
-        self._jobs.send(_Seen(at, metrics is None, restored, rows, metrics or {}, tolerance))
+        self._jobs.send(_ProcessState(at, metrics is None, restored, rows, metrics or {}, tolerance))
 
     @torch.no_grad()
     def _row(self, name: str, tensor: Tensor) -> NDArray[np.float64]:

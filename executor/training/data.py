@@ -237,7 +237,7 @@ def kept_random_states() -> Iterator[None]:
 Collate = Callable[[list[Any]], Any]
 
 
-class Samples:
+class DatasetBatches:
     """A dataset by position, as batches; `collate` None means torch's default.
 
     Subsets are opened. A TensorDataset below is indexed at once, which gives the same as `default_collate`. A dataset
@@ -355,7 +355,7 @@ class Feed:
         self._epoch = 0
         self._marks: dict[int, Mark] = {}
         self._stream: Stream | None = None
-        self._samples: Samples | None = None
+        self._samples: DatasetBatches | None = None
         most = most_workers
         if is_stream(dataset):
             self.num_samples = ENDLESS
@@ -363,7 +363,7 @@ class Feed:
             most = self._stream.num_turns
         else:
             self.num_samples = num_samples(dataset, what)
-            self._samples = Samples(dataset, collate)
+            self._samples = DatasetBatches(dataset, collate)
             most = 0 if self._samples.in_memory else most
         self._workers: LoaderWorkers | None = None
         self.num_workers = 0 if settings is None else settings.count(most)

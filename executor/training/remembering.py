@@ -33,7 +33,7 @@ _LIBRARIES = ("torch", "lightning", "pytorch_lightning", "torchmetrics", "torchv
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
-class Place(NamedTuple):
+class AttributePlace(NamedTuple):
     """An attribute: of what it is, the path of that, its class, and the name."""
 
     owner: str
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     name: str
 
 
-Attributes = dict[Place, str]
+Attributes = dict[AttributePlace, str]
 
 
 def attributes_of(runner: TorchRunner) -> Attributes:
@@ -63,7 +63,7 @@ def attributes_of(runner: TorchRunner) -> Attributes:
         for name, value in vars(each).items():
             known = name in _OF_MODULES if owner == "model" else owner == "trial" and hasattr(TorchTrial, name)
             if not known and (mark := _mark(value)) is not None:
-                found[Place(owner, path, type(each).__name__, name)] = mark
+                found[AttributePlace(owner, path, type(each).__name__, name)] = mark
     return found
 
 
@@ -84,12 +84,12 @@ def _mark(value: Any) -> str | None:
     return None if len(marks) < len(value) else repr(sorted(marks) if isinstance(value, (set, frozenset)) else marks)
 
 
-def changed(before: Attributes, after: Attributes) -> set[Place]:
+def changed(before: Attributes, after: Attributes) -> set[AttributePlace]:
     """Return the attributes that differ, or are new."""
     return {place for place, mark in after.items() if before.get(place) != mark}
 
 
-def remembered(entrypoint: Entrypoint, segment: Segment, among: set[Place]) -> list[Place]:
+def remembered(entrypoint: Entrypoint, segment: Segment, among: set[AttributePlace]) -> list[AttributePlace]:
     """Return those of the attributes that begin anew after a restore."""
     segment = replace(segment, until_iterations=2, batch=None, verify=False)
     until, payload, _ = _trained(entrypoint, segment, None, set())
@@ -103,8 +103,8 @@ def remembered(entrypoint: Entrypoint, segment: Segment, among: set[Place]) -> l
 
 
 def _trained(
-    entrypoint: Entrypoint, segment: Segment, payload: bytes | None, among: set[Place]
-) -> tuple[Attributes, bytes, set[Place]]:
+    entrypoint: Entrypoint, segment: Segment, payload: bytes | None, among: set[AttributePlace]
+) -> tuple[Attributes, bytes, set[AttributePlace]]:
     """Train to the second iteration; return the attributes then, the checkpoint before it, and what it read first."""
     target = entrypoint.load()
     assert isinstance(target, type)
@@ -149,7 +149,7 @@ def _watch(trial: TorchTrial, names: Collection[str]) -> set[str]:
     return read
 
 
-def remark(places: Sequence[Place]) -> str:
+def remark(places: Sequence[AttributePlace]) -> str:
     """Return the line that names the attributes, with the fix."""
     names = ", ".join(dict.fromkeys(f"{place.kind}.{place.name}" for place in places[:3]))
     fix = {"model": "register it as a buffer (register_buffer), or return it in the trial's state_dict()"}.get(

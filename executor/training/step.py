@@ -28,7 +28,7 @@ from rubberband.executor.training.runner import RanOut, one_line, refused, to_fl
 from rubberband.executor.training.sampler import GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.wrapping import Exchange, SharedBuffers, least_samples, uncounted
+from rubberband.executor.training.wrapping import GradientExchange, SharedBuffers, least_samples, uncounted
 from rubberband.units import counted
 
 
@@ -64,7 +64,7 @@ class TrainStep:
         self._train_mode = override_of(trial, "train_mode")
         self._set_mode()
         self._weighing = Weighing(trial, gang, device, feed.load)
-        self._exchange = Exchange(
+        self._exchange = GradientExchange(
             trial, gang, module, optimizer, is_adaptive=segment.batch is not None, is_one_pass=is_one_pass
         )
         self._has_hook = override_of(trial, "on_step") is not None

@@ -98,7 +98,7 @@ class _Pass(nn.Module):
         return compute()
 
 
-class Exchange:
+class GradientExchange:
     """Averages the gradients of a gang's workers by DistributedDataParallel; idle for one worker.
 
     DDP is made for a fixed set of parameters. Where hooks change what is trained, all workers make it anew.

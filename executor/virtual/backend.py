@@ -33,7 +33,7 @@ from rubberband.executor.core.events import (
     TrialStarted,
 )
 from rubberband.executor.core.state import Job
-from rubberband.executor.virtual.fleet import Agenda, AttemptFate, Faults, Fortune, TrialEnd, VirtualFleet
+from rubberband.executor.virtual.fleet import Agenda, AttemptFate, FaultModel, Faults, TrialEnd, VirtualFleet
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import Offer
@@ -78,7 +78,7 @@ _RETURNS_AFTER = 0.1
 
 
 @dataclass(slots=True)
-class _Run:
+class _VirtualAttempt:
     """One attempt under way."""
 
     start: StartTrial
@@ -108,7 +108,7 @@ class VirtualBackend:
         *,
         metric: str,
         metric_of: Callable[[int, int], float] = by_trial,
-        faults: Fortune | None = None,
+        faults: FaultModel | None = None,
         clock: VirtualClock | None = None,
         slowdown: float = 1.0,
         pace_of: Callable[[int], float] = steady,
@@ -128,7 +128,7 @@ class VirtualBackend:
         self._profile = profile
         self._metric = metric
         self._metric_of = metric_of
-        self._fortune: Fortune = faults or Faults()
+        self._fortune: FaultModel = faults or Faults()
         self._clock = clock or VirtualClock()
         self._slowdown = slowdown
         self._pace_of = pace_of
@@ -142,7 +142,7 @@ class VirtualBackend:
         self._fleet = VirtualFleet(
             self.provider, self._clock, self._agenda, self._fortune, lease_s=lease_s, ready_timeout_s=ready_timeout_s
         )
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, _VirtualAttempt] = {}
 
     def now(self) -> float:
         """Seconds on the virtual clock."""
@@ -237,7 +237,9 @@ class VirtualBackend:
         fate = self._fortune.attempt(start.trial, start.attempt)
         iteration_s = self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
         held = 0 if start.checkpoint is None else int(start.checkpoint.url.rpartition("/")[2])
-        run = self._runs[start.trial] = _Run(start, fate, iteration_s * fate.pace, began_with=held, saved=held)
+        run = self._runs[start.trial] = _VirtualAttempt(
+            start, fate, iteration_s * fate.pace, began_with=held, saved=held
+        )
         startup_s = self._profile.trial_startup_s * fate.startup
         self._agenda.add(self.now() + startup_s, lambda now: self._begin(run, now))
 
@@ -248,14 +250,14 @@ class VirtualBackend:
             if run.fate.outlives_stop and run.began_at is not None:
                 self._agenda.add(self.now(), lambda now: self._last_words(run, now))
 
-    def _lives(self, run: _Run) -> bool:
+    def _lives(self, run: _VirtualAttempt) -> bool:
         """Whether the attempt goes on: not stopped, and none of its machines gone."""
         if self._runs.get(run.start.trial) is not run:
             return False
         gone = self._fleet.gone
         return not gone or not any(slot.instance in gone for slot in run.start.gang)
 
-    def _begin(self, run: _Run, now: float) -> Event | None:
+    def _begin(self, run: _VirtualAttempt, now: float) -> Event | None:
         if not self._lives(run):
             return None
         if run.fate.loses_checkpoint and run.start.checkpoint is not None:
@@ -266,7 +268,7 @@ class VirtualBackend:
         self._expect_report(run, now)
         return TrialStarted(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt)
 
-    def _expect_report(self, run: _Run, began_at: float) -> None:
+    def _expect_report(self, run: _VirtualAttempt, began_at: float) -> None:
         if self._has_returned(run) and run.began_with + run.done < run.start.until_iterations:
             self._agenda.add(self.now() + _RETURNS_AFTER * run.iteration_s, lambda now: self._return(run, now))
         elif run.began_with + run.done < run.start.until_iterations:
@@ -276,7 +278,7 @@ class VirtualBackend:
             ends_at = began_at + run.mean_iterations * run.iteration_s
             self._agenda.add(ends_at, lambda now: self._report(run, began_at, now))
 
-    def _report(self, run: _Run, began_at: float, now: float) -> Event | None:
+    def _report(self, run: _VirtualAttempt, began_at: float, now: float) -> Event | None:
         if not self._lives(run):
             return None
         if run.fate.failure is not None and run.done >= run.fate.after_reports:
@@ -289,31 +291,31 @@ class VirtualBackend:
             self._expect_report(run, began_at)
         return event
 
-    def _has_returned(self, run: _Run) -> bool:
+    def _has_returned(self, run: _VirtualAttempt) -> bool:
         """Whether the trial is a function that returns before its next report."""
         end = self._fortune.end(run.start.trial)
         return end is not None and end.returns and run.began_with + run.done >= end.iterations
 
-    def _return(self, run: _Run, now: float) -> Event | None:
+    def _return(self, run: _VirtualAttempt, now: float) -> Event | None:
         if not self._lives(run):
             return None
         del self._runs[run.start.trial]
         return TrialEnded(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt)
 
-    def _last_words(self, run: _Run, now: float) -> Event:
+    def _last_words(self, run: _VirtualAttempt, now: float) -> Event:
         """Return the event that was under way when the attempt was stopped."""
         if self._has_returned(run):
             return TrialEnded(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt)
         return self._as_report(run, run.done + 1, now)
 
-    def _fail(self, run: _Run, kind: FailureKind, now: float) -> Event | None:
+    def _fail(self, run: _VirtualAttempt, kind: FailureKind, now: float) -> Event | None:
         if kind == "hung":
             return None
         start = run.start
         del self._runs[start.trial]
         return TrialFailed(occurred_at=now, trial=start.trial, attempt=start.attempt, kind=kind, message="fault")
 
-    def _as_report(self, run: _Run, done: int, now: float) -> Event:
+    def _as_report(self, run: _VirtualAttempt, done: int, now: float) -> Event:
         start = run.start
         iterations = run.began_with + done
         if iterations <= start.from_iterations:

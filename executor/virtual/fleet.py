@@ -15,7 +15,7 @@ from random import Random
 from typing import Protocol
 
 from rubberband.cloud.provider import InstanceDescription
-from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
+from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.executor.core.backend import ended, living, released, running
 from rubberband.executor.core.events import (
@@ -79,10 +79,10 @@ class TrialEnd:
     """Whether a function returns some time after its last report; otherwise that report says so."""
 
 
-class Fortune(Protocol):
+class FaultModel(Protocol):
     """Faults of a virtual run."""
 
-    def instance(self, instance: str, market: Market) -> Fate:
+    def instance(self, instance: str, market: Market) -> InstanceFaults:
         """The fate of an instance; asked once."""
         ...
 
@@ -123,7 +123,7 @@ class Faults:
     """(trial, attempt) -> how the attempt ends, in place of its first report; 'hung' means silence."""
     lost_checkpoints: Collection[tuple[int, int]] = ()
     """(trial, attempt) that cannot go on from its checkpoint."""
-    fates: Mapping[str, Fate] = field(default_factory=dict)
+    fates: Mapping[str, InstanceFaults] = field(default_factory=dict)
     """Instance -> whatever else becomes of it."""
     ends: Mapping[int, TrialEnd] = field(default_factory=dict)
     """Trial -> when it ends by itself."""
@@ -132,12 +132,12 @@ class Faults:
     slow_from: float = 0.0
     """Instant of the clock from which slow instances are slow."""
 
-    def instance(self, instance: str, market: Market) -> Fate:
+    def instance(self, instance: str, market: Market) -> InstanceFaults:
         """Return what is written down."""
         if instance in self.fates:
             return self.fates[instance]
         refused = f"no capacity for {instance}" if instance in self.refused else ""
-        return Fate(refused=refused, ends_after_s=self.lost_after_s.get(instance, math.inf))
+        return InstanceFaults(refused=refused, ends_after_s=self.lost_after_s.get(instance, math.inf))
 
     def messages(self, instance: str) -> Messages:
         """Prompt."""
@@ -220,7 +220,7 @@ class VirtualFleet:
         provider: VirtualProvider,
         clock: VirtualClock,
         agenda: Agenda,
-        fortune: Fortune,
+        fortune: FaultModel,
         *,
         lease_s: float,
         ready_timeout_s: float,
@@ -500,7 +500,7 @@ def _lost(status: InstanceDescription, now: float) -> InstanceLost:
 
 
 class Noise:
-    """A `Fortune` in which everything varies as the profile and the offer say, and nothing else goes wrong."""
+    """A `FaultModel` in which everything varies as the profile and the offer say, and nothing else goes wrong."""
 
     def __init__(
         self, profile: Profile, offer: Offer, *, seed: object, now: Callable[[], float], end_chance: float = 0.0
@@ -517,7 +517,7 @@ class Noise:
         self._iterations: dict[int, list[float]] = {}
         self._iteration_rngs: dict[int, Random] = {}
 
-    def instance(self, instance: str, market: Market) -> Fate:
+    def instance(self, instance: str, market: Market) -> InstanceFaults:
         """Return delays, and when the spot market takes it. Launches of one instant wait in one queue (SCALE)."""
         source, offer = Random(f"{self._seed}/{instance}"), self._offer
         asked_at = self._now()
@@ -527,7 +527,7 @@ class Noise:
         ends_after_s = math.inf
         if market == "spot" and offer.spot is not None and offer.spot.interruptions_per_hour > 0.0:
             ends_after_s = source.expovariate(offer.spot.interruptions_per_hour / SECONDS_PER_HOUR)
-        return Fate(
+        return InstanceFaults(
             provision_s=offer.provision_delay_s * self._provision[asked_at],
             init_s=offer.init_delay_s * _spread_factor(offer.init_spread, source),
             ends_after_s=ends_after_s,

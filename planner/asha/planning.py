@@ -226,14 +226,14 @@ _kept = lru_cache(maxsize=4)(Simulations)
 
 def solve(problem: Problem) -> Planned | Infeasible:
     """Return the plan of least mean cost (or mean JCT) that keeps the limits with the confidence."""
-    search = _Search(problem, QUICK if problem.quick else THOROUGH)
+    search = _AshaCandidates(problem, QUICK if problem.quick else THOROUGH)
     chosen = search.best()
     return Infeasible(search.infeasible) if chosen is None else planned(problem, Plan(stages=(chosen,)), search.runs)
 
 
 def frontier(problem: Problem) -> list[tuple[float, float]]:
     """Return (the JCT kept with the confidence, mean cost) of plans that no other beats, fastest first."""
-    search, box, confidence = _Search(problem, THOROUGH), problem.box, problem.constraints.confidence
+    search, box, confidence = _AshaCandidates(problem, THOROUGH), problem.box, problem.constraints.confidence
     rough = [found.mean for found in search.runs.figures(search.candidates, search.runs.rough)]
     best = [one for one, mean in zip(search.candidates, rough, strict=True) if not _is_beaten(*mean, rough)]
     points = []
@@ -247,7 +247,7 @@ def _is_beaten(jct_s: float, cost_usd: float, others: Iterable[tuple[float, floa
     return any(other_s < jct_s / _NEAR and usd < cost_usd / _NEAR for other_s, usd in others)
 
 
-class _Search:
+class _AshaCandidates:
     """The candidates of one planning call."""
 
     def __init__(self, problem: Problem, effort: Effort) -> None:

@@ -32,7 +32,7 @@ _EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class SimulatedRuns:
     """The simulated runs of some plans, each (plans, samples)."""
 
     starts_s: Floats
@@ -50,7 +50,7 @@ def most_losses(trials: int) -> int:
 
 def simulate(
     stage: Stage, choices: Sequence[StagePlan], profile: Profile, offer: Offer, draw: Draw, samples: range | None = None
-) -> Runs:
+) -> SimulatedRuns:
     """Return the runs of plans, which all buy on the same market, in some samples of a draw, or in all.
 
     Results at the same instant count in the order of the trials' numbers.
@@ -60,7 +60,7 @@ def simulate(
     runs = (_SpotRuns if is_lost else _Runs)(stage, choices, profile, offer, draw, columns)
     runs.to_end()
     shape = (len(choices), len(columns))
-    return Runs(
+    return SimulatedRuns(
         runs.starts_s.reshape(shape),
         runs.now.reshape(shape),
         runs.cost_usd().reshape(shape),

@@ -145,7 +145,7 @@ class MeanTimes:
         return run_s(self.stages[index], choice.gpus_per_trial, self.profile, self.offer, choice.market)
 
 
-class Step(NamedTuple):
+class StageOutcome(NamedTuple):
     """Time and cost of one stage."""
 
     provisioning_s: Value
@@ -240,7 +240,7 @@ class _Cluster(NamedTuple):
         groups = tuple(rates.group(cohort.instances, float(cohort.held_s)) for cohort in oldest_first)
         return cls(groups, markets.pop() if markets else None)
 
-    def step(self, index: int, choice: StagePlan, rates: Rates, times: Times) -> tuple[_Cluster, Step]:
+    def step(self, index: int, choice: StagePlan, rates: Rates, times: Times) -> tuple[_Cluster, StageOutcome]:
         """Run stage `index`: release what it does not need, start what it lacks, hold all while it lasts."""
         market = choice.market
         groups = self.groups if market == self.market else ()
@@ -262,7 +262,7 @@ class _Cluster(NamedTuple):
         duration_s = times.stage_s(index, choice)
         groups, held_usd = rates.hold(groups, duration_s, market)
         cost_usd = cost_usd + held_usd + rates.head_usd_per_s * (provisioning_s + duration_s)
-        return _Cluster(groups, market), Step(provisioning_s, duration_s, cost_usd)
+        return _Cluster(groups, market), StageOutcome(provisioning_s, duration_s, cost_usd)
 
 
 def _released(groups: _Groups, surplus: int) -> _Groups:
@@ -276,7 +276,7 @@ def _released(groups: _Groups, surplus: int) -> _Groups:
     return tuple(left)
 
 
-def walk(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) -> list[Step]:
+def walk(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) -> list[StageOutcome]:
     """Return the stages of a plan one after another, each with what it adds to the bill."""
     rates = Rates.of(offer)
     cluster, steps = _Cluster.of(held, rates), []
@@ -305,7 +305,7 @@ def predict(
     return summed(plan, profile, offer, walk(plan, offer, MeanTimes(stages, profile, offer), held))
 
 
-def summed(plan: Plan, profile: Profile, offer: Offer, steps: Sequence[Step]) -> Prediction:
+def summed(plan: Plan, profile: Profile, offer: Offer, steps: Sequence[StageOutcome]) -> Prediction:
     """Return the prediction that `steps` (of mean values) add up to."""
     predictions: list[StagePrediction] = []
     now_s = 0.0

@@ -53,7 +53,7 @@ _MOST_STARTED = 256
 
 
 @dataclass(slots=True)
-class Look:
+class SampledPlan:
     """The samples of a candidate so far."""
 
     jct_s: Floats
@@ -75,7 +75,7 @@ class Judge:
     draws: Draws
     problem: Problem
     box: Box
-    looks: dict[Plan, Look] = field(default_factory=dict)
+    looks: dict[Plan, SampledPlan] = field(default_factory=dict)
     _boxes: dict[Plan, Box] = field(default_factory=dict)
     luck: float | None = None
     """How much more often plans keep the limits in the samples that every candidate has than in all. Measured on one
@@ -96,7 +96,7 @@ class Judge:
             self._boxes[candidate] = self.box.less(self.problem.reserve_usd(candidate))
         return self._boxes[candidate]
 
-    def look(self, candidate: Plan, num_chunks: int = ROUGH_CHUNKS) -> Look:
+    def look(self, candidate: Plan, num_chunks: int = ROUGH_CHUNKS) -> SampledPlan:
         """Return the samples of a candidate, at least `num_chunks` chunks of them."""
         known = self.looks.get(candidate)
         have = 0 if known is None else len(known.jct_s) // self.draws.rows
@@ -106,7 +106,7 @@ class Judge:
                 jct_s, cost_usd = np.concatenate([known.jct_s, jct_s]), np.concatenate([known.cost_usd, cost_usd])
                 known = self.looks[candidate] = replace(known, jct_s=jct_s, cost_usd=cost_usd)
             else:
-                known = self.looks[candidate] = Look(jct_s, cost_usd)
+                known = self.looks[candidate] = SampledPlan(jct_s, cost_usd)
                 known.roughly, known.value = known.kept(self.box_of(candidate)), self._value(jct_s, cost_usd)
         assert known is not None
         return known
@@ -237,16 +237,16 @@ def solve(problem: Problem, draws: Draws | None = None) -> Planned | Infeasible:
     `draws` are the samples of the same job that another search has drawn, if there are any.
     """
     drawn = draws or problem.draws()
-    if problem.prefers_spot and (chosen := _Search(problem, drawn, ("spot",)).found()) is not None:
+    if problem.prefers_spot and (chosen := _SampledCandidates(problem, drawn, ("spot",)).found()) is not None:
         return planned(problem, chosen, drawn)
-    search = _Search(problem, drawn)
+    search = _SampledCandidates(problem, drawn)
     chosen = search.found()
     return Infeasible(search.infeasible) if chosen is None else planned(problem, chosen, drawn)
 
 
 def frontier(problem: Problem) -> list[tuple[float, float]]:
     """Return (the JCT kept with the confidence, mean cost) of plans near the frontier, fastest first."""
-    search, points = _Search(problem, problem.draws()), list[tuple[float, float]]()
+    search, points = _SampledCandidates(problem, problem.draws()), list[tuple[float, float]]()
     for table in search.tables(search.z, search.tau_s()):
         for found in pareto(table, Box(), constant=problem.constant):
             times_s, costs_usd = search.draws.totals(table.plan(found.path), range(1))
@@ -255,7 +255,7 @@ def frontier(problem: Problem) -> list[tuple[float, float]]:
     return unbeaten([point for point in points if point[0] <= box.time_s and point[1] <= box.cost_usd])
 
 
-class _Search:
+class _SampledCandidates:
     """The candidates of one planning call."""
 
     def __init__(self, problem: Problem, draws: Draws, markets: tuple[Market, ...] | None = None) -> None:
@@ -394,7 +394,7 @@ class _Search:
             likely = any(map(self.judge.likely, proposals))
             least_usd, most_usd = (middle_usd, most_usd) if likely else (least_usd, middle_usd)
 
-    def _margin_usd(self, candidate: Plan, look: Look) -> float:
+    def _margin_usd(self, candidate: Plan, look: SampledPlan) -> float:
         """Return how much less a plan would have to cost to keep the budget with the confidence."""
         if not math.isfinite(self.judge.box.cost_usd):
             return 0.0
@@ -450,7 +450,7 @@ class _Search:
             mean_s, least_usd = self.draws.least(candidate, held)
             if (least_usd if by_cost else mean_s) >= bound * _NEARLY_AS_GOOD:
                 return False
-        few, box = Look(*self.draws.totals(candidate, range(1), held)), self.judge.box_of(candidate)
+        few, box = SampledPlan(*self.draws.totals(candidate, range(1), held)), self.judge.box_of(candidate)
         if bound == math.inf:
             return few.kept(box) > 0.0
         value = float((few.cost_usd if by_cost else few.jct_s).mean())

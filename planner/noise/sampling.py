@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.exact.model import Step, Times, Value, check_plan, summed, walk
+from rubberband.planner.exact.model import StageOutcome, Times, Value, check_plan, summed, walk
 from rubberband.planner.exact.table import Floats
 from rubberband.planner.noise import levels
 from rubberband.planner.noise.losses import Chances, Exposed, Settling, unsettled_s, with_losses
@@ -65,14 +65,14 @@ class Samples:
     """(S,) Time of the plan."""
     cost_usd: Floats
     """(S,) Cost of the plan."""
-    walked: Sequence[Step]
+    walked: Sequence[StageOutcome]
     """Time and cost of every stage: numbers, or arrays of S."""
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[StageOutcome, ...]:
         """Mean values of every stage."""
         return tuple(
-            Step(*(float(np.mean(value)) for value in (step.provisioning_s, step.duration_s, step.cost_usd)))
+            StageOutcome(*(float(np.mean(value)) for value in (step.provisioning_s, step.duration_s, step.cost_usd)))
             for step in self.walked
         )
 

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from rubberband.errors import InputError
 from rubberband.planner.sharing.autoscaling import Autoscaling, Scale, within
-from rubberband.planner.sharing.calendar import Calendar, Slot, Span
+from rubberband.planner.sharing.calendar import Calendar, CalendarSlot, Span
 from rubberband.planner.sharing.demand import Allotment, Allotments, Capacity, Demand, Ints, Policy, Table
 from rubberband.planner.sharing.placement import place
 from rubberband.planner.sharing.policies import (
@@ -37,12 +37,12 @@ __all__ = [
     "Allotments",
     "Autoscaling",
     "Calendar",
+    "CalendarSlot",
     "Capacity",
     "Counting",
     "Demand",
     "Policy",
     "Scale",
-    "Slot",
     "Span",
     "keeps_promises",
     "make_policy",

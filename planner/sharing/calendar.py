@@ -25,7 +25,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class CalendarSlot:
     """Time of a plan in the calendar."""
 
     start_at: float
@@ -45,12 +45,12 @@ class Calendar:
     promises: Mapping[str, tuple[float, tuple[Span, ...]]] = field(default_factory=lambda: MappingProxyType({}))
     """Name -> start and plan."""
 
-    def fits(self, plan: Sequence[Span], deadline_at: float, from_at: float) -> Slot | None:
+    def fits(self, plan: Sequence[Span], deadline_at: float, from_at: float) -> CalendarSlot | None:
         """Return the earliest time of the plan from `from_at` on, or None if it would end after `deadline_at`."""
         slot = self.earliest(plan, from_at)
         return slot if slot is not None and slot.end_at <= deadline_at else None
 
-    def earliest(self, plan: Sequence[Span], from_at: float) -> Slot | None:
+    def earliest(self, plan: Sequence[Span], from_at: float) -> CalendarSlot | None:
         """Return the earliest time from `from_at` on at which the plan fits beside all promises.
 
         Its `end_at` is the earliest deadline that would do, its `start_at` the start. None if it needs more GPUs than
@@ -67,7 +67,7 @@ class Calendar:
                 span.gpus + _highest(edges, levels, start_at + begin_s, start_at + end_s) <= self.gpus
                 for span, begin_s, end_s in zip(plan, offsets, offsets[1:], strict=False)
             ):
-                return Slot(start_at=start_at, end_at=start_at + offsets[-1])
+                return CalendarSlot(start_at=start_at, end_at=start_at + offsets[-1])
         raise AssertionError("after the last promise every plan fits")
 
     def promise(self, name: str, plan: Sequence[Span], start_at: float) -> Calendar:

@@ -157,7 +157,7 @@ def simulate(
     pool has no instances at first, and those of `capacity` at most.
     """
     in_order = sorted(jobs, key=lambda job: job.submitted_at)
-    run = _Run(jobs=in_order, capacity=capacity, policy=policy, autoscaling=autoscaling)
+    run = _Simulation(jobs=in_order, capacity=capacity, policy=policy, autoscaling=autoscaling)
     began_s = time.process_time()
     while run.waiting or run.active:
         if not run.active:
@@ -194,7 +194,7 @@ def _tick(at: float, interval_s: float | None) -> float:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _Simulation:
     """State of a simulation."""
 
     jobs: Sequence[SimulatedJob]

@@ -13,7 +13,7 @@ from rubberband.commands.common import argument, aws_region
 from rubberband.errors import InputError
 
 if TYPE_CHECKING:
-    from rubberband.cloud.aws.account import Look
+    from rubberband.cloud.aws.account import AccountState
     from rubberband.cloud.aws.calls import AwsSession
 
 aws = typer.Typer(
@@ -191,7 +191,7 @@ def _owner(owner: str) -> str:
         raise InputError(f"--owner: {owner} is no owner; write letters, digits, and any of . - _") from None
 
 
-def _show(look: Look, session: AwsSession, verb: str) -> None:
+def _show(look: AccountState, session: AwsSession, verb: str) -> None:
     print(f"account {look.account}, region {session.region}, as {look.who}")
     for line in look.plan.there:
         print(f"  there:   {line}")
@@ -199,7 +199,7 @@ def _show(look: Look, session: AwsSession, verb: str) -> None:
         print(f"  {verb + ':':<8} {step.text.removeprefix(verb + ' ')}")
 
 
-def _print_policies(look: Look) -> None:
+def _print_policies(look: AccountState) -> None:
     for role in look.roles:
         for name, document in {"trust": role.trust, **role.policies}.items():
             print(f"\n# role {role.name}: {name}\n{json.dumps(document, indent=2)}")

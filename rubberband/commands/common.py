@@ -57,7 +57,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: 
 # Arguments and options that several commands have.
 
 
-class Policy(StrEnum):
+class PlanPolicy(StrEnum):
     """Search for the plan."""
 
     optimal = "optimal"
@@ -106,7 +106,7 @@ Overrides = Annotated[
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a value of the file; repeats.", show_default=False),
 ]
 PolicyOption = Annotated[
-    Policy,
+    PlanPolicy,
     typer.Option(
         "--policy",
         help="optimal: the best plan there is, instances change from stage to stage; static: a cluster of a fixed "
@@ -151,14 +151,14 @@ def confirm_bill(bill: str, what: str, *, yes: bool) -> None:
 # A head on EC2 (`rubberband run FILE --on head`) as the place where a command acts.
 
 
-class Place(StrEnum):
+class OtherMachine(StrEnum):
     """Another machine of one's own on which a command runs."""
 
     head = "head"
 
 
 OnOption = Annotated[
-    Place | None,
+    OtherMachine | None,
     option("--on", "head", "Ask the head on EC2, where `rubberband run FILE --on head` started it."),
 ]
 """Place of a command that asks for an experiment by its name; the command line carries it out (rubberband.cli)."""

@@ -17,7 +17,7 @@ import typer
 from rubberband.commands.common import (
     FileArgument,
     Overrides,
-    Policy,
+    PlanPolicy,
     PolicyOption,
     TableFormat,
     option,
@@ -93,7 +93,7 @@ class _Options:
 
     file: Path
     output: TableFormat
-    policy: Policy
+    policy: PlanPolicy
     plan: Path | None
     frontier: bool
     size: bool
@@ -112,7 +112,7 @@ def _command(live: bool, help: str) -> Callable[..., None]:
     def command(
         file: FileArgument,
         output: OutputOption = TableFormat.table,
-        policy: PolicyOption = Policy.optimal,
+        policy: PolicyOption = PlanPolicy.optimal,
         plan: PlanOption = None,
         frontier: FrontierOption = False,
         size: SizeOption = False,
@@ -252,7 +252,7 @@ def _next(asked: _Options, found: Estimate, size: Size | None, provider: str) ->
     else:
         name = "plan" if provider == "aws" and not asked.live else "run"
     place = ["--on", "head"] if name == "run" and provider == "aws" else []
-    policy = [] if asked.policy is Policy.optimal else ["--policy", asked.policy.value]
+    policy = [] if asked.policy is PlanPolicy.optimal else ["--policy", asked.policy.value]
     changes = [word for override in overrides.values() for word in ("-s", override)]
     return [f"Next: {shlex.join(['rubberband', name, str(asked.file), *place, *policy, *changes])}"]
 

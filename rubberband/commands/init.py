@@ -79,7 +79,7 @@ def init(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _TrialFindings:
     """Findings about a trial: its source, and an iteration."""
 
     space: Mapping[str, tuple[str, str]]
@@ -120,7 +120,7 @@ def _write_trial(path: Path) -> str:
 # The trial's source.
 
 
-def _seen(trial: str, path: Path) -> _Seen:
+def _seen(trial: str, path: Path) -> _TrialFindings:
     """Import a trial and read its source. Raises EntrypointError."""
     from rubberband.executor.training.entrypoint import Entrypoint
     from rubberband.executor.training.torch_trial import TorchTrial
@@ -133,7 +133,7 @@ def _seen(trial: str, path: Path) -> _Seen:
     if not reported:
         reported = ["loss"] if isinstance(target, type) and issubclass(target, TorchTrial) else ["score"]
     better = [name for name in reported if _is_maximised(name)]
-    return _Seen(
+    return _TrialFindings(
         space={name: _domain(name, default) for name, default in sorted(parameters.items())},
         metric=(better or reported)[0],
     )
@@ -219,7 +219,7 @@ def _domain(name: str, default: Any) -> tuple[str, str]:
 # The iteration that is tried.
 
 
-def _tried(seen: _Seen, trial: str, path: Path, asked: str | None) -> _Seen:
+def _tried(seen: _TrialFindings, trial: str, path: Path, asked: str | None) -> _TrialFindings:
     """Try an iteration, for its seconds, and for the metric if it has another name. Problems are kept."""
     report = _report(seen, trial, path)
     first = report.problems[0].line if report.problems else ""
@@ -236,7 +236,7 @@ def _tried(seen: _Seen, trial: str, path: Path, asked: str | None) -> _Seen:
     )
 
 
-def _report(seen: _Seen, trial: str, path: Path) -> CheckReport:
+def _report(seen: _TrialFindings, trial: str, path: Path) -> CheckReport:
     from rubberband.running.check import check_experiment
     from rubberband.spec.loading import parse_experiment
 
@@ -247,7 +247,7 @@ def _report(seen: _Seen, trial: str, path: Path) -> CheckReport:
 # The file.
 
 
-def _text(seen: _Seen, trial: str, path: Path) -> str:
+def _text(seen: _TrialFindings, trial: str, path: Path) -> str:
     """Return the experiment file at `path`."""
     iteration_s = max(0.01, _GUESSED_S if seen.iteration_s is None else seen.iteration_s)
     deadline_s = _rounded_up(max(600.0, 3.0 * _SERIAL / _INSTANCES * iteration_s + 300.0))
@@ -301,7 +301,7 @@ def _name(trial: str, path: Path) -> str:
     return next((name for name in found if name and name not in _GENERIC and not keyword.iskeyword(name)), "search")
 
 
-def _conclude(found: _Seen, path: Path) -> None:
+def _conclude(found: _TrialFindings, path: Path) -> None:
     for problem in found.problems:
         print(f"problem: {problem}", file=sys.stderr)
     again = f"rubberband check {path}"

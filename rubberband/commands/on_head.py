@@ -22,7 +22,7 @@ from rubberband.units import format_duration, format_usd, parse_usd
 if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
     from rubberband.cloud.aws.head import HeadInstance
-    from rubberband.cloud.aws.remote import Answer, RemoteHead
+    from rubberband.cloud.aws.remote import HeadAnswer, RemoteHead
     from rubberband.cloud.catalogue import Table
     from rubberband.spec.experiment import Experiment
     from rubberband.spec.resources import Resources
@@ -203,7 +203,7 @@ def _words(context: typer.Context, names: Collection[str]) -> list[str]:
     return [*options, *arguments]
 
 
-def _printed(answer: Answer, path: str | Path | None = None) -> int:
+def _printed(answer: HeadAnswer, path: str | Path | None = None) -> int:
     """Print the answer of a command, and write the file that it wrote. Raises ProviderError if that did not come."""
     print(answer.out, end="", flush=True)
     print(answer.err, end="", file=sys.stderr)

@@ -15,9 +15,9 @@ from rubberband.commands.common import (
     Name,
     NoCapOption,
     OnOption,
+    OtherMachine,
     Overrides,
-    Place,
-    Policy,
+    PlanPolicy,
     PolicyOption,
     ServerOption,
     ServiceOption,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def run(
     file: FileArgument,
-    policy: PolicyOption = Policy.optimal,
+    policy: PolicyOption = PlanPolicy.optimal,
     overrides: Overrides = None,
     new: Annotated[
         bool, typer.Option("--new", help="If the name is taken, use the next free one: digits, digits-2, digits-3.")
@@ -52,7 +52,7 @@ def run(
     no_cap: NoCapOption = False,
     yes: YesOption = False,
     on: Annotated[
-        Place | None,
+        OtherMachine | None,
         option(
             "--on",
             "head",
@@ -194,7 +194,7 @@ def _conclude(result: Result) -> None:
 
 def submit(
     file: FileArgument,
-    policy: PolicyOption = Policy.optimal,
+    policy: PolicyOption = PlanPolicy.optimal,
     overrides: Overrides = None,
     server: ServiceOption = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show its progress until it ends.")] = False,

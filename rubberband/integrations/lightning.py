@@ -56,7 +56,7 @@ class LightningTrial(TorchTrial):
 
     def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer of `configure_optimizers`."""
-        self._run = _Run(self._source(config), model)
+        self._run = _ModuleRun(self._source(config), model)
         optimizer, self._schedule = self._run.optimizers()
         self.scheduler_step = "batch" if self._schedule.interval == "step" else "iteration"  # type: ignore[misc]
         self.scheduler_metric = self._schedule.monitor
@@ -145,7 +145,7 @@ class _Source:
         self._name = type(trial).__name__
         self._config = config
         self._module: Any = None
-        self.place = _Place(self, trial)
+        self.place = _TrainerSubstitute(self, trial)
         self._data_seed = trial._data_seed
         with seeded(self._data_seed, 0):
             self.datamodule = trial.build_datamodule(config)
@@ -198,7 +198,7 @@ class _Source:
                 made.teardown("fit")
 
 
-class _Place:
+class _TrainerSubstitute:
     """Substitute for `self.trainer`: the progress of the training, and the place in the gang."""
 
     _source: Any = None
@@ -299,7 +299,7 @@ class _Place:
         super().__setattr__(name, value)
 
 
-class _Run:
+class _ModuleRun:
     """Trains and validates a module, and keeps what it logs."""
 
     def __init__(self, source: _Source, model: Any) -> None:

@@ -15,7 +15,7 @@ from rubberband.planner.exact.model import predict
 from rubberband.planner.exact.solver import Box
 from rubberband.planner.exact.table import Floats
 from rubberband.planner.noise.sampling import Draws, varies
-from rubberband.planner.problem import JobPlan, Lane
+from rubberband.planner.problem import BracketGroup, JobPlan
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, BillLine, Offer, SideCost
 from rubberband.values.plan import Stage
@@ -286,7 +286,7 @@ def predicted_usd(estimate: Estimate, offer: Offer) -> float:
     return _outcome(estimate, estimate.job, replace(estimate.case, offer=offer)).cost_usd
 
 
-def _figures(lane: Lane, profile: Profile, offer: Offer, seed: int) -> tuple[Floats, Floats]:
+def _figures(lane: BracketGroup, profile: Profile, offer: Offer, seed: int) -> tuple[Floats, Floats]:
     """Return time and cost of a lane in each sample; one value each if nothing varies."""
     if lane.stages[0].ladder is not None:
         runs = Simulations(lane.stages[0], profile, offer, seed)

@@ -19,7 +19,7 @@ from rubberband.cloud.catalogue import Table, offers
 from rubberband.cloud.local.gpus import gpus_to_share, one_taken
 from rubberband.errors import Cancelled, EntrypointError, InputError
 from rubberband.executor.run.allowance import require_runnable
-from rubberband.executor.training.checking import CheckOrder, Problem, TrialCheck, check
+from rubberband.executor.training.checking import CheckOrder, TrialCheck, TrialFault, check
 from rubberband.executor.training.content import content_of, digest, with_trial
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment
@@ -53,7 +53,7 @@ class CheckReport:
     configuration: Mapping[str, Any] = field(default_factory=dict)
     """Configuration of the trial that was checked last."""
     trial: TrialCheck = field(default_factory=TrialCheck)
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[TrialFault, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
@@ -99,21 +99,21 @@ def check_experiment(
     `home` is the one whose policy a run would keep, by default that of RUBBERBAND_HOME.
     """
     experiment = with_trial(experiment, search_path)
-    problems, entrypoint, max_gpus = list[Problem](), None, 1
+    problems, entrypoint, max_gpus = list[TrialFault](), None, 1
     try:
         require_runnable(experiment, home or default_home())
     except InputError as error:
-        problems.append(Problem(line=str(error)))
+        problems.append(TrialFault(line=str(error)))
     try:
         on_demand = experiment.resources.model_copy(update={"market": "on_demand"})  # the price of spot may be unknown
         any_market = experiment.model_copy(update={"resources": on_demand})
         max_gpus = widest_gang(any_market, None, experiment.loaded_profiles())
     except InputError as error:
-        problems.append(Problem(line=str(error)))
+        problems.append(TrialFault(line=str(error)))
     try:
         entrypoint = named_entrypoint(experiment, search_path)
     except InputError as error:
-        problems.append(Problem(line=str(error)))
+        problems.append(TrialFault(line=str(error)))
         return CheckReport(
             entrypoint=str(experiment.entrypoint), device="cpu", limit_s=limit_s, problems=tuple(problems)
         )
@@ -203,7 +203,7 @@ def _checked(
     max_gpus: int,
     limit_s: float,
     output: IO[Any] | int | None,
-    problems: Sequence[Problem],
+    problems: Sequence[TrialFault],
     cancelled: Callable[[], bool] = lambda: False,
 ) -> CheckReport:
     """Check trials until one passes: at most `TRIALS`, as long as the time lasts."""
@@ -218,7 +218,7 @@ def _checked_on(
     max_gpus: int,
     limit_s: float,
     output: IO[Any] | int | None,
-    problems: Sequence[Problem],
+    problems: Sequence[TrialFault],
     cancelled: Callable[[], bool],
 ) -> CheckReport:
     device: Literal["cpu", "cuda"] = "cuda" if gpu else "cpu"
@@ -276,11 +276,11 @@ def _not_reported(experiment: Experiment, found: TrialCheck) -> list[str]:
     ]
 
 
-def _unfinished(found: TrialCheck, limit_s: float) -> Sequence[Problem]:
+def _unfinished(found: TrialCheck, limit_s: float) -> Sequence[TrialFault]:
     if found.is_finished or found.problems:
         return ()
     more = f"allow more with --limit {format_duration(3 * limit_s)}"
-    return (Problem(line=f"{found.step}: not over after {format_duration(limit_s)}; {more}"),)
+    return (TrialFault(line=f"{found.step}: not over after {format_duration(limit_s)}; {more}"),)
 
 
 def brief(configuration: Mapping[str, Any]) -> str:

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING
 from rubberband.errors import Cancelled, InputError, JournalError, RubberbandError, StoreAwayError
 from rubberband.executor.journal.database import PATIENCE_S, was_lost
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
-from rubberband.executor.journal.hosting import Ending, HostedRun, Mark, holding, read_order, write_ending, write_mark
+from rubberband.executor.journal.hosting import (
+    Ending,
+    HostedRun,
+    HostMark,
+    holding,
+    read_order,
+    write_ending,
+    write_mark,
+)
 from rubberband.interrupts import ENDS, AtOnce
 from rubberband.values.kinds import KINDS
 
@@ -49,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
             order = read_order(folder)
         except RubberbandError as error:
             return _failed(error)[0]
-        mark = Mark(pid=os.getpid(), attempt=order.attempt, started_at=time.time())
+        mark = HostMark(pid=os.getpid(), attempt=order.attempt, started_at=time.time())
         write_mark(lock, mark)
         exit_code, error_line, spent_usd = _outcome(
             folder, order, lambda what: write_mark(lock, replace(mark, waits_for=what))

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean
 
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.state import Allocation, Job, State
+from rubberband.executor.core.state import GangRun, Job, State
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, sqlite_url
 from rubberband.executor.journal.reading import read
@@ -211,7 +211,7 @@ def print_parts(seen: Seen) -> None:
         )
 
 
-def _iterations(state: State, use: Allocation) -> list[float]:
+def _iterations(state: State, use: GangRun) -> list[float]:
     if use.training_at is None:
         return []
     until = float("inf") if use.ended_at is None else use.ended_at

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.serving import only_server
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.sql import Store, open_store
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.core.events import DriverResumed
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -89,12 +89,12 @@ class Service:
                     self.over.wait(0.1)
                     continue
                 self.began += 1
-                runs = Runs(settings, store, lambda: None, command=DRIVER)
+                runs = ExperimentRuns(settings, store, lambda: None, command=DRIVER)
                 runs.start()
                 stack.callback(runs.close)
                 self._submit(runs, store)
 
-    def _submit(self, runs: Runs, store: Store) -> None:
+    def _submit(self, runs: ExperimentRuns, store: Store) -> None:
         """Keep a few experiments queued, until the end."""
         was_taken = False
         while not self.over.is_set():
@@ -106,7 +106,7 @@ class Service:
                     name = f"{self.home.name}-{len(self.submitted)}"
                     runs.submit(experiment(name), request=name)
                     self.submitted.append(name)
-            except (JournalError, Problem):
+            except (JournalError, HttpProblem):
                 self.unserved += 1
             self.over.wait(0.05)
 

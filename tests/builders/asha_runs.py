@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rubberband.planner.asha.draws import Draw
-from rubberband.planner.asha.runs import Runs, simulate
+from rubberband.planner.asha.runs import SimulatedRuns, simulate
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Stage, StagePlan
 from rubberband.values.profile import Profile
@@ -15,7 +15,7 @@ from rubberband.values.profile import Profile
 
 def steady_run(
     stage: Stage, choice: StagePlan, profile: Profile, offer: Offer, merits: Sequence[Sequence[float]]
-) -> Runs:
+) -> SimulatedRuns:
     """Simulate one run in which `merits[rung][trial]` says how good a result is: the lowest is the best."""
     ranks = np.array([np.argsort(np.argsort(row, kind="stable")) for row in merits])
     draw = Draw(
@@ -27,6 +27,6 @@ def steady_run(
     return simulate(stage, [choice], profile, offer, draw)
 
 
-def reached(runs: Runs, rungs: int) -> tuple[int, ...]:
+def reached(runs: SimulatedRuns, rungs: int) -> tuple[int, ...]:
     """Return how many trials of a single run entered each rung."""
     return tuple(int((runs.rungs >= rung).sum()) for rung in range(rungs))

@@ -16,15 +16,15 @@ from fastapi import FastAPI
 
 from rubberband.api.app import app_of
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
 from rubberband.api.plans.process import planned, question_of
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import Promise, StoredPlan
 from rubberband.api.store.sql import Store, open_store
-from rubberband.api.web.feed import Feed
-from rubberband.api.web.problems import CONFLICT, NAME_TAKEN, Problem
+from rubberband.api.web.feed import EventFeed
+from rubberband.api.web.problems import CONFLICT, NAME_TAKEN, HttpProblem
 from rubberband.executor.core.extending import Extension, Outlook
 from rubberband.executor.logs.pages import TAIL, PrintedLine
 from rubberband.executor.result.result import Result, summarise
@@ -74,7 +74,7 @@ class FakeRuns:
         there = self._known(experiment.name)
         if there.request and there.request == made.request:
             return there
-        raise Problem(NAME_TAKEN, f"the name {experiment.name!r} is taken")
+        raise HttpProblem(NAME_TAKEN, f"the name {experiment.name!r} is taken")
 
     def submitted(self, name: str, request: str) -> Submission | None:
         known = self.store.submission(name) if request else None
@@ -87,7 +87,7 @@ class FakeRuns:
 
     def resume(self, name: str, *, request: str = "") -> Submission:
         if self._known(name).state in ACTIVE:
-            raise Problem(CONFLICT, f"experiment {name!r} is at work; there is nothing to resume")
+            raise HttpProblem(CONFLICT, f"experiment {name!r} is at work; there is nothing to resume")
         self.store.change(name, at=time.time(), state=ExperimentState.QUEUED)
         return self._known(name)
 
@@ -173,7 +173,7 @@ class FakeService:
     client: Client
     store: Store
     runs: FakeRuns
-    feed: Feed
+    feed: EventFeed
 
     def add(self, name: str, **changes: Any) -> Submission:
         """An experiment that the store knows."""
@@ -198,11 +198,11 @@ def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
     """A service in this process, whatever host is asked for, without tokens unless `auth` is set."""
     given: dict[str, Any] = {"home": home, "hosts": ("*",), "entrypoints": ("examples.digits:*",)}
     chosen = Settings(**given | settings)
-    store, feed = open_store(chosen.store, home), Feed()
+    store, feed = open_store(chosen.store, home), EventFeed()
     admission = None if chosen.pool is None else Admission(chosen.pool, store)
     runs = FakeRuns(store=store, admission=admission)
     plans = NearPlans(chosen, store)
-    app = app_of(Service(settings=chosen, store=store, plans=plans, runs=cast("Runs", runs), feed=feed))
+    app = app_of(Service(settings=chosen, store=store, plans=plans, runs=cast("ExperimentRuns", runs), feed=feed))
     # All apps have the same routes, and to derive the document of each anew is most of what a short test takes.
     app.openapi_schema = _document(app)
     with served(app) as client:

@@ -9,7 +9,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.fleet import GONE, InstanceStatus
 from rubberband.executor.core.history import Allotted
-from rubberband.executor.core.state import Job, Lane, Phase, State, TrialStatus
+from rubberband.executor.core.state import GroupState, Job, Phase, State, TrialStatus
 
 
 def validate(controller: Controller, *, is_told: bool = True) -> None:
@@ -83,7 +83,7 @@ def _validate_indices(job: Job, state: State) -> None:
     assert math.isclose(sum(state.used_gpu_s().values()), gpu_s, abs_tol=1e-6), f"{gpu_s} GPU-seconds are over"
 
 
-def _validate_rungs(job: Job, state: State, lane: Lane) -> None:
+def _validate_rungs(job: Job, state: State, lane: GroupState) -> None:
     """Check the trials and the results of every rung, of a job whose trials climb rungs (asha)."""
     if job.ladder is None or lane.rungs is None or not lane.stages:
         return
@@ -106,7 +106,7 @@ def _validate_rungs(job: Job, state: State, lane: Lane) -> None:
         assert above >= count // eta or lane.rungs.may_promote(rung), f"rung {rung} has promoted {above} of {count}"
 
 
-def _validate_lane(job: Job, state: State, lane: Lane) -> None:
+def _validate_lane(job: Job, state: State, lane: GroupState) -> None:
     ours = [state.trials[trial] for trial in lane.stage.trials] if lane.stages else []
     running = [trial for trial in ours if trial.status is TrialStatus.RUNNING]
     queued = [trial for trial in ours if trial.status is TrialStatus.QUEUED]

@@ -1,7 +1,7 @@
 """Random stories of owners who submit, cancel, resume and extend, with an oracle of what each has spent in each month.
 
-The service's own `Runs`, watcher and store decide; no process runs. An experiment costs money at a constant rate while
-it runs, and its whole cost differs from its plan's. A run that is asked to end does so after `RELEASE_S`.
+The service's own `ExperimentRuns`, watcher and store decide; no process runs. An experiment costs money at a constant
+rate while it runs, and its whole cost differs from its plan's. A run that is asked to end does so after `RELEASE_S`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from unittest.mock import patch
 
 from rubberband.api.experiments import spending
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
 from rubberband.api.store.sql import Store, open_store
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.executor.core.extending import Extension, Limits
 from rubberband.executor.core.forecast import Forecast
 from rubberband.spec.experiment import Experiment
@@ -83,7 +83,7 @@ class World:
         settings = Settings(home=home, pool=pool, limits=ServiceLimits(max_running=3), auto_resume=True)
         self.store: Store = open_store(None, home)
         self.truths: dict[str, Truth] = {}
-        self.runs = Runs(settings, self.store, lambda: None)
+        self.runs = ExperimentRuns(settings, self.store, lambda: None)
         self.watcher = self.runs._watcher
         self.watcher._processes = cast(Any, SimpleNamespace(start=lambda *_: True))
         self.watcher._loaded = True
@@ -112,7 +112,7 @@ class World:
         self.asked += 1
         try:
             ask(*arguments, **named)
-        except Problem:
+        except HttpProblem:
             self.refused += 1
             return False
         finally:

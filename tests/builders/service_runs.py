@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, answered, read_answer
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.schema import FeedEvent
 from rubberband.api.store.sql import Store, open_store
@@ -95,9 +95,9 @@ class House:
         (self.home / "go").touch()
 
     @contextmanager
-    def open(self, command: tuple[str, ...] = STAND_IN) -> Iterator[Runs]:
+    def open(self, command: tuple[str, ...] = STAND_IN) -> Iterator[ExperimentRuns]:
         """The runs, watched."""
-        runs = Runs(self.settings, self.store, lambda: None, command=command)
+        runs = ExperimentRuns(self.settings, self.store, lambda: None, command=command)
         runs.start()
         try:
             yield runs
@@ -141,14 +141,14 @@ def until(look: Callable[[], Found | None], patience_s: float = PATIENCE_S) -> F
     return found
 
 
-def extension(runs: Runs, home: Path, name: str, **limits: Any) -> Extension:
+def extension(runs: ExperimentRuns, home: Path, name: str, **limits: Any) -> Extension:
     """What other limits bring, planned as a process of its own would."""
     asked = runs.extensions.question(name, **limits)
     assert isinstance(asked, RestQuestion)
     return _planned(asked, home).extension
 
 
-def extend(runs: Runs, home: Path, name: str, *, request: str, **limits: Any) -> Extension:
+def extend(runs: ExperimentRuns, home: Path, name: str, *, request: str, **limits: Any) -> Extension:
     """Other limits, in force: planned as a process of its own would, until nothing changes meanwhile."""
 
     def granted() -> Extension | None:

@@ -23,10 +23,10 @@ def main() -> None:
 
     sys.addaudithook(watch)
     from rubberband.api import app
-    from rubberband.api.experiments.service import Runs
+    from rubberband.api.experiments.service import ExperimentRuns
 
     if stand_in := os.environ.get("STAND_IN"):
-        app.Runs = functools.partial(Runs, command=(sys.executable, "-S", stand_in))  # type: ignore[assignment,misc]
+        app.Runs = functools.partial(ExperimentRuns, command=(sys.executable, "-S", stand_in))  # type: ignore[assignment,misc]
     from rubberband import cli
 
     cli.main()

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store, open_store
-from rubberband.api.web.feed import Feed
+from rubberband.api.web.feed import EventFeed
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.browser import chromium, served, visiting
@@ -74,10 +74,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture(scope="module")
 def address(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings = Settings(home=tmp_path_factory.mktemp("home"), auth=True, entrypoints=("examples.scaling:*",))
-    runs = cast("Runs", FakeRuns(store=store))
+    runs = cast("ExperimentRuns", FakeRuns(store=store))
     now = time.time()
     store.add(Submission(name="digits", state=ExperimentState.QUEUED, created_at=now, changed_at=now))
-    parts = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=Feed())
+    parts = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=EventFeed())
     with served(app_of(parts)) as found:
         yield found
 

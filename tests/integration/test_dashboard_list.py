@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store, open_store
-from rubberband.api.web.feed import Feed
+from rubberband.api.web.feed import EventFeed
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from tests.builders.browser import chromium, served, visiting
@@ -50,7 +50,7 @@ class Site:
 
     address: str
     store: Store
-    feed: Feed
+    feed: EventFeed
 
     def add(self, name: str, state: str = "running", **changes: Any) -> None:
         now = time.time()
@@ -79,8 +79,8 @@ class NoPlans(Plans):
 @contextmanager
 def service(home: Path) -> Iterator[Site]:
     settings = Settings(home=home)
-    store, feed = open_store(None, home), Feed()
-    runs = cast("Runs", FakeRuns(store=store))
+    store, feed = open_store(None, home), EventFeed()
+    runs = cast("ExperimentRuns", FakeRuns(store=store))
     parts = Service(settings=settings, store=store, plans=NoPlans(settings, store), runs=runs, feed=feed)
     with served(app_of(parts)) as address:
         yield Site(address=address, store=store, feed=feed)

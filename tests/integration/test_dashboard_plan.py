@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.api.web.feed import Feed
+from rubberband.api.web.feed import EventFeed
 from tests.builders.browser import Visit, chromium, served, visiting
 from tests.builders.fake_runs import FakeRuns
 from tests.builders.service_runs import until
@@ -50,8 +50,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("home")
     settings = Settings(home=home, entrypoints=("examples.scaling:*",))
     store = open_store(None, home)
-    runs = cast("Runs", FakeRuns(store=store))
-    parts = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=Feed())
+    runs = cast("ExperimentRuns", FakeRuns(store=store))
+    parts = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=EventFeed())
     with served(app_of(parts)) as found:
         yield found
 

@@ -11,11 +11,11 @@ import pytest
 
 from rubberband.api.app import app_of
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings, SharedPool
 from rubberband.api.store.sql import open_store
-from rubberband.api.web.feed import Feed
+from rubberband.api.web.feed import EventFeed
 from rubberband.spec.pool import PoolFile
 from tests.builders.browser import chromium, served, visiting
 from tests.builders.fake_runs import FakeRuns, NearPlans, words
@@ -42,8 +42,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pool = SharedPool(name="team", provider="virtual", folder=str(folder.path), **shape)
         settings = Settings(home=home, entrypoints=("examples.digits:*",), pool=pool)
         store = open_store(None, home)
-        runs = cast("Runs", FakeRuns(store=store, admission=Admission(pool, store)))
-        parts = Service(settings=settings, store=store, plans=NearPlans(settings, store), runs=runs, feed=Feed())
+        runs = cast("ExperimentRuns", FakeRuns(store=store, admission=Admission(pool, store)))
+        parts = Service(settings=settings, store=store, plans=NearPlans(settings, store), runs=runs, feed=EventFeed())
         with served(app_of(parts)) as found:
             yield found
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.routes import events
 from rubberband.api.security import tokens as tokens_module
@@ -19,7 +19,7 @@ from rubberband.api.security.tokens import Tokens
 from rubberband.api.service import Service
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.sql import Store, open_store
-from rubberband.api.web.feed import Feed
+from rubberband.api.web.feed import EventFeed
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.browser import chromium, served, visiting
@@ -50,14 +50,14 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def feed() -> Feed:
-    return Feed()
+def feed() -> EventFeed:
+    return EventFeed()
 
 
 @pytest.fixture
-def address(store: Store, feed: Feed, tmp_path: Path) -> Iterator[str]:
+def address(store: Store, feed: EventFeed, tmp_path: Path) -> Iterator[str]:
     settings = Settings(home=tmp_path, auth=True, limits=ServiceLimits(streams=1))
-    runs = cast("Runs", FakeRuns(store=store))
+    runs = cast("ExperimentRuns", FakeRuns(store=store))
     parts = Service(settings=settings, store=store, plans=NoPlans(settings, store), runs=runs, feed=feed)
     with served(app_of(parts)) as found:
         yield found
@@ -91,7 +91,7 @@ def test_a_page_whose_token_is_revoked_by_another_process_asks_for_another(
 
 
 def test_a_page_whose_stream_is_refused_for_a_while_resumes(
-    browser: Any, address: str, store: Store, feed: Feed
+    browser: Any, address: str, store: Store, feed: EventFeed
 ) -> None:
     _, text = Tokens(store).create("anna", "read")
     with visiting(browser, address) as visit:

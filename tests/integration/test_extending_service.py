@@ -11,12 +11,12 @@ import pytest
 
 from rubberband.api.app import app_of
 from rubberband.api.experiments.limit_preview import RestQuestion
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.service import Service
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.web.feed import Feed
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.feed import EventFeed
+from rubberband.api.web.problems import HttpProblem
 from rubberband.executor.core import extending
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
@@ -39,8 +39,8 @@ def service(home: Path, journal: Path, **limits: Any) -> Iterator[tuple[Client, 
     """A service with an experiment `one` that runs, until the house lets it go on."""
     house = House(home, journal)
     house.tell(one="hold")
-    settings, feed = Settings(home=home, hosts=("*",), limits=ServiceLimits(**limits)), Feed()
-    runs, plans = Runs(settings, house.store, feed.wake, command=STAND_IN), Plans(settings, house.store)
+    settings, feed = Settings(home=home, hosts=("*",), limits=ServiceLimits(**limits)), EventFeed()
+    runs, plans = ExperimentRuns(settings, house.store, feed.wake, command=STAND_IN), Plans(settings, house.store)
     with served(app_of(Service(settings=settings, store=house.store, plans=plans, runs=runs, feed=feed))) as client:
         runs.submit(experiment())
         house.wait("one", RUNNING)
@@ -93,7 +93,7 @@ def test_planners_find_a_store_whose_url_is_hidden_from_the_process_list(tmp_pat
 
     async def ask_of(plans: Plans) -> None:
         question = RestQuestion(name="template", limits=extending.Limits(deadline_s=7200.0))
-        with pytest.raises(Problem, match=r"it has ended \(done\)"):
+        with pytest.raises(HttpProblem, match=r"it has ended \(done\)"):
             await plans.rest(question)
         (pid,) = plans.pids
         assert "postgresql" not in Path(f"/proc/{pid}/cmdline").read_text()

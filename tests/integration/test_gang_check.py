@@ -32,8 +32,8 @@ def compared(name: str, segment: Segment = SEGMENT) -> tuple[list[str], list[str
 
 
 def follows_nothing(plant: pytest.MonkeyPatch) -> None:
-    follow = wrapping.Exchange.follow
-    plant.setattr(wrapping.Exchange, "follow", lambda self, **how: self.ddp is None and follow(self, **how))
+    follow = wrapping.GradientExchange.follow
+    plant.setattr(wrapping.GradientExchange, "follow", lambda self, **how: self.ddp is None and follow(self, **how))
 
 
 def leaves_lazy(plant: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def takes_sparse(plant: pytest.MonkeyPatch) -> None:
 
 
 def averages_nothing(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(wrapping.Exchange, "run", lambda self, compute: compute())
+    plant.setattr(wrapping.GradientExchange, "run", lambda self, compute: compute())
 
 
 def shares_no_buffers(plant: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.api.web.feed import Feed
+from rubberband.api.web.feed import EventFeed
 from tests.builders.fake_runs import FakeRuns, words
 from tests.builders.service_client import Client, served
 
@@ -24,8 +24,8 @@ from tests.builders.service_client import Client, served
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A service that plans in processes of its own, and runs nothing."""
     home = tmp_path_factory.mktemp("home")
-    settings, store, feed = Settings(home=home, hosts=("*",)), open_store(None, home), Feed()
-    runs = cast("Runs", FakeRuns(store=store))
+    settings, store, feed = Settings(home=home, hosts=("*",)), open_store(None, home), EventFeed()
+    runs = cast("ExperimentRuns", FakeRuns(store=store))
     plans = Plans(settings, store)
     with served(app_of(Service(settings=settings, store=store, plans=plans, runs=runs, feed=feed))) as made:
         yield made

@@ -27,7 +27,7 @@ from rubberband.cloud.pool import (
 )
 from rubberband.cloud.provider import InstanceDescription, Provider
 from rubberband.cloud.ray_head import ray_node
-from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
+from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.offer import Offer, Spot
@@ -103,8 +103,10 @@ OFFER = Offer(
 
 
 def _virtual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
-    def fate_of(instance: str, _market: Market) -> Fate:
-        return Fate(ends_after_s=30.0, notice_s=10.0, preempted=True) if instance == TAKEN else Fate()
+    def fate_of(instance: str, _market: Market) -> InstanceFaults:
+        return (
+            InstanceFaults(ends_after_s=30.0, notice_s=10.0, preempted=True) if instance == TAKEN else InstanceFaults()
+        )
 
     clock = VirtualClock(1000.0)
     provider = VirtualProvider("conformance", clock, offer=OFFER, fate_of=fate_of)
@@ -114,9 +116,9 @@ def _virtual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
 def _pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     """A pool above a virtual provider, which takes the machine of TAKEN away."""
 
-    def fate_of(machine: str, _market: Market) -> Fate:
+    def fate_of(machine: str, _market: Market) -> InstanceFaults:
         is_taken = any(lent.instance == TAKEN for lent in pool.state.held.values())
-        return Fate(ends_after_s=30.0, notice_s=10.0, preempted=True) if is_taken else Fate()
+        return InstanceFaults(ends_after_s=30.0, notice_s=10.0, preempted=True) if is_taken else InstanceFaults()
 
     clock = VirtualClock(1000.0)
     below = VirtualProvider("pool", clock, offer=OFFER, fate_of=fate_of)

@@ -14,9 +14,9 @@ import pytest
 
 from rubberband.api.dashboard.pages import row as listed
 from rubberband.api.dashboard.sentences import sentence
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.store.sql import open_store
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import holding, is_hosted, read_ending, read_mark
 from rubberband.running import hosted
@@ -41,7 +41,7 @@ def folder_of(house: House, name: str = "one") -> ExperimentFolder:
     return ExperimentFolder(home=house.home, name=name, store=house.settings.store)
 
 
-def wait_for_reports(house: House, runs: Runs, count: int) -> None:
+def wait_for_reports(house: House, runs: ExperimentRuns, count: int) -> None:
     """Wait until the trials have reported `count` iterations."""
     until(lambda: (found := runs.result("one")) and sum(trial.iterations for trial in found.trials) >= count)
 
@@ -220,7 +220,7 @@ def test_a_paused_run_is_not_restarted_automatically(tmp_path: Path) -> None:
         os.kill(mark.pid, signal.SIGSTOP)
         try:
             with house.open(SLOW) as another:  # a server that is started meanwhile
-                with pytest.raises(Problem):
+                with pytest.raises(HttpProblem):
                     another.resume("one")
                 assert house.row("one").state is RUNNING
         finally:
@@ -254,7 +254,7 @@ def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
         assert extend(runs, house.home, "one", deadline="2h", max_cost_usd=6.0, request="more").applied
         until(lambda: any(event.kind == "LimitsChanged" for event in house.feed("one")))
         assert extend(runs, house.home, "one", deadline="2h", max_cost_usd=6.0, request="more").applied
-        with pytest.raises(Problem, match="less than"):
+        with pytest.raises(HttpProblem, match="less than"):
             extension(runs, house.home, "one", max_cost_usd=1.0)
         folder = folder_of(house)
         assert is_hosted(folder)

@@ -13,11 +13,11 @@ import pytest
 
 from rubberband.api.app import app_of
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, answered, read_answer
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store, open_store
-from rubberband.api.web.feed import Feed
+from rubberband.api.web.feed import EventFeed
 from rubberband.api.web.problems import problem_of
 from rubberband.client.client import Client
 from rubberband.errors import InputError
@@ -122,8 +122,8 @@ class House:
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory, journals: Mapping[str, Recorded]) -> Iterator[House]:
     settings = Settings(home=tmp_path_factory.mktemp("home"), hosts=("*",), providers=("virtual", "aws"))
-    store, feed = open_store(None, settings.home), Feed()
-    runs = Runs(settings, store, feed.wake)
+    store, feed = open_store(None, settings.home), EventFeed()
+    runs = ExperimentRuns(settings, store, feed.wake)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "start", lambda: None)
         app = app_of(Service(settings=settings, store=store, plans=RestNear(settings, store), runs=runs, feed=feed))

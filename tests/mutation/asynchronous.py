@@ -15,8 +15,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="acknowledged-update-not-applied",
         harm="a worker's gradient is answered with parameters that it is not in",
         file="executor/training/asynchronous/server.py",
-        old='if header["weight"]:\n                self._shard.update([Part(1.0,',
-        new='if header["weight"] and number % 7:\n                self._shard.update([Part(1.0,',
+        old='if header["weight"]:\n                self._shard.update([GradientPart(1.0,',
+        new='if header["weight"] and number % 7:\n                self._shard.update([GradientPart(1.0,',
         tests=_RESUMES,
     ),
     Mutant(
@@ -65,8 +65,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="parts-not-weighted",
         harm="with max_staleness 0 the sum of the workers' gradients is taken for their mean",
         file="executor/training/asynchronous/server.py",
-        old='Part(header["weight"] / total,',
-        new="Part(1.0,",
+        old='GradientPart(header["weight"] / total,',
+        new="GradientPart(1.0,",
         tests=_EQUAL,
     ),
     Mutant(

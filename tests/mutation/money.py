@@ -763,7 +763,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="unknown-bill-is-none",
         harm="without its broker a pool counts no idle time, and admits more than its cap",
         file="api/experiments/budgets.py",
-        old='            raise Problem(UNAVAILABLE, told, headers={"Retry-After": "2"}) from None',
+        old='            raise HttpProblem(UNAVAILABLE, told, headers={"Retry-After": "2"}) from None',
         new="            return None if told else 0.0",
         tests=("tests/unit/test_money_doors.py",),
     ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, get_args
 
-from rubberband.cloud.virtual import Fate
+from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core.brackets import Bracket, brackets_of
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.state import Job
@@ -382,18 +382,18 @@ class Chance:
             return True
         return False
 
-    def instance(self, instance: str, market: Market) -> Fate:
+    def instance(self, instance: str, market: Market) -> InstanceFaults:
         """Drawn."""
         weather, source = self._weather, self._source
         if weather is CALM:
-            return Fate()
+            return InstanceFaults()
         if self._now() >= self._sold_out_until.get(market, -math.inf) and self._happens(weather.refused, "sold out"):
             for_good = self._happens(weather.sold_out_for_good, "sold out for good")
             open_again_s = math.inf if for_good else source.expovariate(1.0 / weather.sold_out_s)
             self._sold_out_until[market] = self._now() + open_again_s
         if self._now() < self._sold_out_until.get(market, -math.inf):
             self.seen["refused"] += 1
-            return Fate(refused=f"no capacity for {instance}", sold_out=True)
+            return InstanceFaults(refused=f"no capacity for {instance}", sold_out=True)
         slow = 20.0 if self._happens(weather.slow, "slow start") else 1.0
         provision_s = self._offer.provision_delay_s * slow * source.lognormvariate(0.0, 0.3)
         init_s = self._offer.init_delay_s * source.lognormvariate(0.0, 0.3)
@@ -403,7 +403,7 @@ class Chance:
                 [(math.inf, math.inf), (init_s, source.uniform(0.0, provision_s))]
             )
         return self._with_end(
-            Fate(
+            InstanceFaults(
                 provision_s=provision_s,
                 init_s=init_s,
                 stillborn_after_s=stillborn_after_s,
@@ -427,7 +427,7 @@ class Chance:
             return None
         return tuple(self._offer.price_usd_per_hour * self._source.uniform(0.2, 1.0) for _ in range(6))
 
-    def _with_end(self, fate: Fate, market: Market) -> Fate:
+    def _with_end(self, fate: InstanceFaults, market: Market) -> InstanceFaults:
         dies = self._weather.deaths_per_hour
         taken = self._weather.interruptions_per_hour if market == "spot" else 0.0
         if dies + taken == 0.0:

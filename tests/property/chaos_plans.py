@@ -17,7 +17,7 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.history import Allotted
-from rubberband.executor.core.state import Lane, Phase
+from rubberband.executor.core.state import GroupState, Phase
 from rubberband.planner.noise.sampling import varies
 from rubberband.units import MONEY_SLACK_USD
 
@@ -170,7 +170,7 @@ class PlanWatch:
         for lane in state.active():
             self._obeyed_by(controller, lane)
 
-    def _obeyed_by(self, controller: Controller, lane: Lane) -> None:
+    def _obeyed_by(self, controller: Controller, lane: GroupState) -> None:
         job, state = controller.job, controller.state
         chosen, live = state.chosen(lane), state.held(lane).live
         self._require(len(live) <= chosen.instances, f"{len(live)} instances are held of {chosen.instances} planned")

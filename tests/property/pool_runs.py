@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
 from rubberband.cloud.provider import InstanceDescription
-from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
+from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.units import month_begin
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot
@@ -114,24 +114,24 @@ class PoolRun:
         self.tenants = [Tenant(f"e{i}", rng.choice((1, 2, 4))) for i in range(rng.randint(2, 5))]
         self.pool = self._open()
 
-    def _fate(self, _machine: str, market: Market) -> Fate:
+    def _fate(self, _machine: str, market: Market) -> InstanceFaults:
         assert market == "on_demand" or self.limits.market == "spot"
         prices = tuple(self.rng.uniform(0.5, 3.06) for _ in range(3)) if market == "spot" else None
         return replace(self._end_of_it(), hour_prices_usd=prices)
 
-    def _end_of_it(self) -> Fate:
+    def _end_of_it(self) -> InstanceFaults:
         kind = self.rng.random()
         if kind < 0.05:
-            return Fate(refused="no capacity", sold_out=True)
+            return InstanceFaults(refused="no capacity", sold_out=True)
         if kind < 0.10:
-            return Fate(stillborn_after_s=self.rng.uniform(1.0, 60.0), provision_s=math.inf)
+            return InstanceFaults(stillborn_after_s=self.rng.uniform(1.0, 60.0), provision_s=math.inf)
         if kind < 0.25:
-            return Fate(
+            return InstanceFaults(
                 ends_after_s=self.rng.uniform(0.0, 900.0),
                 preempted=self.rng.random() < 0.5,
                 notice_s=self.rng.choice((None, 20.0)),
             )
-        return Fate(provision_s=self.rng.uniform(0.0, 60.0))
+        return InstanceFaults(provision_s=self.rng.uniform(0.0, 60.0))
 
     def _open(self) -> Pool:
         while True:

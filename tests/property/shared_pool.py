@@ -19,14 +19,21 @@ from random import Random
 from typing import Any, TypeVar
 
 from rubberband.api.experiments.admission import START_S, calendar_of
-from rubberband.api.experiments.sharing import DECIDE_EVERY_S, Division, Grant, Standing, followed, is_to_ask
+from rubberband.api.experiments.sharing import (
+    DECIDE_EVERY_S,
+    Division,
+    InstanceCap,
+    RunningExperiment,
+    followed,
+    is_to_ask,
+)
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
 from rubberband.cloud.pool.broker import LOOK_S, SILENT_S
 from rubberband.cloud.pool.pool import LentInstance
 from rubberband.cloud.provider import InstanceDescription
-from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
+from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError, StoreAwayError
 from rubberband.executor.core import rules
 from rubberband.executor.core.backend import ended, living, released, running
@@ -397,7 +404,7 @@ class Member:
         """Return when the driver has something to do."""
         return min(self._wake_at, self.backend.next_at()) if self.is_alive else math.inf
 
-    def ask(self, grant: Grant, at: float, *, begins: bool = False) -> None:
+    def ask(self, grant: InstanceCap, at: float, *, begins: bool = False) -> None:
         """Ask the driver to hold what it is granted, as the service does."""
         waiting = self.inbox.pending(self.controller.state.requests)
         if begins or is_to_ask(grant, self.asked, waiting, self.controller):
@@ -515,13 +522,13 @@ class SharedRun:
         self.down_until = -math.inf
         self.promises: list[Promise] = []
         self._decide_at, self._seen, self._ids, self._checks = -math.inf, (), 0, 0
-        self._grants: dict[str, Grant] = {}
+        self._grants: dict[str, InstanceCap] = {}
         sizes = rng.choice(((GPUS,), (GPUS,), (2,), (1,), (1, 2, GPUS)))
         self.members = [self._member(f"e{index}", rng.choice(sizes)) for index in range(rng.randint(2, 5))]
 
     # What is drawn.
 
-    def _fate(self, machine: str, _market: Market) -> Fate:
+    def _fate(self, machine: str, _market: Market) -> InstanceFaults:
         rng, kind = self.rng, self.rng.random()
         if self.sick is not None and self.sick.random() < self.ill_share:
             silent_after_s = self.sick.choice((0.0, self.sick.expovariate(1 / 300.0)))
@@ -529,14 +536,14 @@ class SharedRun:
             self.illnesses[machine] = self.sick.choice((worker, Illness(silent_after_s=silent_after_s)))
         late_s = self.offer.provision_delay_s * self.starts.uniform(0.5, 3.0) if self.is_slow else None
         if not self.machine_faults:
-            return Fate(provision_s=late_s)
+            return InstanceFaults(provision_s=late_s)
         if kind < 0.05 * self.machine_faults:
-            return Fate(refused="no capacity", sold_out=True)
+            return InstanceFaults(refused="no capacity", sold_out=True)
         if kind < 0.1 * self.machine_faults:
-            return Fate(stillborn_after_s=rng.uniform(1.0, 60.0), provision_s=math.inf)
+            return InstanceFaults(stillborn_after_s=rng.uniform(1.0, 60.0), provision_s=math.inf)
         ends = rng.expovariate(self.machine_faults / 3600.0)
         notice_s = rng.choice((None, 20.0))
-        return Fate(provision_s=late_s, ends_after_s=ends, preempted=rng.random() < 0.5, notice_s=notice_s)
+        return InstanceFaults(provision_s=late_s, ends_after_s=ends, preempted=rng.random() < 0.5, notice_s=notice_s)
 
     def _member(self, name: str, gpus: int) -> Member:
         rng = self.rng
@@ -706,7 +713,7 @@ class SharedRun:
         self.tell(f"{member.name} is resumed")
         member.finish, member.deadline_at, member.ended_at = None, None, math.inf
         member.begins_at = now + self.odd.choice((0.0, 10.0, 400.0))
-        member.ask(Grant(max_instances=0), now, begins=True)
+        member.ask(InstanceCap(max_instances=0), now, begins=True)
 
     def _died(self, member: Member, now: float) -> None:
         self.seen["driver dies"] += 1
@@ -739,7 +746,7 @@ class SharedRun:
             member.job = replace(member.job, deadline_s=member.deadline_at - now)
         calendar = calendar_of(self.shared, self.promises)
         most = calendar.most(member.name, now) // member.job.offer.gpus
-        member.ask(Grant(max_instances=0, promised_instances=most or None), now, begins=True)
+        member.ask(InstanceCap(max_instances=0, promised_instances=most or None), now, begins=True)
 
     def _disturb(self, now: float) -> None:
         """Set a limit by hand, or restart the service, now and then."""
@@ -779,7 +786,7 @@ class SharedRun:
         promised = {name: calendar.promised(name, now) for name in calendar.promises}
         waiting = () if self.pool is None else self.pool.waiting()
         standings = {
-            m.name: Standing(
+            m.name: RunningExperiment(
                 job=m.controller.job,
                 state=m.controller.state,
                 now=now,
@@ -803,7 +810,9 @@ class SharedRun:
             if member.name in self._grants:
                 member.ask(self._grants[member.name], now)
 
-    def _decide(self, going: Sequence[Member], standings: dict[str, Standing], calendar: Calendar, now: float) -> None:
+    def _decide(
+        self, going: Sequence[Member], standings: dict[str, RunningExperiment], calendar: Calendar, now: float
+    ) -> None:
         calendar = followed(calendar, standings, now)
         self.promises = [
             Promise(experiment=name, start_at=start_at, spans=tuple((span.gpus, span.duration_s) for span in plan))

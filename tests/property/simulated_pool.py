@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rubberband.api.experiments.sharing import Division
-from rubberband.cloud.virtual import Fate, VirtualProvider
+from rubberband.cloud.virtual import InstanceFaults, VirtualProvider
 from rubberband.executor.core.state import Job
 from rubberband.planner.exact.model import predict
 from rubberband.planner.sharing import Capacity, make_policy
@@ -79,7 +79,9 @@ class QuietRun(SharedRun):
         )
         self.shared = replace(self.shared, instances=INSTANCES, policy=policy)
         self.division = Division(self.shared)
-        self.below = VirtualProvider("pool", self.clock, offer=self.offer, lease_s=LEASE_S, fate_of=lambda *_: Fate())
+        self.below = VirtualProvider(
+            "pool", self.clock, offer=self.offer, lease_s=LEASE_S, fate_of=lambda *_: InstanceFaults()
+        )
         self.cloud = FaultyCloud(self.below, self.rng, 0.0)
         self.members = [self._experiment(*row) for row in WORKLOAD]
 

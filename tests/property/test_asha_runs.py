@@ -19,7 +19,7 @@ from rubberband.executor.journal.journal import Journal
 from rubberband.executor.result.result import jct_s
 from rubberband.executor.run.driver import drive, replay
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.planner.asha.runs import Runs
+from rubberband.planner.asha.runs import SimulatedRuns
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, Prediction, StagePlan, StagePrediction
@@ -57,7 +57,7 @@ def asha_jobs(draw: st.DrawFn, most_trials: int = 30) -> Job:
     )
 
 
-def simulated(job: Job, scores: list[list[float]]) -> Runs:
+def simulated(job: Job, scores: list[list[float]]) -> SimulatedRuns:
     """Simulate a run in which trial `t` reports `scores[rung][t]` at the end of a rung: the highest is the best."""
     merits = [[-score for score in row] for row in scores]
     return steady_run(job.stages[0], job.plan.stages[0], job.profile, job.offer, merits)

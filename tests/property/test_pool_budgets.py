@@ -20,7 +20,7 @@ from rubberband.api.plans.previews import PlanAnswer
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin, month_end
@@ -118,7 +118,7 @@ async def _submit(admission: Admission, store: Kept, asked: Asked, name: str) ->
         return
     try:
         promise = await admission.admit(experiment, answer, store.now, plan, owner="")
-    except Problem:
+    except HttpProblem:
         return
     if promise is None:  # it runs at once, as it was planned
         found = json.loads(answer.body)

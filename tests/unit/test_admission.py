@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.api.experiments.admission import START_S, Admission, OvertakenError, calendar_of
-from rubberband.api.experiments.gate import Gate
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.gate import AdmissionPolicy
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.experiments.sharing import Sharing
 from rubberband.api.experiments.watcher import Watcher
 from rubberband.api.plans.previews import Plans, Preview
@@ -26,7 +26,7 @@ from rubberband.api.security.tokens import Tokens
 from rubberband.api.settings import Settings, SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import open_store
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.commands import serve
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
@@ -76,7 +76,7 @@ def test_a_promise_is_not_kept_where_another_took_its_room_meanwhile(service: Fa
     admission, later = Admission(POOL, service.store), Promise(experiment="two", start_at=one.end_at, spans=[(1, 60.0)])
     admission.require_fit(later)
     service.store.move(replace(one, spans=[(2, 1000.0)]))
-    with pytest.raises(Problem, match="submit again"):
+    with pytest.raises(HttpProblem, match="submit again"):
         admission.require_fit(later)
 
 
@@ -98,12 +98,12 @@ def test_a_promise_that_moves_while_another_is_submitted_keeps_its_room(
 ) -> None:
     assert submit(service, "one", **TIGHT).status_code == 201
     (one,) = service.store.promises()
-    runs = Runs(Settings(home=tmp_path, pool=POOL), service.store, lambda: None)
+    runs = ExperimentRuns(Settings(home=tmp_path, pool=POOL), service.store, lambda: None)
     longer = replace(one, spans=[(2, 1000.0)])
     moving = MovingFirst(lambda: service.store.move(longer))
     monkeypatch.setattr(Watcher, "promising", property(lambda _: moving))
     two = Promise(experiment="two", start_at=one.end_at, spans=[(1, 60.0)])
-    with pytest.raises(Problem, match="submit again"):
+    with pytest.raises(HttpProblem, match="submit again"):
         runs.submit(Experiment(**words(name="two")), promise=two)
     assert [promise.experiment for promise in service.store.promises()] == ["one"]
 
@@ -293,8 +293,8 @@ def test_an_experiment_on_a_pool_on_ec2_has_its_market_its_settings_and_its_stor
         assert (found.resources.aws.install, found.resources.checkpoints) == ("scikit-learn", "s3://bucket/team")
         allowed = Settings(home=tmp_path, entrypoints=("examples.digits:*",), providers=("aws",), pool=pool)
         its = ExperimentFolder(home=tmp_path, name="one")
-        assert Gate(allowed, service.store).refused(row, its) is None, "what the pool sets is the operator's"
-        narrower = Gate(replace(allowed, entrypoints=()), service.store).refused(row, its)
+        assert AdmissionPolicy(allowed, service.store).refused(row, its) is None, "what the pool sets is the operator's"
+        narrower = AdmissionPolicy(replace(allowed, entrypoints=()), service.store).refused(row, its)
         assert narrower is not None
         assert "entrypoint: 'examples.digits:DigitsTrial' is not allowed here" in narrower.reason
 

@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.cloud.catalogue import offer
 from rubberband.cloud.pool import FileJournal
 from rubberband.cloud.pool.events import MachineEnded, MachineRuns, Opened, PoolLimits, SliceRequested
@@ -147,8 +147,8 @@ def by_estimate(home: Path, **changes: Any) -> None:
 def by_service(home: Path, **changes: Any) -> None:
     store = open_store(None, home)
     try:
-        runs = Runs(Settings(home=home, providers=("aws",)), store, lambda: None)
-        with pytest.raises(Problem) as caught:
+        runs = ExperimentRuns(Settings(home=home, providers=("aws",)), store, lambda: None)
+        with pytest.raises(HttpProblem) as caught:
             runs.submit(Experiment(**words(**changes)))
         assert caught.value.kind.status == 422
         assert store.submission("small") is None
@@ -485,14 +485,16 @@ def test_a_service_refuses_a_resume_and_other_limits_beyond_the_policy(home: Pat
     with closing(open_store(None, home)) as store:
         store.add(begun)
         store.add(queued)
-        runs = Runs(Settings(home=home, providers=("aws", "virtual")), store, lambda: None)
+        runs = ExperimentRuns(Settings(home=home, providers=("aws", "virtual")), store, lambda: None)
         policy(home, "max_usd_per_run: 5.5")
         for name in ("queued", "begun"):
             runs.extensions.question(name, max_cost_usd=5.5)
-            with pytest.raises(Problem, match=r"max_usd_per_run of .*max_cost is 6\.00 USD, more than 5\.50"):
+            with pytest.raises(HttpProblem, match=r"max_usd_per_run of .*max_cost is 6\.00 USD, more than 5\.50"):
                 runs.extensions.question(name, max_cost_usd=6.0)
         policy(home, "max_usd_per_run: 3")
-        with pytest.raises(Problem, match=r"max_usd_per_run of policy\.yaml: max_cost is 4\.00 USD, more than 3\.00"):
+        with pytest.raises(
+            HttpProblem, match=r"max_usd_per_run of policy\.yaml: max_cost is 4\.00 USD, more than 3\.00"
+        ):
             runs.resume("begun")
 
 

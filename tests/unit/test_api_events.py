@@ -15,7 +15,7 @@ import pytest
 from rubberband.api.routes import events as events_module
 from rubberband.api.routes.events import stream
 from rubberband.api.security import tokens as tokens_module
-from rubberband.api.security.authentication import Doorkeeper
+from rubberband.api.security.authentication import Authenticator
 from rubberband.api.security.tokens import Bearer, Cookie, Tokens
 from rubberband.api.service import Service
 from rubberband.api.store.schema import Entry, Principal
@@ -125,7 +125,7 @@ def test_a_stream_ends_with_what_it_was_opened_with(
     monkeypatch.setattr(tokens_module, "REMEMBERED_S", 0.05)
     monkeypatch.setattr(events_module, "CHECK_S", 0.02)
     tokens = Tokens(service.store, ended=service.feed.wake)
-    doorkeeper = Doorkeeper(tokens, required=True)
+    doorkeeper = Authenticator(tokens, required=True)
     record, text = tokens.create("ci", "read")
     session = tokens.sign_in(Principal(token=record.id, name="ci", scope="read"))
 
@@ -150,7 +150,7 @@ def test_many_streams_of_one_token_ask_the_store_together_and_not_for_each_event
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = Tokens(service.store, clock=lambda: 1.0)
-    doorkeeper = Doorkeeper(tokens, required=True)
+    doorkeeper = Authenticator(tokens, required=True)
     _, text = tokens.create("ci", "read")
     asked = {"find_tokens": 0, "feed": 0}
 

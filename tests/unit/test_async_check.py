@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from rubberband.executor.training.checking import CheckOrder, Problem, _Check
+from rubberband.executor.training.checking import CheckOrder, TrialFault, _Check
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.segments import SEGMENT
@@ -22,7 +22,7 @@ from tests.integration import segment_trials
 
 def checked(
     name: str, config: dict[str, Any], training: AsyncTraining, max_gpus: int = 1
-) -> tuple[list[Problem], dict[str, Any]]:
+) -> tuple[list[TrialFault], dict[str, Any]]:
     """The problems, and all that was found."""
     entrypoint = Entrypoint.parse(f"tests.integration.segment_trials:{name}", (os.getcwd(),))
     segment = replace(SEGMENT, config=config, until_iterations=1, max_iterations=2, training=training)
@@ -30,7 +30,7 @@ def checked(
     _Check(CheckOrder(entrypoint=entrypoint, segment=segment, max_gpus=max_gpus), answers).run()
     found = json.loads(answers.getvalue().splitlines()[-1])
     assert found["is_finished"]
-    return [Problem(**problem) for problem in found["problems"]], found
+    return [TrialFault(**problem) for problem in found["problems"]], found
 
 
 @pytest.mark.parametrize("staleness", [None, 0, 2])

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription
-from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
+from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.executor.ray import attended, fleet
 from rubberband.executor.ray.attended import AttendedCluster
@@ -59,8 +59,8 @@ class Cluster(VirtualProvider):
         self.clock = clock.now
         self.renewed: list[float] = []
 
-    def _fate(self, _instance: str, _market: Market) -> Fate:
-        return Fate()
+    def _fate(self, _instance: str, _market: Market) -> InstanceFaults:
+        return InstanceFaults()
 
     def node(self, instance: str) -> str:
         return instance

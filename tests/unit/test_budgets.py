@@ -17,7 +17,7 @@ from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, with_limits
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.client.calls import raise_for
 from rubberband.errors import InfeasibleError
 from rubberband.planning.month_cap import Expense, MonthCap
@@ -223,5 +223,5 @@ def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
 def test_no_month_is_named_for_what_is_more_than_a_whole_budget(service: FakeService) -> None:
     pool = replace(POOL, budgets_usd={"": 0.3})
     expense, now = Expense(cost_usd=0.4, start_at=time.time(), duration_s=0.0), time.time()
-    with pytest.raises(Problem, match=r"costs 0\.40 USD; submit a cheaper one, or ask the operator for a larger"):
+    with pytest.raises(HttpProblem, match=r"costs 0\.40 USD; submit a cheaper one, or ask the operator for a larger"):
         Budgets(pool, service.store).require_budget("", expense, now)

@@ -19,7 +19,7 @@ import pytest
 import rubberband
 from rubberband.api.experiments.body import require_allowed
 from rubberband.api.settings import Settings
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.errors import InputError
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -401,7 +401,7 @@ def test_the_words_of_trackers_are_read_back() -> None:
 def test_a_service_says_where_runs_are_tracked(tracker: dict[str, str], key: str, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
     asked = rubberband.Experiment(**words(track=[tracker]))
-    with pytest.raises(Problem, match="only the operator says where runs are tracked") as caught:
+    with pytest.raises(HttpProblem, match="only the operator says where runs are tracked") as caught:
         require_allowed(asked, settings)
     assert caught.value.detail.startswith(f"{key}: ")
     require_allowed(rubberband.Experiment(**words(track=["csv", "mlflow"])), settings)

@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.api.web.feed import Feed
+from rubberband.api.web.feed import EventFeed
 from rubberband.cli import app
 from rubberband.errors import DamagedJournalError
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -132,8 +132,8 @@ def test_events_that_are_missing_are_reported_in_any_store(store_url: str, tmp_p
 def test_a_service_shows_what_is_left_and_is_well(whole: bytes, folder: ExperimentFolder, share: float) -> None:
     folder.journal.write_bytes(whole[: round(share * len(whole))])
     before = folder.journal.read_bytes()
-    settings, store, feed = Settings(home=folder.home, hosts=("*",)), open_store(None, folder.home), Feed()
-    runs = Runs(settings, store, feed.wake)
+    settings, store, feed = Settings(home=folder.home, hosts=("*",)), open_store(None, folder.home), EventFeed()
+    runs = ExperimentRuns(settings, store, feed.wake)
     service = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=feed)
     with served(app_of(service)) as client:
         until(lambda: (row := store.submission("one")) and row.state is UNREADABLE)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rubberband.api.experiments.body import allows_code, read_experiment, require_allowed, require_no_paths
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.web.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, Kind, Problem
+from rubberband.api.web.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, HttpProblem, Kind
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import MAX_BYTES, dump_experiment, parse_experiment
 from tests.builders.budget import examples
@@ -24,8 +24,8 @@ def body_of(document: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-def problem(body: bytes, media_type: str = "application/json", *overrides: str) -> Problem:
-    with pytest.raises(Problem) as caught:
+def problem(body: bytes, media_type: str = "application/json", *overrides: str) -> HttpProblem:
+    with pytest.raises(HttpProblem) as caught:
         read_experiment(body, media_type, overrides)
     assert "\n" not in caught.value.detail
     return caught.value
@@ -159,19 +159,19 @@ def test_any_request_is_an_experiment_or_a_problem(body: bytes, media_type: str,
     found = None
     try:
         require_allowed(read_experiment(body, media_type, overrides), OPEN)
-    except Problem as raised:
+    except HttpProblem as raised:
         found = raised
     if found is not None:
         assert "\n" not in found.detail
         json.dumps(found.to_json(), allow_nan=False).encode()
 
 
-def refusal(to_run: bool = True, settings: Settings = OPEN, **changes: Any) -> Problem | None:
+def refusal(to_run: bool = True, settings: Settings = OPEN, **changes: Any) -> HttpProblem | None:
     experiment = Experiment(**words(**({"entrypoint": "examples.digits:DigitsTrial"} | changes)))
     found = None
     try:
         require_allowed(experiment, settings) if to_run else require_no_paths(experiment)
-    except Problem as raised:
+    except HttpProblem as raised:
         found = raised
     assert found is None or found.kind is REFUSED
     return found

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from rubberband.api.dashboard.pages import row
 from rubberband.api.dashboard.sentences import sentence
 from rubberband.cli import app
-from rubberband.cloud.virtual import Fate
+from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core import budget
 from rubberband.executor.core.events import (
     DriverResumed,
@@ -40,7 +40,11 @@ from tests.builders.stories import Story, begun, kinds
 from tests.builders.virtual_runs import run_virtual
 
 CAREFUL = dataclasses.replace(JOB, start_attempts=3, launch_attempts=10)
-NEVER_READY = (Fate(ends_after_s=50.0), Fate(init_s=1e9), Fate(provision_s=60.0, stillborn_after_s=20.0))
+NEVER_READY = (
+    InstanceFaults(ends_after_s=50.0),
+    InstanceFaults(init_s=1e9),
+    InstanceFaults(provision_s=60.0, stillborn_after_s=20.0),
+)
 """It dies, its workers never become warm, it ends before it runs."""
 
 
@@ -204,7 +208,7 @@ def test_a_journal_from_before_the_rule_resumes_as_it_did() -> None:
 @pytest.mark.parametrize("fate", NEVER_READY)
 @given(instances=st.integers(1, 4), max_cost_usd=st.none() | st.floats(0.3, 30.0), lucky=st.integers(0, 2))
 def test_few_instances_are_bought_that_never_get_ready(
-    fate: Fate, instances: int, max_cost_usd: float | None, lucky: int
+    fate: InstanceFaults, instances: int, max_cost_usd: float | None, lucky: int
 ) -> None:
     """At most three in a row, and those on their way; all are given back, and what was spent is told."""
     job = launching_job(max_cost_usd=max_cost_usd)
@@ -213,7 +217,7 @@ def test_few_instances_are_bought_that_never_get_ready(
     )
     job = dataclasses.replace(job, start_attempts=3, launch_attempts=50, plan=plan)
     broken = {f"i-{number:03d}": fate for number in range(1 + lucky, 200)}
-    short_lived = {f"i-{number:03d}": Fate(ends_after_s=150.0) for number in range(1, 1 + lucky)}
+    short_lived = {f"i-{number:03d}": InstanceFaults(ends_after_s=150.0) for number in range(1, 1 + lucky)}
     controller, _, finish = run_virtual(job, Faults(fates=broken | short_lived))
     state = controller.state
     unready = [record for record in state.instances.values() if record.ready_at is None]
@@ -266,7 +270,7 @@ def test_the_cause_is_the_first_thing_that_every_view_shows() -> None:
 
 
 def test_status_and_ps_begin_with_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    never = {f"i-{number:03d}": Fate(init_s=1e9) for number in range(1, 20)}
+    never = {f"i-{number:03d}": InstanceFaults(init_s=1e9) for number in range(1, 20)}
     recorded(words(name="never"), faults=Faults(fates=never)).put(tmp_path)
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
     (listed,) = json.loads(CliRunner().invoke(app, ["ps", "-o", "json"]).output)["experiments"]

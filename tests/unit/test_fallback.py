@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rubberband.cloud.virtual import Fate
+from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, InstanceRefused
 from rubberband.executor.core.replanning import held
@@ -31,11 +31,11 @@ class Dry(Faults):
     dry_from: int = 1
     sold_out: bool = True
 
-    def instance(self, instance: str, market: Market) -> Fate:
+    def instance(self, instance: str, market: Market) -> InstanceFaults:
         """Refused where it is spot."""
         if market == "spot" and int(instance.removeprefix("i-")) >= self.dry_from:
-            return Fate(refused="no spot capacity in us-east-1a", sold_out=self.sold_out)
-        return Fate()
+            return InstanceFaults(refused="no spot capacity in us-east-1a", sold_out=self.sold_out)
+        return InstanceFaults()
 
 
 def run(job: Job, faults: Faults) -> tuple[Controller, list[str]]:

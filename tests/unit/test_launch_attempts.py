@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rubberband.cloud.virtual import Fate
+from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core.budget import bill_usd, instance_cost_usd
 from rubberband.executor.core.events import DriverResumed, EndedInstance, InstanceRefused, InstanceReleased, Started
 from rubberband.executor.core.fleet import InstanceStatus
@@ -16,25 +16,25 @@ from tests.builders.stories import Story
 from tests.builders.virtual_runs import run_virtual
 
 
-def fates(count: int, fate: Fate) -> Faults:
+def fates(count: int, fate: InstanceFaults) -> Faults:
     """The first `count` instances share a fate."""
     return Faults(fates={f"i-{number:03d}": fate for number in range(1, count + 1)})
 
 
 def test_instances_that_are_lost_together_are_replaced_in_one_attempt() -> None:
-    controller, _, finish = run_virtual(launching_job(), fates(4, Fate(ends_after_s=50.0)))
+    controller, _, finish = run_virtual(launching_job(), fates(4, InstanceFaults(ends_after_s=50.0)))
     assert finish.outcome == "done"
     assert len(controller.state.instances) == 8
 
 
 def test_instances_that_are_lost_again_and_again_use_up_the_attempts() -> None:
-    controller, _, finish = run_virtual(launching_job(), fates(30, Fate(ends_after_s=50.0)))
+    controller, _, finish = run_virtual(launching_job(), fates(30, InstanceFaults(ends_after_s=50.0)))
     assert finish.outcome == "failed"
     assert len(controller.state.instances) == 8
 
 
 def test_instances_that_are_taken_away_use_up_none() -> None:
-    taken = Fate(ends_after_s=50.0, preempted=True, notice_s=20.0)
+    taken = InstanceFaults(ends_after_s=50.0, preempted=True, notice_s=20.0)
     controller, _, finish = run_virtual(launching_job("spot"), fates(16, taken))
     assert finish.outcome == "done"
     assert len(controller.state.instances) == 20
@@ -54,8 +54,10 @@ def test_no_instance_is_asked_for_that_could_not_be_paid_until_it_is_ready() -> 
 
 def test_an_interruption_leaves_no_extra_attempts() -> None:
     """However often: launches that are refused after that are not repeated for ever."""
-    taken = Fate(ends_after_s=50.0, preempted=True, notice_s=20.0)
-    all_fates = {f"i-{number:03d}": taken if number <= 16 else Fate(refused="sold out") for number in range(1, 400)}
+    taken = InstanceFaults(ends_after_s=50.0, preempted=True, notice_s=20.0)
+    all_fates = {
+        f"i-{number:03d}": taken if number <= 16 else InstanceFaults(refused="sold out") for number in range(1, 400)
+    }
     controller, _, finish = run_virtual(launching_job("spot"), Faults(fates=all_fates))
     assert finish.outcome == "failed"
     assert len(controller.state.instances) <= 16 + 3 * 4

@@ -17,7 +17,7 @@ from rubberband.executor.training.checking import _is_ours
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
-from rubberband.integrations.lightning import LightningTrial, _Place
+from rubberband.integrations.lightning import LightningTrial, _TrainerSubstitute
 from rubberband.integrations.lightning_hooks import CALLED, OWN, REFUSED, EarlyStops, hooks_of
 from rubberband.integrations.lightning_log import OPTIONS
 from tests.builders import segments
@@ -211,11 +211,11 @@ def test_every_attribute_of_a_trainer_is_there_or_is_refused_by_its_name():
     class Trial:
         ended = False
 
-    place, trial = _Place.__new__(_Place), Trial()
+    place, trial = _TrainerSubstitute.__new__(_TrainerSubstitute), Trial()
     place._trial = trial
     names = [name for name in dir(L.Trainer) if not name.startswith("_")]
-    absent = [name for name in names if not hasattr(_Place, name)]
-    assert {"should_stop", "callbacks", "fast_dev_run"} <= set(dir(_Place))
+    absent = [name for name in names if not hasattr(_TrainerSubstitute, name)]
+    assert {"should_stop", "callbacks", "fast_dev_run"} <= set(dir(_TrainerSubstitute))
     assert {"strategy", "callback_metrics", "save_checkpoint"} <= set(absent)
     for name in absent:
         with pytest.raises(AttributeError, match=f"self.trainer.{name} is not there in a LightningTrial"):

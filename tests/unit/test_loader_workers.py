@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.training.data import Feed, Samples
+from rubberband.executor.training.data import DatasetBatches, Feed
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gradient_noise import GradientNoise
 from rubberband.executor.training.loading import LoaderSettings, Part
@@ -400,16 +400,16 @@ def test_the_evaluation_set_is_loaded_by_workers_too_as_often_as_it_is_evaluated
 
 
 def test_cheap_samples_are_seeded_only_if_they_draw():
-    samples = Samples(Augmented(), None)
+    samples = DatasetBatches(Augmented(), None)
     keys = sample_keys(3, 0, np.arange(4))
     torch.manual_seed(1)
     first = samples.batch(np.arange(4), keys)["x"]
     torch.manual_seed(2)
     assert torch.equal(samples.batch(np.arange(4), keys)["x"], first)
-    assert torch.equal(Samples(Augmented(), None).batch(np.arange(2, 4), keys[2:])["x"], first[2:])
+    assert torch.equal(DatasetBatches(Augmented(), None).batch(np.arange(2, 4), keys[2:])["x"], first[2:])
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    quiet = Samples([{"x": torch.ones(2)}] * 9, None)  # type: ignore[arg-type]
+    quiet = DatasetBatches([{"x": torch.ones(2)}] * 9, None)  # type: ignore[arg-type]
     quiet.batch(np.arange(4), keys)
     assert torch.equal(torch.get_rng_state(), state)
 

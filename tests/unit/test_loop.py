@@ -18,7 +18,7 @@ import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training import loop
-from rubberband.executor.training.data import Samples
+from rubberband.executor.training.data import DatasetBatches
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.evaluation import EvalLoader
 from rubberband.executor.training.gang import Gang
@@ -227,14 +227,14 @@ class Batches(Items):
 
 @pytest.mark.parametrize("dataset", [Items(), Batches()])
 def test_datasets_are_collated(dataset):
-    assert Samples(dataset, None).batch(np.array([3, 5]))["x"].tolist() == [[3.0], [5.0]]
-    assert Samples(dataset, len).batch(np.array([3, 5])) == 2
+    assert DatasetBatches(dataset, None).batch(np.array([3, 5]))["x"].tolist() == [[3.0], [5.0]]
+    assert DatasetBatches(dataset, len).batch(np.array([3, 5])) == 2
 
 
 def test_subsets_of_tensors_are_indexed_at_once():
     tensors = TensorDataset(torch.arange(10), torch.arange(10) * 2)
     nested = Subset(Subset(tensors, [9, 7, 5, 3]), [0, 2, 3])
-    assert [part.tolist() for part in Samples(nested, None).batch(np.array([2, 0]))] == [[3, 9], [6, 18]]
+    assert [part.tolist() for part in DatasetBatches(nested, None).batch(np.array([2, 0]))] == [[3, 9], [6, 18]]
 
 
 def test_the_evaluation_loader_walks_in_order_as_often_as_asked():

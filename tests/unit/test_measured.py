@@ -13,7 +13,7 @@ from rubberband.executor.core.events import Slot
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.rules import promoted
-from rubberband.executor.core.state import Allocation, Job, StageRecord, State, TrialReport
+from rubberband.executor.core.state import GangRun, Job, StageRecord, State, TrialReport
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.goodput import planning
 from rubberband.planner.queueing import scaled
@@ -47,7 +47,7 @@ def seen(
             at = 100.0 + startup_s
             gang = tuple(Slot(instance="i-001", gpu=gpu) for gpu in range(gpus))
             state.allocations.append(
-                Allocation(trial=trial.trial, attempt=1, stage=0, gang=gang, started_at=100.0, training_at=at)
+                GangRun(trial=trial.trial, attempt=1, stage=0, gang=gang, started_at=100.0, training_at=at)
             )
             for number, step in enumerate(steps, start=1):
                 at += step

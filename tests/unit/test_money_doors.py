@@ -14,15 +14,15 @@ import pytest
 
 from rubberband.api.experiments import spending
 from rubberband.api.experiments.budgets import Budgets
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
-from rubberband.api.web.problems import REFUSED, UNAVAILABLE, Problem
+from rubberband.api.web.problems import REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.errors import InputError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.events import CancelRequested
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import Ending, write_ending
-from rubberband.executor.journal.inbox import Desk, DriverRequest, Inbox
+from rubberband.executor.journal.inbox import DriverRequest, Inbox, RequestQueue
 from rubberband.executor.journal.journal import Header
 from rubberband.executor.run.follower import summary_of
 from rubberband.running import hosted
@@ -71,7 +71,9 @@ def test_a_resume_asks_for_what_is_left_of_it_and_counts_with_the_whole(house: H
     spend(house, 0.9)
     now = time.time()
     with house.open() as runs:
-        with pytest.raises(Problem, match=r"budget of : .* are spent or planned this month, and the rest of it costs"):
+        with pytest.raises(
+            HttpProblem, match=r"budget of : .* are spent or planned this month, and the rest of it costs"
+        ):
             runs.resume("one")
         assert house.row("one").state is INTERRUPTED
         house.store.change("other", at=now, summary=Summary(cost_usd=0.3))
@@ -89,7 +91,7 @@ def test_cancelled_experiments_do_not_multiply_a_budget_by_being_resumed(house: 
         assert runs.resume("one").state is QUEUED
     both_usd = house.row("one").admitted_usd + house.row("two").summary.cost_usd
     limited(house, both_usd + 0.01, limits=ServiceLimits(max_running=0))
-    with house.open() as runs, pytest.raises(Problem) as refused:
+    with house.open() as runs, pytest.raises(HttpProblem) as refused:
         runs.resume("two")
     assert refused.value.kind is REFUSED
 
@@ -174,10 +176,10 @@ def test_two_submissions_at_the_same_moment_do_not_get_the_same_money(
         with suppress(threading.BrokenBarrierError):
             both.wait()
 
-    def submit(runs: Runs, name: str) -> None:
+    def submit(runs: ExperimentRuns, name: str) -> None:
         try:
             told.append(runs.submit(experiment(name), admitted_usd=0.2).state.value)
-        except Problem as problem:
+        except HttpProblem as problem:
             told.append(problem.kind.slug)
 
     monkeypatch.setattr(Budgets, "require", slow)
@@ -200,7 +202,7 @@ def test_an_extended_experiment_of_the_queue_counts_with_its_new_plan(house: Hou
         limited_to = replace(POOL, budgets_usd={"": after.cost_usd / 2.0})
         monkey = Budgets(limited_to, house.store)
         row, dearer = house.row("one"), replace(after, cost_usd=2.0 * after.cost_usd)
-        with pytest.raises(Problem, match="and the extension costs"):
+        with pytest.raises(HttpProblem, match="and the extension costs"):
             monkey.require_extension(row, replace(_extension(after), after=dearer), now, bill_usd=None)
 
 
@@ -226,7 +228,7 @@ def test_a_start_asks_for_the_pools_own_bill(house: House, monkeypatch: pytest.M
     )
     assert house.store.add(row)
     with pytest.raises(
-        Problem, match=r"4\.90 USD of 5\.00 USD are spent or planned .* this experiment costs 0\.20 USD"
+        HttpProblem, match=r"4\.90 USD of 5\.00 USD are spent or planned .* this experiment costs 0\.20 USD"
     ):
         budgets.require_start(row, time.time())
 
@@ -328,7 +330,9 @@ def test_a_broker_that_does_not_answer_is_said_and_started_and_its_bill_is_never
     folder.write(PoolFile(name="team", instances=1, gpus_per_instance=1, max_usd_per_month=5.0).model_dump(mode="json"))
     monkeypatch.setattr("rubberband.cloud.pool.provider.start_broker", started.append)
     asked = Budgets(replace(POOL, folder=str(folder.path), max_usd_per_month=5.0), service.store)
-    with pytest.raises(Problem, match=r"the broker of pool team does not answer .* is not known; try again") as told:
+    with pytest.raises(
+        HttpProblem, match=r"the broker of pool team does not answer .* is not known; try again"
+    ) as told:
         asked.bill_usd()
     assert (told.value.kind, started) == (UNAVAILABLE, [folder])
 
@@ -364,7 +368,7 @@ def test_an_error_carries_the_cost_of_the_profile_before_it() -> None:
 def test_a_driver_that_is_asked_to_end_for_money_says_so_in_its_result(tmp_path: Path) -> None:
     inbox, story = Inbox(tmp_path), Story(JOB)
     inbox.put(DriverRequest(id="budget-1", kind="cancel", asked_at=1.0, reason="budget of ann: spent"))
-    (event,) = Desk(inbox, lambda: False).asked(story.controller, story.state.now, at_once=True)
+    (event,) = RequestQueue(inbox, lambda: False).asked(story.controller, story.state.now, at_once=True)
     assert isinstance(event, CancelRequested)
     story.controller.handle(event)
     assert story.state.reason == "budget of ann: spent"

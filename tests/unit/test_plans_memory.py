@@ -10,7 +10,7 @@ import pytest
 
 from rubberband.api.plans.previews import Known, Memory, PlanAnswer, Plans
 from rubberband.api.store.schema import StoredPlan
-from rubberband.api.web.problems import INVALID, Problem
+from rubberband.api.web.problems import INVALID, HttpProblem
 from tests.builders.plan_services import served
 
 
@@ -28,7 +28,7 @@ def test_a_request_is_recalled_by_what_it_asks() -> None:
 
 
 def test_errors_are_recalled_too() -> None:
-    memory, problem = Memory(100, 10), Problem(INVALID, "name: is required; add it")
+    memory, problem = Memory(100, 10), HttpProblem(INVALID, "name: is required; add it")
     memory.keep_request("first", Known(meaning=problem))
     assert memory.recall("first", 0.0) is problem
 

@@ -14,7 +14,7 @@ from rubberband.api.experiments.body import read_experiment
 from rubberband.api.plans import pool
 from rubberband.api.plans.previews import Plans, Preview
 from rubberband.api.settings import ServiceLimits
-from rubberband.api.web.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, Kind, Problem
+from rubberband.api.web.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, HttpProblem, Kind
 from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import words
 from tests.builders.plan_services import of, preview, served
@@ -53,10 +53,10 @@ def test_answers_survive_a_restart_and_no_process_stays(tmp_path: Path) -> None:
     async def ask_what_is_wrong(plans: Plans) -> None:
         asked = Preview(body=b"{}")
         for _ in range(2):
-            with pytest.raises(Problem) as caught:
+            with pytest.raises(HttpProblem) as caught:
                 await plans.answer(asked, of(asked))
             assert caught.value.kind is INVALID
-        with pytest.raises(Problem):
+        with pytest.raises(HttpProblem):
             plans.recall(of(asked))
 
     for _ in range(2):
@@ -78,11 +78,11 @@ def test_answers_survive_a_restart_and_no_process_stays(tmp_path: Path) -> None:
     ],
 )
 def test_an_obvious_error_needs_no_process(tmp_path: Path, asked: Preview, kind: Kind) -> None:
-    with pytest.raises(Problem) as by_a_planner:
+    with pytest.raises(HttpProblem) as by_a_planner:
         read_experiment(asked.body, asked.media_type)
 
     async def ask(plans: Plans) -> None:
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(HttpProblem) as caught:
             await plans.answer(asked, of(asked))
         assert (caught.value.kind, caught.value.detail) == (kind, by_a_planner.value.detail)
         assert plans.pids == []
@@ -93,7 +93,7 @@ def test_an_obvious_error_needs_no_process(tmp_path: Path, asked: Preview, kind:
 def test_a_plan_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     async def ask(plans: Plans) -> None:
         for _ in range(2):  # it is not remembered
-            with pytest.raises(Problem, match="max_instances") as caught:
+            with pytest.raises(HttpProblem, match="max_instances") as caught:
                 await plans.answer(preview(), of(preview()))
             assert caught.value.kind is TOO_LONG
 
@@ -123,7 +123,7 @@ def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
         (pid,) = plans.pids
         os.kill(pid, signal.SIGKILL)
         other = preview(name="other")
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(HttpProblem) as caught:
             await plans.answer(other, of(other))
         assert caught.value.kind is UNAVAILABLE
         assert caught.value.headers["Retry-After"]
@@ -142,7 +142,7 @@ def test_where_no_process_can_be_started_for_a_while_plans_are_made_afterwards(
         with monkeypatch.context() as full:
             full.setattr(asyncio, "create_subprocess_exec", refused)
             for _ in range(5):  # more often than there are planners
-                with pytest.raises(Problem) as caught:
+                with pytest.raises(HttpProblem) as caught:
                     await plans.answer(asked, of(asked))
                 assert caught.value.kind is UNAVAILABLE
         answer = await plans.answer(asked, of(asked))
@@ -163,7 +163,7 @@ def test_a_process_that_never_says_that_it_is_ready_is_replaced(
         with monkeypatch.context() as stuck:
             stuck.setattr(pool, "_START_S", 0.1)
             stuck.setattr(asyncio, "create_subprocess_exec", silent)
-            with pytest.raises(Problem) as caught:
+            with pytest.raises(HttpProblem) as caught:
                 await plans.answer(asked, of(asked))
         assert caught.value.kind is UNAVAILABLE
         answer = await plans.answer(asked, of(asked))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rubberband.api.plans.process import Question, planned, question_of, serve
-from rubberband.api.web.problems import PROFILE_MISSING, REFUSED, Problem
+from rubberband.api.web.problems import PROFILE_MISSING, REFUSED, HttpProblem
 from rubberband.planning.feasible import Terms
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec.experiment import Experiment
@@ -112,10 +112,10 @@ def test_a_remedy_that_is_reported_is_enough_and_none_passes_what_may_be_spent()
 
 
 def test_a_question_without_a_profile_or_with_a_file_of_the_server_is_refused() -> None:
-    with pytest.raises(Problem) as missing:
+    with pytest.raises(HttpProblem) as missing:
         planned(question(words(profile=None)))
     assert missing.value.kind is PROFILE_MISSING
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(HttpProblem) as refused:
         question(words(profile="/etc/passwd"))
     assert refused.value.kind is REFUSED
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rubberband.cloud.virtual import Fate
+from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core import budget
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
@@ -42,7 +42,7 @@ def test_the_incremental_bill_equals_the_bill(billing: Billing) -> None:
             assert state.fleet.purse.spent_usd(state.now) == pytest.approx(billed_usd, abs=1e-9)
             seen += 1
 
-    fates = {f"i-{number:03d}": Fate(ends_after_s=5.0 + number) for number in (1, 3)}
+    fates = {f"i-{number:03d}": InstanceFaults(ends_after_s=5.0 + number) for number in (1, 3)}
     capped = dataclasses.replace(CAPPED, offer=dataclasses.replace(OFFER, billing=billing))
     controller, _, finish = run_virtual(capped, Faults(fates=fates), observers=[same])
     assert finish.outcome == "done"

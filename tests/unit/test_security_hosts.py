@@ -6,7 +6,7 @@ import pytest
 
 from rubberband.api.security.checks import host_of, require_host, require_own_page, safe_next
 from rubberband.api.serving import is_loopback, require_auth, served_names, url_of
-from rubberband.api.web.problems import FOREIGN_HOST, FOREIGN_ORIGIN, Problem
+from rubberband.api.web.problems import FOREIGN_HOST, FOREIGN_ORIGIN, HttpProblem
 from rubberband.errors import InputError
 
 SERVED = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -30,14 +30,14 @@ def test_the_host_is_what_the_port_is_not(value: str, host: str) -> None:
 
 @pytest.mark.parametrize("values", [[], [""], ["evil.example"], ["localhost", "localhost"], ["localhost@evil"], ["*"]])
 def test_other_hosts_are_not_answered(values: list[str]) -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpProblem) as caught:
         require_host(values, SERVED)
     assert caught.value.kind is FOREIGN_HOST
 
 
 def test_every_host_is_answered_only_if_the_operator_says_so() -> None:
     require_host(["anything"], frozenset({"*"}))
-    with pytest.raises(Problem):
+    with pytest.raises(HttpProblem):
         require_host(["anything"], SERVED)
 
 
@@ -63,7 +63,7 @@ def test_pages_of_other_sites_change_nothing(fetch_site: str | None, origin: str
     if own:
         require_own_page("POST", fetch_site=fetch_site, origin=origin, host="localhost:8265")
         return
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpProblem) as caught:
         require_own_page("POST", fetch_site=fetch_site, origin=origin, host="localhost:8265")
     assert caught.value.kind is FOREIGN_ORIGIN
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.security.checks import Buckets, Turnstile, address_key
+from rubberband.api.security.checks import Buckets, RateLimiter, address_key
 from rubberband.api.security.middleware import Body, Message
 from rubberband.api.settings import ServiceLimits
-from rubberband.api.web.problems import MALFORMED, RATE, TOO_LARGE, TOO_SLOW, Problem
+from rubberband.api.web.problems import MALFORMED, RATE, TOO_LARGE, TOO_SLOW, HttpProblem
 
 
 class Clock:
@@ -52,12 +52,12 @@ def test_no_rate_is_no_limit() -> None:
 
 
 def test_few_are_served_at_the_same_time_and_streams_are_counted_apart() -> None:
-    turnstile = Turnstile(ServiceLimits(concurrent=2, streams=1))
+    turnstile = RateLimiter(ServiceLimits(concurrent=2, streams=1))
     with ExitStack() as inside:
         for stream in (False, False, True):
             inside.enter_context(turnstile.passing("a", stream=stream))
         for stream, what in ((False, "2 requests"), (True, "1 streams")):
-            with pytest.raises(Problem, match=what) as caught, turnstile.passing("a", stream=stream):
+            with pytest.raises(HttpProblem, match=what) as caught, turnstile.passing("a", stream=stream):
                 pass
             assert caught.value.kind is RATE
             assert {"Retry-After", "RateLimit", "RateLimit-Policy"} <= set(caught.value.headers)
@@ -67,10 +67,10 @@ def test_few_are_served_at_the_same_time_and_streams_are_counted_apart() -> None
 
 
 def test_a_caller_that_asks_too_often_is_reported_when_to_come_back() -> None:
-    turnstile = Turnstile(ServiceLimits(requests_per_s=0.1, burst=1), clock=Clock())
+    turnstile = RateLimiter(ServiceLimits(requests_per_s=0.1, burst=1), clock=Clock())
     with turnstile.passing("a", stream=False):
         pass
-    with pytest.raises(Problem, match="ask again in 10 s") as caught, turnstile.passing("a", stream=False):
+    with pytest.raises(HttpProblem, match="ask again in 10 s") as caught, turnstile.passing("a", stream=False):
         pass
     headers = {"Retry-After": "10", "RateLimit-Policy": '"requests";q=1;w=10', "RateLimit": '"requests";r=0;t=10'}
     assert caught.value.headers == headers
@@ -118,7 +118,7 @@ def test_a_body_beyond_the_limit_does_not_however_often_it_is_asked_for() -> Non
         body = _body(_chunks(b"abc", b"def", b"g"), 5)
         await body.receive()
         for _ in range(2):
-            with pytest.raises(Problem) as caught:
+            with pytest.raises(HttpProblem) as caught:
                 await body.receive()
             assert caught.value.kind is TOO_LARGE
             assert caught.value.headers == {"Connection": "close"}
@@ -132,7 +132,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async def scenario() -> None:
         body = _body(_chunks(b"abc", b"def")[:1], 5, within_s=0.01)
         await body.receive()
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(HttpProblem) as caught:
             await body.receive()
         assert caught.value.kind is TOO_SLOW
 
@@ -156,7 +156,7 @@ def test_waiting_for_the_client_to_leave_has_no_limit() -> None:
     [("6", TOO_LARGE), ("9" * 5000, TOO_LARGE), ("-1", MALFORMED), ("²", MALFORMED), ("", MALFORMED)],
 )
 def test_a_body_announced_as_too_large_is_not_read(length: str, kind: object) -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpProblem) as caught:
         _body([], 5).require_announced(length)
     assert caught.value.kind is kind
     _body([], 5).require_announced("5")

@@ -14,7 +14,7 @@ import pytest
 from rubberband.api.experiments.sharing import Sharing
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
 from rubberband.api.store.schema import Promise
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_mark, read_order, write_mark
@@ -168,9 +168,9 @@ def test_a_name_is_taken_once(house: House) -> None:
     with house.open() as runs:
         runs.submit(experiment(), request="r1")
         assert runs.submit(experiment(), request="r1").name == "one"
-        with pytest.raises(Problem, match="taken") as told:
+        with pytest.raises(HttpProblem, match="taken") as told:
             runs.submit(experiment(), request="r2")
-        with pytest.raises(Problem, match="taken"):
+        with pytest.raises(HttpProblem, match="taken"):
             runs.submit(experiment())
         house.wait("one", DONE)
     assert told.value.kind.status == 409
@@ -179,7 +179,7 @@ def test_a_name_is_taken_once(house: House) -> None:
 
 def test_a_name_that_was_run_by_hand_is_taken(house: House) -> None:
     template(house.home)
-    with house.open() as runs, pytest.raises(Problem, match="taken"):
+    with house.open() as runs, pytest.raises(HttpProblem, match="taken"):
         runs.submit(experiment("template"))
 
 
@@ -253,9 +253,9 @@ def test_the_limits_of_what_waits_are_changed_in_its_words(tmp_path: Path, done_
         assert (seen.before.feasible, seen.after.feasible, seen.applied) == (True, True, False)
         assert seen.added_usd <= 0.0
         assert extend(runs, house.home, "b", deadline="1h", max_cost_usd=6.0, request="more").applied
-        with pytest.raises(Problem, match="not later"):
+        with pytest.raises(HttpProblem, match="not later"):
             extend(runs, house.home, "b", deadline="30m", request="less")
-        with pytest.raises(Problem, match="not more"):
+        with pytest.raises(HttpProblem, match="not more"):
             extend(runs, house.home, "b", max_cost_usd=2.0, request="less")
         house.go()
         house.wait("b", DONE)
@@ -270,9 +270,9 @@ def test_an_ended_run_has_no_limits_to_change_and_the_operator_decides(house: Ho
     with house.open() as runs:
         runs.submit(experiment(max_cost=5.0))
         house.wait("one", DONE)
-        with pytest.raises(Problem, match="it is over"):
+        with pytest.raises(HttpProblem, match="it is over"):
             extension(runs, house.home, "one", max_cost_usd=6.0)
-        with pytest.raises(Problem, match="more than is allowed here"):
+        with pytest.raises(HttpProblem, match="more than is allowed here"):
             extension(runs, house.home, "one", max_cost_usd=11.0)
 
 
@@ -304,11 +304,11 @@ def test_an_action_that_a_state_forbids_is_a_conflict_with_a_remedy(house: House
             (runs.resume, "no", "another name"),
         ]
         for act, name, remedy in asked:
-            with pytest.raises(Problem, match=remedy) as told:
+            with pytest.raises(HttpProblem, match=remedy) as told:
                 act(name)
             assert told.value.kind.status == 409
         for act in (runs.cancel, runs.resume, runs.result, runs.lines):
-            with pytest.raises(Problem, match="not found") as told:
+            with pytest.raises(HttpProblem, match="not found") as told:
                 act("nobody")
             assert told.value.kind.status == 404
 
@@ -337,7 +337,7 @@ def test_an_unreadable_journal_is_reported_once_and_harms_no_other(house: House)
         runs.submit(experiment())
         house.wait("one", DONE)
         assert runs.result("broken") is None
-        with pytest.raises(Problem, match=r"unreadable: its journal cannot be read: .* is damaged"):
+        with pytest.raises(HttpProblem, match=r"unreadable: its journal cannot be read: .* is damaged"):
             runs.resume("broken")
         shutil.copy(ExperimentFolder(home=house.home, name="one").journal, folder.journal)
     assert "cannot be read" in row.reason

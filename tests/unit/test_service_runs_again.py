@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from rubberband.api.experiments.processes import Processes
 from rubberband.api.experiments.service import Journals, Settled
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.cli import app
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import HostedRun
@@ -100,7 +100,7 @@ def test_a_budget_that_is_more_than_may_be_spent_here_is_not_gone_on_with(house:
     with house.open() as runs:
         for name, told in (("template", "none is not allowed here"), ("dear", "6.00 USD is not allowed here")):
             house.wait(name, INTERRUPTED)
-            with pytest.raises(Problem, match=told):
+            with pytest.raises(HttpProblem, match=told):
                 runs.resume(name)
     assert house.starts() == []
 
@@ -168,7 +168,7 @@ def test_a_run_of_another_home_is_not_driven_twice(tmp_path: Path, done_run: Pat
     with house.open() as runs:
         house.wait("template", INTERRUPTED)
         (folder.path / "driver.lock").unlink()
-        with pytest.raises(Problem, match="another home"):
+        with pytest.raises(HttpProblem, match="another home"):
             runs.resume("template")
     assert house.starts() == []
     house.store.close()
@@ -186,7 +186,7 @@ def test_a_measurement_that_failed_on_ec2_is_not_paid_for_twice(house: House) ->
     with house.open() as runs:
         runs.submit(Experiment(**words))
         house.wait("one", INTERRUPTED)
-        with pytest.raises(Problem, match="submit it again"):
+        with pytest.raises(HttpProblem, match="submit it again"):
             runs.resume("one")
     assert len(house.starts()) == 1
 
@@ -202,7 +202,7 @@ def test_a_second_resume_withdraws_nothing_that_was_asked_since(house: House, mo
         rows = iter([stale])
         read = runs._row
         monkeypatch.setattr(runs, "_row", lambda name: next(rows, None) or read(name))
-        with pytest.raises(Problem, match="already running"):
+        with pytest.raises(HttpProblem, match="already running"):
             runs.resume("template")
         pending = Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()
         house.go()
@@ -231,7 +231,7 @@ def test_a_resume_that_comes_late_leaves_the_cancel_of_what_runs_by_now(
                 runs.cancel("template")
 
         monkeypatch.setattr(runs._journals, "require", require_slowly)
-        with pytest.raises(Problem, match="just changed"):
+        with pytest.raises(HttpProblem, match="just changed"):
             runs.resume("template")
         pending = Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()
         house.go()

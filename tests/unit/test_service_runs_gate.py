@@ -13,7 +13,7 @@ import pytest
 from rubberband.api.experiments import watcher
 from rubberband.api.experiments.watcher import Stamp, stamp_of
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.states import ExperimentState
@@ -54,7 +54,7 @@ def test_a_begun_run_that_is_no_longer_allowed_returns_to_its_earlier_state(hous
     house.settings = Settings(home=house.home, limits=ServiceLimits(max_cost_usd=3.0))
     with house.open() as runs:
         assert "constraints.max_cost" in house.wait("one", INTERRUPTED).reason
-        with pytest.raises(Problem, match="max_cost"):
+        with pytest.raises(HttpProblem, match="max_cost"):
             runs.resume("one")
     assert len(house.starts()) == 1
 
@@ -177,13 +177,13 @@ def test_a_cancel_before_an_automatic_restart_prevents_it(house: House) -> None:
         runs.submit(experiment())
         house.wait("one", INTERRUPTED)
     house.settings = resuming(house)
-    with house.open() as runs, pytest.raises(Problem, match="it is not running"):
+    with house.open() as runs, pytest.raises(HttpProblem, match="it is not running"):
         runs.cancel("one")
     assert house.store.change("one", at=0.0, state=STARTING)
     with house.open() as runs:
         house.wait("one", INTERRUPTED)
         assert len(house.starts()) == 1
-        with suppress(Problem):  # the watcher may be about to ask whether it was cancelled, and resume it by itself
+        with suppress(HttpProblem):  # the watcher may be about to ask whether it was cancelled, and resume it by itself
             runs.resume("one")
         until(lambda: len(house.starts()) > 1)
 

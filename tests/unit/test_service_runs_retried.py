@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.states import ExperimentState
@@ -28,7 +28,7 @@ def test_resuming(house: House) -> None:
         assert runs.resume("template", request="r1").name == "template"
         house.wait("template", DONE)
         assert runs.resume("template", request="r1").state is DONE
-        with pytest.raises(Problem, match="it is over"):
+        with pytest.raises(HttpProblem, match="it is over"):
             runs.resume("template", request="r2")
     assert len(house.starts()) == 1
 
@@ -70,7 +70,7 @@ def test_extending_a_queued_experiment_that_has_begun_since(house: House) -> Non
     with house.open() as runs:
         house.wait("one", DONE)
         assert extend(runs, house.home, "one", max_cost_usd=6.0, request="e1").applied
-        with pytest.raises(Problem, match="it is over"):
+        with pytest.raises(HttpProblem, match="it is over"):
             extend(runs, house.home, "one", max_cost_usd=6.0, request="e2")
     assert house.row("one").words == words
     assert pending(house, "one") == []

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.experiments.recording import MISREADS, Recorder, Sight, Standing, standing
+from rubberband.api.experiments.recording import MISREADS, ExperimentSnapshot, Recorder, Sight, standing
 from rubberband.api.store.sql import open_store
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import (
     Ending,
     HostedRun,
-    Mark,
+    HostMark,
     read_ending,
     read_order,
     write_ending,
@@ -33,7 +33,7 @@ DONE = ExperimentState.DONE
 
 NOTHING = Sight(at_work=False, mark=None, ending=None, outcome=None, reason="", has_begun=False)
 AT_WORK = replace(NOTHING, at_work=True)
-SIGNED = replace(NOTHING, mark=Mark(pid=1, attempt=1, started_at=0.0))
+SIGNED = replace(NOTHING, mark=HostMark(pid=1, attempt=1, started_at=0.0))
 BEGUN = replace(SIGNED, has_begun=True)
 
 
@@ -78,14 +78,14 @@ def test_a_process_that_never_signed_was_never_started(sight: Sight) -> None:
 
 
 def test_a_resumed_run_keeps_waiting_while_its_journal_shows_the_earlier_end() -> None:
-    sight = replace(BEGUN, at_work=True, mark=Mark(pid=1, attempt=2, started_at=0.0), outcome=CANCELLED)
-    assert standing(row(STARTING, attempt=2), sight) == Standing(state=STARTING)
+    sight = replace(BEGUN, at_work=True, mark=HostMark(pid=1, attempt=2, started_at=0.0), outcome=CANCELLED)
+    assert standing(row(STARTING, attempt=2), sight) == ExperimentSnapshot(state=STARTING)
     by_hand = replace(row(STARTING, attempt=1), words={})
-    assert standing(by_hand, replace(sight, mark=SIGNED.mark)) == Standing(state=STARTING)
+    assert standing(by_hand, replace(sight, mark=SIGNED.mark)) == ExperimentSnapshot(state=STARTING)
 
 
 def test_an_ending_of_an_earlier_process_is_not_that_of_this_one() -> None:
-    sight = replace(BEGUN, mark=Mark(pid=1, attempt=2, started_at=0.0), ending=told(1, attempt=1))
+    sight = replace(BEGUN, mark=HostMark(pid=1, attempt=2, started_at=0.0), ending=told(1, attempt=1))
     found = standing(row(RUNNING, attempt=2), sight)
     assert found is not None
     assert "ended unexpectedly" in found.reason
@@ -93,7 +93,7 @@ def test_an_ending_of_an_earlier_process_is_not_that_of_this_one() -> None:
 
 def test_the_last_words_of_its_process_are_the_reason() -> None:
     found = standing(row(RUNNING), replace(BEGUN, ending=told(1)))
-    assert found == Standing(state=INTERRUPTED, reason="this went wrong; resume it to continue")
+    assert found == ExperimentSnapshot(state=INTERRUPTED, reason="this went wrong; resume it to continue")
 
 
 def test_a_journal_that_is_read_in_between_is_not_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

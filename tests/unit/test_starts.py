@@ -10,7 +10,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.measured import TrialStarts, measured, starts
-from rubberband.executor.core.state import Allocation, Job, State
+from rubberband.executor.core.state import GangRun, Job, State
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
@@ -30,7 +30,7 @@ def started(*waves: list[float], startup_s: float = 0.2, init_delay_s: float = 3
     for wave in waves:
         for gpu, took_s in enumerate(wave):
             gang = (Slot(instance="i-001", gpu=gpu),)
-            use = Allocation(trial=0, attempt=1, stage=0, gang=gang, started_at=0.0, training_at=took_s, ended_at=9.0)
+            use = GangRun(trial=0, attempt=1, stage=0, gang=gang, started_at=0.0, training_at=took_s, ended_at=9.0)
             state.allocations.append(use)
     return job, state
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sql
 
-from rubberband.api.experiments.service import Runs
+from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.routes.health import _store
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import SUBMISSIONS, Promise
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import Problem
+from rubberband.api.web.problems import HttpProblem
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import HostedRun, holding, write_order
@@ -163,7 +163,7 @@ def test_a_service_that_takes_a_store_over_leaves_the_experiments_of_the_other_h
         first.add(submission("waits"))
         cut_off(postgresql_url)
         second.take(BEN)
-        runs = [Runs(settings, store, lambda: None) for settings, store in ((ann, first), (ben, second))]
+        runs = [ExperimentRuns(settings, store, lambda: None) for settings, store in ((ann, first), (ben, second))]
         for each in runs:
             stack.callback(each.close)
             each.start()
@@ -177,10 +177,10 @@ def test_a_service_that_takes_a_store_over_leaves_the_experiments_of_the_other_h
         assert row is not None
         assert runs[1].possible(row) == frozenset()
         for act in (runs[1].cancel, runs[1].resume):
-            with pytest.raises(Problem, match="it belongs to the home gpu-1:/home/ann") as refused:
+            with pytest.raises(HttpProblem, match="it belongs to the home gpu-1:/home/ann") as refused:
                 act("one")
             assert refused.value.kind.status == 409
-        with pytest.raises(Problem, match="another server uses this service's store") as away:
+        with pytest.raises(HttpProblem, match="another server uses this service's store") as away:
             runs[0].submit(experiment("two"))
         assert away.value.kind.status == 503
         assert away.value.headers["Retry-After"]

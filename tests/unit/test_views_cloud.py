@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rubberband.cloud.virtual import Fate
+from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core.state import Job
 from rubberband.executor.result.result import Result
 from rubberband.executor.virtual.backend import Faults
@@ -35,9 +35,9 @@ def spot_job() -> Job:
 
 TAKEN = Faults(
     fates={
-        "i-001": Fate(price_usd_per_hour=0.13),
-        "i-002": Fate(ends_after_s=20.0, preempted=True),
-        "i-003": Fate(ends_after_s=31.0, preempted=True, notice_s=1.0),
+        "i-001": InstanceFaults(price_usd_per_hour=0.13),
+        "i-002": InstanceFaults(ends_after_s=20.0, preempted=True),
+        "i-003": InstanceFaults(ends_after_s=31.0, preempted=True, notice_s=1.0),
     }
 )
 

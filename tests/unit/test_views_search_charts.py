@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rubberband.executor.result.result import Result
-from rubberband.views.charts.importance import FEWEST, MOST, Question, importance, importances, question_of
+from rubberband.views.charts.importance import FEWEST, MOST, ComparedTrials, importance, importances, question_of
 from rubberband.views.charts.search import comparable, contour, contour_names, contours, slices
 from tests.builders.results import a_result
 
@@ -148,7 +148,7 @@ def test_ten_thousand_trials_are_thinned_out_which_is_said() -> None:
     assert "of 10,000 trials" in sliced["layout"]["meta"]["note"]
     assert len(json.dumps(figure(contours(result, SPACE)))) < 400_000
     question = question_of(result, SPACE)
-    assert isinstance(question, Question)
+    assert isinstance(question, ComparedTrials)
     assert len(question.metrics) <= MOST
     assert "chosen evenly" in question.note
 
@@ -161,7 +161,7 @@ def test_a_few_huge_losses_make_the_axis_logarithmic() -> None:
 def test_importance_is_of_what_makes_the_metric() -> None:
     result = with_trials([drawn(n) | {"noise": (n * 37) % 11} for n in range(60)])
     question = question_of(result, SPACE)
-    assert isinstance(question, Question)
+    assert isinstance(question, ComparedTrials)
     assert question.kinds == {"lr": "log", "hidden": "category", "optimizer": "category", "noise": "linear"}
     assert "Left out, as not all of them have it: momentum." in question.note
     pytest.importorskip("optuna")

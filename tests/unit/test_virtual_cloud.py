@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
+from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.executor.core.events import (
     Event,
@@ -41,7 +41,7 @@ OFFER = Offer(
 PROFILE = Profile(seconds_per_iteration={1: 10.0})
 
 
-def provider(**fates: Fate) -> tuple[VirtualProvider, VirtualClock]:
+def provider(**fates: InstanceFaults) -> tuple[VirtualProvider, VirtualClock]:
     clock = VirtualClock()
     faults = Faults(fates={name.replace("_", "-"): fate for name, fate in fates.items()})
     return VirtualProvider("test", clock, offer=OFFER, lease_s=100.0, fate_of=faults.instance), clock
@@ -63,7 +63,7 @@ def test_the_bill_is_by_market_from_running_to_the_end_with_the_minimum_and_the_
 
 
 def test_a_price_at_purchase_is_billed_and_shown() -> None:
-    rented, clock = provider(a=Fate(price_usd_per_hour=2.4))
+    rented, clock = provider(a=InstanceFaults(price_usd_per_hour=2.4))
     rented.launch("a", "spot")
     clock.advance_to(100.0)
     status = rented.release("a")
@@ -87,7 +87,7 @@ def test_an_instance_ends_itself_at_its_first_lease_and_later_ones_put_it_off() 
 
 
 def test_the_first_lease_begins_when_the_instance_runs_and_is_as_long_as_the_latest_renewal_reached() -> None:
-    rented, clock = provider(late=Fate(provision_s=1000.0))
+    rented, clock = provider(late=InstanceFaults(provision_s=1000.0))
     rented.renew_lease(70.0)
     rented.launch("late")
     assert rented.ends_at("late") == 1070.0
@@ -97,7 +97,7 @@ def test_the_first_lease_begins_when_the_instance_runs_and_is_as_long_as_the_lat
 
 
 def test_after_the_lease_a_returning_driver_finds_no_head() -> None:
-    rented, clock = provider(late=Fate(provision_s=1000.0))
+    rented, clock = provider(late=InstanceFaults(provision_s=1000.0))
     rented.launch("late")
     clock.advance_to(200.0)
     rented.renew_lease(300.0)
@@ -106,8 +106,8 @@ def test_after_the_lease_a_returning_driver_finds_no_head() -> None:
 
 
 def test_an_interruption_is_announced_and_distinguished_from_a_death() -> None:
-    taken = Fate(ends_after_s=50.0, preempted=True, notice_s=20.0)
-    rented, clock = provider(taken=taken, dies=Fate(ends_after_s=50.0))
+    taken = InstanceFaults(ends_after_s=50.0, preempted=True, notice_s=20.0)
+    rented, clock = provider(taken=taken, dies=InstanceFaults(ends_after_s=50.0))
     for name in ("taken", "dies"):
         rented.launch(name)
     clock.advance_to(59.0)
@@ -119,7 +119,7 @@ def test_an_interruption_is_announced_and_distinguished_from_a_death() -> None:
 
 
 def test_a_refused_instance_was_never_rented() -> None:
-    rented, _ = provider(a=Fate(refused="no capacity"))
+    rented, _ = provider(a=InstanceFaults(refused="no capacity"))
     with pytest.raises(ProviderError, match="no capacity"):
         rented.launch("a")
     assert list(rented.describe()) == []
@@ -130,10 +130,10 @@ class Slow:
     """A fortune of late messages."""
 
     late: Mapping[str, Messages] = field(default_factory=dict)
-    fates: Mapping[str, Fate] = field(default_factory=dict)
+    fates: Mapping[str, InstanceFaults] = field(default_factory=dict)
 
-    def instance(self, instance: str, market: Market) -> Fate:
-        return self.fates.get(instance, Fate())
+    def instance(self, instance: str, market: Market) -> InstanceFaults:
+        return self.fates.get(instance, InstanceFaults())
 
     def messages(self, instance: str) -> Messages:
         return self.late.get(instance, Messages())
@@ -148,9 +148,9 @@ class Slow:
         return 1.0
 
 
-def backend(messages: Messages | None = None, fate: Fate | None = None) -> VirtualBackend:
+def backend(messages: Messages | None = None, fate: InstanceFaults | None = None) -> VirtualBackend:
     """One whose instance `a` has these messages and this fate."""
-    fortune = Slow({"a": messages or Messages()}, {"a": fate or Fate()})
+    fortune = Slow({"a": messages or Messages()}, {"a": fate or InstanceFaults()})
     return VirtualBackend("test", OFFER, PROFILE, metric="score", faults=fortune, lease_s=100.0, ready_timeout_s=60.0)
 
 
@@ -181,7 +181,7 @@ def test_a_launch_whose_answer_is_late_may_have_taken_effect(arrives: bool) -> N
 
 
 def test_a_launch_that_is_given_up_before_its_answer_is_answered_by_its_release() -> None:
-    driven = backend(Messages(answer_s=20.0), Fate(refused="no capacity"))
+    driven = backend(Messages(answer_s=20.0), InstanceFaults(refused="no capacity"))
     driven.execute(LaunchInstance(instance="a"))
     driven.execute(ReleaseInstance(instance="a"))
     assert events_until(driven, 100.0) == [InstanceReleased(occurred_at=20.0, instance="a", ended_at=20.0)]
@@ -198,7 +198,7 @@ def test_a_release_that_must_be_asked_for_again_is_billed_until_it_is_obeyed() -
 
 
 def test_events_before_the_first_look_come_in_order() -> None:
-    driven = backend(Messages(seen_after_s=15.0), Fate(ends_after_s=0.0, preempted=True))
+    driven = backend(Messages(seen_after_s=15.0), InstanceFaults(ends_after_s=0.0, preempted=True))
     driven.execute(LaunchInstance(instance="a"))
     running, lost = events_until(driven, 100.0)
     assert running == InstanceRunning(occurred_at=45.0, instance="a", running_at=30.0, ended_at=30.0)
@@ -207,12 +207,12 @@ def test_events_before_the_first_look_come_in_order() -> None:
 
 
 def test_a_start_that_never_runs_is_refused_and_one_that_never_warms_is_given_up() -> None:
-    stillborn = backend(fate=Fate(stillborn_after_s=12.0))
+    stillborn = backend(fate=InstanceFaults(stillborn_after_s=12.0))
     stillborn.execute(LaunchInstance(instance="a"))
     assert events_until(stillborn, 100.0) == [
         InstanceRefused(occurred_at=12.0, instance="a", reason="it did not start", failed_start=True)
     ]
-    cold = backend(fate=Fate(init_s=math.inf))
+    cold = backend(fate=InstanceFaults(init_s=math.inf))
     cold.execute(LaunchInstance(instance="a"))
     lost = events_until(cold, 100.0)[-1]
     assert isinstance(lost, InstanceLost)
@@ -220,7 +220,7 @@ def test_a_start_that_never_runs_is_refused_and_one_that_never_warms_is_given_up
 
 
 def test_a_notice_is_reported_once() -> None:
-    driven = backend(fate=Fate(ends_after_s=60.0, preempted=True, notice_s=20.0))
+    driven = backend(fate=InstanceFaults(ends_after_s=60.0, preempted=True, notice_s=20.0))
     driven.execute(LaunchInstance(instance="a", market="spot"))
     kinds = [type(event) for event in events_until(driven, 100.0)]
     assert kinds == [InstanceRunning, InstanceReady, InstanceInterrupted, InstanceLost]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from rubberband.executor.training.asynchronous.servers import Servers, Snapshot
+from rubberband.executor.training.asynchronous.servers import Servers, ServerSnapshot
 from rubberband.executor.training.asynchronous.shards import largest_share, trained_parameters
 from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.gang import Gang
@@ -69,7 +69,7 @@ class AsyncRunner(TorchRunner):
         self._has_paused = False
         self._is_behind = False
         """Whether the model holds an iteration's snapshot, not the servers' parameters."""
-        self._snapshot: Snapshot | None = None
+        self._snapshot: ServerSnapshot | None = None
         alone = replace(segment, rank=0, num_workers=1, rendezvous=None)
         super().__init__(trial, alone, Gang(0, 1, None))
         self._trained = trained_parameters(self._module)

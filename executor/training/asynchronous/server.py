@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from rubberband.executor.training.asynchronous.order import Order, Pace, Tally
-from rubberband.executor.training.asynchronous.shards import Buffer, Part, ServedShard, memory_of
+from rubberband.executor.training.asynchronous.shards import Buffer, GradientPart, ServedShard, memory_of
 from rubberband.executor.training.asynchronous.wire import Wire
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
@@ -307,7 +307,7 @@ class ParameterServer:
         with self._using:  # no iteration ends meanwhile: this one waits for the update
             began_at = time.perf_counter()
             if header["weight"]:
-                self._shard.update([Part(1.0, peer.gradients.tensors, header["absent"])])
+                self._shard.update([GradientPart(1.0, peer.gradients.tensors, header["absent"])])
             with self._changed:
                 self._tally.note(header["sums"], header["times"], self._applied - peer.version)
                 if self._is_first:
@@ -352,7 +352,7 @@ class ParameterServer:
         if total > 0.0:
             self._shard.update(
                 [
-                    Part(header["weight"] / total, peer.gradients.tensors, header["absent"])
+                    GradientPart(header["weight"] / total, peer.gradients.tensors, header["absent"])
                     for peer, header in parts
                     if header["weight"] and peer.gradients is not None
                 ]

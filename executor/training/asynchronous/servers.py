@@ -27,7 +27,7 @@ class ServerGone(GangBroken):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class ServerSnapshot:
     """The state at the end of an iteration; the parameters are in the worker's model."""
 
     use: dict[str, Any]
@@ -257,7 +257,7 @@ class Servers:
 
     # Rank 0 ends iterations
 
-    def snapshot(self, iteration: int, optimizer: Optimizer) -> Snapshot:
+    def snapshot(self, iteration: int, optimizer: Optimizer) -> ServerSnapshot:
         """Wait until an iteration is complete, and load its parameters into the model; `optimizer` is the worker's."""
         first, states = self._fetch(0, iteration)
         merged = dict(states["optimizer"]["state"])
@@ -266,7 +266,7 @@ class Servers:
         self._now_ready()
         numbers = _numbers(optimizer)
         known = {numbers[id(parameter)] for parameter in self._parameters.values()}
-        return Snapshot(
+        return ServerSnapshot(
             use=first["use"],
             sums=first["sums"],
             data=first["data"],

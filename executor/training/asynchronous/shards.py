@@ -110,7 +110,7 @@ _COPIES_PER_WORKER = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GradientPart:
     """A gradient in an update, with its factor; `absent` are the tensors, by number, that it has nothing for."""
 
     factor: float
@@ -172,7 +172,7 @@ class ServedShard:
         if self._schedules is not None and state["scheduler"] is not None:
             self._schedules.load_state_dict(state["scheduler"])
 
-    def update(self, parts: Sequence[Part]) -> None:
+    def update(self, parts: Sequence[GradientPart]) -> None:
         """Step with the sum of the gradients, each times its factor; a tensor for which no part has one stays."""
         for number, parameter in enumerate(self._parameters):
             found = [(part.factor, part.gradients[number]) for part in parts if number not in part.absent]

@@ -30,7 +30,7 @@ IMPORTANCE_NOTE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ComparedTrials:
     """Compared trials: the values of each parameter, and the metrics."""
 
     metrics: list[float]
@@ -41,7 +41,7 @@ class Question:
     note: str
 
 
-def question_of(result: Result, space: Space = None) -> Question | str:
+def question_of(result: Result, space: Space = None) -> ComparedTrials | str:
     """Return the trials to compare; or, in a sentence, why none are compared."""
     if not all(find_spec(name) for name in ("optuna", "sklearn")):
         return f"The importance of parameters needs Optuna and scikit-learn: {install_hint('optuna')}"
@@ -69,10 +69,10 @@ def question_of(result: Result, space: Space = None) -> Question | str:
     notes = [IMPORTANCE_NOTE, compared.told(result)]
     notes += [f"{len(trials)} of these are used, chosen evenly."] if step > 1 else []
     notes += [f"Left out, as not all of them have it: {listed(map(printable, partial))}."] if partial else []
-    return Question(metrics=metrics, values=values, kinds=kinds, note=" ".join(notes))
+    return ComparedTrials(metrics=metrics, values=values, kinds=kinds, note=" ".join(notes))
 
 
-def importances(question: Question) -> dict[str, float]:
+def importances(question: ComparedTrials) -> dict[str, float]:
     """Return parameter -> share of the variance, the largest first. Imports Optuna."""
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
@@ -125,14 +125,14 @@ def importance(result: Result, space: Space = None) -> Figure | str:
     return question if isinstance(question, str) else importance_chart(importances(question), question.note)
 
 
-def to_json(question: Question) -> str:
+def to_json(question: ComparedTrials) -> str:
     """Return a question for the command."""
     return json.dumps(asdict(question), allow_nan=False)
 
 
 def main() -> None:
     """Answer the question on the standard input."""
-    print(json.dumps(importances(Question(**json.load(sys.stdin)))))
+    print(json.dumps(importances(ComparedTrials(**json.load(sys.stdin)))))
 
 
 if __name__ == "__main__":

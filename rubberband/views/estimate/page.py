@@ -14,7 +14,7 @@ from rubberband.planner.estimate import Estimate
 from rubberband.planner.exact.table import Floats
 from rubberband.planner.hyperband import sample_lanes
 from rubberband.planner.planning import Point
-from rubberband.planner.problem import Lane
+from rubberband.planner.problem import BracketGroup
 from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
 from rubberband.units import counted, duration, format_duration, format_usd
 from rubberband.values.profile import Profile
@@ -225,7 +225,7 @@ Span = tuple[float, float, int, str]
 """Start_s, end_s, instances, and hover text."""
 
 
-def _held(answer: Estimate, lane: Lane) -> list[Span]:
+def _held(answer: Estimate, lane: BracketGroup) -> list[Span]:
     """Return the instances that a lane holds, stage by stage."""
     several, spans, now_s = len(answer.brackets) > 1, list[Span](), 0.0
     rungs = [(bracket, rung) for bracket in lane.brackets for rung in range(len(answer.brackets[bracket]))]
@@ -264,7 +264,7 @@ def _lane_trace(answer: Estimate, at: int, spans: Sequence[Span], edges_s: Seque
     )
 
 
-def _names(lane: Lane, unit_s: float) -> list[Figure]:
+def _names(lane: BracketGroup, unit_s: float) -> list[Figure]:
     """Return the names of the stages above their steps, where there is room."""
     whole_s, found = lane.planned.prediction.jct_s, list[Figure]()
     for index, (choice, stage) in enumerate(zip(lane.planned.plan.stages, lane.planned.prediction.stages, strict=True)):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rubberband.planner.estimate import USER_PLAN, Estimate, Option
 from rubberband.planner.noise.sampling import varies
 from rubberband.planner.planning import Point
-from rubberband.planner.problem import JobPlan, Lane
+from rubberband.planner.problem import BracketGroup, JobPlan
 from rubberband.planner.search import keeps, meets
 from rubberband.planner.sentences import concessions, settings
 from rubberband.planning.assumptions import Assumption
@@ -233,7 +233,7 @@ def _mixed(answer: Estimate) -> bool:
     return len({choice.market for choice in answer.job.plan.stages}) > 1
 
 
-def _lane_rows(answer: Estimate, at: int, lane: Lane, costs_usd: list[float], decimals: int) -> list[Row]:
+def _lane_rows(answer: Estimate, at: int, lane: BracketGroup, costs_usd: list[float], decimals: int) -> list[Row]:
     """Return the rows of one lane, and their sum."""
     assert answer.job is not None, "the caller has a plan"
     unit_s = _unit_s(answer.job)

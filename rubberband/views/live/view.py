@@ -28,7 +28,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.history import Promotion
-from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.state import GroupState, Job, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.run.driver import Observer
@@ -168,7 +168,7 @@ def _copy(job: Job, state: State) -> State:
     )
 
 
-def _copy_of_lane(lane: Lane, trials: Sequence[TrialState], records: Mapping[int, StageRecord]) -> Lane:
+def _copy_of_lane(lane: GroupState, trials: Sequence[TrialState], records: Mapping[int, StageRecord]) -> GroupState:
     copy = replace(lane, stages=[records[id(stage)] for stage in lane.stages])
     copy.runners = RunningTrials(trials[trial.trial] for trial in lane.running())
     copy.waiters = WaitingTrials(trials[trial.trial] for trial in lane.queued())
