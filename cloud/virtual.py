@@ -1,6 +1,6 @@
 """A provider on a virtual clock: instances start, end and are billed as EC2's are, at no real cost.
 
-Each instance has an `InstanceFaults`, unknown to all others; by default nothing goes wrong. It bills from running to the
+Each instance has `InstanceFaults`, unknown to all others; by default nothing goes wrong. It bills from running to the
 end, with the minimum, at the price of purchase. Tests compare the bill with the controller's ledger and limits.
 """
 

@@ -275,7 +275,7 @@ class CriticalTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+class SimulatedPlan:
     """Executions of a job's plan by Algorithm 1."""
 
     sampled: Sampled
@@ -300,7 +300,7 @@ def _quantiles(values: npt.NDArray[np.float64]) -> dict[str, float]:
     return {"mean": float(values.mean()), "p5": low, "p50": middle, "p95": high}
 
 
-def simulate_job(job: JobPlan, profile: Profile, offer: Offer, *, num_samples: int, seed: int = 0) -> Simulation:
+def simulate_job(job: JobPlan, profile: Profile, offer: Offer, *, num_samples: int, seed: int = 0) -> SimulatedPlan:
     """Return N executions of a job's plan: each of its lanes is a DAG, and they run side by side.
 
     Raises InputError as `build_dag` does, and for asha.
@@ -322,7 +322,7 @@ def simulate_job(job: JobPlan, profile: Profile, offer: Offer, *, num_samples: i
     jct_s = times_s.max(axis=0)
     heads_usd = np.array([offer.head_cost_usd(float(end_s)) for end_s in jct_s])
     whole = Sampled(jct_s=jct_s, cost_usd=np.sum([run.cost_usd for run in runs], axis=0) + heads_usd)
-    return Simulation(sampled=whole, critical=tuple(paths[int(times_s.mean(axis=1).argmax())]))
+    return SimulatedPlan(sampled=whole, critical=tuple(paths[int(times_s.mean(axis=1).argmax())]))
 
 
 def _critical(executions: Sequence[Execution], lane: int) -> list[CriticalTask]:

@@ -28,7 +28,7 @@ from rubberband.commands.common import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rubberband.planner.dag import Simulation
+    from rubberband.planner.dag import SimulatedPlan
     from rubberband.planner.estimate import Estimate
     from rubberband.planner.sizing import Size
     from rubberband.planning.feasible import Terms
@@ -225,7 +225,7 @@ def _print(
     listed: Sequence[TextTable],
     notes: Sequence[str],
     closing: Sequence[str],
-    simulation: Simulation | None,
+    simulation: SimulatedPlan | None,
 ) -> None:
     """Print the estimate: on one screen, or with all tables."""
     from rubberband.views.estimate.tables import screen_tables, simulation_tables
@@ -270,7 +270,7 @@ def _infeasible(answer: Estimate) -> Exception:
     return InfeasibleError(reason, shortest_jct_s=answer.prediction.jct_s, cheapest_usd=answer.prediction.cost_usd)
 
 
-def _simulation(asked: _Options, found: Estimate) -> Simulation | None:
+def _simulation(asked: _Options, found: Estimate) -> SimulatedPlan | None:
     """Return the plan's simulation, if one is asked for. Raises InputError for a plan without a DAG."""
     if asked.simulate is None or found.job is None:
         return None
@@ -279,7 +279,7 @@ def _simulation(asked: _Options, found: Estimate) -> Simulation | None:
     return simulate_job(found.job, found.profile, found.offer, num_samples=asked.simulate, seed=asked.seed)
 
 
-def _document(found: EstimateAnswer, simulation: Simulation | None) -> tuple[list[str], list[TextTable]]:
+def _document(found: EstimateAnswer, simulation: SimulatedPlan | None) -> tuple[list[str], list[TextTable]]:
     """Return the headlines and all tables."""
     from rubberband.views.estimate.tables import headlines, simulation_tables, tables
     from rubberband.views.formatting import size_line

@@ -24,7 +24,7 @@ from rubberband.views.stages import is_last_of_bracket, stage_spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class StoryEntry:
     """Entry of a story, in seconds from the start."""
 
     at_s: float
@@ -100,11 +100,11 @@ def decided(changed: bool, reason: str) -> str:
     return f"{'changed' if changed else 'unchanged'}: {reason}"
 
 
-def story(result: Result) -> list[Entry]:
+def story(result: Result) -> list[StoryEntry]:
     """Return ends of stages, replans, extensions, resumes, setbacks, pauses and replacements, in order."""
     restarted = "its process restarted from its journal"
     found = [*_syncs(result)]
-    found += [Entry(at_s=at_s, what="resumed", text=restarted, kind="resumed") for at_s in result.resumed_s]
+    found += [StoryEntry(at_s=at_s, what="resumed", text=restarted, kind="resumed") for at_s in result.resumed_s]
     found += [_decided(result, decision) for decision in result.decisions]
     for what, kind, records in (
         ("extended", "extended", result.extensions),
@@ -112,11 +112,11 @@ def story(result: Result) -> list[Entry]:
         ("driver paused", "pause", result.pauses),
         ("slow instance replaced", "replaced", result.replacements),
     ):
-        found += [Entry(at_s=one.at_s, what=what, text=sentence(one) or "unchanged", kind=kind) for one in records]
+        found += [StoryEntry(at_s=one.at_s, what=what, text=sentence(one) or "unchanged", kind=kind) for one in records]
     return sorted(found, key=lambda entry: entry.at_s)
 
 
-def _syncs(result: Result) -> Iterator[Entry]:
+def _syncs(result: Result) -> Iterator[StoryEntry]:
     for stage, _, at_s in stage_spans(result):
         if not stage.promoted:
             continue
@@ -124,13 +124,13 @@ def _syncs(result: Result) -> Iterator[Entry]:
         went = "finished" if last else "promoted"
         text = f"{len(stage.promoted)} of {counted(stage.trials, 'trial')} {went}: {listed(stage.promoted)}"
         what = "end of the search" if result.rungs else f"SYNC of {stage.title}"
-        yield Entry(at_s=at_s, what=what, text=text, kind="sync")
+        yield StoryEntry(at_s=at_s, what=what, text=text, kind="sync")
 
 
-def _decided(result: Result, decision: DecisionResult) -> Entry:
+def _decided(result: Result, decision: DecisionResult) -> StoryEntry:
     expected = f"{duration(decision.jct_s)} and {usd(decision.cost_usd)} USD expected"
     if decision.changed:
         expected += f", before {duration(decision.present_jct_s)} and {usd(decision.present_cost_usd)} USD"
     kind = "changed" if decision.changed else "kept"
     what = f"plan {'changed' if decision.changed else 'unchanged'} from {result.stages[decision.stage].title} on"
-    return Entry(at_s=decision.at_s, what=what, text=f"{printable(decision.reason)} ({expected})", kind=kind)
+    return StoryEntry(at_s=decision.at_s, what=what, text=f"{printable(decision.reason)} ({expected})", kind=kind)

@@ -347,7 +347,7 @@ _PROMPT = Messages()
 
 
 class Chance:
-    """A `Fortune` drawn from a seed as the run goes on, and a count of what it brought."""
+    """A `FaultModel` drawn from a seed as the run goes on, and a count of what it brought."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from rubberband.views.formatting import difference, rounded, time_unit_s, usd, u
 from rubberband.views.report.tables import Row, TextTable, bill
 
 if TYPE_CHECKING:  # networkx is slow to import
-    from rubberband.planner.dag import CriticalTask, Simulation
+    from rubberband.planner.dag import CriticalTask, SimulatedPlan
 
 POLICIES = {
     "optimal": "elastic, the cheapest plan",
@@ -357,7 +357,7 @@ def quantile_tables(answer: Estimate) -> list[TextTable]:
     ]
 
 
-def simulation_tables(answer: Estimate, simulation: Simulation | None) -> list[TextTable]:
+def simulation_tables(answer: Estimate, simulation: SimulatedPlan | None) -> list[TextTable]:
     """Return the quantiles of the simulated DAG beside the plan's own figures, and its critical path."""
     if simulation is None or answer.prediction is None:
         return []
