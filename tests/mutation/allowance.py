@@ -74,7 +74,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="last-months-bill-counts-again",
         harm="a run that goes on over the end of a month counts in the new one with all it has spent",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old="return summary.month_cost_usd if summary.month_at is not None and summary",
         new="return summary.month_cost_usd if summary.month_at is not None or summary",
         tests=_ALLOWANCE,
@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="own-bill-counts-twice",
         harm="a run is not resumed although the month has room: what it has spent counts as another's too",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old='but=folder.name if pool is None else ""',
         new='but=""',
         tests=_ALLOWANCE,
@@ -90,7 +90,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="rate-of-the-cheaper-market",
         harm="max_usd_per_hour knows the cheaper market only: the dearer one exceeds it",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old="price_usd = max(price_usd, offered.spot.price_usd_per_hour)",
         new="price_usd = min(price_usd, offered.spot.price_usd_per_hour)",
         tests=_ALLOWANCE,
@@ -98,7 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="rate-of-the-rent-alone",
         harm="max_usd_per_hour knows no volumes and addresses",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old="instances * (price_usd + offered.side_usd_per_hour) + offered",
         new="instances * price_usd + offered",
         tests=_ALLOWANCE,
@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="caps-of-a-pool-do-not-count",
         harm="a pool with a cap of its own below the policy is refused",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old="if min(usd, usd if pool.max_usd_per_hour is None",
         new="if max(usd, usd if pool.max_usd_per_hour is None",
         tests=_ALLOWANCE,
@@ -114,7 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="only-the-first-type-is-checked",
         harm="the second of several types is rented although the policy does not have it",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old="    for name in types:\n        if policy.refuses_type(name):",
         new="    for name in types[:1]:\n        if policy.refuses_type(name):",
         tests=_ALLOWANCE,
@@ -122,7 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="heads-pledge-side-by-side",
         harm="two runs that start on heads at the same moment spend the same rest of the month",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old="    note, now = _head_note(home, head), time.time()\n    with _alone(note):\n        if (policy",
         new="    note, now = _head_note(home, head), time.time()\n    make_directories(note.path.parent)\n"
         "    with suppress(KeyError):\n        if (policy",
@@ -131,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a-head-that-is-gone-goes-on-spending",
         harm="what a run on a head might still spend counts in each month after `down`",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old="usd=note.month_usd((), time.time()), open=0.0,",
         new="usd=note.month_usd((), time.time()), open=note.month_usd((), month_end(time.time())),",
         tests=("tests/unit/test_aws_on_head.py",),

@@ -244,7 +244,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="one-end-on-a-head-is-the-end-of-all",
         harm="a run that ends on a head lets another one, of which the head does not know yet, count as nothing",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old="        starts = note.starts(now)[int(has_ended) :]\n",
         new="        starts = [] if has_ended else note.starts(now)\n",
         tests=("tests/unit/test_allowance.py",),
@@ -252,7 +252,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="head-is-never-believed",
         harm="what a run may have spent on a head counts for the month although the head says that it spent less",
-        file="rubberband/app/allowance.py",
+        file="executor/run/allowance.py",
         old="_STARTS_S = 900.0\n",
         new="_STARTS_S = 900_000.0\n",
         tests=("tests/unit/test_allowance.py",),

@@ -219,7 +219,7 @@ def test_a_run_that_the_month_has_no_room_for_is_not_started(
         raise InputError("another run was quicker")
 
     head = Head(account)
-    monkeypatch.setattr("rubberband.app.allowance.pledge_on_head", refuses)
+    monkeypatch.setattr("rubberband.executor.run.allowance.pledge_on_head", refuses)
     assert "another run was quicker" in say("run", "digits.yaml", "--on", "head")[1]
     assert head.asked == []
 
@@ -415,7 +415,7 @@ def test_the_rate_at_live_prices_is_checked_before_a_head_is_rented(
     def refuses(*_: Any) -> None:
         raise InputError("too much for an hour")
 
-    monkeypatch.setattr("rubberband.app.allowance.require_rate", refuses)
+    monkeypatch.setattr("rubberband.executor.run.allowance.require_rate", refuses)
     assert "too much for an hour" in say("run", "digits.yaml", "--on", "head")[1]
     assert account.fake.instances == ()
 
