@@ -99,7 +99,20 @@ def check_given(session: AwsSession, bucket: str, account: str) -> str:
             f"--bucket: {bucket} is in {region}, and instances would be in {session.region}: each GB between them "
             f"costs about 0.02 USD; name one in {session.region}, or give --region {region}"
         )
-    return f"bucket {bucket}, which is yours: its settings stay as they are"
+    return f"bucket {bucket}, which is yours: its settings stay as they are{_kept_versions(s3, bucket)}"
+
+
+def _kept_versions(s3: Any, bucket: str) -> str:
+    """Return that a bucket keeps what is deleted, as far as these credentials may see that."""
+    with ignoring("AccessDenied", "403"):
+        if s3.get_bucket_versioning(Bucket=bucket).get("Status") == "Enabled":
+            rules = _setting(s3.get_bucket_lifecycle_configuration, bucket, "Rules") or ()
+            if not any(rule["Status"] == "Enabled" and "NoncurrentVersionExpiration" in rule for rule in rules):
+                return (
+                    ", and it keeps every version: checkpoints that are deleted stay, and are paid for; give it a "
+                    "lifecycle rule with NoncurrentVersionExpiration"
+                )
+    return ""
 
 
 def _make(s3: Any, bucket: str, region: str) -> None:

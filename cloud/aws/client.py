@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -20,8 +21,9 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ReadTimeoutError
 
 import rubberband
-from rubberband.cloud.aws.calls import AwsSession
+from rubberband.cloud.aws.calls import OWNER_TAG, AwsSession, tags_in
 from rubberband.cloud.aws.errors import FAILURES, explain, in_one_line, settings_error
+from rubberband.cloud.aws.states import ALIVE
 from rubberband.errors import InputError, ProviderError
 from rubberband.units import nearest, shown
 
@@ -151,6 +153,21 @@ def described(session: AwsSession, wanted: list[dict[str, Any]], *states: str) -
         return instances(session, wanted, *states)
     except FAILURES as error:
         raise ProviderError(f"EC2 does not list the instances: {explain(error)}") from error
+
+
+def account_of(session: AwsSession) -> str:
+    """Return the number of the account whose credentials these are. Raises InputError."""
+    with in_one_line():
+        return str(session.client("sts").get_caller_identity()["Account"])
+
+
+def other_owners(session: AwsSession, owner: str) -> Counter[str]:
+    """Return how many instances that are not terminated each other owner has in the region. Raises InputError."""
+    with in_one_line():
+        found = instances(session, [{"Name": "tag-key", "Values": [OWNER_TAG]}], *ALIVE)
+    owners = Counter(tags_in(one).get(OWNER_TAG, "") for one in found)
+    del owners[owner]
+    return owners
 
 
 def check_region(region: str) -> None:

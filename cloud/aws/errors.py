@@ -79,6 +79,8 @@ was cut short or that came from a proxy."""
 FAILURES = (*OF_AWS, OSError)
 """All that a client raises."""
 
+PROTECTED = "OperationNotPermitted"
+"""Code for an instance with termination protection."""
 MORE_ROOM = "add subnets of other zones (resources.aws.subnets) or other types"
 """Remedy where a zone has no capacity."""
 _ACTION = re.compile(r"not authorized to perform:? ([A-Za-z0-9-]+:[A-Za-z]+)")
@@ -249,6 +251,10 @@ _REMEDIES = (
 )
 
 
+_UNPROTECT = (
+    "take its protection off (`aws ec2 modify-instance-attribute --instance-id {} --no-disable-api-termination`)"
+)
+_INSTANCE = re.compile(r"\bi-[0-9a-f]+")
 _FREE_PLAN = (
     "the account is on AWS's Free plan, which rents no GPUs: upgrade to the paid plan (console: Billing > Account plan)"
 )
@@ -263,6 +269,8 @@ def _way_out(policy: str) -> str:
 def _remedy(code: str, said: str) -> str:
     if code == "InvalidParameterCombination" and "Free Tier" in said:
         return _FREE_PLAN
+    if code == PROTECTED and "disableApiTermination" in said and (named := _INSTANCE.search(said)):
+        return _UNPROTECT.format(named.group())
     return next((remedy for start, remedy in _REMEDIES if code.startswith(start)), "correct the request")
 
 

@@ -25,6 +25,7 @@ from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place
 from rubberband.cloud.aws.preflight import refused_launch
 from rubberband.cloud.aws.resolving import security_group, what_to_install
 from rubberband.cloud.aws.s3 import is_bucket, place_in, put_package
+from rubberband.cloud.aws.states import why_not_started
 from rubberband.cloud.clock import Waiting, elapsed_s
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
@@ -293,8 +294,7 @@ def _until_running(session: AwsSession, instance_id: str, waiting: Waiting) -> A
         if state == "running":
             return shown
         if state not in (*_LIVING, *_STOPPED):  # a look may be older than its start
-            why = (shown or {}).get("StateReason", {}).get("Message", state)
-            raise ProviderError(f"the head {instance_id} ended before it ran ({why}); try again")
+            raise ProviderError(f"the head {instance_id} ended before it ran: {why_not_started(shown or {})}")
     raise ProviderError(f"the head {instance_id} is not running after {_RUNNING_S:g} s; end it with `rubberband down`")
 
 

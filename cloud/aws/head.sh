@@ -24,6 +24,11 @@ unpack() {
     fetch "$1" "$folder"
     python3 -m zipfile -e "$folder/$name.zip" "$folder/unpacked"
     mkdir -p "$DIR/$name"
+    (cd "$folder/unpacked/0" && find . -type f | LC_ALL=C sort) > "$folder/sent"
+    # What was sent before and is not sent now was deleted or renamed: Python would still import it.
+    [[ ! -f "$DIR/.sent-$name" ]] || LC_ALL=C comm -23 "$DIR/.sent-$name" "$folder/sent" |
+        while IFS= read -r path; do rm -f -- "$DIR/$name/$path"; done
+    mv "$folder/sent" "$DIR/.sent-$name"
     cp -R "$folder/unpacked/0/." "$DIR/$name/"
     chmod -R a+rwX "$DIR/$name"
     rm -rf "$folder"

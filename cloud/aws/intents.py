@@ -146,6 +146,8 @@ class Run:
     """Distinguishes runs of the same name."""
     region: str
     owner: str
+    account: str = ""
+    """Number of the account; empty in files of earlier versions."""
 
 
 def runs_in(directory: Path) -> list[Run]:

@@ -96,7 +96,7 @@ def choose_subnets(
     subnets = _asked(session, asked) if asked else _of_vpc(session, place)
     offered = zones_of(session, instance_type)
     chosen: dict[str, str] = {}
-    for subnet in subnets:
+    for subnet in sorted(subnets, key=lambda one: one.get("AvailableIpAddressCount") == 0):
         if subnet["AvailabilityZone"] in offered:
             chosen.setdefault(subnet["AvailabilityZone"], subnet["SubnetId"])
     if not chosen:
@@ -142,6 +142,11 @@ def _asked(session: AwsSession, asked: Sequence[str]) -> list[Any]:
             f"resources.aws.subnets: {where}: Local and Wavelength Zones have prices of their own, which "
             f"RubberBand does not count; keep subnets in the zones of {session.region} itself"
         )
+    if without := [one["SubnetId"] for one in subnets if one.get("Ipv6Native")]:
+        raise InputError(
+            f"resources.aws.subnets: {', '.join(without)} has no IPv4 addresses, by which instances and their head "
+            "reach each other; name subnets that have"
+        )
     if len({subnet["VpcId"] for subnet in subnets}) > 1:
         where = ", ".join(f"{subnet['SubnetId']} in {subnet['VpcId']}" for subnet in subnets)
         raise InputError(f"resources.aws.subnets: they lie in several VPCs ({where}); keep those of one")
@@ -157,7 +162,7 @@ def _of_vpc(session: AwsSession, place: OwnInstance | None) -> list[Any]:
     ec2 = session.client("ec2")
     vpc = place.vpc if place is not None else _default_vpc(ec2, session.region)
     shown = pages(ec2.describe_subnets, "Subnets", Filters=[{"Name": "vpc-id", "Values": [vpc]}])
-    found = [one for one in shown if _in_region(session, one)]
+    found = [one for one in shown if _in_region(session, one) and not one.get("Ipv6Native")]
     if not found:
         raise InputError(f"resources.aws.subnets: {vpc} has no subnets in {session.region}; make one, or name others")
     own = place.subnet if place is not None else ""

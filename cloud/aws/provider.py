@@ -12,12 +12,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from rubberband.cloud import catalogue
 from rubberband.cloud.aws.calls import AwsSession, Machines
-from rubberband.cloud.aws.client import open_session
+from rubberband.cloud.aws.client import account_of, open_session
 from rubberband.cloud.aws.errors import FAILURES, in_one_line
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Ec2Fleet
 from rubberband.cloud.aws.guards import Schedules
@@ -84,7 +85,10 @@ class AwsProvider:
         self.device: Literal["cpu", "cuda"] = device
         self.clock = clock
         self.look_s = look_s
-        this = Run(experiment=experiment, run=run, region=session.region, owner=machines.owner)
+        account = ""
+        with suppress(InputError):  # it is for `sweep`, which else takes any account for the right one
+            account = account_of(session)
+        this = Run(experiment=experiment, run=run, region=session.region, owner=machines.owner, account=account)
         self._intents = Intents(directory, this)
         self._fleet = Ec2Fleet(session, this, self._intents, clock=clock, sleep=sleep, look_s=look_s)
         self._launcher = Launcher(

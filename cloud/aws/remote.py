@@ -12,6 +12,7 @@ import json
 import shlex
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.boot import remake_script
 from rubberband.cloud.aws.calls import AwsSession
+from rubberband.cloud.aws.client import described
 from rubberband.cloud.aws.errors import FAILURES, code_of, in_one_line, verdict
 from rubberband.cloud.clock import Waiting
 from rubberband.errors import InputError, ProviderError
@@ -31,6 +33,10 @@ _REACH_S = 300.0
 """Longest time for which a head that has been reached may be offline."""
 _NOT_READY, _BROKEN, _BUSY = 75, 70, 73
 _PENDING = ("Pending", "InProgress", "Delayed", "Cancelling")
+
+
+class HeadError(ProviderError):
+    """What the head itself says, or that it was terminated: what was asked for is not done, and never will be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +171,7 @@ class RemoteHead:
                 "this one, `rubberband down` and a new head help"
             ) from None
         if "error" in answer:
-            raise ProviderError(answer["error"])
+            raise HeadError(answer["error"])
         if answer.get("month") is not None:
             usd, open_usd = answer["month"]
             self.on_month(usd, open_usd, what == "look")
@@ -173,18 +179,31 @@ class RemoteHead:
 
     def _ran(self, work: str, reach_s: float) -> tuple[int, str]:
         """Run a shell command on the head and return its exit code and output, or what its set-up says (75, 70)."""
-        script = _SCRIPT.format(region=shlex.quote(self.session.region), work=work)
+        script, missed = _SCRIPT.format(region=shlex.quote(self.session.region), work=work), False
         for _ in self.waiting.looks(reach_s, every_s=_LOOK_S):
             sent = self._asked(lambda: self._sent(script))
-            if sent is None:
-                continue
-            found = self._result(sent)
+            if sent is None and not missed:
+                self._require_there()
+            missed = missed or sent is None
+            found = None if sent is None else self._result(sent)
             if found is not None:
                 return found
+        self._require_there()
         raise ProviderError(
             f"SSM has not reached the head {self.instance_id} for {reach_s:g} s: it boots or is offline, or its role "
             "lacks the policy session.json (`rubberband aws setup` attaches it); try again, or `rubberband down`"
         )
+
+    def _require_there(self) -> None:
+        """Raise HeadError if EC2 shows that the head has ended."""
+        shown = []
+        with suppress(ProviderError):
+            shown = described(self.session, [{"Name": "instance-id", "Values": [self.instance_id]}])
+        if shown and shown[0]["State"]["Name"] in ("shutting-down", "terminated"):
+            raise HeadError(
+                f"the head {self.instance_id} was terminated, and the journals on its disk with it; what runs there "
+                "rented ends with its lease (`rubberband down` ends what it rented now); checkpoints are kept"
+            )
 
     def _sent(self, script: str) -> str:
         answer = self.session.client("ssm").send_command(

@@ -22,8 +22,8 @@ _KEYS = ("Client.InternalError", "Client.InvalidKMSKey")
 _NEVER_RAN = (*_SOLD_OUT, "Client.InvalidSnapshot", *_KEYS)
 _KEY_REMEDY = (
     "if the account encrypts volumes with a key of its own (EC2 > EBS encryption), attach "
-    "rubberband/cloud/aws/policies/kms.json to the head's role, and for spot give the key to AWSServiceRoleForEC2Spot "
-    "(rubberband/cloud/aws/policies/README.md, Keys of KMS)"
+    "rubberband/cloud/aws/policies/kms.json to whoever launches (you for a head, its role for others), and for spot "
+    "give the key to AWSServiceRoleForEC2Spot (rubberband/cloud/aws/policies/README.md, Keys of KMS)"
 )
 _TRANSITION = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
@@ -77,8 +77,18 @@ def why(machine: Mapping[str, Any], *, lease_over: bool) -> str:
         )
     if code == _BY_A_CALL:
         return "terminated by another user or process, or by its guard while AWS refused to move that"
-    remedy = f"; {_KEY_REMEDY}" if code.startswith(_KEYS) else ""
-    return f"EC2 ended it ({said or 'no reason given'}){remedy}"
+    return f"EC2 ended it ({said or 'no reason given'}){_key_remedy(code)}"
+
+
+def why_not_started(machine: Mapping[str, Any]) -> str:
+    """Return EC2's reason why an instance ended before it ran, with the remedy."""
+    code = _code(machine)
+    said = machine.get("StateReason", {}).get("Message", "") or "no reason given"
+    return f"{said}{_key_remedy(code) or '; try again'}"
+
+
+def _key_remedy(code: str) -> str:
+    return f"; {_KEY_REMEDY}" if code.startswith(_KEYS) else ""
 
 
 def _code(machine: Mapping[str, Any]) -> str:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.aws.calls import EXPERIMENT_TAG, ROLE_TAG, RUN_TAG, AwsSession, by_tags, name_of, tags_in
-from rubberband.cloud.aws.client import age, described, instances
-from rubberband.cloud.aws.errors import FAILURES, explain, in_one_line
+from rubberband.cloud.aws.client import account_of, age, described, instances
+from rubberband.cloud.aws.errors import FAILURES, PROTECTED, code_of, explain, in_one_line, verdict
 from rubberband.cloud.aws.fleet import VISIBILITY_S, Ec2Fleet
 from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
 from rubberband.cloud.aws.network import OwnInstance, delete_clusters, delete_groups, own_place
@@ -23,7 +23,7 @@ from rubberband.cloud.aws.states import ALIVE
 from rubberband.cloud.aws.token import delete_token
 from rubberband.cloud.clock import elapsed_s
 from rubberband.cloud.ray_head.instance import lock
-from rubberband.errors import ProviderError, RubberbandError
+from rubberband.errors import InputError, ProviderError, RubberbandError
 
 SWEPT = "swept: its driver was dead"
 
@@ -74,7 +74,7 @@ def sweep(
 
     Instances of a living driver are left alone. AWS is not called if the directories know no run.
     """
-    places: defaultdict[tuple[str, str], list[tuple[Path, Run]]] = defaultdict(list)
+    places: defaultdict[tuple[str, str, str], list[tuple[Path, Run]]] = defaultdict(list)
     ended: list[FoundInstance] = []
     unknown: list[FoundInstance] = []
     troubles: list[str] = []
@@ -82,17 +82,21 @@ def sweep(
     for directory in directories:
         try:
             for run in runs_in(directory):
-                places[run.region, run.owner].append((directory, run))
+                places[run.region, run.owner, run.account].append((directory, run))
         except ProviderError as error:  # the others are still swept
             troubles.append(str(error))
-    for (region, owner), runs in sorted(places.items()):
+    known = {(run.experiment, run.run) for runs in places.values() for _, run in runs}
+    for (region, owner, account), runs in sorted(places.items()):
         meant = [run for _, run in runs if experiment in (None, run.experiment)]
         if not meant:
             continue
         try:
-            place = _OwnerRegion(open_session(region), owner, runs, clock, sleep)
+            session = open_session(region)
+            if account and (here := account_of(session)) != account:
+                raise InputError(f"that is in account {account}, and these credentials are of {here}; set AWS_PROFILE")
+            place = _OwnerRegion(session, owner, runs, clock, sleep)
             ended += place.end(meant, troubles)
-            unknown += place.unknown() if experiment is None else ()
+            unknown += [one for one in place.unknown(known) if experiment is None and one not in unknown]
         except RubberbandError as error:
             told = f"{owner} in {region}: {error}"
             (troubles if any(not _over(directory, run, clock()) for directory, run in runs) else notes).append(told)
@@ -126,8 +130,7 @@ class _OwnerRegion:
         alive = described(session, by_tags(owner=owner), *ALIVE)
         self._alive = [machine for machine in alive if tags_in(machine).get(ROLE_TAG) != "head"]
 
-    def unknown(self) -> list[FoundInstance]:
-        known = {(run.experiment, run.run) for _, run in self._runs}
+    def unknown(self, known: Collection[tuple[str, str]]) -> list[FoundInstance]:
         return [_found(machine) for machine in self._alive if _run_of(machine) not in known]
 
     def end(self, meant: Sequence[Run], troubles: list[str]) -> list[FoundInstance]:
@@ -281,6 +284,26 @@ def end_everything(
     )
 
 
+def _terminate(session: AwsSession, identities: list[str]) -> dict[str, str]:
+    """Terminate instances; return those that EC2 does not let end, and why. Raises botocore's errors if that is all.
+
+    EC2 ends none of a zone together with one that it does not let end, such as one with termination protection.
+    """
+    ec2, refused = session.client("ec2"), dict[str, str]()
+    try:
+        ec2.terminate_instances(InstanceIds=identities)
+    except FAILURES as error:
+        if verdict(error) not in ("refused", "absent") or (len(identities) == 1 and code_of(error) != PROTECTED):
+            raise
+        for identity in identities:
+            try:
+                ec2.terminate_instances(InstanceIds=[identity])
+            except FAILURES as one:
+                if verdict(one) != "absent":  # the next look shows whether it is
+                    refused[identity] = explain(one)
+    return refused
+
+
 def _end_instances(
     session: AwsSession, owner: str, own: str, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> dict[str, FoundInstance]:
@@ -290,9 +313,13 @@ def _end_instances(
         shown = sorted(instances(session, by_tags(owner=owner), *ALIVE, "shutting-down"), key=age)
         left = [one for one in shown if one["InstanceId"] != own]
         alive = [one for one in left if one["State"]["Name"] != "shutting-down"]
-        if alive:
-            session.client("ec2").terminate_instances(InstanceIds=[one["InstanceId"] for one in alive])
-            ended |= {one["InstanceId"]: _found(one) for one in alive}
+        refused = _terminate(session, [one["InstanceId"] for one in alive]) if alive else {}
+        ended |= {one["InstanceId"]: _found(one) for one in alive if one["InstanceId"] not in refused}
+        if refused and len(left) == len(refused):
+            others = f"; {len(ended)} others have ended" if ended else ""
+            raise ProviderError(
+                f"{'; '.join(dict.fromkeys(refused.values()))}{others}; then run `rubberband down` again"
+            )
         looks = 0 if left else looks + 1
         if clock() > before:
             names = ", ".join(one["InstanceId"] for one in left)

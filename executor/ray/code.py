@@ -32,8 +32,11 @@ IGNORE_FILE = ".rubberbandignore"
 """In a folder of the search path: patterns of file names to leave out, one per line (`data`, `*.parquet`)."""
 
 _SKIPPED = (".*", "__pycache__", "node_modules", "checkpoints", "*.egg-info", "*.pyc", "*.pyo", "*.ckpt")
-_SECRET = ("*.pem", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519")
-"""Private keys; credentials and settings are in files that begin with a dot."""
+_SECRET = (
+    "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.env", "rootkey.csv",
+    "*[aA]ccessKeys.csv", "*credentials.csv", "kaggle.json",
+)  # fmt: skip
+"""Private keys, and files in which consoles hand out keys; other credentials are in files that begin with a dot."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 

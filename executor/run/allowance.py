@@ -394,7 +394,7 @@ def _alone(note: _Note) -> Iterator[None]:
 def pledge_on_head(home: Path, head: str, most_usd: float | None) -> None:
     """Count what a run on a head may spend from now on in the month of this home, before it starts.
 
-    `head`: its region and owner. Raises InputError where the policy of this home does not allow it.
+    `head`: its account, region and owner. Raises InputError where the policy of this home does not allow it.
     """
     note, now = _head_note(home, head), time.time()
     with _alone(note):
@@ -443,6 +443,15 @@ def note_end_of_head(home: Path, head: str) -> None:
     if note.path.exists():
         with _alone(note):
             note.write(name="", usd=note.month_usd((), time.time()), open=0.0, beside=True)
+
+
+def heads_that_may_spend(home: Path) -> dict[str, float]:
+    """Return each head on which something may still be spent, by account, region and owner, and the USD."""
+    found = {
+        path.name.removeprefix("head.").removesuffix(".json"): _Note(path).month_usd((), month_end(time.time()))
+        for path in sorted((home / _SPENDING).glob("head.*.json"))
+    }
+    return {head: usd for head, usd in found.items() if usd > 0.0}
 
 
 def _head_note(home: Path, head: str) -> _Note:

@@ -29,7 +29,7 @@ from rubberband.commands.common import (
 from rubberband.commands.on_head import root_of
 from rubberband.errors import InputError, RubberbandError
 from rubberband.installation import require
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
@@ -129,7 +129,7 @@ def up(
         remote, made_of = of_this_kind(session, experiment, head)
         if folder is not None:
             remote.fetch(folder)
-    remember(resources, experiment.name, made_of)
+    remember(session, resources, experiment.name, made_of)
     state = "was stopped and is started again" if head.restarted else "runs already"
     if head.started:
         state = "was started; it needs some minutes to install rubberband"
@@ -165,6 +165,7 @@ def down(
     chosen_region, chosen_owner = meant(file, region, owner)
     session = open_aws(chosen_region)
 
+    from rubberband.cloud.aws.client import account_of
     from rubberband.cloud.aws.sweeping import end_everything, living
     from rubberband.executor.run.allowance import note_end_of_head
     from rubberband.installation import default_home
@@ -174,12 +175,20 @@ def down(
         _ask(found, chosen_owner, chosen_region)
     for line in _copied(session, found, file, chosen_owner):
         print(line)
-    for line in _counted(end_everything(session, chosen_owner), chosen_owner, chosen_region):
+    account = account_of(session)
+    ended = end_everything(session, chosen_owner)
+    for line in _counted(ended, chosen_owner, f"{chosen_region} of account {account}"):
         print(line)
-    note_end_of_head(default_home(), f"{chosen_region}.{chosen_owner}")
+    note_end_of_head(default_home(), f"{account}.{chosen_region}.{chosen_owner}")
     for line in _spent_by_heads(session, found):
         print(line)
-    for line in (*_images(session, chosen_owner), *_elsewhere(session, chosen_owner)):
+    others = () if ended else _other_owners(session, chosen_owner)
+    for line in (
+        *others,
+        *_images(session, chosen_owner),
+        *_elsewhere(session, chosen_owner),
+        *_other_accounts(account),
+    ):
         print(line)
 
 
@@ -264,6 +273,33 @@ def _spent_by_heads(session: AwsSession, instances: Iterable[FoundInstance]) -> 
             usd = format_usd(hours * (price_usd + ADDRESS_USD_PER_HOUR))
             cost = f"{usd} with its address, beside its disk; reports have the part of it while a run lasted"
         lines.append(f"the head ran for {format_duration(hours * 3600.0)} since its last start: {cost}")
+    return lines
+
+
+def _other_owners(session: AwsSession, owner: str) -> list[str]:
+    """Return a line for each other owner who has instances in the region."""
+    from rubberband.cloud.aws.client import other_owners
+
+    return [
+        f"owner {other} has {counted(count, 'instance')} there; `rubberband down --region {session.region} --owner "
+        f"{other}` ends them"
+        for other, count in sorted(other_owners(session, owner).items())
+    ]
+
+
+def _other_accounts(account: str) -> list[str]:
+    """Return a line for each head in another account on which runs from here may still spend."""
+    from rubberband.executor.run.allowance import heads_that_may_spend
+    from rubberband.installation import default_home
+
+    lines = []
+    for key, usd in heads_that_may_spend(default_home()).items():
+        other, region, owner = key.split(".", 2)
+        if other != account:
+            lines.append(
+                f"not looked at: account {other} ({region}, owner {owner}), where runs from here may still spend "
+                f"{format_usd(usd)}; run this with its credentials (AWS_PROFILE)"
+            )
     return lines
 
 

@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rubberband.commands.common import confirm_bill
-from rubberband.errors import InputError, ProviderError
+from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.installation import default_home
 from rubberband.units import format_duration, format_usd, parse_usd
 
@@ -79,10 +79,10 @@ def run_on_head(
         # The head may remember another bucket than this machine.
         settings += ["-s", f"resources.checkpoints={resources.checkpoints}"]
         packed = upload_folder(session, resources.checkpoints, name, archive)
-        remember(resources, name, made_of)
+        remember(session, resources, name, made_of)
         command = ["run", str(path.relative_to(root)), *settings, *words, "--yes"]
-        pledge_on_head(home, f"{resources.region}.{resources.aws.owner}", experiment.constraints.max_cost_usd)
-        key = remote.start(name, command, packed, made_of)
+        pledge_on_head(home, head_key(session, resources.aws.owner), experiment.constraints.max_cost_usd)
+        key = _started(remote, name, command, packed, made_of)
     except KeyboardInterrupt:
         note(f"nothing was started; the head {head.instance_id} is left")
         raise
@@ -153,7 +153,7 @@ def forward(context: typer.Context) -> int:
     if params.get("watch") and "output" in typed:
         raise InputError("--output: with --watch, the head shows the run's own lines; leave one of them out")
     remote, known, made_of = _found(name)
-    head = f"{known['region']}.{known['owner']}"
+    head = head_key(remote.session, known["owner"])
     words = _words(context, typed - {"on"})
     if command == "resume":
         _require_same(name, known, made_of)
@@ -163,7 +163,7 @@ def forward(context: typer.Context) -> int:
         confirm_bill(f"{name} goes on on the head: {bill}", "go on", yes=bool(params["yes"]))
         pledge_on_head(default_home(), head, None if most_usd is None else max(0.0, most_usd - spent_usd))
         words = words if params["yes"] else ["--yes", *words]
-        return _followed(remote, name, remote.start(name, ["resume", *words], None, made_of))
+        return _followed(remote, name, _started(remote, name, ["resume", *words], None, made_of))
     _tell_older(made_of)
     if params.get("watch"):
         return _followed(remote, name, None)
@@ -259,13 +259,10 @@ def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
     Raises what AWS answers, such as that the credentials have expired, with how to go on.
     """
     offset, is_there = 0, key is not None
-    goes_on = f"{name} goes on on the head: `rubberband status {name} --on head --watch` follows it"
     try:
         while True:
-            try:
+            with _adding(_goes_on(name) if is_there else ""):
                 seen = remote.look(name, key, offset)
-            except (InputError, ProviderError) as error:
-                raise type(error)(f"{error}; {goes_on}") if is_there else error from None
             is_there = True
             sys.stdout.buffer.write(seen.log)
             sys.stdout.flush()
@@ -280,14 +277,41 @@ def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
                 )
             time.sleep(_FOLLOW_S)
     except KeyboardInterrupt:
-        note(f"{goes_on}, `rubberband cancel {name} --on head` ends it")
+        note(_goes_on(name))
         raise
+
+
+def _goes_on(name: str) -> str:
+    return (
+        f"{name} goes on on the head: `rubberband status {name} --on head --watch` follows it, `rubberband cancel "
+        f"{name} --on head` ends it"
+    )
+
+
+def _started(remote: RemoteHead, name: str, words: list[str], packed: str | None, made_of: str) -> str:
+    """Start a run and return its key; where no answer comes, the error says that it may have started."""
+    with _adding(f"whether {name} was started is not known: `rubberband status {name} --on head` shows it"):
+        return remote.start(name, words, packed, made_of)
+
+
+@contextmanager
+def _adding(what: str) -> Iterator[None]:
+    """Add to an error what that means for the run, unless the head itself refuses, or has gone."""
+    from rubberband.cloud.aws.remote import HeadError
+
+    try:
+        yield
+    except HeadError:
+        raise
+    except RubberbandError as error:
+        raise type(error)(f"{error}; {what}" if what else str(error)) from None
 
 
 def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
     """Return the head on which an experiment was started, started again if it has stopped; also what is remembered of
     that start, and what the head is made of. Raises InputError."""
     from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.client import account_of
     from rubberband.cloud.aws.head import running_head
     from rubberband.executor.run.allowance import require_head
     from rubberband.spec.remembered import remembered
@@ -305,6 +329,11 @@ def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
     if words["checkpoints"] is None:
         raise InputError(f"{name} was not started from here, and no bucket is known; run `rubberband aws setup`")
     session = open_aws(words["region"])
+    if (here := account_of(session)) != words.get("account", here):
+        raise InputError(
+            f"{name} runs in account {words['account']}, and these credentials are of {here}; use those of the first "
+            "(AWS_PROFILE)"
+        )
     instance_id = running_head(session, words["owner"], note, lambda: require_head(home, words["region"]))
     remote = remote_head(session, instance_id, words["checkpoints"], words["owner"])
     return remote, words, remote.wait_until_ready(note)
@@ -320,21 +349,29 @@ def remote_head(session: AwsSession, instance_id: str, checkpoints: str | None, 
     store = f"s3://{place_in(checkpoints, '')[0]}/heads" if is_bucket(checkpoints) else ""
 
     def on_month(usd: float, open_usd: float, has_ended: bool) -> None:
-        note_of_head(default_home(), f"{session.region}.{owner}", usd, open_usd, has_ended=has_ended)
+        note_of_head(default_home(), head_key(session, owner), usd, open_usd, has_ended=has_ended)
 
     return RemoteHead(session=session, instance_id=instance_id, store=store, on_month=on_month)
 
 
-def remember(resources: Resources, name: str, made_of: str) -> None:
+def head_key(session: AwsSession, owner: str) -> str:
+    """Return account, region and owner of a head. Raises InputError."""
+    from rubberband.cloud.aws.client import account_of
+
+    return f"{account_of(session)}.{session.region}.{owner}"
+
+
+def remember(session: AwsSession, resources: Resources, name: str, made_of: str) -> None:
     """Note on which head an experiment is, and what that is made of."""
     from rubberband.atomic import make_directories, write_atomically
+    from rubberband.cloud.aws.client import account_of
     from rubberband.cloud.catalogue import types_of
 
     folder = default_home() / "heads"
     words = {"region": resources.region, "owner": resources.aws.owner, "checkpoints": resources.checkpoints}
     types = list(types_of(resources))
     make_directories(folder)
-    content = json.dumps({**words, "types": types, "made_of": made_of}).encode()
+    content = json.dumps({**words, "account": account_of(session), "types": types, "made_of": made_of}).encode()
     write_atomically(folder / f"{name}.json", content, durable=True)
 
 

@@ -21,7 +21,7 @@ NEW_ACCOUNT_VCPUS = 5.0
 def get_caller_identity(request: Request) -> dict[str, Any]:
     """GetCallerIdentity, which everybody may call."""
     return {
-        "Account": ACCOUNT,
+        "Account": request.world.account,
         "Arn": request.access.arn,
         "UserId": "AROAFAKE:" + request.access.arn.rpartition("/")[2],
     }

@@ -93,6 +93,11 @@ def get_lifecycle(request: Request) -> dict[str, Any]:
     return {"Rules": rules}
 
 
+def get_versioning(request: Request) -> dict[str, Any]:
+    """GetBucketVersioning, which says nothing of a bucket that never kept versions."""
+    return {"Status": "Enabled"} if _facts(request, "s3:GetBucketVersioning").keeps_versions else {}
+
+
 def list_versions(request: Request) -> dict[str, Any]:
     """ListObjectVersions: a thousand at most, with the markers of deleted objects on the last page."""
     bucket = request.params["Bucket"]
@@ -218,6 +223,7 @@ _NAMES: Mapping[str, Operation] = {
     "GetPublicAccessBlock": get_public_access_block,
     "PutBucketLifecycleConfiguration": put_lifecycle,
     "GetBucketLifecycleConfiguration": get_lifecycle,
+    "GetBucketVersioning": get_versioning,
     "ListObjectVersions": list_versions,
     "DeleteObjects": delete_objects,
     "PutObject": put_object,

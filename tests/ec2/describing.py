@@ -31,12 +31,18 @@ def describe_instances(request: Request) -> dict[str, Any]:
 
 
 def terminate_instances(request: Request) -> dict[str, Any]:
-    """TerminateInstances: all of them or, if one is not to be found, none."""
+    """TerminateInstances: none if one is not to be found; none in a zone where one is protected."""
     instances = [_found(request, instance_id) for instance_id in request.params["InstanceIds"]]
     for instance in instances:
         check_end(request.world, request.access, instance)
     request.end_dry_run()
-    return {"TerminatingInstances": [_terminated(request, instance) for instance in instances]}
+    protected = [one for one in instances if one.protected]
+    closed = {one.zone for one in protected}
+    ended = [_terminated(request, instance) for instance in instances if instance.zone not in closed]
+    for one in protected:
+        message = f"The instance '{one.instance_id}' may not be terminated. Modify its 'disableApiTermination' "
+        raise FakeError("OperationNotPermitted", f"{message}instance attribute and try again.")
+    return {"TerminatingInstances": ended}
 
 
 def start_instances(request: Request) -> dict[str, Any]:

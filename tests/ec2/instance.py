@@ -113,6 +113,8 @@ class Instance:
     """When it is taken away."""
     guard_at: float | None = None
     """When a schedule of the account ends it."""
+    protected: bool = False
+    """Against termination by a call, as its user wanted in the console."""
     booted: bool = False
     ended_at: float | None = None
     """When it began to shut down; it is not billed from then on."""

@@ -88,6 +88,8 @@ class Storage:
             return _list_versions(directory, bucket)
         if method == "HEAD":
             return Response(headers={"x-amz-bucket-region": self._facts(bucket).region})
+        if method == "GET" and "versioning" in arguments:
+            return _document("VersioningConfiguration", "")
         if method == "GET" and "location" in arguments:
             return _document("LocationConstraint", "")
         if method == "GET":

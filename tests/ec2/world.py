@@ -90,6 +90,9 @@ class Subnet:
     default: bool
     public: bool = True
     """Whether instances get public addresses and a route to the Internet's gateway; else there is a NAT gateway."""
+    free_addresses: int = 4091
+    ipv6_only: bool = False
+    """Whether its instances get no IPv4 address."""
     s3_endpoint: bool = False
     """Whether a gateway endpoint of S3 is in its route table."""
     tags: dict[str, str] = field(default_factory=dict)
@@ -201,6 +204,7 @@ class BucketFacts:
     """Whether other accounts may read and write in it, when its owner is another one."""
     public_block: Any = None
     lifecycle: Any = None
+    keeps_versions: bool = False
     kms_key: str | None = None
     """ARN of the customer's key with which it encrypts."""
     written_at: dict[str, float] = field(default_factory=dict)
@@ -220,7 +224,7 @@ class World:
     """
 
     def __init__(self, region: str, seed: int) -> None:
-        self.region = region
+        self.region, self.account = region, ACCOUNT
         self.spot = SpotMarket(seed=seed)
         self.rng = random.Random(f"{region} {seed}")
         self.zones = tuple(region + letter for letter in ("abcdef" if region == "us-east-1" else "abc"))

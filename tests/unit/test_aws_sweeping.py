@@ -52,6 +52,20 @@ def test_instances_of_a_dead_driver_are_ended(world: World) -> None:
     assert swept(world).ended == ()
 
 
+def test_a_sweep_with_credentials_of_another_account_says_so_and_ends_no_record(world: World) -> None:
+    world.driver().launch("a")
+    world.sleep(400.0)
+    other = World(world.directory)
+    other.now, other.fake.world.account = world.now, "999999999999"
+
+    found = swept(other)
+    assert found.ended == ()
+    (trouble,) = found.troubles
+    assert f"that is in account {world.fake.world.account}, and these credentials are of 999999999999" in trouble
+
+    assert [one.instance for one in swept(world).ended] == ["a"]
+
+
 def test_an_instance_that_ended_itself_is_not_reported_as_ended_by_sweep(world: World) -> None:
     world.driver().launch("a")
     world.sleep(2000.0)

@@ -77,10 +77,10 @@ class Machine:
         path.write_text(f'#!/bin/bash\nLOG={quote(str(self.log))}\necho {name} "$@" >> "$LOG"\n{body}\n')
         path.chmod(0o755)
 
-    def run(self, path: Path) -> subprocess.CompletedProcess[str]:
+    def run(self, path: Path, *words: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": f"{self.programs}:{os.environ['PATH']}", "RUBBERBAND_ROOT": str(self.root)}
         return subprocess.run(
-            ["bash", str(path)], env=environment, cwd=self.root, capture_output=True, text=True, check=False
+            ["bash", str(path), *words], env=environment, cwd=self.root, capture_output=True, text=True, check=False
         )
 
     def boot(self, text: str) -> subprocess.CompletedProcess[str]:
@@ -413,6 +413,31 @@ def test_only_the_very_folder_of_the_driver_is_unpacked(machine: Machine, same: 
     assert (machine.root / "opt/rubberband/digits/digits.py").exists() == same
     assert ("is not what the driver put there" in ran.stdout) == (not same)
     assert ("the head is ready" in ran.stdout) == same
+
+
+def test_a_file_that_is_sent_no_more_goes_and_what_a_run_wrote_stays(machine: Machine) -> None:
+    sent = machine.root / "sent.zip"
+    (machine.root / "boto3.py").write_text(
+        "import shutil, types\n"
+        f"fetch = lambda bucket, key, path: shutil.copy({str(sent)!r}, path)\n"
+        "client = lambda _: types.SimpleNamespace(download_file=fetch)\n"
+    )
+    machine.program("python3", f'PYTHONPATH={quote(str(machine.root))} {sys.executable} "$@"')
+
+    def send(*names: str) -> None:
+        with zipfile.ZipFile(sent, "w") as folder:
+            for name in names:
+                folder.writestr(f"0/{name}", "sent")
+
+    send("digits.py", "lib/old name.py")
+    machine.boot(head_script("us-east-1", BOOT.installation, (), ("s3://b/folders/digits.zip",)))
+    folder = machine.root / "opt/rubberband/digits"
+    assert (folder / "lib/old name.py").exists()
+    (folder / "result.csv").write_text("written by a run")
+    send("digits.py", "lib/new.py")
+    assert machine.run(machine.root / "usr/local/bin/rubberband-fetch", "s3://b/folders/digits.zip").returncode == 0
+    assert not (folder / "lib/old name.py").exists()
+    assert all((folder / name).exists() for name in ("digits.py", "lib/new.py", "result.csv"))
 
 
 @pytest.mark.parametrize("in_a_bucket", [True, False])
