@@ -15,8 +15,65 @@ _ON_HEAD = ("tests/unit/test_aws_on_head.py",)
 _RESERVATIONS = ("tests/unit/test_aws_reservations.py",)
 _RESOLVING = ("tests/unit/test_aws_resolving.py",)
 _FABRIC = ("tests/unit/test_aws_fabric.py",)
+_STORIES = ("tests/unit/test_aws_stories.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="protected-one-saves-all",
+        harm="`down` leaves every instance of a zone running in which one has termination protection",
+        file="cloud/aws/sweeping.py",
+        old="        for identity in identities:\n            try:",
+        new="        for identity in identities[:1]:\n            try:",
+        tests=_STORIES,
+    ),
+    Mutant(
+        name="money-of-any-account",
+        harm="`down` in another account frees the month's money of a head that still runs",
+        file="rubberband/commands/cloud.py",
+        old='note_end_of_head(default_home(), f"{account}.{chosen_region}.{chosen_owner}")',
+        new='note_end_of_head(default_home(), f"123456789012.{chosen_region}.{chosen_owner}")',
+        tests=_STORIES,
+    ),
+    Mutant(
+        name="head-of-any-account",
+        harm="a resume looks for its head in another account, and starts or finds a different one",
+        file="rubberband/commands/on_head.py",
+        old='if (here := account_of(session)) != words.get("account", here):',
+        new="if (here := account_of(session)) != here:",
+        tests=_STORIES,
+    ),
+    Mutant(
+        name="swept-in-any-account",
+        harm="`sweep` with credentials of another account closes the records of instances that run",
+        file="cloud/aws/sweeping.py",
+        old="if account and (here := account_of(session)) != account:",
+        new="if (here := account_of(session)) != here:",
+        tests=("tests/unit/test_aws_sweeping.py",),
+    ),
+    Mutant(
+        name="gone-head-is-waited-for",
+        harm="a head that was terminated is told five minutes later, as one that boots",
+        file="cloud/aws/remote.py",
+        old="            if sent is None and not missed:\n",
+        new="            if False:\n",
+        tests=_STORIES,
+    ),
+    Mutant(
+        name="full-subnet-first",
+        harm="a zone with room is taken for full, as its first subnet has no free address",
+        file="cloud/aws/network.py",
+        old='sorted(subnets, key=lambda one: one.get("AvailableIpAddressCount") == 0)',
+        new="list(subnets)",
+        tests=_STORIES,
+    ),
+    Mutant(
+        name="deleted-file-stays-on-the-head",
+        harm="a module that was deleted on the laptop is still imported on the head",
+        file="cloud/aws/head.sh",
+        old='    mv "$folder/sent" "$DIR/.sent-$name"\n',
+        new="",
+        tests=("tests/unit/test_aws_user_data.py",),
+    ),
     Mutant(
         name="one-name-bought-twice",
         harm="two threads that ask for the same name at the same moment buy two instances",
