@@ -12,7 +12,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -68,6 +67,7 @@ class AwsProvider:
         lifetime_s: float = LIFETIME_S,
         least_lease_s: float = LEAST_LEASE_S,
         together: bool = False,
+        account: str = "",
         look_s: float = LOOK_S,
         at_once: int = AT_ONCE,
         guards: Schedules | None = None,
@@ -75,8 +75,8 @@ class AwsProvider:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`offers` are the suitable types, the planned one first, each with `gpus` slots. `run` distinguishes runs of
-        one name. `together`: trials may span instances, so all must be in one zone. `at_once`: requests for spot
-        instances that are made side by side. `guards` terminate instances that outlive driver and lease. Until
+        one name. `together`: trials may span instances, so all must be in one zone. `account`: its number. `at_once`:
+        requests for spot instances that are made side by side. `guards` terminate instances that outlive driver and lease. Until
         `renew_lease` is called, leases reach `lease_s` from now.
 
         Raises ProviderError if the files of an earlier driver cannot be read.
@@ -85,9 +85,6 @@ class AwsProvider:
         self.device: Literal["cpu", "cuda"] = device
         self.clock = clock
         self.look_s = look_s
-        account = ""
-        with suppress(InputError):  # it is for `sweep`, which else takes any account for the right one
-            account = account_of(session)
         this = Run(experiment=experiment, run=run, region=session.region, owner=machines.owner, account=account)
         self._intents = Intents(directory, this)
         self._fleet = Ec2Fleet(session, this, self._intents, clock=clock, sleep=sleep, look_s=look_s)
@@ -347,7 +344,16 @@ def open_provider(
         guards=_guards(session, resources, head.clock),
         clock=head.clock,
         together=together,
+        account=_account(session),
     )
+
+
+def _account(session: AwsSession) -> str:
+    """Return the account for `sweep`, which else takes any for the right one; empty if AWS does not say it now."""
+    try:
+        return account_of(session)
+    except InputError:
+        return ""
 
 
 def _guards(session: AwsSession, resources: Resources, clock: Callable[[], float]) -> Schedules | None:

@@ -53,7 +53,7 @@ def test_instances_of_a_dead_driver_are_ended(world: World) -> None:
 
 
 def test_a_sweep_with_credentials_of_another_account_says_so_and_ends_no_record(world: World) -> None:
-    world.driver().launch("a")
+    world.driver(account=world.fake.world.account).launch("a")
     world.sleep(400.0)
     other = World(world.directory)
     other.now, other.fake.world.account = world.now, "999999999999"
