@@ -76,8 +76,8 @@ class AwsProvider:
     ) -> None:
         """`offers` are the suitable types, the planned one first, each with `gpus` slots. `run` distinguishes runs of
         one name. `together`: trials may span instances, so all must be in one zone. `account`: its number. `at_once`:
-        requests for spot instances that are made side by side. `guards` terminate instances that outlive driver and lease. Until
-        `renew_lease` is called, leases reach `lease_s` from now.
+        requests for spot instances that are made side by side. `guards` terminate instances that outlive driver and
+        lease. Until `renew_lease` is called, leases reach `lease_s` from now.
 
         Raises ProviderError if the files of an earlier driver cannot be read.
         """

@@ -277,15 +277,12 @@ def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
                 )
             time.sleep(_FOLLOW_S)
     except KeyboardInterrupt:
-        note(_goes_on(name))
+        note(f"{_goes_on(name)}, `rubberband cancel {name} --on head` ends it")
         raise
 
 
 def _goes_on(name: str) -> str:
-    return (
-        f"{name} goes on on the head: `rubberband status {name} --on head --watch` follows it, `rubberband cancel "
-        f"{name} --on head` ends it"
-    )
+    return f"{name} goes on on the head: `rubberband status {name} --on head --watch` follows it"
 
 
 def _started(remote: RemoteHead, name: str, words: list[str], packed: str | None, made_of: str) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.run.allowance import committed_usd
 from rubberband.cloud.aws.network import choose_subnets
 from rubberband.cloud.aws.sweeping import living
 from rubberband.errors import InputError, ProviderError
 from rubberband.executor.ray.code import pack
+from rubberband.executor.run.allowance import committed_usd
 from tests.builders.aws_account import Account
 from tests.ec2 import Fault
 from tests.ec2.faults import FakeCall, FakeError
