@@ -326,8 +326,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="expired-credentials-say-nothing-of-the-run",
         harm="whoever follows a run while the credentials expire takes it for ended, and starts another one",
         file="rubberband/commands/on_head.py",
-        old="if is_there else error from None",
-        new="if False else error from None",
+        old='_adding(_goes_on(name) if is_there else "")',
+        new='_adding("")',
         tests=("tests/unit/test_aws_on_head.py",),
     ),
     Mutant(
@@ -646,8 +646,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="down-forgets-images",
         harm="`rubberband down` says nothing of images, which cost some dollars a month",
         file="rubberband/commands/cloud.py",
-        old="(*_images(session, chosen_owner), *_elsewhere(session, chosen_owner))",
-        new="_elsewhere(session, chosen_owner)",
+        old="        *_images(session, chosen_owner),\n",
+        new="",
         tests=_IMAGES,
     ),
     Mutant(
@@ -1174,8 +1174,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="started-and-then-refused",
         harm="a run starts on the head although another one has just taken the rest of the month",
         file="rubberband/commands/on_head.py",
-        old="        pledge_on_head(home, f",
-        new="        remote.start(name, command, packed, made_of)\n        pledge_on_head(home, f",
+        old="        pledge_on_head(home, head_key",
+        new="        remote.start(name, command, packed, made_of)\n        pledge_on_head(home, head_key",
         tests=("tests/unit/test_aws_on_head.py",),
     ),
     Mutant(
