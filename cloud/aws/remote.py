@@ -36,7 +36,7 @@ _PENDING = ("Pending", "InProgress", "Delayed", "Cancelling")
 
 
 class HeadError(ProviderError):
-    """What the head itself says, or that it was terminated: what was asked for is not done, and never will be."""
+    """The head itself refuses, or was terminated: the work is not done, and never will be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
