@@ -79,6 +79,8 @@ class Broker:
         """By tenant, as the tenants renewed them."""
         self._grace_until = -math.inf
         """Until then leases that no budget cut do not expire."""
+        self._heard: dict[str, tuple[float, float]] = {}
+        """Machine -> since when it has been silent at the latest look, and when it was last seen to answer."""
         self._listened_at = self._cut_off_at = -math.inf
         """Latest instants at which it looked who answers, and at which too few did to blame those that did not."""
 
@@ -447,7 +449,11 @@ class Broker:
             for name, since in silent_since.items()
             if since <= at and name in self.state.live and not self.state.live[name].retired
         }
-        silent = [since for since in due.values() if at - since > SILENT_S / 2.0]
+        before, self._heard = self._heard, {}
+        for name, since in silent_since.items():
+            was, heard_at = before.get(name, (since, -math.inf))
+            self._heard[name] = since, heard_at if since == was else at  # it stays, of one that has never answered
+        silent = [name for name in due if at - self._heard[name][1] > SILENT_S / 2.0]
         if 2 * len(silent) > len(due) or at - self._listened_at > SILENT_S / 2.0:
             self._cut_off_at = at
         self._listened_at = at

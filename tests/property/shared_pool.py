@@ -918,7 +918,9 @@ class SharedRun:
         is_lost = any(one.reason or one.warned_at is not None for one in self.broker().state.machines.values())
         for reason in member.backend.fleet.reasons:
             self.seen[reason] += 1
+        # Machines that never began to run are failed starts as well, and are not ill.
         is_sick = len(member.backend.fleet.used & self.illnesses.keys()) >= START_ATTEMPTS
+        is_sick = is_sick or "it did not start" in member.backend.fleet.reasons
         is_failed = member.finish.outcome == "failed" and "workers did not start" in member.finish.reason
         assert is_sick or not is_failed, f"{member.name} had too few sick machines to fail: {member.finish.reason}"
         is_lost = is_lost or is_sick
