@@ -176,11 +176,12 @@ def down(
     for line in _copied(session, found, file, chosen_owner):
         print(line)
     account = account_of(session)
+    until = time.time()  # EC2 charges nothing while an instance shuts down, which is waited for
     ended = end_everything(session, chosen_owner)
     for line in _counted(ended, chosen_owner, f"{chosen_region} of account {account}"):
         print(line)
     note_end_of_head(default_home(), f"{account}.{chosen_region}.{chosen_owner}")
-    for line in _spent_by_heads(session, found):
+    for line in _spent_by_heads(session, found, until):
         print(line)
     others = () if ended else _other_owners(session, chosen_owner)
     for line in (
@@ -255,8 +256,8 @@ def _counted(ended: Ended, owner: str, region: str) -> list[str]:
     return [*lines, *(f"kept security group {group}, which is in use and costs nothing" for group in ended.kept_groups)]
 
 
-def _spent_by_heads(session: AwsSession, instances: Iterable[FoundInstance]) -> list[str]:
-    """Return a line with the bill of each head that has run until now, which no report has in full."""
+def _spent_by_heads(session: AwsSession, instances: Iterable[FoundInstance], until: float) -> list[str]:
+    """Return a line with the bill of each head that ran until then (Unix time), which no report has in full."""
     from rubberband.cloud.aws.errors import FAILURES
     from rubberband.cloud.aws.pricing import on_demand_price
     from rubberband.cloud.side_costs import ADDRESS_USD_PER_HOUR
@@ -265,7 +266,7 @@ def _spent_by_heads(session: AwsSession, instances: Iterable[FoundInstance]) -> 
     for one in instances:
         if one.role != "head" or not one.runs or one.since is None:
             continue
-        hours, price_usd = max(60.0, time.time() - one.since) / 3600.0, None
+        hours, price_usd = max(60.0, until - one.since) / 3600.0, None
         with suppress(*FAILURES):
             price_usd = on_demand_price(session, one.instance_type)
         cost = "its price is not known"

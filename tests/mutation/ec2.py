@@ -347,6 +347,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_prices.py",),
     ),
     Mutant(
+        name="head-is-charged-while-it-shuts-down",
+        harm="`down` tells more of a head's bill than EC2 charges",
+        file="rubberband/commands/cloud.py",
+        old="    for line in _spent_by_heads(session, found, until):\n",
+        new="    for line in _spent_by_heads(session, found, time.time()):\n",
+        tests=("tests/unit/test_aws_head.py",),
+    ),
+    Mutant(
         name="up-beyond-the-policy",
         harm="`up` rents a head that policy.yaml does not allow",
         file="rubberband/commands/cloud.py",

@@ -436,6 +436,17 @@ def test_down_asks_before_it_ends_a_run(account: Account, file: Path) -> None:
     assert say("down")[1].startswith("owner rubberband has nothing running in us-east-1")
 
 
+def test_down_tells_what_ec2_charges_for_the_head(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    account.fake.world.shutting_down_s = 200.0
+    head_of(account)
+    account.sleep(3600.0)
+    monkeypatch.setattr("time.time", lambda: account.now)
+    (told,) = re.findall(r"the head ran for .*: (\d\.\d+) USD with its address", say("down", "-y")[1])
+    bill = account.fake.bill()
+    charged_usd = bill.rent_usd + bill.side_usd("address")
+    assert float(told) == pytest.approx(charged_usd, abs=0.005), "it is rounded to the cent"
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_down_asks_before_it_ends_a_head_with_its_journals(account: Account, stopped: bool) -> None:
     head = head_of(account)
