@@ -436,7 +436,7 @@ def test_down_asks_before_it_ends_a_run(account: Account, file: Path) -> None:
     assert say("down")[1].startswith("owner rubberband has nothing running in us-east-1")
 
 
-def test_the_bill_of_a_head_that_down_tells_is_ec2s(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_counts_the_head_as_ec2_does(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     account.fake.world.shutting_down_s = 200.0
     head_of(account)
     account.sleep(3600.0)
