@@ -229,7 +229,7 @@ def launch_in_some_zone(
     for zone, subnet in subnets.items():
         before(zone)
         try:
-            return _with_a_token(session, {**request, "SubnetId": subnet}, sleep)
+            return _with_a_token(session, {**request, "SubnetId": subnet}, sleep, role)
         except ClientError as error:
             if verdict(error) != "capacity":
                 raise InputError(refused_launch(error, profile, request.get("KeyName"), key)) from None
@@ -240,8 +240,12 @@ def launch_in_some_zone(
     )
 
 
-def _with_a_token(session: AwsSession, request: dict[str, Any], sleep: Callable[[float], None]) -> str:
-    """Launch once for the same request, however often it is repeated; launch again once that instance has ended."""
+def _with_a_token(session: AwsSession, request: dict[str, Any], sleep: Callable[[float], None], role: Role) -> str:
+    """Launch once for the same request, however often it is repeated; launch again once that instance has ended.
+
+    Raises ProviderError if the instance of this call ends at once.
+    """
+    former = {one["InstanceId"] for one in instances(session, by_tags(role=role))}
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     for attempt in range(_MOST_HEADS):
         token = hashlib.sha256(f"head\0{session.region}\0{digest}\0{attempt}".encode()).hexdigest()
@@ -251,8 +255,12 @@ def _with_a_token(session: AwsSession, request: dict[str, Any], sleep: Callable[
             if code_of(error) != "IdempotentInstanceTerminated":
                 raise
             continue
+        started = str(launched["InstanceId"])
         if not _ended_before(session, launched):
-            return str(launched["InstanceId"])
+            return started
+        if started not in former:
+            why = why_not_started(_described(session, started) or launched)
+            raise ProviderError(f"the {role} {started} ended before it ran: {why}")
     raise ProviderError(f"{_MOST_HEADS} heads like this one have ended here; change resources.aws to start another")
 
 
