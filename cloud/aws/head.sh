@@ -50,7 +50,7 @@ keep_copy() { # the command that copies the head's experiments to the bucket, as
 }
 
 stop_when_idle() { # at every boot: a timer of systemd-run does not outlive one
-    local busy='rubberband\.cli (.* )?(run|resume|profile|image) |rubberband\.(app\.)?(hosted|pool)|gcs_server'
+    local busy='rubberband\.cli (.* )?(run|resume|profile|image) |rubberband\.((app|running)\.)?(hosted|pool)|gcs_server'
     busy+='|ssm-session-worker|sshd: .*@'
     local each_boot="${RUBBERBAND_ROOT:-}/var/lib/cloud/scripts/per-boot"
     # A driver (also one that waits for instances), a pool, a Ray head (also that of a Python program) and sessions of

@@ -4,7 +4,7 @@
 DIR="${RUBBERBAND_ROOT:-}/opt/rubberband"
 LOG="${RUBBERBAND_ROOT:-}/var/log/rubberband.log"
 PLACE="$DIR/.remake-$KEY"
-BUSY='(rubberband[.]cli|bin/rubberband) (.* )?(run|resume|profile|image|pool|serve)( |$)|rubberband[.](app[.])?(hosted|pool)|gcs_serve[r]'
+BUSY='(rubberband[.]cli|bin/rubberband) (.* )?(run|resume|profile|image|pool|serve)( |$)|rubberband[.]((app|running)[.])?(hosted|pool)|gcs_serve[r]'
 
 mkdir "$PLACE" 2> /dev/null || exit 0
 if pgrep -f "$BUSY" > /dev/null; then

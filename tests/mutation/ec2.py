@@ -214,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="head-stops-under-an-experiment-that-waits",
         harm="the head goes off under experiments of a service that wait for instances",
         file="cloud/aws/head.sh",
-        old="rubberband\\.(app\\.)?(hosted|pool)",
+        old="rubberband\\.((app|running)\\.)?(hosted|pool)",
         new="rubberband\\.(hosted|pool)",
         tests=("tests/unit/test_aws_user_data.py",),
     ),

@@ -16,6 +16,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from rubberband import views
 from rubberband.executor.result.result import Result
 from rubberband.units import counted, duration
 from rubberband.views.asynchronous import updates
@@ -141,7 +142,7 @@ def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
 
 def asset(name: str) -> str:
     """Return a style or script of the pages."""
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files(views).joinpath(name).read_text(encoding="utf-8")
 
 
 @lru_cache
