@@ -26,7 +26,7 @@ def main() -> None:
     from rubberband.api.experiments.service import ExperimentRuns
 
     if stand_in := os.environ.get("STAND_IN"):
-        app.Runs = functools.partial(ExperimentRuns, command=(sys.executable, "-S", stand_in))  # type: ignore[assignment,misc]
+        app.ExperimentRuns = functools.partial(ExperimentRuns, command=(sys.executable, "-S", stand_in))  # type: ignore[assignment,misc]
     from rubberband import cli
 
     cli.main()

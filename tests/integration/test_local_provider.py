@@ -34,7 +34,8 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from rubberband.cloud.provider import HeadError
-from rubberband.cloud.local import LocalProvider, ray_node
+from rubberband.cloud.local import LocalProvider
+from rubberband.cloud.ray_head import ray_node
 from tests.integration import fake_nodes
 ray_node.head_command, ray_node.instance_command = fake_nodes.head_command, fake_nodes.instance_command
 directory = Path(sys.argv[1])

@@ -203,7 +203,10 @@ def test_a_launch_whose_answer_is_lost_is_released_and_never_refused_once_it_ran
     eventually(lambda: len(events.extend(mailbox.take(10.0)) or events) >= 1 + runs)
     reason, told = "OSError: [Errno 28] No space left on device", {"occurred_at": 10.0, "instance": "a"}
     if runs:
-        assert events == [InstanceRunning(running_at=2.0, **told), InstanceLost(ended_at=3.0, reason=reason, **told)]
+        assert events == [
+            InstanceRunning(running_at=2.0, ended_at=3.0, **told),
+            InstanceLost(ended_at=3.0, reason=reason, **told),
+        ]
     else:
         assert events == [InstanceRefused(reason=reason, **told)]
 

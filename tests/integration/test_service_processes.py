@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -229,17 +227,6 @@ def test_a_paused_run_is_not_restarted_automatically(tmp_path: Path) -> None:
         assert house.wait("one", DONE).attempt == 1
     assert "DriverResumed" not in [event.kind for event in house.feed("one")]
     house.store.close()
-
-
-def test_an_order_of_an_earlier_version_has_its_journal_in_the_store_that_it_names(tmp_path: Path) -> None:
-    folder = ExperimentFolder(home=tmp_path, name="one", store=f"sqlite:///{tmp_path}/journals.db")
-    words = {"attempt": 1, "resume": False, "words": experiment().to_words(), "store": folder.store}
-    folder.path.mkdir(parents=True)
-    folder.order.write_text(json.dumps(words))
-    environment = {name: value for name, value in os.environ.items() if name != "RUBBERBAND_STORE"}
-    assert subprocess.run([*HOSTED, str(tmp_path), "one"], env=environment, capture_output=True).returncode == 0
-    assert folder.exists
-    assert not folder.journal.exists()
 
 
 def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(

@@ -52,10 +52,11 @@ def test_a_builder_that_was_bought_in_the_second_zone_is_not_bought_again_in_the
     """Its driver dies before it knows, and the first zone has capacity again before EC2 shows the builder."""
     asked = calls_of_a_build().index("RunInstances")  # the second zone is written down, then asked
     note = 2  # calls: whose the bucket is, and the zone
-    point = ImagePoint(kill_at=asked + note + 1, after=True, weather="no-capacity", offset=-note - 1, hidden_s=290.0)
+    next_zone = note + 2  # and which builders there were, and the request
+    point = ImagePoint(kill_at=asked + next_zone, after=True, weather="no-capacity", offset=-next_zone, hidden_s=290.0)
     assert run_image_point(folder, point).died_in == ["RunInstances"]
     assert failures(folder, [point]) == []
     monkeypatch.setattr(images.Build, "_note_zone", lambda *_: None)
-    forgetful = replace(point, kill_at=asked + 1 - note, offset=-1)  # two notes less
+    forgetful = replace(point, kill_at=asked + 2 - note, offset=-2)  # two notes less
     assert run_image_point(folder, forgetful).died_in == ["RunInstances"]
     assert "was bought while" in failures(folder, [forgetful])[0]
