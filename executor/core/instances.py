@@ -456,12 +456,6 @@ def give_up(job: Job, state: State, lane: GroupState, records: Sequence[Instance
     return commands + release(job, state, spare)
 
 
-def hand_over(state: State, lane: GroupState, other: GroupState) -> None:
-    """Hand all that a lane holds, or waits for, on to another one that goes on in its place."""
-    for record in [*state.held(lane).live, *state.held(lane).leaving]:
-        state.fleet.hand_on(record, other.lane, state.now)
-
-
 def _wanted(job: Job, state: State, lane: GroupState, spare: Sequence[InstanceRecord]) -> list[InstanceRecord]:
     """Return the instances of `spare` that a lane takes instead of those that it waits for, or cannot buy.
 

@@ -1,4 +1,4 @@
-"""The whole walk from an empty account to an empty account, on a head: what is told is what EC2 charges, nothing stays.
+"""The whole walk on a head, from an empty account to an empty one: we tell what EC2 charges, and nothing stays.
 
 `pytest -n 0 -m long -s tests/integration/test_ec2_walk.py` prints both bills, line by line.
 """
