@@ -182,6 +182,7 @@ def test_a_walk_on_spot_with_an_interruption_a_cancel_and_a_resume(walk: Walk) -
     wait_until(lambda: taken.instance_id not in {one.instance_id for one in walk.workers()}, "the interruption")
     walk.says("cancel", "digits", "--on", "head")
     wait_until(lambda: not walk.workers(), "the end of the workers")
+    wait_until(lambda: "cancelled" in walk.says("status", "digits", "--on", "head"), "the end of the run")
     assert "digits: done in" in walk.says("resume", "digits", "--on", "head", "-y")
     line = next(one for one in walk.aws.fake.bill().lines if one.instance_id == taken.instance_id)
     assert (name_in(line.tags, line.launch_index) or "").startswith("i-")
