@@ -469,7 +469,7 @@ def _gpus(resources: Resources, name: str, row: InstanceType | None, table: Tabl
     if row is not None:
         raise InputError(
             f"resources.instance_type: {name} has no GPUs; give gpus_per_instance (how many workers train on one's "
-            "CPUs), or choose a type with GPUs (`rubberband prices` lists them)"
+            "CPUs), or choose a type with GPUs (`rubberband cloud prices` lists them)"
         )
     if name == resources.kind.default_type:
         return 1
@@ -542,9 +542,9 @@ def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: 
             )
         if row is None or row.spot_share is None:
             raise InputError(
-                f"resources.spot.price_per_hour: the catalogue has no spot price of {name}; give it (or, for several "
-                "types, a table with spot_share as resources.catalogue), ask AWS by `rubberband plan`, or set market: "
-                "on_demand"
+                f"resources.spot.price_per_hour: the catalogue has no spot price of {name}; give it (or, for "
+                "several types, a table with spot_share as resources.catalogue), ask AWS by `rubberband estimate "
+                "--live`, or set market: on_demand"
             )
         price_usd_per_hour = row.spot_share * on_demand
     return Spot(

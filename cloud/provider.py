@@ -1,7 +1,7 @@
 """The protocol of a cloud: launch, describe, release. One conformance suite (tests) holds for every implementation.
 
 A provider knows instances, not trials: it starts machines that join the head's cluster, and describes them. Instances
-carry the experiment's name as a tag, so that a resumed driver (or `rubberband sweep`) finds the remaining ones. Times
+carry the experiment's name as a tag, so that a resumed driver (or `rubberband cleanup`) finds the remaining ones. Times
 are seconds on the provider's clock (Unix time on real ones).
 
 Every instance has a lease, a time at which it ends itself unless the driver has renewed it. So even without its driver

@@ -24,8 +24,6 @@ from rubberband.spec.removed import REMOVED
 _COMMANDS = {
     "init": ("init", "Write a commented experiment file for a trial."),
     "estimate": ("estimate", "Predict an experiment's time and cost; nothing is spent."),
-    "plan": ("estimate", "Estimate an experiment with live prices and quotas."),
-    "prices": ("cloud", "Show the resources and prices of EC2 instance types."),
     "check": ("check", "Try one iteration of the trial on this machine; nothing is rented."),
     "profile": ("run", "Measure the profile that planning needs."),
     "run": ("run", "Plan an experiment, run it, and report."),
@@ -41,18 +39,24 @@ _COMMANDS = {
     "logs": ("report", "Print the trials' output, and why some failed."),
     "cancel": ("status", "Cancel a running experiment."),
     "extend": ("status", "Give an experiment a later deadline or a larger budget."),
-    "limit": ("status", "Limit the instances of a running experiment."),
-    "sweep": ("cloud", "Terminate instances left by crashed runs, here and on EC2."),
+    "scale": ("status", "Limit the instances of a running experiment."),
+    "cleanup": ("cloud", "Terminate instances left by crashed runs, here and on EC2."),
     "aws": ("aws", "Set an account of AWS up, check it, and clear it again."),
-    "up": ("cloud", "Start the head on EC2, or find it."),
-    "down": ("cloud", "Terminate everything on EC2: workers, head, and their resources."),
-    "image": ("cloud", "Build, list and delete images that have the driver's environment installed."),
+    "cloud": ("cloud", "Start and end the head on EC2, build images, and show prices."),
     "pool": ("pool", "Start, show and end a pool of instances that several experiments share."),
     "backup": ("backup", "Back up experiments, service and pools, while they run."),
     "restore": ("backup", "Restore a home from a backup."),
     "token": ("token", "Make, list and revoke the tokens of the service."),
 }
 """Command -> its module in rubberband.commands, and the first sentence of its help."""
+
+_EARLIER = {
+    "plan": ("estimate", "--live"),
+    "limit": ("scale",),
+    "sweep": ("cleanup",),
+    **{name: ("cloud", name) for name in ("up", "down", "image", "prices")},
+}
+"""Earlier name of a command -> its words of now. Scripts may use it; no help shows it."""
 
 _COLLECT_EVERY = 100_000
 """Objects between two garbage collections. The many objects of a start all stay, so collecting earlier frees none."""
@@ -95,6 +99,10 @@ class Commands(typer.core.TyperGroup):
         super().__init__(**attributes)
         for name, (_, help_text) in _COMMANDS.items():
             self.add_command(Promised(name, help=help_text))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name, the command and its arguments, also for the earlier name of a command."""
+        return super().resolve_command(ctx, [*_EARLIER.get(args[0], args[:1]), *args[1:]])
 
 
 app = typer.Typer(

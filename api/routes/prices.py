@@ -32,7 +32,7 @@ _MAX_TYPES = 50
     summary="List prices of instance types",
     operation_id="listPrices",
     response_model=PriceList,
-    responses={200: example("As `rubberband prices -o json` prints them.", PRICES), **refusals(INVALID)},
+    responses={200: example("As `rubberband cloud prices -o json` prints them.", PRICES), **refusals(INVALID)},
 )
 def list_prices(
     service: Serving,

@@ -107,7 +107,7 @@ def look_to_clear(
             if found:
                 raise InputError(
                     f"owner {owner} has {counted(len(found), 'instance')} in {region} ({found[0]}, …), which need the "
-                    f"roles; run `rubberband down --owner {owner} --region {region}` first"
+                    f"roles; run `rubberband cloud down --owner {owner} --region {region}` first"
                 )
         plan = AccountChanges(there=[f"whether owner {owner} has instances in {why}" for why in unknown])
         bounds = Bounds(account=account, owner=owner, bucket="BUCKET")
@@ -197,7 +197,7 @@ def _check_types(session: AwsSession, types: tuple[str, ...]) -> None:
         wanted = [{"Name": "instance-type", "Values": [name]}]
         if not any(pages(offered, "InstanceTypeOfferings", Filters=wanted)):
             raise InputError(
-                f"--types: {session.region} has no {name}; choose other types (`rubberband prices --region "
+                f"--types: {session.region} has no {name}; choose other types (`rubberband cloud prices --region "
                 f"{session.region}`), or another --region"
             )
 

@@ -70,7 +70,7 @@ class Boot:
     setup: tuple[str, ...] = ()
     """Shell commands, run as root after the installation."""
     built: bool = False
-    """Whether the image has the environment (`rubberband image build`), all but the driver's own package."""
+    """Whether the image has the environment (`rubberband cloud image build`), all but the driver's own package."""
     ray_settings: Mapping[str, str]
     """Environment of the Ray node."""
     device: Literal["cpu", "cuda"] = "cpu"

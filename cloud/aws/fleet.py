@@ -419,7 +419,7 @@ class Ec2Fleet:
             self._end_strays(troubles)
         if troubles:
             raise ProviderError(
-                f"{'; '.join(troubles)}. Instances that still run end when their lease expires; `rubberband sweep` "
+                f"{'; '.join(troubles)}. Instances that still run end when their lease expires; `rubberband cleanup` "
                 "ends them now"
             )
 

@@ -1,4 +1,4 @@
-"""The head that `rubberband up` starts: an instance in the VPC from which `run` works as on any machine, until `down`.
+"""The head that `rubberband cloud up` starts: an instance in the VPC from which `run` works as anywhere, until `down`.
 
 There is one for each owner and region. It has no lease, since the instances that it rents have their own. It stops
 itself when nothing has run on it for `resources.aws.head_idle`; its disk, with the journals, stays. `up` needs the
@@ -303,7 +303,9 @@ def _until_running(session: AwsSession, instance_id: str, waiting: Waiting) -> A
             return shown
         if state not in (*_LIVING, *_STOPPED):  # a look may be older than its start
             raise ProviderError(f"the head {instance_id} ended before it ran: {why_not_started(shown or {})}")
-    raise ProviderError(f"the head {instance_id} is not running after {_RUNNING_S:g} s; end it with `rubberband down`")
+    raise ProviderError(
+        f"the head {instance_id} is not running after {_RUNNING_S:g} s; end it with `rubberband cloud down`"
+    )
 
 
 def _described(session: AwsSession, instance_id: str) -> Any | None:

@@ -1,12 +1,12 @@
 # The head: a machine in the VPC with rubberband and the experiment's folder. It stops itself when nothing has run on it
-# for IDLE_S seconds, and lives until `rubberband down`.
+# for IDLE_S seconds, and lives until `rubberband cloud down`.
 
 make_programs() {
     printf '%s\n' '#!/bin/bash' "export PATH=$(printf %q "$DIR/venv/bin:$DIR/uv/bin"):\"\$PATH\"" \
         'exec python3 -m rubberband.cli "$@"' > "$PROGRAMS/rubberband"
     {
         echo '#!/bin/bash'
-        echo '# rubberband-fetch s3://…/NAME.zip#sha256=…: the folder of an experiment, as "rubberband up" has put it there'
+        echo '# rubberband-fetch s3://…/NAME.zip#sha256=…: the folder of an experiment, as "rubberband cloud up" has put it there'
         echo 'set -euo pipefail'
         echo "export PATH=$(printf %q "$DIR/venv/bin"):\"\$PATH\""
         declare -p DIR

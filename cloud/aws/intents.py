@@ -334,7 +334,7 @@ def _read(path: Path, made_of: Callable[[dict[str, Any]], T]) -> T:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ProviderError(
             f"{path} cannot be read ({error}); it lists the requested EC2 instances: restore it, or end them by "
-            "`rubberband down` and delete it"
+            "`rubberband cloud down` and delete it"
         ) from error
 
 

@@ -66,7 +66,7 @@ def own_address(address: str) -> str:
     except (OSError, UnicodeError) as error:
         raise InputError(
             f"resources.aws.driver_address: {shown(address)} is no address of this machine ({error}); give one that "
-            "`ip address` lists, or run on a head (`rubberband up FILE`)"
+            "`ip address` lists, or run on a head (`rubberband cloud up FILE`)"
         ) from None
     return address
 

@@ -349,7 +349,7 @@ def open_provider(
 
 
 def _account(session: AwsSession) -> str:
-    """Return the account for `sweep`, which else takes any for the right one; empty if AWS does not say it now."""
+    """Return the account for `cleanup`, which else takes any for the right one; empty if AWS does not say it now."""
     try:
         return account_of(session)
     except InputError:
@@ -381,7 +381,7 @@ def _host(resources: Resources, place: OwnInstance | None) -> str:
     if place is None:
         raise InputError(
             "resources.aws.driver_address: this machine is not in EC2, and instances could not reach it; start a head "
-            "there with `rubberband up FILE` and run the experiment on it, or give this machine's address in the VPC"
+            "there with `rubberband cloud up FILE` and run it there, or give this machine's address in the VPC"
         )
     return place.address
 

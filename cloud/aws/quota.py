@@ -1,6 +1,6 @@
 """Number of instances that an account may hold: EC2's quotas, in vCPUs by family and market, less current use.
 
-A quota is a limit and promises no capacity. `rubberband plan` and the checks before a run read it here.
+A quota is a limit and promises no capacity. `rubberband estimate --live` and the checks before a run read it here.
 """
 
 from __future__ import annotations

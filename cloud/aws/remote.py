@@ -89,13 +89,14 @@ class RemoteHead:
                 return said
             if code == _BROKEN:
                 raise ProviderError(
-                    f"the head {self.instance_id} could not be set up: {said}; `rubberband down` ends it"
+                    f"the head {self.instance_id} could not be set up: {said}; `rubberband cloud down` ends it"
                 )
             if said != last:
                 announce(said)
             last = said
         raise ProviderError(
-            f"the head {self.instance_id} is not ready after {READY_S:g} s ({last}); end it with `down`"
+            f"the head {self.instance_id} is not ready after {READY_S:g} s ({last}); "
+            "end it with `rubberband cloud down`"
         )
 
     def remake(self, boot: str, announce: Callable[[str], None]) -> str:
@@ -168,7 +169,7 @@ class RemoteHead:
             last = (out.strip().splitlines() or ["no output"])[-1]
             raise ProviderError(
                 f"the head {self.instance_id} failed (exit code {code}): {last[:300]}; if its rubberband is older than "
-                "this one, `rubberband down` and a new head help"
+                "this one, `rubberband cloud down` and a new head help"
             ) from None
         if "error" in answer:
             raise HeadError(answer["error"])
@@ -191,7 +192,7 @@ class RemoteHead:
         self._require_there()
         raise ProviderError(
             f"SSM has not reached the head {self.instance_id} for {reach_s:g} s: it boots or is offline, or its role "
-            "lacks the policy session.json (`rubberband aws setup` attaches it); try again, or `rubberband down`"
+            "lacks the policy session.json (`rubberband aws setup` attaches it); try again, or `rubberband cloud down`"
         )
 
     def _require_there(self) -> None:
@@ -202,7 +203,7 @@ class RemoteHead:
         if shown and shown[0]["State"]["Name"] in ("shutting-down", "terminated"):
             raise HeadError(
                 f"the head {self.instance_id} was terminated, and the journals on its disk with it; what runs there "
-                "rented ends with its lease (`rubberband down` ends what it rented now); checkpoints are kept"
+                "rented ends with its lease (`rubberband cloud down` ends what it rented now); checkpoints are kept"
             )
 
     def _sent(self, script: str) -> str:

@@ -45,7 +45,7 @@ def resolve(
 ) -> Machines:
     """Return the launch parameters of instances of one type. `checkpoints`: the store's URL, where the wheel is put.
 
-    An image of the owner's with their environment (`rubberband image build`) is used, unless this call `builds` it.
+    The owner's image with their environment (`rubberband cloud image build`) is used, unless this call `builds` one.
     `device`: where trials train; by default on the GPUs of a type that has some.
     `place` is where this machine is in EC2, by default as its metadata service says. Raises InputError (one line, with
     the remedy) for a wrong setting, in the file or in the account.

@@ -318,12 +318,12 @@ def _end_instances(
         if refused and len(left) == len(refused):
             others = f"; {len(ended)} others have ended" if ended else ""
             raise ProviderError(
-                f"{'; '.join(dict.fromkeys(refused.values()))}{others}; then run `rubberband down` again"
+                f"{'; '.join(dict.fromkeys(refused.values()))}{others}; then run `rubberband cloud down` again"
             )
         looks = 0 if left else looks + 1
         if clock() > before:
             names = ", ".join(one["InstanceId"] for one in left)
-            raise ProviderError(f"{names} did not end within {_PATIENCE_S:g} s; run `rubberband down` again")
+            raise ProviderError(f"{names} did not end within {_PATIENCE_S:g} s; run `rubberband cloud down` again")
         if looks < _LOOKS:
             sleep(_LOOK_S)
     return ended

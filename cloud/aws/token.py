@@ -47,7 +47,7 @@ def publish_token(session: AwsSession, owner: str, path: Path | None = None) -> 
         raise InputError(
             f"resources.aws.owner: another driver has published another Ray token as {parameter}; use "
             f"another owner here, or take that token over (delete {path}), or end that owner's cluster: "
-            f"`rubberband down --owner {owner}`"
+            f"`rubberband cloud down --owner {owner}`"
         )
 
 

@@ -1,7 +1,7 @@
 """The local provider: this machine rents out Ray nodes, one small guarding process each (see `instance`).
 
 It reads the state from the records below `directory`, never from memory. So a driver that resumes after a crash, and
-`sweep`, see the same as the one that launched. One driver at a time holds a directory.
+`cleanup`, see the same as the one that launched. One driver at a time holds a directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`rubberband prices`, `up`, `down`, `sweep` and `image`: prices, the head, instances and images on EC2."""
+"""`rubberband cloud`: prices, the head and images on EC2; and `rubberband cleanup`."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ RegionOption = Annotated[str | None, typer.Option("--region", "-r", help="The re
 OwnerOption = Annotated[str | None, typer.Option("--owner", help="Whose (resources.aws.owner).", show_default=False)]
 
 
+cloud = typer.Typer(
+    name="cloud",
+    help="Start and end the head on EC2, build images, and show prices.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@cloud.command()
 def prices(
     types: Annotated[
         list[str] | None, argument("[TYPE]...", "Only these types, with or without GPUs; default: all with GPUs.")
@@ -70,9 +80,10 @@ def prices(
         print_table(HEADER, price_rows(rows, region, time.time()))
 
 
-# `rubberband up`: start the head, a machine in the VPC from which experiments run on EC2.
+# `rubberband cloud up`: start the head, a machine in the VPC from which experiments run on EC2.
 
 
+@cloud.command()
 def up(
     file: FileArgument,
     overrides: Overrides = None,
@@ -84,8 +95,8 @@ def up(
     checked as for a run first: quota, rights, bucket, network. Then the command shows what the head costs, and on a
     terminal asks before it starts one. The head is an instance in your VPC with rubberband and the experiment's folder.
     Each owner has one in a region (resources.aws.owner, resources.region). A stopped head is started again; one of
-    other code or packages gets those of here. It costs money until `rubberband down`. It stops itself when nothing has
-    run for resources.aws.head_idle (1 h); then only its disk costs money. The folder is copied if
+    other code or packages gets those of here. It costs money until `rubberband cloud down`. It stops itself when
+    nothing has run for resources.aws.head_idle (1 h); then only its disk costs money. The folder is copied if
     resources.checkpoints is a bucket (s3://...).
     """
     from rubberband.cloud.aws.calls import open_aws
@@ -113,7 +124,7 @@ def up(
     table = cloud_terms(experiment, home, note, on_head=False).table
     require_rate(experiment, home, table)
     what, idles = head_told(resources, table)
-    bill = f"the head ({what}) costs money until `rubberband down`, and {idles}"
+    bill = f"the head ({what}) costs money until `rubberband cloud down`, and {idles}"
     path = Path(os.path.abspath(file))
     root = root_of(path)
     folder = upload_folder(session, resources.checkpoints, experiment.name, pack([str(root)]).archive)
@@ -141,12 +152,13 @@ def up(
         settings = [word for override in overrides or [] for word in ("-s", override)]
         print(f"next:    {shlex.join(('rubberband', 'run', str(file), *settings, '--on', 'head'))}")
     print(f"get in:  aws ssm start-session --target {head.instance_id} --region {session.region}  (for a pool)")
-    print(f"end all: rubberband down --owner {resources.aws.owner} --region {session.region}")
+    print(f"end all: rubberband cloud down --owner {resources.aws.owner} --region {session.region}")
 
 
-# `rubberband down`: end everything that an owner has on EC2.
+# `rubberband cloud down`: end everything that an owner has on EC2.
 
 
+@cloud.command()
 def down(
     file: ChosenFile = None,
     region: RegionOption = None,
@@ -282,8 +294,8 @@ def _other_owners(session: AwsSession, owner: str) -> list[str]:
     from rubberband.cloud.aws.client import other_owners
 
     return [
-        f"owner {other} has {counted(count, 'instance')} there; `rubberband down --region {session.region} --owner "
-        f"{other}` ends them"
+        f"owner {other} has {counted(count, 'instance')} there; `rubberband cloud down --region {session.region} "
+        f"--owner {other}` ends them"
         for other, count in sorted(other_owners(session, owner).items())
     ]
 
@@ -311,7 +323,8 @@ def _elsewhere(session: AwsSession, owner: str) -> list[str]:
 
     found, unknown = living_elsewhere(session, owner, open_aws)
     lines = [
-        f"left in {region}: {', '.join(map(str, ones))}, until `rubberband down --region {region} --owner {owner}`"
+        f"left in {region}: {', '.join(map(str, ones))}, until `rubberband cloud down --region {region} "
+        f"--owner {owner}`"
         for region, ones in found.items()
     ]
     return [*lines, *(f"whether owner {owner} has instances in {why}" for why in unknown)]
@@ -325,17 +338,17 @@ def _images(session: AwsSession, owner: str) -> list[str]:
     try:
         return [
             f"kept image {one.key} ({one.image_id}), which costs up to {format_usd(one.usd_per_month(session.region))}"
-            f"/month until `rubberband image delete {one.key} --region {session.region} --owner {owner}`"
+            f"/month until `rubberband cloud image delete {one.key} --region {session.region} --owner {owner}`"
             for one in own_images(session, owner)
         ]
     except FAILURES as error:
         return [f"whether images of owner {owner} are left is not known: {explain(error)}"]
 
 
-# `rubberband sweep`: end what drivers that died left running, on this machine and on EC2.
+# `rubberband cleanup`: end what drivers that died left running, on this machine and on EC2.
 
 
-def sweep(
+def cleanup(
     name: Annotated[str | None, argument("[NAME]", "Only this experiment.", autocompletion=experiment_names)] = None,
 ) -> None:
     """Terminate instances left by crashed runs, here and on EC2.
@@ -343,21 +356,23 @@ def sweep(
     Instances of a living driver keep running. Nothing is lost: `rubberband resume` starts new ones and continues from
     the last reported iterations.
     """
-    from rubberband.cloud.local.provider import sweep as sweep_local
+    from rubberband.cloud.local.provider import sweep
     from rubberband.installation import default_home
 
+    if name is not None and Path(name).suffix in (".yaml", ".yml", ".json"):
+        raise InputError(
+            f"{name} is a file, and `cleanup` takes the NAME of an experiment; to run a search: rubberband run {name}"
+        )
     home = default_home()
-    ended = [
-        f"{found.instance} of {found.experiment} ({found.processes} processes)" for found in sweep_local(home, name)
-    ]
+    ended = [f"{found.instance} of {found.experiment} ({found.processes} processes)" for found in sweep(home, name)]
     for line in ended:
         print(f"ended {line}")
-    ended += _sweep_ec2(home, name)
+    ended += _cleanup_ec2(home, name)
     if not ended:
         print("nothing was left behind")
 
 
-def _sweep_ec2(home: Path, name: str | None) -> list[str]:
+def _cleanup_ec2(home: Path, name: str | None) -> list[str]:
     """Terminate instances on EC2 and return their names. Raises RubberbandError if some may still run."""
     places = ("experiments/*/local", "profiling/experiments/*/local", "pools/*/local")
     directories = [directory for place in places for directory in home.glob(place)]
@@ -376,7 +391,8 @@ def _sweep_ec2(home: Path, name: str | None) -> list[str]:
         print(note, file=sys.stderr)
     for found in swept.unknown:
         print(
-            f"not touched: {found}, which belongs to no experiment here; `rubberband down` ends it if no driver does",
+            f"not touched: {found}, which belongs to no experiment here; `rubberband cloud down` ends it if no "
+            "driver does",
             file=sys.stderr,
         )
     if swept.troubles:
@@ -384,7 +400,7 @@ def _sweep_ec2(home: Path, name: str | None) -> list[str]:
     return [str(found) for found in swept.ended]
 
 
-# `rubberband image`: AMIs with the driver's environment, which save every instance the minutes of its installation.
+# `rubberband cloud image`: AMIs with the driver's environment, which save each instance the minutes of its set-up.
 
 
 image = typer.Typer(
@@ -394,6 +410,7 @@ image = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
+cloud.add_typer(image)
 
 
 @image.command()
@@ -471,7 +488,7 @@ def _built(session: AwsSession, resources: Resources, *, yes: bool) -> list[str]
     return [
         f"image {key} is built: {found.image_id}; instances of this environment boot it from now on",
         f"its snapshot costs up to {format_usd(found.usd_per_month(session.region))}/month until "
-        f"`rubberband image delete {key}`",
+        f"`rubberband cloud image delete {key}`",
     ]
 
 
@@ -497,7 +514,7 @@ def list_images(file: ChosenFile = None, region: RegionOption = None, owner: Own
 
 @image.command()
 def delete(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="As `image list` shows it.", show_default=False)],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="As `cloud image list` shows it.", show_default=False)],
     file: ChosenFile = None,
     region: RegionOption = None,
     owner: OwnerOption = None,
@@ -510,7 +527,9 @@ def delete(
     with in_one_line():
         deleted = delete_image(session, chosen_owner, key)
     if not deleted:
-        raise InputError(f"owner {chosen_owner} has no image {key} in {session.region}; see `rubberband image list`")
+        raise InputError(
+            f"owner {chosen_owner} has no image {key} in {session.region}; see `rubberband cloud image list`"
+        )
     print(f"deleted {', '.join(deleted)}")
 
 

@@ -1,4 +1,4 @@
-"""`rubberband estimate` and `plan`: predict the time and cost of an experiment. Nothing is started or spent."""
+"""`rubberband estimate`: predict the time and cost of an experiment. Nothing is started or spent."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from rubberband.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rubberband.planner.dag import SimulatedPlan
     from rubberband.planner.estimate import Estimate
     from rubberband.planner.sizing import Size
@@ -39,6 +37,14 @@ if TYPE_CHECKING:
     from rubberband.views.report.tables import TextTable
 
 
+LiveOption = Annotated[
+    bool,
+    typer.Option(
+        "--live",
+        help="Use today's prices of AWS, and stay within the account's quotas. If AWS does not answer, older prices "
+        "are used, and a note says so.",
+    ),
+]
 OutputOption = Annotated[TableFormat, typer.Option("--output", "-o", help="Print tables or JSON.")]
 PlanOption = Annotated[
     Path | None,
@@ -89,7 +95,7 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """Options of `estimate` and `plan`."""
+    """Options of `estimate`."""
 
     file: Path
     output: TableFormat
@@ -106,23 +112,27 @@ class _Options:
     """With prices and quotas of today."""
 
 
-def _command(live: bool, help: str) -> Callable[..., None]:
-    """Return the command that estimates on today's terms, or on those known here."""
+def estimate(
+    file: FileArgument,
+    live: LiveOption = False,
+    output: OutputOption = TableFormat.table,
+    policy: PolicyOption = PlanPolicy.optimal,
+    plan: PlanOption = None,
+    frontier: FrontierOption = False,
+    size: SizeOption = False,
+    simulate: SimulateOption = None,
+    html: HtmlOption = None,
+    seed: SeedOption = 0,
+    verbose: VerboseOption = False,
+    overrides: Overrides = None,
+) -> None:
+    """Predict an experiment's time and cost; nothing is spent.
 
-    def command(
-        file: FileArgument,
-        output: OutputOption = TableFormat.table,
-        policy: PolicyOption = PlanPolicy.optimal,
-        plan: PlanOption = None,
-        frontier: FrontierOption = False,
-        size: SizeOption = False,
-        simulate: SimulateOption = None,
-        html: HtmlOption = None,
-        seed: SeedOption = 0,
-        verbose: VerboseOption = False,
-        overrides: Overrides = None,
-    ) -> None:
-        asked = _Options(
+    Finds the cheapest plan (instances and GPUs per trial for every stage) within the deadline and the budget, and
+    shows other options and other deadlines. Exit code 3: no plan is within the limits; remedies are listed.
+    """
+    _show(
+        _Options(
             file=file,
             output=output,
             policy=policy,
@@ -136,28 +146,7 @@ def _command(live: bool, help: str) -> Callable[..., None]:
             seed=seed,
             live=live,
         )
-        _show(asked)
-
-    command.__doc__ = help
-    return command
-
-
-estimate = _command(
-    live=False,
-    help="""Predict an experiment's time and cost; nothing is spent.
-
-    Finds the cheapest plan (instances and GPUs per trial for every stage) within the deadline and the budget, and
-    shows other options and other deadlines. Exit code 3: no plan is within the limits; remedies are listed.
-    """,
-)
-plan = _command(
-    live=True,
-    help="""Estimate an experiment with live prices and quotas.
-
-    Does the same as `estimate`, with current AWS prices and within the account's quota. If AWS does not answer, older
-    prices are used and a note says so. Nothing is started, and nothing is spent.
-    """,
-)
+    )
 
 
 def _terms(experiment: Experiment, live: bool) -> Terms:
@@ -248,13 +237,13 @@ def _next(asked: _Options, found: Estimate, size: Size | None, provider: str) ->
         overrides |= {f"search.scheduler.{size.key}": size.setting}
     if not found.feasible:
         overrides |= {change.key: change.setting for change in found.remedies[0].changes}
-        name = "plan" if asked.live else "estimate"
+        words = ["estimate", *(["--live"] if asked.live else [])]
     else:
-        name = "plan" if provider == "aws" and not asked.live else "run"
-    place = ["--on", "head"] if name == "run" and provider == "aws" else []
+        words = ["estimate", "--live"] if provider == "aws" and not asked.live else ["run"]
+    place = ["--on", "head"] if words == ["run"] and provider == "aws" else []
     policy = [] if asked.policy is PlanPolicy.optimal else ["--policy", asked.policy.value]
     changes = [word for override in overrides.values() for word in ("-s", override)]
-    return [f"Next: {shlex.join(['rubberband', name, str(asked.file), *place, *policy, *changes])}"]
+    return [f"Next: {shlex.join(['rubberband', *words, str(asked.file), *place, *policy, *changes])}"]
 
 
 def _infeasible(answer: Estimate) -> Exception:

@@ -331,7 +331,7 @@ constraints:
   max_cost: {max_cost} # USD, for the whole run
 resources:
   provider: local # this machine, metered at EC2 prices and charged nothing; aws rents instances
-  instance_type: p3.2xlarge # one GPU; `rubberband prices` lists the types
+  instance_type: p3.2xlarge # one GPU; `rubberband cloud prices` lists the types
   max_instances: {instances}
   gpus_per_trial: {{min: 1, max: 1}} # a larger max lets the last trials train on more GPUs
 # Seconds of an iteration on 1 GPU ({measured}). Without these lines the first run measures them.

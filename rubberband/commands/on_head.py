@@ -116,7 +116,7 @@ def of_this_kind(session: AwsSession, experiment: Experiment, head: HeadInstance
     if found != wanted.made_of:
         raise ProviderError(
             f"the head {head.instance_id} could not be brought up to date, and has what it had (its "
-            "/var/log/rubberband.log.failed says why); try again, or `rubberband down` and a new head help"
+            "/var/log/rubberband.log.failed says why); try again, or `rubberband cloud down` and a new head help"
         )
     return remote, found
 
@@ -232,7 +232,7 @@ def _require_same(name: str, known: Mapping[str, Any], made_of: str) -> None:
     if known.get("made_of", made_of) != made_of:
         raise InputError(
             f"the head has other code or packages than {name} was started with; give it those of here first: "
-            "`rubberband up FILE`"
+            "`rubberband cloud up FILE`"
         )
 
 

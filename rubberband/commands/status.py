@@ -1,4 +1,4 @@
-"""`rubberband status`, `cancel`, `extend` and `limit`: an experiment on this machine or at a service."""
+"""`rubberband status`, `cancel`, `extend` and `scale`: an experiment on this machine or at a service."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def extend(
         print_json({"schema": "rubberband.extension/1", **found})
 
 
-def limit(
+def scale(
     name: Name,
     max_instances: Annotated[
         str, option("--max-instances", "N", "The most instances from now on; 0 pauses it, `none` lifts the limit.")

@@ -11,7 +11,6 @@ REMOVED: Mapping[str, str] = {
     "estimate --compare-to": "was removed; save both estimates with -o json, and compare them with diff",
     "profile --output": "is a format in other commands; write --out FILE",
     "profile -o": "is a format in other commands; write --out FILE",
-    "plan --compare-to": "was removed; save both estimates with -o json, and compare them with diff",
 }
 """Path of a key, or command and option -> the rest of the line that refuses it."""
 

@@ -103,10 +103,10 @@ class Aws(Words):
     worker_profile: Annotated[str, Field(min_length=1)] = "rubberband-worker"
     """The instance profile (IAM) of instances; its role needs cloud/aws/policies/worker.json."""
     head_profile: Annotated[str, Field(min_length=1)] = "rubberband-head"
-    """The instance profile of the head that `rubberband up` starts; its role needs cloud/aws/policies/driver.json
+    """The instance profile of the head that `rubberband cloud up` starts; its role needs cloud/aws/policies/driver.json
     and session.json (`rubberband aws setup`)."""
     head_instance_type: Annotated[str, Field(min_length=1)] = "m7i-flex.large"
-    """The type of the head that `rubberband up` starts."""
+    """The type of the head that `rubberband cloud up` starts."""
     head_idle_s: Annotated[Duration, AfterValidator(_idle)] = Field(3600.0, alias="head_idle")
     """The head stops itself after this time without an experiment or a signed-in user: at least 10 min, or 0 for never.
     A stopped head costs only its disk."""

@@ -26,7 +26,7 @@ COMMANDS = (
     "estimate --help",
     "estimate examples/scaling.yaml -o json",
     "estimate examples/scaling.yaml",
-    "plan examples/scaling.yaml -o json",
+    "estimate --live examples/scaling.yaml -o json",
     "ps",
     "status digits-sha",
     "report digits-sha",

@@ -109,7 +109,7 @@ def main(
     administrator: Annotated[
         bool,
         typer.Option(
-            "--admin", help="COMMAND runs with an administrator's keys outside the VPC, as for `rubberband up`."
+            "--admin", help="COMMAND runs with an administrator's keys outside the VPC, as for `rubberband cloud up`."
         ),
     ] = False,
     bucket: Annotated[str, typer.Option(metavar="NAME", help="The S3 bucket that exists.")] = BUCKET,

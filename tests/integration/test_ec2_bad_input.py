@@ -23,19 +23,19 @@ from tests.integration.command_line import ROOT
 FILE = "examples/digits-aws.yaml"
 PROFILE = ("-s", "profile={seconds_per_iteration: {1: 5}, trial_startup: 10s}")
 DOORS = {
-    "plan": ("plan", FILE, *PROFILE),
+    "plan": ("estimate", "--live", FILE, *PROFILE),
     "run": ("run", FILE, "--no-check"),
     "run --on head": ("run", FILE, "--on", "head", "-y"),
     "status --on head": ("status", "digits-aws", "--on", "head"),
     "resume --on head": ("resume", "digits-aws", "--on", "head", "-y"),
-    "up": ("up", FILE),
+    "up": ("cloud", "up", FILE),
     "pool up": ("pool", "up", "team.yaml", "-y"),
-    "image build": ("image", "build", FILE, "-y", "-s", "resources.aws.install=scikit-learn"),
-    "image list": ("image", "list"),
+    "image build": ("cloud", "image", "build", FILE, "-y", "-s", "resources.aws.install=scikit-learn"),
+    "image list": ("cloud", "image", "list"),
     "aws setup": ("aws", "setup", "--dry-run"),
     "aws check": ("aws", "check", FILE),
     "aws teardown": ("aws", "teardown", "-y"),
-    "down": ("down", "-y"),
+    "down": ("cloud", "down", "-y"),
     "tune()": (),
 }
 """Commands that ask AWS and cannot do without it."""

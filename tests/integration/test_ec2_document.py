@@ -74,7 +74,7 @@ def ran(commands: str, environment: Mapping[str, str], folder: Path) -> str:
 
 def test_the_commands_of_the_laptop(aws: Rehearsal, folder: Path) -> None:
     *first, last = [commands for where, commands in BLOCKS if where == "laptop"]
-    up = "rubberband up examples/digits-aws.yaml"
+    up = "rubberband cloud up examples/digits-aws.yaml"
     outputs = [ran(commands, aws.outside(), folder) for commands in (*first, up, last)]
 
     setup, estimate, plan, up, down = outputs

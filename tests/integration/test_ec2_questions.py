@@ -73,7 +73,7 @@ def test_nothing_is_rented_without_a_max_cost(driver: Ec2CommandLine) -> None:
         pytest.param(RUN, "at most 1.00 USD (max_cost), about 0.", marks=pytest.mark.long),
         (UNPROFILED, "at most 1.00 USD (max_cost); no profile yet: measuring it comes first and counts; run? [Y/n]"),
         pytest.param(
-            ("image", "build", "digits.yaml", *words(*(word for word in ON_EC2 if "install" not in word))),
+            ("cloud", "image", "build", "digits.yaml", *words(*(word for word in ON_EC2 if "install" not in word))),
             "after 0.45 USD at the most",
             marks=pytest.mark.long,
         ),

@@ -201,7 +201,7 @@ def test_instances_of_a_killed_driver_end_by_their_leases(command_line: Ec2Comma
     assert "the lease has ended" in command_line.console("i-001")
     assert before.max_cost_usd is not None
     assert command_line.aws.fake.bill().total_usd < before.max_cost_usd
-    output, _ = command_line("sweep")
+    output, _ = command_line("cleanup")
     assert "nothing was left behind" in output
     assert not command_line.processes()
 
@@ -224,7 +224,7 @@ def test_sweep_ends_what_a_killed_driver_left(command_line: Ec2CommandLine) -> N
     command_line.wait_for(driver, lambda result: iterations(result) >= 1, "digits")
     driver.kill()
     driver.communicate()
-    output, _ = command_line("sweep")
+    output, _ = command_line("cleanup")
     assert re.search(r"i-001.*i-002|i-002.*i-001", output, re.DOTALL)
     assert not command_line.aws.fake.living
     assert not command_line.processes()
@@ -247,14 +247,16 @@ def test_a_boot_script_that_fails_is_reported_in_one_line(command_line: Ec2Comma
 def test_a_run_from_the_head_that_up_started(command_line: Ec2CommandLine) -> None:
     aws, folder = command_line.aws, command_line.folder
     changes = words(*ON_EC2, *FEW)
-    ran(aws.outside(), folder, "rubberband.cli", "up", "digits.yaml", *changes)
+    ran(aws.outside(), folder, "rubberband.cli", "cloud", "up", "digits.yaml", *changes)
     (head,) = aws.fake.living
     wait_until(lambda: "the head is ready" in aws.machines.console(head.instance_id), "the head's boot")
     there = aws.machines.disk(head.instance_id) / "opt" / "rubberband" / "digits"
     on_the_head = {**aws.machines.environment(head.instance_id), "RUBBERBAND_DEVICE": "cpu"}
     assert "digits: done in" in ran(on_the_head, there, "rubberband.cli", "run", "digits.yaml", *changes)
     assert [one.instance_id for one in aws.fake.living] == [head.instance_id]
-    assert "ended head" in ran(aws.outside(), folder, "rubberband.cli", "down", "--region", "us-east-1", "--yes")
+    assert "ended head" in ran(
+        aws.outside(), folder, "rubberband.cli", "cloud", "down", "--region", "us-east-1", "--yes"
+    )
     assert not aws.fake.living
     assert "/rubberband/rubberband/ray-token" not in aws.fake.world.parameters
 
@@ -276,7 +278,7 @@ def test_a_run_on_the_head_is_followed_left_asked_and_ended_from_the_laptop(comm
     assert "digits is done" in says("cancel", "digits", "--on", "head")
     says("report", "digits", "--on", "head", "--html", "report.html")
     assert "<html" in (folder / "report.html").read_text()
-    told = says("down", "--region", "us-east-1", "--yes")
+    told = says("cloud", "down", "--region", "us-east-1", "--yes")
     (copied,) = re.findall(r"copied the head's journals to s3://\S+/heads/copies/(\S+)\.zip", told)
     assert copied == head.instance_id
     assert not aws.fake.living

@@ -151,7 +151,7 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
 
 def torn_down(walk: Walk, report: str) -> None:
     """End the head and what `aws setup` made: nothing stays, and the bill is what was told."""
-    told = walk.says("down", "-y")
+    told = walk.says("cloud", "down", "-y")
     walk.says("aws", "teardown", "-y", "--delete-checkpoints")
     assert "nothing to delete" in walk.says("aws", "teardown", "-y")
     walk.holds_the_bill(report, told)
@@ -166,7 +166,7 @@ def test_a_walk_with_a_set_up_that_was_cut_off_and_a_laptop_that_went_off(walk: 
     assert "make:" not in walk.says("aws", "setup", "-y"), "a second one has nothing to do"
     run = ("run", "digits.yaml", "--on", "head", "-y", *words(*ON_EC2, *FEW))
     walk.killed_once(lambda: len(walk.workers("running")) == 2, "both workers", *run)
-    assert "which need the roles; run `rubberband down " in walk.refuses("aws", "teardown", "-y")
+    assert "which need the roles; run `rubberband cloud down " in walk.refuses("aws", "teardown", "-y")
     assert "runs on the head already" in walk.refuses(*run)
     assert "digits: done in" in walk.says("status", "digits", "--on", "head", "--watch")
     assert "has 1 instance in us-east-1 (head (i-" in walk.refuses("aws", "teardown", "-y"), "it is idle, and costs"

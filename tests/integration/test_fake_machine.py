@@ -176,7 +176,7 @@ def test_any_end_of_a_machine_leaves_no_process(aws: Rehearsal, how: str) -> Non
 
 def test_a_session_on_a_machine_is_part_of_it(aws: Rehearsal) -> None:
     machine = launch(aws, "#!/bin/bash\necho up", IamInstanceProfile={"Name": "rubberband-worker"})
-    says(aws, machine, "up")
+    says(aws, machine, "cloud", "up")
     session = subprocess.Popen(["sleep", "600"], env=aws.machines.environment(machine.instance_id))
     until(lambda: session.pid in aws.machines.processes(machine.instance_id), "the session")
     aws.fake.power_off(machine.instance_id)

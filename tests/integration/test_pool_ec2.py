@@ -184,13 +184,13 @@ def test_instances_of_a_pool_without_a_broker_are_swept(team: Team) -> None:
     team.up()
     driver = team.start("a", LONG)
     team.command_line.wait_for(driver, lambda result: iterations(result) >= 1, "a")
-    assert "nothing was left behind" in team.command_line("sweep")[0], "its broker lives"
+    assert "nothing was left behind" in team.command_line("cleanup")[0], "its broker lives"
     broker = team.broker()
     driver.kill()
     driver.communicate()
     broker.kill()
     broker.wait(10)
-    assert "m1 of team" in team.command_line("sweep")[0]
+    assert "m1 of team" in team.command_line("cleanup")[0]
     wait_until(lambda: not team.aws.fake.living, "the end of the instance")
     team.result_of("a", team.command_line.start("resume", "a"))
     assert team.machines() == ["m1", "m2"]

@@ -181,10 +181,10 @@ def test_sweep_ends_what_a_killed_driver_left(command_line: CommandLine) -> None
     command_line.hold(after=3)
     driver = command_line.start("run", "sleepy.yaml")
     command_line.wait_for(driver, lambda result: any(instance.running_s is not None for instance in result.instances))
-    assert "nothing was left behind" in command_line("sweep")[0], "a living driver's instances are its own"
+    assert "nothing was left behind" in command_line("cleanup")[0], "a living driver's instances are its own"
     driver.kill()
     driver.communicate()
-    assert "i-001 of sleepy" in command_line("sweep")[0]
+    assert "i-001 of sleepy" in command_line("cleanup")[0]
     assert command_line.nothing_left()
 
 

@@ -140,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="sweep-ends-the-living",
-        harm="`rubberband sweep` ends instances of a run that is at work",
+        harm="`rubberband cleanup` ends instances of a run that is at work",
         file="cloud/aws/sweeping.py",
         old="if dead else []",
         new="",
@@ -148,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="sweep-of-one-sweeps-all",
-        harm="`rubberband sweep NAME` ends other experiments' instances too",
+        harm="`rubberband cleanup NAME` ends other experiments' instances too",
         file="cloud/aws/sweeping.py",
         old="            if run in meant:\n",
         new="            if True:\n",
@@ -156,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="down-leaves-what-is-not-shown-yet",
-        harm="`rubberband down` says that nothing is left while EC2 does not show it yet",
+        harm="`rubberband cloud down` says that nothing is left while EC2 does not show it yet",
         file="cloud/aws/sweeping.py",
         old="while kept and not last and clock() < before:",
         new="while False:",
@@ -601,7 +601,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="limit-by-hand-overrides-a-pool",
-        harm="`rubberband limit` on the service's machine takes GPUs that the pool gave to others",
+        harm="`rubberband scale` on the service's machine takes GPUs that the pool gave to others",
         file="rubberband/commands/local_experiment.py",
         old="if (pool := pool_of(self._folder)) is not None:",
         new="if (pool := None) is not None:",

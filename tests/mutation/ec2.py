@@ -652,7 +652,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="down-forgets-images",
-        harm="`rubberband down` says nothing of images, which cost some dollars a month",
+        harm="`rubberband cloud down` says nothing of images, which cost some dollars a month",
         file="rubberband/commands/cloud.py",
         old="        *_images(session, chosen_owner),\n",
         new="",
@@ -868,7 +868,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="builder-without-a-guard",
-        harm="a builder of `image build` that never boots is paid for until `rubberband down`",
+        harm="a builder of `image build` that never boots is paid for until `rubberband cloud down`",
         file="cloud/aws/images.py",
         old="        self._guard(builder)\n",
         new="",

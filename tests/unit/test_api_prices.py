@@ -1,4 +1,4 @@
-"""`/v1/prices`: what `rubberband prices` prints, without asking AWS where the service does not rent there."""
+"""`/v1/prices`: what `rubberband cloud prices` prints, without asking AWS where the service does not rent there."""
 
 from __future__ import annotations
 

@@ -351,13 +351,13 @@ def say(*words: str) -> tuple[int, str]:
 
 
 def test_up_shows_what_the_head_costs_and_the_command_for_a_run(account: Account, file: Path) -> None:
-    code, told = say("up", "digits.yaml", "-s", "constraints.max_cost=5")
+    code, told = say("cloud", "up", "digits.yaml", "-s", "constraints.max_cost=5")
 
     assert code == 0, told
     (head,) = account.fake.instances
     assert "rubberband run digits.yaml -s constraints.max_cost=5 --on head" in told
     assert re.search(
-        r"m7i-flex\.large, 0\.1\d* USD an hour\) costs money until `rubberband down`, and stops itself", told
+        r"m7i-flex\.large, 0\.1\d* USD an hour\) costs money until `rubberband cloud down`, and stops itself", told
     )
     assert f"s3://{account.bucket}/packages/digits/folders/digits.zip" in head.user_data
 
@@ -373,14 +373,14 @@ def test_up_asks_before_it_rents_or_starts_a_head_again(
             raise Cancelled("not confirmed")
 
     monkeypatch.setattr("rubberband.commands.cloud.confirm_bill", refuses)
-    assert say("up", "digits.yaml")[0] != 0
+    assert say("cloud", "up", "digits.yaml")[0] != 0
     assert account.fake.instances == ()
-    assert say("up", "digits.yaml", "-y")[0] == 0
+    assert say("cloud", "up", "digits.yaml", "-y")[0] == 0
     (head,) = account.fake.instances
     account.sleep(60)
     account.fake.power_off(head.instance_id)
     account.sleep(60)
-    assert say("up", "digits.yaml")[0] != 0
+    assert say("cloud", "up", "digits.yaml")[0] != 0
     assert account.fake.living == ()
     assert len(asked) == 3
     assert "USD an hour" in asked[0]
@@ -392,7 +392,7 @@ def test_up_from_a_folder_beside_the_file_s_takes_the_file_s(
     (file.parent / "notes").mkdir()
     monkeypatch.chdir(file.parent / "notes")
 
-    code, told = say("up", "../digits.yaml")
+    code, told = say("cloud", "up", "../digits.yaml")
 
     assert code == 0, told
     assert "rubberband run ../digits.yaml --on head" in told
@@ -409,15 +409,15 @@ def test_up_without_prices_works_and_says_why(account: Account, file: Path) -> N
         else None
     )
 
-    code, told = say("up", "digits.yaml")
+    code, told = say("cloud", "up", "digits.yaml")
 
     assert code == 0, told
     assert "x may not pricing:GetProducts" in told
-    assert "the head (m7i-flex.large, its price is not known) costs money until `rubberband down`" in told
+    assert "the head (m7i-flex.large, its price is not known) costs money until `rubberband cloud down`" in told
 
 
 def test_up_is_for_ec2(account: Account, file: Path) -> None:
-    code, told = say("up", "digits.yaml", "-s", "resources.provider=local")
+    code, told = say("cloud", "up", "digits.yaml", "-s", "resources.provider=local")
 
     assert code != 0
     assert "local needs no head" in told
@@ -426,15 +426,15 @@ def test_up_is_for_ec2(account: Account, file: Path) -> None:
 def test_down_asks_before_it_ends_a_run(account: Account, file: Path) -> None:
     worker(account, "i-001")
 
-    code, told = say("down", "digits.yaml")
+    code, told = say("cloud", "down", "digits.yaml")
     assert code != 0
     assert "1 of digits; end them anyway with --yes" in told
     assert len(living(account.session, "rubberband")) == 1
 
-    code, told = say("down", "digits.yaml", "--yes")
+    code, told = say("cloud", "down", "digits.yaml", "--yes")
     assert code == 0, told
     assert "ended i-001 of digits" in told
-    assert say("down")[1].startswith("owner rubberband has nothing running in us-east-1")
+    assert say("cloud", "down")[1].startswith("owner rubberband has nothing running in us-east-1")
 
 
 def test_down_counts_the_head_as_ec2_does(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,7 +442,7 @@ def test_down_counts_the_head_as_ec2_does(account: Account, monkeypatch: pytest.
     head_of(account)
     account.sleep(3600.0)
     monkeypatch.setattr("time.time", lambda: account.now)
-    (told,) = re.findall(r"the head ran for .*: (\d\.\d+) USD with its address", say("down", "-y")[1])
+    (told,) = re.findall(r"the head ran for .*: (\d\.\d+) USD with its address", say("cloud", "down", "-y")[1])
     bill = account.fake.bill()
     charged_usd = bill.rent_usd + bill.side_usd("address")
     assert float(told) == pytest.approx(charged_usd, abs=0.005), "it is rounded to the cent"
@@ -455,12 +455,12 @@ def test_down_asks_before_it_ends_a_head_with_its_journals(account: Account, sto
     if stopped:
         account.fake.power_off(head.instance_id)
 
-    code, told = say("down")
+    code, told = say("cloud", "down")
     assert code != 0
     assert f"the head {head.instance_id}, whose disk has the journals and reports" in told
     assert len(living(account.session, "rubberband")) == 1
 
-    code, told = say("down", "-y")
+    code, told = say("cloud", "down", "-y")
     assert code == 0, told
     assert "ended head (i-" in told
     assert ("the head ran for " in told) is not stopped
@@ -474,12 +474,12 @@ def test_down_names_what_is_left_in_other_regions(account: Account) -> None:
         Fault.unavailable() if call.operation == "DescribeInstances" and call.region == "eu-west-2" else None
     )
 
-    code, told = say("down")
+    code, told = say("cloud", "down")
 
     assert code == 0, told
     assert told.startswith("owner rubberband has nothing running in us-east-1")
     assert f"left in eu-west-1: head ({head.instance_id}, m7i-flex.large in eu-west-1a), until" in told
-    assert "`rubberband down --region eu-west-1 --owner rubberband`" in told
+    assert "`rubberband cloud down --region eu-west-1 --owner rubberband`" in told
     assert "whether owner rubberband has instances in eu-west-2 is not known: AWS is busy or broken" in told
     assert len(living(there, "rubberband")) == 1
 
@@ -490,7 +490,7 @@ def test_down_without_the_right_to_list_regions_says_so(account: Account) -> Non
         if call.operation == "DescribeRegions"
         else None
     )
-    code, told = say("down")
+    code, told = say("cloud", "down")
     assert code == 0, told
     assert "in other regions is not known: x may not ec2:DescribeRegions" in told
 
@@ -502,7 +502,7 @@ def test_up_starts_a_head_that_stopped_itself(account: Account, file: Path, stop
     account.fake.power_off(head.instance_id)
     account.sleep(0 if stopping else 60)
 
-    code, told = say("up", "digits.yaml")
+    code, told = say("cloud", "up", "digits.yaml")
 
     assert code == 0, told
     assert f"head {head.instance_id} (m7i-flex.large, us-east-1a) was stopped and is started again" in told
@@ -522,7 +522,7 @@ def test_a_stopped_head_whose_zone_is_full_says_so(account: Account) -> None:
 
 def test_up_checks_the_account_before_it_rents_a_head(account: Account, file: Path) -> None:
     account.fake.world.quotas_vcpus["L-DB2E81BA"] = 0.0
-    code, told = say("up", "digits.yaml")
+    code, told = say("cloud", "up", "digits.yaml")
     assert code != 0
     assert "resources.instance_type" in told
     assert "L-DB2E81BA" in told
@@ -531,7 +531,7 @@ def test_up_checks_the_account_before_it_rents_a_head(account: Account, file: Pa
 
 def test_on_the_free_plan_up_says_what_to_change(account: Account, file: Path) -> None:
     account.fake.world.free_plan = True
-    code, told = say("up", "digits.yaml")
+    code, told = say("cloud", "up", "digits.yaml")
     assert code != 0
     assert "the account is on AWS's Free plan, which rents no GPUs: upgrade to the paid plan" in told
     assert account.fake.instances == ()
@@ -543,7 +543,9 @@ def test_a_head_is_of_a_type_that_the_free_plan_has(account: Account) -> None:
 
 
 def test_up_of_a_network_mount_is_checked_on_the_head(account: Account, file: Path) -> None:
-    code, told = say("up", "digits.yaml", "-s", "resources.checkpoints=/mnt/efs", "-s", "resources.market=spot")
+    code, told = say(
+        "cloud", "up", "digits.yaml", "-s", "resources.checkpoints=/mnt/efs", "-s", "resources.market=spot"
+    )
     assert code == 0, told
     assert "copy the experiment's folder to it" in told
 

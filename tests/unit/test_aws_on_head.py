@@ -242,7 +242,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("door", [("up", "digits.yaml", "-y"), ("run", "digits.yaml", "--on", "head", "-y")])
+@pytest.mark.parametrize("door", [("cloud", "up", "digits.yaml", "-y"), ("run", "digits.yaml", "--on", "head", "-y")])
 def test_no_door_rents_a_head_beyond_the_policy(
     account: Account, file: Path, policy: str, door: tuple[str, ...]
 ) -> None:
@@ -255,7 +255,7 @@ def test_no_door_rents_a_head_beyond_the_policy(
     assert account.fake.instances == ()
 
 
-@pytest.mark.parametrize("door", [("up", "digits.yaml", "-y"), ("run", "digits.yaml", "--on", "head", "-y")])
+@pytest.mark.parametrize("door", [("cloud", "up", "digits.yaml", "-y"), ("run", "digits.yaml", "--on", "head", "-y")])
 def test_a_head_of_a_type_of_one_s_own_is_within_the_policy(
     account: Account, file: Path, door: tuple[str, ...]
 ) -> None:
@@ -424,7 +424,7 @@ def test_down_of_a_stopped_head_asks_it_for_nothing(account: Account, file: Path
     head = Head(account)
     account.fake.power_off(head.remote().instance_id)
     account.sleep(60)
-    code, told = say("down", "digits.yaml", "-y")
+    code, told = say("cloud", "down", "digits.yaml", "-y")
     assert (code, head.asked) == (0, [])
     assert "are not copied" not in told, "it did so before it stopped itself"
 
@@ -433,7 +433,7 @@ def test_a_head_that_has_ended_spends_no_more(account: Account, file: Path) -> N
     head, home = Head(account), file.parents[1] / "home"
     head.answers = lambda what, words: {"at": "s3://b/copy"} if what == "keep" else shown(b"", lives=False)
     say("run", "digits.yaml", "--on", "head")
-    assert say("down", "digits.yaml", "-y")[0] == 0
+    assert say("cloud", "down", "digits.yaml", "-y")[0] == 0
     assert committed_usd(home, time.time()) == pytest.approx(2.0), "nobody can say what it has spent"
     assert committed_usd(home, month_end(time.time())) == 0.0
 
@@ -489,7 +489,7 @@ def test_up_gives_a_head_that_runs_the_code_and_the_folder_of_here(account: Acco
     head = Head(account)
     head.remote()
     head.made_of = ["", None]
-    code, told = say("up", "digits.yaml")
+    code, told = say("cloud", "up", "digits.yaml")
     assert code == 0, told
     assert head.remade == 1
     assert head.fetched[0].startswith(f"s3://{account.bucket}/packages/digits/folders/digits.zip#sha256=")
@@ -543,7 +543,7 @@ def test_commands_that_ask_for_experiments_are_sent_to_the_head(account: Account
         ("ps", "--search", "mine"): ["ps", "--search", "mine"],
         ("best", "digits", "-o", "json"): ["best", "--output", "json", "digits"],
         ("export", "digits", "t.csv", "--reports"): ["export", "--reports", "digits", "{file}.csv"],
-        ("limit", "digits", "--max-instances", "2"): ["limit", "--max-instances", "2", "digits"],
+        ("scale", "digits", "--max-instances", "2"): ["scale", "--max-instances", "2", "digits"],
         ("cancel", "digits"): ["cancel", "digits"],
         ("extend", "digits", "--deadline", "2h", "-n"): ["extend", "--deadline", "2h", "--dry-run", "digits"],
     }.items():
@@ -593,7 +593,7 @@ def test_down_copies_the_journals_of_a_head_that_runs(account: Account, file: Pa
     head = Head(account)
     head.answers = lambda what, words: {"at": words["store"] + "/copies/i-1.zip"}
     head.remote()
-    code, told = say("down", "digits.yaml", "-y")
+    code, told = say("cloud", "down", "digits.yaml", "-y")
     assert code == 0, told
     assert f"copied the head's journals to s3://{account.bucket}/heads/copies/i-1.zip" in told
     assert account.fake.living == ()

@@ -84,7 +84,7 @@ def test_a_device_that_is_none_is_bad_input(opened: Any) -> None:
 
 
 def test_a_machine_that_instances_cannot_reach_is_bad_input(opened: Any) -> None:
-    with pytest.raises(InputError, match="rubberband up FILE"):
+    with pytest.raises(InputError, match="rubberband cloud up FILE"):
         opened(resources(aws={"driver_address": None}))
 
 

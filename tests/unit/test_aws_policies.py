@@ -50,14 +50,14 @@ GUARD = ["iam:PassRole", "scheduler:CreateSchedule", "scheduler:DeleteSchedule",
 """What a run can do without, as the checks before it note."""
 OTHERWISE = {
     "ec2:AuthorizeSecurityGroupEgress": "EFA between instances of a trial; without it a note says so",
-    "ec2:DeletePlacementGroup": "rubberband down",
-    "ec2:DeleteSecurityGroup": "rubberband down",
-    "ec2:DescribePlacementGroups": "rubberband down",
-    "ec2:DescribeRegions": "rubberband down",
-    "ec2:CreateImage": "rubberband image build",
-    "ec2:DeleteSnapshot": "rubberband image delete",
-    "ec2:DeregisterImage": "rubberband image delete",
-    "ec2:DescribeSnapshots": "rubberband image delete",
+    "ec2:DeletePlacementGroup": "rubberband cloud down",
+    "ec2:DeleteSecurityGroup": "rubberband cloud down",
+    "ec2:DescribePlacementGroups": "rubberband cloud down",
+    "ec2:DescribeRegions": "rubberband cloud down",
+    "ec2:CreateImage": "rubberband cloud image build",
+    "ec2:DeleteSnapshot": "rubberband cloud image delete",
+    "ec2:DeregisterImage": "rubberband cloud image delete",
+    "ec2:DescribeSnapshots": "rubberband cloud image delete",
     "ec2:GetConsoleOutput": "the reason of an instance that powered itself off",
     "ec2:DescribeRouteTables": "whether a NAT gateway charges what instances download; without it a note says so",
     "ec2:DescribeCapacityBlockOfferings": "capacity blocks beside a plan; without it a note says so",
@@ -67,11 +67,11 @@ OTHERWISE = {
     "s3:ListBucket": "an object that is not there is then 404, not 403; checkpoints that a killed driver left",
     "s3:ListBucketMultipartUploads": "uploads that a killed driver left",
     "servicequotas:GetAWSDefaultServiceQuota": "quotas that were never changed",
-    "ssm:DeleteParameter": "rubberband down",
+    "ssm:DeleteParameter": "rubberband cloud down",
 }
 """What else the driver's policy allows, and what for."""
 UP = {"ec2:StartInstances", "ssm:GetCommandInvocation", "ssm:SendCommand"}
-"""What the user of `rubberband up` and `--on head` may do besides, and a head may not."""
+"""What the user of `rubberband cloud up` and `--on head` may do besides, and a head may not."""
 
 
 SERVICES = {

@@ -325,7 +325,7 @@ def test_close_ends_what_it_can_and_shows_the_rest(world: World) -> None:
     driver = world.driver()
     driver.launch("a")
     world.fake.policies["driver"] = []
-    with pytest.raises(ProviderError, match=r"may not ec2:.*rubberband sweep"):
+    with pytest.raises(ProviderError, match=r"may not ec2:.*rubberband cleanup"):
         driver.close()
     assert world.head.closed == 1
     del world.fake.policies["driver"]
@@ -354,7 +354,7 @@ def test_one_instances_vain_wait_is_not_repeated_by_the_others(world: World) -> 
     world.fake.fault = lambda call: Fault.timeout(took_effect=False) if call.operation == "TerminateInstances" else None
     before = world.now
 
-    with pytest.raises(ProviderError, match="rubberband sweep"):
+    with pytest.raises(ProviderError, match="rubberband cleanup"):
         driver.close()
 
     assert world.now - before < 2 * PATIENCE_S

@@ -362,7 +362,7 @@ def test_a_teardown_is_refused_while_instances_live_and_leaves_roles_of_others(a
     say("setup", "--yes")
     started(account)
     code, told = say("teardown", "--yes")
-    assert (code, "rubberband down" in told) == (1, True), told
+    assert (code, "rubberband cloud down" in told) == (1, True), told
     (instance,) = account.fake.living
     account.fake.break_down(instance.instance_id)
     account.sleep(120.0)

@@ -31,14 +31,14 @@ def test_an_instance_that_is_protected_keeps_no_other_alive(account: Account) ->
     account.fake.world.instances[mine].protected = True
     account.sleep(60)
 
-    code, told = say("down", "-y")
+    code, told = say("cloud", "down", "-y")
 
     assert code != 0
     assert [one.instance_id for one in living(account.session, "rubberband")] == [mine]
     assert f"`aws ec2 modify-instance-attribute --instance-id {mine} --no-disable-api-termination" in told
     assert "4 others have ended" in told
     account.fake.world.instances[mine].protected = False
-    assert say("down", "-y")[0] == 0
+    assert say("cloud", "down", "-y")[0] == 0
     assert living(account.session, "rubberband") == ()
 
 
@@ -63,7 +63,7 @@ def test_with_credentials_of_another_account_commands_say_so_and_no_money_is_fre
     here = account.fake.world.account
     _in_another_account(account, monkeypatch)
 
-    code, told = say("down", "-y")
+    code, told = say("cloud", "down", "-y")
 
     assert code == 0, told
     assert f"owner rubberband has nothing running in us-east-1 of account {OTHER}" in told
@@ -78,9 +78,11 @@ def test_with_credentials_of_another_account_commands_say_so_and_no_money_is_fre
 
 def test_down_names_other_owners_where_it_finds_nothing(account: Account) -> None:
     worker(account, "i-001", owner="alice")
-    code, told = say("down")
+    code, told = say("cloud", "down")
     assert code == 0, told
-    assert "owner alice has 1 instance there; `rubberband down --region us-east-1 --owner alice` ends them" in told
+    assert (
+        "owner alice has 1 instance there; `rubberband cloud down --region us-east-1 --owner alice` ends them" in told
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_a_head_that_was_terminated_in_the_console_is_said_at_once(account: Acco
 
     assert code != 0
     assert "was terminated, and the journals on its disk with it" in told
-    assert "`rubberband down` ends what it rented now" in told
+    assert "`rubberband cloud down` ends what it rented now" in told
     assert "goes on" not in told
     assert account.now - begun_at < 200
 

@@ -61,7 +61,7 @@ def test_a_limit_by_hand_is_refused_where_a_pool_allots_the_instances(home: Path
     path = None if pool is None else str(home / "pools" / pool)
     write_order(folder, HostedRun(attempt=1, resume=True, words={}, pool=path))
     with folder.driving():
-        done = CliRunner().invoke(app, ["limit", "template", "--max-instances", "none"])
+        done = CliRunner().invoke(app, ["scale", "template", "--max-instances", "none"])
     assert len(Inbox(folder.inbox).pending()) == (pool is None)
     if pool is None:
         assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""`rubberband prices` and `rubberband plan` on the fake EC2, and without any."""
+"""`rubberband cloud prices` and `rubberband estimate --live` on the fake EC2, and without any."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def printed_json(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_all_types_with_gpus_the_cheapest_gpu_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "prices", "-o", "json") == 0
+    assert run(monkeypatch, "cloud", "prices", "-o", "json") == 0
     out, err = capsys.readouterr()
     assert err == ""
     answer = json.loads(out)
@@ -76,7 +76,7 @@ def test_all_types_with_gpus_the_cheapest_gpu_first(
 
 @pytest.mark.usefixtures("fake")
 def test_a_table_shows_source_zone_and_age(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "prices", "g5.xlarge", "m7i.large") == 0
+    assert run(monkeypatch, "cloud", "prices", "g5.xlarge", "m7i.large") == 0
     header, gpu, cpu = capsys.readouterr().out.splitlines()
     assert header.split()[:2] == ["type", "GPUs"]
     assert gpu.split()[:2] == ["g5.xlarge", "1"]
@@ -84,7 +84,7 @@ def test_a_table_shows_source_zone_and_age(monkeypatch: pytest.MonkeyPatch, caps
     assert gpu.split()[-3].startswith("us-east-1")
     assert cpu.split()[:2] == ["m7i.large", "0"]
     assert "0.1008" in cpu
-    assert run(monkeypatch, "prices", "m7i.large", "-r", "eu-west-1") == 0
+    assert run(monkeypatch, "cloud", "prices", "m7i.large", "-r", "eu-west-1") == 0
     assert f"{0.1008 * 1.1:.4f}" in capsys.readouterr().out
 
 
@@ -92,7 +92,7 @@ def test_a_table_shows_source_zone_and_age(monkeypatch: pytest.MonkeyPatch, caps
 def test_offline_the_catalogue_is_shown_and_a_note(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "prices", "p3.8xlarge", "g6.12xlarge") == 0
+    assert run(monkeypatch, "cloud", "prices", "p3.8xlarge", "g6.12xlarge") == 0
     out, err = capsys.readouterr()
     assert err.startswith("note: AWS prices are not available: there are no AWS credentials")
     assert err.count("\n") == 1
@@ -115,7 +115,7 @@ def test_offline_the_catalogue_is_shown_and_a_note(
 def test_questions_without_an_offline_answer(
     arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "prices", *arguments) == code
+    assert run(monkeypatch, "cloud", "prices", *arguments) == code
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"error: {message}")
@@ -124,22 +124,22 @@ def test_questions_without_an_offline_answer(
 
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("g5.xlrge", "did you mean 'g5.xlarge'"), ("zzz", "`rubberband prices` lists the types")]
+    ("name", "remedy"), [("g5.xlrge", "did you mean 'g5.xlarge'"), ("zzz", "`rubberband cloud prices` lists the types")]
 )
 def test_a_type_that_aws_does_not_have(
     name: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "prices", name) == 2
+    assert run(monkeypatch, "cloud", "prices", name) == 2
     assert capsys.readouterr().err.startswith(f"error: AWS has no '{name}' in us-east-1; {remedy}")
 
 
 def test_a_warm_cache_answers_without_boto3(
     fake: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "prices", "-o", "json") == 0
+    assert run(monkeypatch, "cloud", "prices", "-o", "json") == 0
     told = printed_json(capsys)
     code = (
-        "import sys\nfrom rubberband import cli\nsys.argv = ['rubberband', 'prices', '-o', 'json']\n"
+        "import sys\nfrom rubberband import cli\nsys.argv = ['rubberband', 'cloud', 'prices', '-o', 'json']\n"
         "try:\n    cli.main()\nfinally:\n    "
         "assert not {'boto3', 'botocore', 'numpy', 'sqlalchemy', 'ray'} & set(sys.modules)"
     )
@@ -151,7 +151,7 @@ def test_a_warm_cache_answers_without_boto3(
 def test_without_boto3_the_catalogue_is_shown_and_how_to_install_it(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom rubberband import cli\nsys.modules['boto3'] = None\n"
-        "sys.argv = ['rubberband', 'prices', 'p3.8xlarge']\ncli.main()"
+        "sys.argv = ['rubberband', 'cloud', 'prices', 'p3.8xlarge']\ncli.main()"
     )
     environment = {**os.environ, "RUBBERBAND_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
@@ -162,7 +162,7 @@ def test_without_boto3_the_catalogue_is_shown_and_how_to_install_it(tmp_path: Pa
 def test_plan_takes_live_prices_and_says_so(
     fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "plan", file, *AWS, "-o", "json") == 0
+    assert run(monkeypatch, "estimate", "--live", file, *AWS, "-o", "json") == 0
     planned = printed_json(capsys)
     assert (
         run(
@@ -188,14 +188,14 @@ def test_plan_takes_no_more_instances_than_the_quota_allows(
     fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.world.quotas_vcpus[G_ON_DEMAND] = 11.0
-    assert run(monkeypatch, "plan", file, *AWS, "-o", "json") == 0
+    assert run(monkeypatch, "estimate", "--live", file, *AWS, "-o", "json") == 0
     answer = printed_json(capsys)
     assert max(stage["instances"] for stage in answer["plan"]["stages"]) <= 2
     assert any(
         note.startswith("quota: 2 more g5.xlarge on demand") and note.endswith("planned with (max_instances=16).")
         for note in answer["notes"]
     )
-    assert run(monkeypatch, "plan", file, *AWS) == 0
+    assert run(monkeypatch, "estimate", "--live", file, *AWS) == 0
     out = capsys.readouterr().out
     assert "quota: 2 more g5.xlarge on demand" in out
     assert f"Next: rubberband run {file} --on head -s " in out
@@ -205,7 +205,7 @@ def test_plan_refuses_what_the_account_may_not_hold(
     fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.world.quotas_vcpus[G_ON_DEMAND] = 0.0
-    assert run(monkeypatch, "plan", file, *AWS) == 2
+    assert run(monkeypatch, "estimate", "--live", file, *AWS) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: resources.instance_type: no quota for g5.xlarge on demand in us-east-1: it has 4 ")
@@ -214,7 +214,7 @@ def test_plan_refuses_what_the_account_may_not_hold(
     two_types = ["-s", "resources={provider: aws, instance_types: [g5.xlarge, g5.2xlarge, p3.2xlarge]}"]
     by_type = "{seconds_per_iteration: {1: 100}}"
     profiles = f"profile={{by_instance_type: {{g5.xlarge: {by_type}, g5.2xlarge: {by_type}, p3.2xlarge: {by_type}}}}}"
-    assert run(monkeypatch, "plan", file, *AWS, *two_types, "-s", profiles, "-o", "json") == 0
+    assert run(monkeypatch, "estimate", "--live", file, *AWS, *two_types, "-s", profiles, "-o", "json") == 0
     answer = printed_json(capsys)
     assert {stage["instance_type"] for stage in answer["plan"]["stages"]} == {"p3.2xlarge"}
     assert any("quota: 0 more g5.xlarge" in note and note.endswith("it is left out.") for note in answer["notes"])
@@ -224,17 +224,17 @@ def test_plan_leaves_spot_out_where_there_is_no_quota_for_it(
     fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spot = ["-s", "resources.market=spot", "-o", "json"]
-    assert run(monkeypatch, "plan", file, *AWS, *spot) == 0
+    assert run(monkeypatch, "estimate", "--live", file, *AWS, *spot) == 0
     answer = printed_json(capsys)
     assert {stage["market"] for stage in answer["plan"]["stages"]} == {"spot"}
     assert any(note.startswith("price on spot: that of g5.xlarge is from AWS, us-east-1") for note in answer["notes"])
     fake.world.quotas_vcpus[G_SPOT] = 0.0
-    assert run(monkeypatch, "plan", file, *AWS, *spot) == 0
+    assert run(monkeypatch, "estimate", "--live", file, *AWS, *spot) == 0
     answer = printed_json(capsys)
     assert {stage["market"] for stage in answer["plan"]["stages"]} == {"on_demand"}
     assert any(note.endswith("; planned without spot.") for note in answer["notes"])
     fake.world.quotas_vcpus |= {G_SPOT: 8.0, G_ON_DEMAND: 0.0}
-    assert run(monkeypatch, "plan", file, *AWS, *spot) == 0
+    assert run(monkeypatch, "estimate", "--live", file, *AWS, *spot) == 0
     answer = printed_json(capsys)
     assert {(stage["market"], stage["instances"] <= 2) for stage in answer["plan"]["stages"]} == {("spot", True)}
     assert any(note.endswith("planned on demand would be refused.") for note in answer["notes"])
@@ -244,7 +244,7 @@ def test_plan_leaves_spot_out_where_there_is_no_quota_for_it(
 def test_plan_without_credentials_is_an_estimate_that_says_so(
     file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "plan", file, *AWS, "-o", "json") == 0
+    assert run(monkeypatch, "estimate", "--live", file, *AWS, "-o", "json") == 0
     planned = printed_json(capsys)
     assert run(monkeypatch, "estimate", file, *AWS, "-o", "json") == 0
     assert planned["prediction"] == printed_json(capsys)["prediction"]
@@ -258,14 +258,14 @@ def test_plan_without_credentials_is_an_estimate_that_says_so(
 def test_plan_refuses_a_region_that_is_none(
     file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "plan", file, *AWS, "-s", "resources.region=us-easy-1") == 2
+    assert run(monkeypatch, "estimate", "--live", file, *AWS, "-s", "resources.region=us-easy-1") == 2
     assert capsys.readouterr().err.startswith("error: resources.region: 'us-easy-1' is not a region of EC2")
 
 
 def test_plan_of_another_provider_asks_no_cloud(
     fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "plan", file, "-s", "constraints.deadline=30m") == 0
+    assert run(monkeypatch, "estimate", "--live", file, "-s", "constraints.deadline=30m") == 0
     planned = capsys.readouterr().out
     assert run(monkeypatch, "estimate", file, "-s", "constraints.deadline=30m") == 0
     assert planned == capsys.readouterr().out

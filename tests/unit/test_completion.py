@@ -51,7 +51,7 @@ def completed(program: Path, *words: str) -> list[str]:
     ("words", "offered"),
     [
         (["re"], ["resume", "report", "restore"]),
-        (["image", ""], ["build", "list", "delete"]),
+        (["cloud", "image", ""], ["build", "list", "delete"]),
         (["extend", "digits-one", "--d"], ["--deadline", "--dry-run"]),
         (["estimate", "x.yaml", "--policy", "st"], ["static"]),
         (["status", ""], ["digits-one", "scaling"]),

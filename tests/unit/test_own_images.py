@@ -151,12 +151,12 @@ def test_down_names_the_images_that_stay(world: BuildWorld, monkeypatch: pytest.
     built = world.build()
     monkeypatch.setattr(calls, "open_aws", lambda region: world.session)
     monkeypatch.setattr(sweeping, "_LOOK_S", 0.0)
-    command = ["down", "--region", "us-east-1"]
+    command = ["cloud", "down", "--region", "us-east-1"]
     said = CliRunner().invoke(app, command)
     assert said.exit_code == 0, said.output
     assert (
         f"kept image {built.key} ({built.image_id}), which costs up to 3.75 USD/month until "
-        f"`rubberband image delete {built.key} --region us-east-1 --owner rubberband`" in said.output
+        f"`rubberband cloud image delete {built.key} --region us-east-1 --owner rubberband`" in said.output
     )
     world.fake.fault = lambda call: Fault.throttled() if call.operation == "DescribeImages" else None
     said = CliRunner().invoke(app, command)
@@ -177,13 +177,13 @@ def test_the_builder_is_the_cheapest_type_with_the_same_gpus() -> None:
 def test_images_from_the_command_line(world: BuildWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     built = world.build()
     monkeypatch.setattr(calls, "open_aws", lambda region: world.session)
-    listed = CliRunner().invoke(app, ["image", "list", "--region", "us-east-1"])
+    listed = CliRunner().invoke(app, ["cloud", "image", "list", "--region", "us-east-1"])
     assert listed.exit_code == 0, listed.output
     assert built.key in listed.output
     assert "75 GB, up to 3.75 USD/month" in listed.output
-    deleted = CliRunner().invoke(app, ["image", "delete", built.key, "--region", "us-east-1"])
+    deleted = CliRunner().invoke(app, ["cloud", "image", "delete", built.key, "--region", "us-east-1"])
     assert built.image_id in deleted.output
-    assert "has no images" in CliRunner().invoke(app, ["image", "list", "--region", "us-east-1"]).output
+    assert "has no images" in CliRunner().invoke(app, ["cloud", "image", "list", "--region", "us-east-1"]).output
 
 
 def test_a_snapshot_that_a_deletion_left_is_listed_with_its_cost(
@@ -193,12 +193,12 @@ def test_a_snapshot_that_a_deletion_left_is_listed_with_its_cost(
     (snapshot,) = built.snapshots
     monkeypatch.setattr(calls, "open_aws", lambda region: world.session)
     world.session.client("ec2").deregister_image(ImageId=built.image_id)
-    listed = CliRunner().invoke(app, ["image", "list", "--region", "us-east-1"])
+    listed = CliRunner().invoke(app, ["cloud", "image", "list", "--region", "us-east-1"])
     assert f"{built.key}  {snapshot}  deleted" in listed.output
     assert "75 GB, up to 3.75 USD/month" in listed.output
-    deleted = CliRunner().invoke(app, ["image", "delete", built.key, "--region", "us-east-1"])
+    deleted = CliRunner().invoke(app, ["cloud", "image", "delete", built.key, "--region", "us-east-1"])
     assert f"deleted {snapshot}" in deleted.output
-    assert "has no images" in CliRunner().invoke(app, ["image", "list", "--region", "us-east-1"]).output
+    assert "has no images" in CliRunner().invoke(app, ["cloud", "image", "list", "--region", "us-east-1"]).output
 
 
 def test_an_image_needs_a_bucket_and_something_to_install(world: BuildWorld) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import rubberband
 from rubberband.cli import Promised, app
+from rubberband.errors import InputError
 
 NAMES = [
     "AsyncClient",
@@ -65,6 +67,7 @@ COMMANDS = {
         "file",
         "--frontier",
         "--html",
+        "--live",
         "--output",
         "-o",
         "--plan",
@@ -76,22 +79,7 @@ COMMANDS = {
         "-s",
         "--verbose",
     },
-    "plan": {
-        "file",
-        "--frontier",
-        "--html",
-        "--output",
-        "-o",
-        "--plan",
-        "--policy",
-        "--seed",
-        "--set",
-        "--simulate",
-        "--size",
-        "-s",
-        "--verbose",
-    },
-    "prices": {"types", "--output", "-o", "--refresh", "--region", "-r"},
+    "cloud prices": {"types", "--output", "-o", "--refresh", "--region", "-r"},
     "profile": {"file", "--iterations", "--no-cap", "--out", "--set", "-s", "--trials", "--yes", "-y"},
     "check": {"file", "--limit", "--output", "-o", "--set", "-s"},
     "run": {
@@ -129,7 +117,7 @@ COMMANDS = {
         "--yes",
         "-y",
     },
-    "limit": {"name", "--max-instances", "--on", "--server"},
+    "scale": {"name", "--max-instances", "--on", "--server"},
     "simulate": {"pool", "workload", "traces", "--format", "--html", "--output", "-o", "--policy"},
     "serve": {
         "--allow",
@@ -156,7 +144,7 @@ COMMANDS = {
         "--store",
         "--weight",
     },
-    "sweep": {"name"},
+    "cleanup": {"name"},
     "aws setup": {
         "--region",
         "-r",
@@ -172,9 +160,9 @@ COMMANDS = {
     },
     "aws check": {"file", "--region", "-r", "--owner"},
     "aws teardown": {"--region", "-r", "--owner", "--delete-checkpoints", "--yes", "-y"},
-    "image build": {"file", "-s", "--set", "--yes", "-y"},
-    "image list": {"file", "--owner", "--region", "-r"},
-    "image delete": {"key", "file", "--owner", "--region", "-r"},
+    "cloud image build": {"file", "-s", "--set", "--yes", "-y"},
+    "cloud image list": {"file", "--owner", "--region", "-r"},
+    "cloud image delete": {"key", "file", "--owner", "--region", "-r"},
     "pool up": {"file", "--yes", "-y"},
     "pool status": {"name", "--html", "--output", "-o"},
     "pool down": {"name", "--yes", "-y"},
@@ -183,8 +171,8 @@ COMMANDS = {
     "token create": {"name", "--expires", "--scope", "--store"},
     "token list": {"--store"},
     "token revoke": {"id", "--store"},
-    "up": {"file", "--set", "-s", "--yes", "-y"},
-    "down": {"file", "--owner", "--region", "-r", "--yes", "-y"},
+    "cloud up": {"file", "--set", "-s", "--yes", "-y"},
+    "cloud down": {"file", "--owner", "--region", "-r", "--yes", "-y"},
 }
 """Command -> its arguments and options."""
 
@@ -234,6 +222,33 @@ def test_the_list_of_commands_says_of_each_what_its_own_help_says() -> None:
     for name, promised in group.commands.items():
         itself = promised.made()
         assert (itself.name, itself.get_short_help_str(1000)) == (name, promised.get_short_help_str(1000))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        ("sweep", "cleanup"),
+        ("limit", "scale"),
+        ("plan", "estimate"),
+        ("up", "cloud up"),
+        ("down", "cloud down"),
+        ("prices", "cloud prices"),
+        ("image build", "cloud image build"),
+        ("image", "cloud image"),
+    ],
+)
+def test_earlier_words_of_a_command_work_and_stand_in_no_help(earlier: str, now: str) -> None:
+    said = [CliRunner().invoke(app, [*words.split(), "--help"]) for words in (earlier, now)]
+    assert (said[0].exit_code, said[0].output) == (0, said[1].output)
+    assert f"rubberband {now} " in said[0].output
+    assert f"\n  {earlier.split()[0]} " not in CliRunner().invoke(app, ["--help"]).output
+
+
+@pytest.mark.parametrize("word", ["sweep", "cleanup"])
+def test_cleanup_refuses_the_file_of_a_search(word: str) -> None:
+    caught = CliRunner().invoke(app, [word, "digits.yaml"]).exception
+    assert isinstance(caught, InputError)
+    assert str(caught).endswith("takes the NAME of an experiment; to run a search: rubberband run digits.yaml")
 
 
 def _commands(group: Any, above: str = "") -> Iterator[tuple[str, set[str]]]:

@@ -1,4 +1,4 @@
-"""Prices of instance types as a table and as JSON, for `rubberband prices` and the service. Pure."""
+"""Prices of instance types as a table and as JSON, for `rubberband cloud prices` and the service. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def price_notes(table: LiveTable) -> list[str]:
 
 
 def prices_json(rows: Sequence[InstanceType], region: str, notes: Sequence[str]) -> dict[str, Any]:
-    """Return the output of `rubberband prices -o json`."""
+    """Return the output of `rubberband cloud prices -o json`."""
     listed = [price_json(row, region) for row in rows]
     return {"schema": SCHEMA, "region": region, "types": listed, "notes": list(notes)}
 
@@ -64,7 +64,7 @@ def _row(table: LiveTable, name: str, region: str) -> InstanceType:
         return table[name]
     near = () if is_cpu_type(name) else difflib.get_close_matches(name[:100], table, n=3, cutoff=0.6)
     close = " or ".join(shown(name) for name in near)
-    remedy = f"did you mean {close}?" if close else "`rubberband prices` lists the types with GPUs"
+    remedy = f"did you mean {close}?" if close else "`rubberband cloud prices` lists the types with GPUs"
     if table.notes:
         why = f"is not in the catalogue, and AWS could not be asked ({table.notes[0]})"
         raise InputError(f"{shown(name)} {why}; {remedy}")
