@@ -40,8 +40,8 @@ from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.planner.queueing import curve, scaled, updates_per_s
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes, AsyncTraining, AsyncUse
 from rubberband.values.profile import Profile
+from tests.builders.async_gang import AsyncGang, async_gang
 from tests.builders.segments import SEGMENT
-from tests.integration.async_gang import AsyncGang, async_gang
 
 WARM_UP = 1
 """Iterations that are not counted."""

@@ -13,8 +13,8 @@ import sys
 import time
 from collections import Counter
 
-from tests.property.chaos import Outcome, replay_command, run_seed
-from tests.property.chaos_cases import Family
+from tests.harness.chaos import Outcome, replay_command, run_seed
+from tests.harness.chaos_cases import Family
 
 RUNS = 10_000
 

@@ -1,6 +1,6 @@
 """How often the planner's choice is not the best plan: `python tests/bench/bench_choice.py [JOBS] [KIND …]`.
 
-Random small jobs of each kind (`tests.property.choice`, 400 each unless JOBS says otherwise), with all their plans.
+Random small jobs of each kind (`tests.builders.choice`, 400 each unless JOBS says otherwise), with all their plans.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.property.choice import KINDS, fault, question_of
+from tests.builders.choice import KINDS, fault, question_of
 
 
 def main(words: list[str]) -> None:

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
-from tests.property import crash_images
-from tests.property.crash_cases import Point
-from tests.property.crash_images import ImageOutcome, ImagePoint, image_points, quick, run_image_point
-from tests.property.crash_points import calls_of_a_run, points, replay_command, run_point
-from tests.property.crash_story import ENDS, Outcome
+from tests.harness import crash_images
+from tests.harness.crash_cases import Point
+from tests.harness.crash_images import ImageOutcome, ImagePoint, image_points, quick, run_image_point
+from tests.harness.crash_points import calls_of_a_run, points, replay_command, run_point
+from tests.harness.crash_story import ENDS, Outcome
 
 POINTS = 10_000
 PROGRESS = 500

@@ -23,10 +23,10 @@ from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.errors import ProviderError
 from tests.builders.aws_account import offer
+from tests.builders.fake_ec2 import Standing, machines_of
 from tests.ec2 import FakeAws
 from tests.ec2.limits import Limits, Rate
 from tests.ec2.server import DRIVER, SECRET_KEY, FakeServer, access_key
-from tests.fake_ec2 import Standing, machines_of
 
 TYPE = offer("c7i.xlarge", usd=0.1785)
 """Every zone of us-east-1 offers it."""

@@ -10,8 +10,8 @@ import sys
 import time
 from typing import Any
 
+from tests.builders.fake_launches import Rental
 from tests.ec2 import FakeAws
-from tests.unit.fake_launches import Rental
 
 CLUSTERS = (0, 16)
 

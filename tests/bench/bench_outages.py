@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tests.bench.bench_crash_points import counted
-from tests.property.outages import Told, replay_command, run_seed
+from tests.harness.outages import Told, replay_command, run_seed
 
 
 def main() -> None:

@@ -32,8 +32,8 @@ from rubberband.values.plan import Planned, PlanningConstraints, Policy, Stage
 from rubberband.values.profile import Profile
 from tests.bench import bench_paper
 from tests.bench.jobs import BenchJob, cost_usd, p3_8xlarge, paper_job, profile, random_job, small_job
+from tests.builders.enumeration import best, every_plan
 from tests.builders.plans import frontier, plan, plan_brackets
-from tests.property.enumeration import best, every_plan
 
 NUM_RUNS = 7
 THOUSAND = tuple(Stage(trials=count, iterations=2 * 3**index) for index, count in enumerate((1000, 250, 62, 15)))

@@ -15,8 +15,8 @@ import sys
 import time
 from collections import Counter
 
-from tests.property.pool_runs import PoolRun
-from tests.property.shared_pool import SharedRun, replay_command, wrong_end
+from tests.harness.pool_runs import PoolRun
+from tests.harness.shared_pool import SharedRun, replay_command, wrong_end
 
 RUNS = 10_000
 

@@ -32,9 +32,9 @@ from rubberband.spec.search import sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints
 from rubberband.values.profile import FIXED, Profile, Spread
+from tests.builders.first_sync import slower
 from tests.builders.memory import MemoryJournal
 from tests.builders.plans import plan
-from tests.property.first_sync import slower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

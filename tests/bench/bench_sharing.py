@@ -21,7 +21,7 @@ from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.simulation import simulate
 from rubberband.planning.simulating import simulated
 from rubberband.spec.pool import PoolFile
-from tests.property.simulated_pool import run_jcts_s, simulated_jcts_s
+from tests.harness.simulated_pool import run_jcts_s, simulated_jcts_s
 
 SIZES = ((160, 64), (1000, 1000))
 """Demands and GPUs of a decision; AdaptDL takes 6.8 to 8.8 CPU s for the first."""

@@ -168,7 +168,7 @@ EVAL_BATCHES, EVAL_S, EVALUATIONS = 160, 0.0125, 6
 @benchmark
 def evaluation(rounds: int) -> None:
     """Evaluation of a sleeping model on four workers and on one: from its begin to the next training step."""
-    from tests.integration.segment_worker import Worker, run_gang
+    from tests.builders.processes.segment_worker import Worker, run_gang
 
     config = {"steps": 1, "step_s": 0.0, "eval_batches": EVAL_BATCHES, "eval_s": EVAL_S}
     segment = replace(SEGMENT, config=config, until_iterations=3)

@@ -21,9 +21,8 @@ from rubberband.executor.core.events import (
     TrialReported,
 )
 from rubberband.executor.ray.backend import RayBackend
-from rubberband.executor.training.entrypoint import Entrypoint
+from tests.builders import trials
 
-TRIALS = str(Path(__file__).parents[1] / "integration")
 """The folder of `ray_trials`."""
 PATIENCE_S = 180.0
 """How long Ray, or anything, may take to do what is waited for: it ends a test that waits in vain."""
@@ -127,7 +126,7 @@ def make_backend(directory: Path) -> RayBackend:
     """A backend of one-slot instances below `directory`."""
     return RayBackend(
         LocalProvider("resume", directory, 1, lease_s=60.0),
-        entrypoint=Entrypoint.parse("ray_trials:Counter", [TRIALS]),
+        entrypoint=trials.entrypoint("ray_trials:Counter"),
         configs=[{"sleep_s": 0.02}],
         seeds=[0],
         metric="loss",

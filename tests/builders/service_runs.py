@@ -25,8 +25,9 @@ from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
+from tests.builders import processes
 
-STAND_IN = (sys.executable, "-S", str(Path(__file__).parent.parent / "integration" / "stand_in.py"))
+STAND_IN = (sys.executable, "-S", str(processes.FOLDER / "stand_in.py"))
 PATIENCE_S = 120.0
 Found = TypeVar("Found")
 DONE = ExperimentState.DONE

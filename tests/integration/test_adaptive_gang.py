@@ -14,14 +14,13 @@ import pytest
 import torch
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment, SegmentReport, SegmentStarted
 from rubberband.values.adaptive import AdaptiveBatch
-from tests.builders import segments
-from tests.integration.segment_worker import Worker, run_again, run_gang
+from tests.builders import segments, trials
+from tests.builders.processes.segment_worker import Worker, run_again, run_gang
 
-NOISY = Entrypoint.parse("adaptive_trials:Noisy", [Path(__file__).parent])
+NOISY = trials.entrypoint("adaptive_trials:Noisy")
 SEGMENT = replace(
     segments.SEGMENT,
     metric="train_loss",

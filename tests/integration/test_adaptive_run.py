@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command_line import CommandLine
+from tests.builders import trials
+from tests.builders.command_line import CommandLine
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 
@@ -35,7 +36,7 @@ batch: {policy: goodput, max: 512, interval: 10}
 @pytest.fixture
 def command_line(tmp_path: Path) -> CommandLine:
     command_line = CommandLine(tmp_path)
-    shutil.copy(Path(__file__).with_name("adaptive_trials.py"), tmp_path)
+    shutil.copy(trials.FOLDER / "adaptive_trials.py", tmp_path)
     (tmp_path / "noisy.yaml").write_text(EXPERIMENT)
     return command_line
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command_line import PATIENCE_S, CommandLine
+from tests.builders.command_line import PATIENCE_S, CommandLine
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 

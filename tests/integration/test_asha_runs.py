@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.executor.result.result import Result
-from tests.integration.command_line import EXPERIMENT, CommandLine
+from tests.builders.command_line import EXPERIMENT, CommandLine
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(420)]
 

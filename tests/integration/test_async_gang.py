@@ -19,20 +19,20 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
 from rubberband.values.asynchronous import AsyncTraining
+from tests.builders.async_gang import async_gang
 from tests.builders.segments import SEGMENT, reports
-from tests.integration import paced_trials
-from tests.integration.async_gang import async_gang
+from tests.builders.trials import paced_trials
 
 SHARED = AsyncTraining(servers=2, max_staleness=0)
 FREE = AsyncTraining(servers=2)
 ITERATIONS = 150
 """Enough for a worker to die and another to come."""
-PACED = Entrypoint.parse("tests.integration.paced_trials:Paced", (os.getcwd(),))
+PACED = Entrypoint.parse("tests.builders.trials.paced_trials:Paced", (os.getcwd(),))
 COUNTED = replace(SEGMENT, config={"lr": 0.1, "compute_s": 0.0005}, metric="accuracy")
 
 
 def entry(name: str) -> Entrypoint:
-    return Entrypoint.parse(f"tests.integration.segment_trials:{name}", (os.getcwd(),))
+    return Entrypoint.parse(f"tests.builders.trials.segment_trials:{name}", (os.getcwd(),))
 
 
 def content(store: CheckpointStore, ref: CheckpointRef | None) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from rubberband.executor.result.result import Result, TrialResult
-from tests.ec2.principals import BUCKET
-from tests.integration.command_line import CommandLine
-from tests.integration.ec2_runs import (
+from tests.builders import trials
+from tests.builders.command_line import CommandLine
+from tests.builders.ec2_runs import (
     USUAL_BOOT_S,
     USUAL_PENDING_S,
     Ec2CommandLine,
@@ -24,7 +24,8 @@ from tests.integration.ec2_runs import (
     ec2,
     wait_until,
 )
-from tests.integration.paced_trials import UPDATES
+from tests.builders.trials.paced_trials import UPDATES
+from tests.ec2.principals import BUCKET
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -62,7 +63,7 @@ def write(folder: Path, resources: Mapping[str, Any], scheduler: Mapping[str, An
         **more,
     }
     (folder / "paced.yaml").write_text(yaml.safe_dump(words))
-    shutil.copy(Path(__file__).with_name("paced_trials.py"), folder)
+    shutil.copy(trials.FOLDER / "paced_trials.py", folder)
 
 
 def check_updates(trial: TrialResult) -> None:

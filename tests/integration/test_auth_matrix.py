@@ -23,7 +23,7 @@ from rubberband.api.security.tokens import Bearer, Tokens
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.schema import SCOPES, Scope
 from rubberband.api.store.sql import open_store
-from tests.integration.asgi import Began, ask
+from tests.builders.asgi import Began, ask
 
 PUBLIC = {"/healthz", "/readyz", "/login", "/logout"}
 ANY_TOKEN = {"/openapi.json"}

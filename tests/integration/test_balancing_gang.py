@@ -16,14 +16,13 @@ from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import GlobalBatchSampler, reseed
 from rubberband.executor.training.segment import SegmentReport
 from rubberband.values.balance import Balance
-from tests.builders import segments
+from tests.builders import segments, trials
+from tests.builders.processes.segment_worker import Shares, Worker, run_gang, run_unequal
 from tests.builders.segments import reports
-from tests.integration.segment_worker import Shares, Worker, run_gang, run_unequal
 
-HERE = [Path(__file__).parent]
-SLEEPY = Entrypoint.parse("balance_trials:Sleepy", HERE)
-NORMED = Entrypoint.parse("balance_trials:Normed", HERE)
-WEIGHED = Entrypoint.parse("segment_trials:Weighed", HERE)
+SLEEPY = trials.entrypoint("balance_trials:Sleepy")
+NORMED = trials.entrypoint("balance_trials:Normed")
+WEIGHED = trials.entrypoint("segment_trials:Weighed")
 SEGMENT = replace(segments.SEGMENT, until_iterations=2)
 SHARES = [[11, 4, 1], [0, 9, 7], [16, 0, 0], [5, 0, 11]]
 
@@ -103,7 +102,7 @@ def test_running_statistics_are_those_of_all_samples(workers, shares):
 @pytest.mark.parametrize("name", ["Sleepy", "SleepyOwn"])
 def test_a_worker_is_not_slow_because_it_waits_for_another(workers, store, name):
     segment = replace(SEGMENT, config={"pass_s": [0.0, 0.2, 0.0]}, metric="train_loss")
-    entrypoint = Entrypoint.parse(f"balance_trials:{name}", HERE)
+    entrypoint = trials.entrypoint(f"balance_trials:{name}")
     report, *_ = reports(run_gang(workers, entrypoint, segment, store)[0])
     first, slow, third = report.batch.balance.compute_s
     assert max(first, third) < 0.75 * slow, "it would be as slow; on a busy machine a pass takes a while"
@@ -126,7 +125,7 @@ def test_shares_are_equal_on_demand(workers, store):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_balanced_by_speed_they_learn_the_same_through_a_resize_and_a_resume(workers, store, num_workers):
-    entrypoint = Entrypoint.parse("balance_trials:SleepyLoaded", HERE)
+    entrypoint = trials.entrypoint("balance_trials:SleepyLoaded")
     config = {"num_workers": num_workers, "sample_s": [0.0002, 0.003, 0.0005]}
     segment = replace(SEGMENT, until_iterations=6, config=config, metric="train_loss")
     whole = reports(list(run_segment(entrypoint, replace(segment, config={"num_workers": 0}), store)))

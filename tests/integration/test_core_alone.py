@@ -12,8 +12,9 @@ import pytest
 import rubberband
 from rubberband import installation
 from rubberband.installation import remedy_of
+from tests.builders import processes
 
-COMMANDS = Path(__file__).with_name("core_commands.py")
+COMMANDS = processes.FOLDER / "core_commands.py"
 _HIDE = f"""\
 import sys
 from importlib.machinery import PathFinder

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.documents import PAGES, Block, Reader, agrees, blocks, commands
 from tests.builders.server_process import ServerProcess, serving
-from tests.documents import PAGES, Block, Reader, agrees, blocks, commands
 
 PLACES = {
     place: [page for page in PAGES if any(b.place == place for b in blocks(page))] for place in ("service", "ray")

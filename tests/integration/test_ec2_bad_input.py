@@ -16,9 +16,9 @@ from rubberband.cloud.aws import client
 from rubberband.errors import RubberbandError
 from rubberband.running.run import tune
 from rubberband.spec.loading import load_experiment
+from tests.builders.command_line import ROOT
 from tests.ec2.faults import FakeCall, FakeError, Fault
 from tests.ec2.rehearsal import Rehearsal, rehearsal
-from tests.integration.command_line import ROOT
 
 FILE = "examples/digits-aws.yaml"
 PROFILE = ("-s", "profile={seconds_per_iteration: {1: 5}, trial_startup: 10s}")

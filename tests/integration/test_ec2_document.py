@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import blocks
+from tests.builders.documents import blocks
 from tests.ec2.rehearsal import Rehearsal, rehearsal
 
 ROOT = Path(__file__).parents[2]

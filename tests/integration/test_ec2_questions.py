@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
+from tests.builders.ec2_runs import FEW, ON_EC2, Ec2CommandLine, ec2, words
 from tests.ec2.principals import BUCKET
-from tests.integration.ec2_runs import FEW, ON_EC2, Ec2CommandLine, ec2, words
 
 pytestmark = pytest.mark.timeout(120)
 RUN = ("run", "digits.yaml", "--no-check", *words(*ON_EC2, *FEW))

@@ -14,9 +14,8 @@ import pytest
 
 from rubberband.cloud.aws.calls import name_in
 from rubberband.executor.result.result import Result
-from tests.ec2 import BUCKET
-from tests.integration.command_line import ROOT
-from tests.integration.ec2_runs import (
+from tests.builders.command_line import ROOT
+from tests.builders.ec2_runs import (
     FEW,
     ON_EC2,
     SPOT,
@@ -29,6 +28,7 @@ from tests.integration.ec2_runs import (
     wait_until,
     words,
 )
+from tests.ec2 import BUCKET
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.aws.calls import name_in
+from tests.builders.command_line import ROOT
+from tests.builders.ec2_runs import FEW, SPOT, TALKING, ran, wait_until, words
 from tests.ec2.core import FakeAws
 from tests.ec2.instance import Instance
 from tests.ec2.rehearsal import Rehearsal, rehearsal
-from tests.integration.command_line import ROOT
-from tests.integration.ec2_runs import FEW, SPOT, TALKING, ran, wait_until, words
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
 ON_EC2 = ("resources.provider=aws", "resources.instance_type=g4dn.xlarge", "resources.aws.install=none")

@@ -19,8 +19,8 @@ import pytest
 
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.spec.pool import PoolFolder
+from tests.builders.command_line import EXPERIMENT, PATIENCE_S, CommandLine
 from tests.builders.server_process import serving
-from tests.integration.command_line import EXPERIMENT, PATIENCE_S, CommandLine
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 

@@ -20,10 +20,10 @@ from rubberband.cloud.aws.boot import Boot, Installation, worker_script
 from rubberband.cloud.aws.calls import NodeStart, name_in
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
+from tests.builders.fake_ec2 import ONE_GPU, Standing, machines_of
 from tests.ec2.core import FakeAws
 from tests.ec2.instance import Instance
 from tests.ec2.rehearsal import Rehearsal, rehearsal
-from tests.fake_ec2 import ONE_GPU, Standing, machines_of
 
 ARM = """
     DIR="${RUBBERBAND_ROOT:-}/var/lib/rubberband"

@@ -17,13 +17,13 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.utils import InstanceMetadataFetcher, InstanceMetadataRegionFetcher
 
+from tests.builders.fake_ec2 import pruned
 from tests.ec2.core import FakeAws
 from tests.ec2.faults import FakeCall, Fault
 from tests.ec2.operations import OPERATIONS
 from tests.ec2.rehearsal import rehearsal
 from tests.ec2.server import SECRET_KEY, FakeServer, access_key
 from tests.ec2.storage import decode_chunks
-from tests.fake_ec2 import pruned
 
 NOW = 1_800_000_000.0
 BUCKET = "bucket"

@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.builders.fake_ec2 import pruned
 from tests.ec2 import wire
-from tests.fake_ec2 import pruned
 
 OPERATIONS = [
     ("ec2", "RunInstances"),

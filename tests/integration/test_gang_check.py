@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from rubberband.executor.training import comparing, loop, wrapping
 from rubberband.executor.training.comparing import Comparison
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment, SegmentFailure
 from rubberband.values.balance import Balance
-from tests.builders import segments
+from tests.builders import segments, trials
 
-FOLDER = Path(__file__).parent
 SEGMENT = replace(segments.SEGMENT, max_iterations=6)
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def compared(name: str, segment: Segment = SEGMENT) -> tuple[list[str], list[str]]:
-    entrypoint = Entrypoint.parse(name, [FOLDER])
+    entrypoint = trials.entrypoint(name)
     entrypoint.load()
     comparison = Comparison(entrypoint, segment)
     try:

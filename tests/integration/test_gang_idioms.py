@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +14,15 @@ import torch
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import SegmentFailure
-from tests.builders import segments
-from tests.integration.segment_worker import Worker, run_gang, run_unequal
+from tests.builders import segments, trials
+from tests.builders.processes.segment_worker import Worker, run_gang, run_unequal
 
 SEGMENT = replace(segments.SEGMENT, until_iterations=6, max_iterations=6)
 SHARES = [[11, 5], [0, 16], [16, 0], [3, 13], [5, 11]]
 
 
 def entrypoint(name: str) -> Entrypoint:
-    return Entrypoint.parse(f"gang_trials:{name}", [Path(__file__).parent])
+    return trials.entrypoint(f"gang_trials:{name}")
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import SegmentReport
 from tests.builders import segments
+from tests.builders.processes.segment_worker import Worker, run_gang
 from tests.builders.segments import reports
-from tests.integration.segment_worker import Worker, run_gang
 
-LOSSY = Entrypoint.parse("tests.integration.nccl_trials:Lossy", [Path(__file__).parents[2]])
-WAITING = Entrypoint.parse("tests.integration.waiting_trials:Waiting", [Path(__file__).parents[2]])
+LOSSY = Entrypoint.parse("tests.builders.trials.nccl_trials:Lossy", [Path(__file__).parents[2]])
+WAITING = Entrypoint.parse("tests.builders.trials.waiting_trials:Waiting", [Path(__file__).parents[2]])
 WAIT_S = 1.4
 SEGMENT = replace(segments.SEGMENT, until_iterations=3)
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import SegmentReport
-from tests.builders import segments
-from tests.integration.segment_worker import Worker, run_gang
+from tests.builders import segments, trials
+from tests.builders.processes.segment_worker import Worker, run_gang
 
 pytest.importorskip("lightning.pytorch", reason="pip install 'rubberband-tune[lightning]'")
 
@@ -31,7 +29,7 @@ def workers() -> Iterator[list[Worker]]:
 @pytest.mark.parametrize("name", ["Classifier", "OnAll"])
 def test_a_resized_module_learns_what_one_never_resized_learns(workers, tmp_path, name):
     store = open_store(str(tmp_path))
-    entrypoint = Entrypoint.parse(f"lightning_trials:{name}", [Path(__file__).parent])
+    entrypoint = trials.entrypoint(f"lightning_trials:{name}")
     whole = run_gang(workers[:1], entrypoint, SEGMENT, store)[0][1:]
     parts: list[SegmentReport] = []
     for num_workers, until in ((1, 1), (2, 3), (1, 4)):

@@ -27,8 +27,8 @@ from rubberband.cloud.ray_head import guarding, ray_node
 from rubberband.cloud.ray_head.guarding import RayHead
 from rubberband.cloud.ray_head.instance import STARTED, cores, last_words, load
 from rubberband.errors import ProviderError
+from tests.builders import fake_nodes
 from tests.builders.conversation import eventually, nothing_left, processes_of
-from tests.integration import fake_nodes
 
 DRIVER = """
 import sys, time
@@ -36,7 +36,7 @@ from pathlib import Path
 from rubberband.cloud.provider import HeadError
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.ray_head import ray_node
-from tests.integration import fake_nodes
+from tests.builders import fake_nodes
 ray_node.head_command, ray_node.instance_command = fake_nodes.head_command, fake_nodes.instance_command
 directory = Path(sys.argv[1])
 lease_s, devices, token_path = float(sys.argv[2]), sys.argv[3:], directory / "token"

@@ -14,9 +14,9 @@ from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import RUNS_ON
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from tests.builders.command_line import CommandLine
+from tests.builders.processes.segment_worker import Worker
 from tests.builders.segments import SEGMENT
-from tests.integration.command_line import CommandLine
-from tests.integration.segment_worker import Worker
 
 TRIALS = ("Torch", "Plain")
 ORDERS = [*permutations(("bad", "leaver", "good"))]
@@ -34,7 +34,7 @@ class Slot:
         """Train a trial to its third iteration; its items."""
         metric = "train_loss" if trial == "Torch" else "loss"
         segment = replace(SEGMENT, until_iterations=3, config={"role": role}, metric=metric)
-        entrypoint = Entrypoint.parse(f"tests.integration.leftover_trials:{trial}", [Path(__file__).parents[2]])
+        entrypoint = Entrypoint.parse(f"tests.builders.trials.leftover_trials:{trial}", [Path(__file__).parents[2]])
         self._worker.send(entrypoint, segment, self._store)
         items: list[Any] = self._worker.receive()
         if isinstance(items[-1], SegmentFailure) and items[-1].context_lost:

@@ -13,8 +13,8 @@ import rubberband
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import SegmentReport
+from tests.builders.processes.segment_worker import Worker
 from tests.builders.segments import SEGMENT
-from tests.integration.segment_worker import Worker
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rubberband.executor.training.noise_scale import moments
-from tests.integration.noise_worker import Model, Scenario, batch_of, loss_of, run_gang
+from tests.builders.processes.noise_worker import Model, Scenario, batch_of, loss_of, run_gang
 
 
 def of_one_process(shares: tuple[int, ...], counts: tuple[int, ...] = ()) -> tuple[float, float]:

@@ -18,13 +18,12 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
 from rubberband.values.adaptive import AdaptiveBatch
-from tests.builders import segments
-from tests.integration.command_line import CommandLine
-from tests.integration.segment_worker import Worker, run_again
+from tests.builders import segments, trials
+from tests.builders.command_line import CommandLine
+from tests.builders.processes.segment_worker import Worker, run_again
 
 GROWING, NARROW, AT_MOST_TWO, PARTLY = (
-    Entrypoint.parse(f"memory_trials:{name}", [Path(__file__).parent])
-    for name in ("Growing", "Narrow", "AtMostTwo", "Partly")
+    trials.entrypoint(f"memory_trials:{name}") for name in ("Growing", "Narrow", "AtMostTwo", "Partly")
 )
 SEGMENT = replace(segments.SEGMENT, metric="train_loss", config={}, until_iterations=2)
 PLACES = ["before", "forward", "loss", "backward"]
@@ -104,7 +103,7 @@ def test_a_gang_in_which_one_worker_runs_out_begins_again_and_learns_the_same(
 
 @pytest.mark.parametrize(("at", "rank"), [("before", 1), ("backward", 0), ("loss", 1)])
 def test_samples_that_count_unequally_count_the_same_where_a_step_is_done_again(workers, store, at, rank):
-    counting = Entrypoint.parse("memory_trials:Counting", [Path(__file__).parent])
+    counting = trials.entrypoint("memory_trials:Counting")
     plenty = run(counting, SEGMENT, store)
     assert set(plenty[0].metrics) == {"train_loss", "train_twice"}
     config = {"memory": 100, "at": at, "rank": rank}
@@ -166,7 +165,7 @@ def test_where_one_sample_does_not_fit_the_trial_fails_with_a_remedy(store, work
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_run_goes_on_though_its_gang_runs_out_of_memory_and_no_failure_counts(tmp_path: Path) -> None:
-    shutil.copy(Path(__file__).with_name("memory_trials.py"), tmp_path)
+    shutil.copy(trials.FOLDER / "memory_trials.py", tmp_path)
     (tmp_path / "oom.yaml").write_text(
         """
 version: 1

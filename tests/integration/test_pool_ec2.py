@@ -21,10 +21,7 @@ from rubberband.cloud.pool.broker import Broker
 from rubberband.executor.result.result import Result
 from rubberband.spec.loading import read_yaml
 from rubberband.spec.pool import PoolFolder
-from tests.builders.server_process import ServerProcess, serving
-from tests.ec2.billing import BillLine
-from tests.ec2.principals import BUCKET
-from tests.integration.ec2_runs import (
+from tests.builders.ec2_runs import (
     TALKATIVE,
     Ec2CommandLine,
     each_iteration_once,
@@ -33,7 +30,10 @@ from tests.integration.ec2_runs import (
     wait_until,
     words,
 )
-from tests.integration.pool_team import ended, is_late, promises_of, tell
+from tests.builders.pool_team import ended, is_late, promises_of, tell
+from tests.builders.server_process import ServerProcess, serving
+from tests.ec2.billing import BillLine
+from tests.ec2.principals import BUCKET
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from rubberband import Client
+from tests.builders.pool_team import PATIENCE_S, Team
 from tests.builders.server_process import ServerProcess
-from tests.integration.pool_team import PATIENCE_S, Team
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rubberband import Client
-from tests.integration.pool_team import Team, ended, is_late, pool_of, promises_of, tell, until
+from tests.builders.pool_team import Team, ended, is_late, pool_of, promises_of, tell, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -18,12 +18,12 @@ from rubberband.executor.profiling.points import Point
 from rubberband.executor.profiling.session import ProfilingLimits
 from rubberband.executor.profiling.summary import gpu_counts, measure
 from rubberband.executor.ray.backend import RayBackend
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend
 from rubberband.planner.goodput import step_s
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
 from rubberband.values.offer import Offer
 from rubberband.values.profile import FIXED, Profile
+from tests.builders import trials
 from tests.builders.adaptive_backend import AdaptiveBackend
 from tests.builders.conversation import nothing_left
 
@@ -355,7 +355,7 @@ def test_a_limit_in_a_sweep_keeps_what_there_is() -> None:
 def test_a_torch_trial_is_measured_on_one_and_two_workers(tmp_path: Path) -> None:
     backend = RayBackend(
         LocalProvider("profiling", tmp_path, 2),
-        entrypoint=Entrypoint.parse("torch_trials:Line", [str(Path(__file__).parent)]),
+        entrypoint=trials.entrypoint("torch_trials:Line"),
         configs=[{"lr": 0.1}] * 2,
         seeds=[0, 1],
         metric="train_loss",

@@ -32,10 +32,10 @@ from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
+from tests.builders import fake_nodes
+from tests.builders.fake_ec2 import ONE_GPU, Standing, World, boot_script, machines_of
 from tests.ec2 import FakeAws
 from tests.ec2.server import FakeServer, access_key
-from tests.fake_ec2 import ONE_GPU, Standing, World, boot_script, machines_of
-from tests.integration import fake_nodes
 
 TAKEN = "taken"
 """The name of an instance that the provider takes away a while after it began to run, where it does such things."""

@@ -25,14 +25,13 @@ from rubberband.executor.core.events import (
 from rubberband.executor.logs.pages import page
 from rubberband.executor.logs.trial_log import printed_bytes, read
 from rubberband.executor.ray.backend import RayBackend
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.values.plan import Market
+from tests.builders import trials
 from tests.builders.conversation import Conversation, eventually, kinds, nothing_left, processes_of
 from tests.conformance.backend import BackendSuite
 
 pytestmark = pytest.mark.ray
 
-HERE = str(Path(__file__).parent)
 SILENT = "its Ray node stopped answering"
 """What Ray's head says of a dead node, if it finds out before the provider does."""
 WELL, LONG, EXITS, RAISES, HANGS, OTHER_RANK_EXITS, SLOW, LOUD = range(8)
@@ -67,7 +66,7 @@ def make_backend(directory: Path, entrypoint: str = "ray_trials:Counter", **opti
     provider = ThreeInstances("ray", directory, 2)
     return RayBackend(
         provider,
-        entrypoint=Entrypoint.parse(entrypoint, [HERE]),
+        entrypoint=trials.entrypoint(entrypoint),
         configs=CONFIGURATIONS,
         seeds=range(len(CONFIGURATIONS)),
         metric="loss",

@@ -14,15 +14,14 @@ import ray
 from rubberband.cloud.provider import Head
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Connection
+from tests.builders import processes
 from tests.builders.conversation import eventually
-
-HERE = Path(__file__).parent
 
 
 @pytest.mark.long
 @pytest.mark.ray
 def test_a_driver_outlives_its_head_and_finds_another(tmp_path: Path) -> None:
-    command = [sys.executable, str(HERE / "driver_outlives_head.py"), str(tmp_path)]
+    command = [sys.executable, str(processes.FOLDER / "driver_outlives_head.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (0, "it went on\n"), done.stderr[-2000:]
 

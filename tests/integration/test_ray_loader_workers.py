@@ -14,7 +14,7 @@ from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import StopTrial, TrialFailed, TrialReported
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.ray.fork_server import ForkServer
-from rubberband.executor.training.entrypoint import Entrypoint
+from tests.builders import trials
 from tests.builders.conversation import Conversation, eventually, nothing_left
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
@@ -24,7 +24,7 @@ WELL, RAISES, EXITS, HANGS, KILLED, STOPPED = range(6)
 
 def talk_about(directory: Path) -> Conversation:
     """A backend whose slot workers are forked, and whose trials' loader workers leave their pids in `pids`."""
-    entrypoint = Entrypoint.parse("loader_trials:Loaded", [str(Path(__file__).parent)])
+    entrypoint = trials.entrypoint("loader_trials:Loaded")
     (directory / "pids").mkdir()
     slow = {"sleep_s": 0.2}
     faults = [{}, {"fault": "raise"}, {"fault": "exit"}, {"fault": "hang"}, slow, slow]

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 def _killed_driver(directory: Path) -> None:
     search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "tests.integration.ray_driver", str(directory)]
+    command = [sys.executable, "-m", "tests.builders.processes.ray_driver", str(directory)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": search}, cwd=ROOT, start_new_session=True
     ) as driver:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rubberband.running.check import CheckReport, check_experiment
 from rubberband.spec.experiment import Experiment
-
-FOLDER = Path(__file__).parent
+from tests.builders import trials
 
 
 def checked(name: str, gpus: int = 1) -> CheckReport:
@@ -24,7 +22,7 @@ def checked(name: str, gpus: int = 1) -> CheckReport:
     resources = {"gpus_per_instance": gpus, "price_per_hour": 1, "gpus_per_trial": {"max": gpus}}
     experiment = Experiment(name="test", entrypoint=f"remembering_trials:{name}", search=search, resources=resources)
     with open(os.devnull, "wb") as nothing:
-        return check_experiment(experiment, search_path=(FOLDER,), limit_s=120.0, output=nothing)
+        return check_experiment(experiment, search_path=(trials.FOLDER,), limit_s=120.0, output=nothing)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result.result import Result
+from tests.builders.command_line import PATIENCE_S, CommandLine, interrupt
 from tests.builders.invariants import validate
-from tests.integration.command_line import PATIENCE_S, CommandLine, interrupt
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api_fuzzing import Findings, fuzz, fuzzed_service
+from tests.builders.api_fuzzing import Findings, fuzz, fuzzed_service
 
 
 def require_sound(found: Findings) -> None:

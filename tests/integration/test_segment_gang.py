@@ -13,22 +13,21 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.evaluation import EvalLoader
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
-from tests.builders import segments
+from tests.builders import segments, trials
+from tests.builders.processes.segment_worker import Worker, run_gang, run_unequal
 from tests.builders.segments import reports
-from tests.integration.segment_worker import Worker, run_gang, run_unequal
 
-REGRESSION = Entrypoint.parse("segment_trials:Regression", [Path(__file__).parent])
-ACCUMULATING = Entrypoint.parse("segment_trials:Accumulating", [Path(__file__).parent])
-SUMMING = Entrypoint.parse("segment_trials:Summing", [Path(__file__).parent])
-WIDE = Entrypoint.parse("segment_trials:Wide", [Path(__file__).parent])
-QUASI = Entrypoint.parse("segment_trials:Quasi", [Path(__file__).parent])
-WEIGHED = Entrypoint.parse("segment_trials:Weighed", [Path(__file__).parent])
-SYNCED = Entrypoint.parse("segment_trials:Synced", [Path(__file__).parent])
+REGRESSION = trials.entrypoint("segment_trials:Regression")
+ACCUMULATING = trials.entrypoint("segment_trials:Accumulating")
+SUMMING = trials.entrypoint("segment_trials:Summing")
+WIDE = trials.entrypoint("segment_trials:Wide")
+QUASI = trials.entrypoint("segment_trials:Quasi")
+WEIGHED = trials.entrypoint("segment_trials:Weighed")
+SYNCED = trials.entrypoint("segment_trials:Synced")
 SEGMENT = replace(segments.SEGMENT, until_iterations=6)
 
 
@@ -100,7 +99,7 @@ def test_a_resized_trial_learns_what_one_never_resized_learns(workers, store, en
 
 
 def test_a_gang_ends_with_the_iteration_in_which_rank_0_says_so(workers, store):
-    ending = Entrypoint.parse("segment_trials:Ending", [Path(__file__).parent])
+    ending = trials.entrypoint("segment_trials:Ending")
     alone = reports(list(run_segment(ending, SEGMENT, store)))
     first, *others = run_gang(workers[:2], ending, SEGMENT, store)
     found = reports(first)
@@ -126,7 +125,7 @@ def test_weights_metrics_and_states_do_not_depend_on_the_gang(workers, store):
 
 @pytest.mark.parametrize("name", ["Adversarial", "Quasi", "Experts"])
 def test_an_own_step_does_not_depend_on_the_gang(workers, store, name):
-    entrypoint = Entrypoint.parse(f"segment_trials:{name}", [Path(__file__).parent])
+    entrypoint = trials.entrypoint(f"segment_trials:{name}")
     segment = replace(SEGMENT, metric="train_loss", until_iterations=4)
     whole = reports(list(run_segment(entrypoint, segment, store)))
     (first, second) = reports(run_gang(workers[:2], entrypoint, replace(segment, until_iterations=2), store)[0])
@@ -141,7 +140,7 @@ def test_an_own_step_does_not_depend_on_the_gang(workers, store, name):
 
 @pytest.mark.parametrize("dataset", [{}, {"shards": 1}, {"shards": 4}], ids=["positions", "stream", "shards"])
 def test_augmented_samples_are_the_same_for_every_gang_and_number_of_loader_workers(workers, store, dataset):
-    entrypoint = Entrypoint.parse("segment_trials:Loaded", [Path(__file__).parent])
+    entrypoint = trials.entrypoint("segment_trials:Loaded")
 
     def segment(num_workers: int, **words: Any) -> Any:
         return replace(SEGMENT, config={**dataset, "num_workers": num_workers}, metric="train_loss", **words)

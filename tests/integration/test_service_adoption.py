@@ -19,13 +19,14 @@ from rubberband.client.client import Client
 from rubberband.cloud.ray_head.ray_node import free_port  # one that Linux gives to nobody while the server is away
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import is_hosted, read_mark
+from tests.builders import processes
+from tests.builders.listener import Listener
 from tests.builders.server_process import ServerProcess, serving
 from tests.builders.service_runs import count_of, experiment, template, until
-from tests.integration.listener import Listener
 
-HERE = Path(__file__).parent
-SERVER = (str(HERE / "guarded_server.py"),)
-STOOD_IN = {"STAND_IN": str(HERE / "stand_in.py")}
+ROOT = Path(__file__).parents[2]
+SERVER = (str(processes.FOLDER / "guarded_server.py"),)
+STOOD_IN = {"STAND_IN": str(processes.FOLDER / "stand_in.py")}
 KILLS = 20
 
 
@@ -173,7 +174,7 @@ def digits(name: str) -> dict[str, Any]:
 @pytest.mark.timeout(1200)
 def test_real_training_resumes_while_the_server_is_killed_and_restarted(tmp_path: Path) -> None:
     names = ["digits-a", "digits-b", "digits-c"]
-    root = str(HERE.parents[1])
+    root = str(ROOT)
     options = ("--allow", "examples.digits:DigitsTrial", "--code", root)
     port = str(free_port())
     with serving(tmp_path, "--port", port, *options, program=SERVER) as server:

@@ -20,9 +20,10 @@ from rubberband.executor.journal.hosting import holding, is_hosted, read_ending,
 from rubberband.running import hosted
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
+from tests.builders import processes
 from tests.builders.service_runs import DONE, House, experiment, extend, extension, until
 
-SLOW = (sys.executable, "-P", str(Path(__file__).parent / "slow_hosted.py"))
+SLOW = (sys.executable, "-P", str(processes.FOLDER / "slow_hosted.py"))
 HOSTED = (sys.executable, "-P", "-m", "rubberband.running.hosted")
 RUNNING, INTERRUPTED, STARTING = ExperimentState.RUNNING, ExperimentState.INTERRUPTED, ExperimentState.STARTING
 CANCELLED, REFUSED = ExperimentState.CANCELLED, ExperimentState.REFUSED

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from rubberband.executor.result.result import Result
+from tests.builders.command_line import CommandLine
+from tests.builders.ec2_runs import each_iteration_once, ec2
 from tests.ec2.principals import BUCKET
-from tests.integration.command_line import CommandLine
-from tests.integration.ec2_runs import each_iteration_once, ec2
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 

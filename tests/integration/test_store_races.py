@@ -42,7 +42,7 @@ def submission(name: str, state: ExperimentState = ExperimentState.QUEUED) -> Su
 
 
 def writer(url: str, what: str, experiment: str, count: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.integration.store_writer", url, what, experiment, str(count)]
+    command = [sys.executable, "-m", "tests.builders.processes.store_writer", url, what, experiment, str(count)]
     return subprocess.Popen(command, cwd=ROOT)
 
 

@@ -14,10 +14,9 @@ import pytest
 
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.store.sql import open_store
+from tests.builders import processes
 from tests.builders.fake_runs import words
 from tests.builders.server_process import serving
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
@@ -39,9 +38,9 @@ def test_neither_wrong_tokens_nor_idempotency_keys_of_others_block_a_right_token
     url: str, tokens: Tokens, tmp_path: Path
 ) -> None:
     (tmp_path / "stand-in.json").write_text(json.dumps({"template": "", "ways": {"small": "vanish", "tiny": "vanish"}}))
-    stand_in = {"STAND_IN": str(HERE / "stand_in.py")}
+    stand_in = {"STAND_IN": str(processes.FOLDER / "stand_in.py")}
     tokens.create("first", "submit")
-    guarded = (str(HERE / "guarded_server.py"),)
+    guarded = (str(processes.FOLDER / "guarded_server.py"),)
     options = ("--auth", "--rate", "0", "--store", url)
     with serving(tmp_path, *options, environment=stand_in, program=guarded) as server:
         with httpx.Client(base_url=server.address, timeout=120) as client, ThreadPoolExecutor(8) as crowd:

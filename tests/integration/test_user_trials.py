@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentReport
-from tests.builders import segments
+from tests.builders import segments, trials
+from tests.builders.processes.segment_worker import Worker, run_gang
 from tests.builders.segments import reports
-from tests.integration.segment_worker import Worker, run_gang
 
 pytestmark = pytest.mark.long
 
@@ -42,7 +41,7 @@ def trained(
     name: str, metric: str, store: CheckpointStore, workers: list[Worker]
 ) -> tuple[list[SegmentReport], list[SegmentReport]]:
     """Train on one worker throughout; and on one, two and one, each from the checkpoint of the one before."""
-    entrypoint = Entrypoint.parse(f"user_trials:{name}", [Path(__file__).parent])
+    entrypoint = trials.entrypoint(f"user_trials:{name}")
     segment = replace(segments.SEGMENT, metric=metric, until_iterations=ITERATIONS, max_iterations=ITERATIONS)
     straight = reports(list(run_segment(entrypoint, segment, store)))
     resized: list[SegmentReport] = []

@@ -16,8 +16,8 @@ from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Market, StagePlan
 from rubberband.values.profile import Profile, Spread
+from tests.builders.asha_reference import PlainRun
 from tests.builders.budget import examples
-from tests.property.asha_reference import PlainRun
 
 SAMPLES, PLANS = 3, 3
 

@@ -9,8 +9,8 @@ import pytest
 
 from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
-from tests.property.chaos import Outcome, replay_command, run_seed
-from tests.property.chaos_cases import LEARNING, Family
+from tests.harness.chaos import Outcome, replay_command, run_seed
+from tests.harness.chaos_cases import LEARNING, Family
 
 FEW, MANY, BLOCK = 160, 1_000, 80
 

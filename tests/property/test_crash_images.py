@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from rubberband.cloud.aws import images
-from tests.property.crash_cases import WEATHERS, parse
-from tests.property.crash_images import (
+from tests.harness.crash_cases import WEATHERS, parse
+from tests.harness.crash_images import (
     ImagePoint,
     calls_of_a_build,
     image_points,

@@ -14,8 +14,8 @@ import pytest
 from rubberband.cloud.aws import calls, fleet, guards, pricing, sweeping
 from rubberband.cloud.aws.intents import Intents
 from rubberband.executor.core.controller import Controller
-from tests.property.crash_cases import AFTERWARDS, HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
-from tests.property.crash_points import points, replay_command, run_point, sample
+from tests.harness.crash_cases import AFTERWARDS, HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
+from tests.harness.crash_points import points, replay_command, run_point, sample
 
 SOME, FEW = 60, 40
 BLOCKS = 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rubberband.planner.goodput import efficiency, gain, step_s
 from rubberband.planner.goodput.choice import candidates, choose, choose_at, choose_many
 from rubberband.values.adaptive import BatchLimits
-from tests.property.goodput_strategies import batch_limits, noise_scales, throughputs
+from tests.builders.goodput_strategies import batch_limits, noise_scales, throughputs
 
 gang_sizes = st.integers(1, 64)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rubberband.planner.goodput.fit import MeanPoints, fit, relative_errors
 from rubberband.values.adaptive import Throughput
 from tests.builders.budget import examples
-from tests.property.goodput_strategies import SPAN, points_of, throughputs
+from tests.builders.goodput_strategies import SPAN, points_of, throughputs
 
 seeds = st.integers(0, 2**31)
 

@@ -16,7 +16,7 @@ from rubberband.planner.goodput.planning import (
     seconds_per_iteration,
     should_scale,
 )
-from tests.property.goodput_strategies import goodput_profiles, noise_scales
+from tests.builders.goodput_strategies import goodput_profiles, noise_scales
 
 SIZES = [1, 2, 3, 4, 8, 16, 64]
 

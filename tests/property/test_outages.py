@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from tests.property.outages import OUTAGES, case_of, replay_command, run_seed
+from tests.harness.outages import OUTAGES, case_of, replay_command, run_seed
 
 TELLING = (104, 212, 281, 373, 405, 565, 1041, 10688)
 """Seeds that once went wrong."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.property.choice import KINDS, fault, question_of
+from tests.builders.choice import KINDS, fault, question_of
 
 ONCE_WRONG = [
     ("policies", 17),  # late: its functions' stages had lost their market

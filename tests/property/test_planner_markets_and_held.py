@@ -17,8 +17,8 @@ from rubberband.planner.exact.table import build_table
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
+from tests.builders.enumeration import jobs
 from tests.builders.plans import plan
-from tests.property.enumeration import jobs
 
 
 @st.composite

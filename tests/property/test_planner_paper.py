@@ -22,9 +22,9 @@ from rubberband.values.plan import Plan, PlanningConstraints, StagePlan
 from rubberband.values.profile import Profile, Spread, measured
 from tests.builders import strategies
 from tests.builders.budget import examples
+from tests.builders.enumeration import limited_jobs
 from tests.builders.plans import plan, plan_brackets
 from tests.builders.strategies import carried_out
-from tests.property.enumeration import limited_jobs
 
 
 def check_against_algorithm_1(stages, chosen, profile, offer):

@@ -16,8 +16,8 @@ from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.budget import examples
+from tests.builders.enumeration import best, every_plan, jobs, limited_jobs
 from tests.builders.plans import frontier, plan
-from tests.property.enumeration import best, every_plan, jobs, limited_jobs
 
 
 def check(case, objective="min_cost", policy="optimal"):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builders.budget import examples
-from tests.property.pool_runs import PoolRun
+from tests.harness.pool_runs import PoolRun
 
 
 @given(st.integers(0, 2**32))

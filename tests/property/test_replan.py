@@ -16,10 +16,10 @@ from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.run.driver import replay
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from tests.builders.first_sync import FirstSync
 from tests.builders.planned_jobs import planned_jobs
 from tests.builders.strategies import faults
 from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual
-from tests.property.first_sync import FirstSync
 
 none = st.none()
 slacks = st.one_of(none, st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.property.shared_pool import SharedRun, replay_command, wrong_end
+from tests.harness.shared_pool import SharedRun, replay_command, wrong_end
 
 FEW, MANY = 10, 1_000
 

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from tests.property.simulated_pool import run_jcts_s, simulated_jcts_s
+from tests.harness.simulated_pool import run_jcts_s, simulated_jcts_s
 
 STARTS = 0.08
 """What starts of instances and drivers, and GPUs that are given back at a checkpoint only, may add to a mean JCT."""

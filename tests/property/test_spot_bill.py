@@ -18,9 +18,9 @@ from rubberband.executor.core.budget import instance_cost_usd, purse
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.state import Job, State
 from tests.builders.aws_account import START_AT
+from tests.builders.fake_ec2 import World
 from tests.ec2 import Fault
-from tests.fake_ec2 import World
-from tests.property.crash_cases import job_of
+from tests.harness.crash_cases import job_of
 
 ON_DEMAND_USD = 1.006
 WALKS = st.lists(

@@ -17,14 +17,14 @@ from rubberband.executor.training.checking import CheckOrder, TrialFault, _Check
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.segments import SEGMENT
-from tests.integration import segment_trials
+from tests.builders.trials import segment_trials
 
 
 def checked(
     name: str, config: dict[str, Any], training: AsyncTraining, max_gpus: int = 1
 ) -> tuple[list[TrialFault], dict[str, Any]]:
     """The problems, and all that was found."""
-    entrypoint = Entrypoint.parse(f"tests.integration.segment_trials:{name}", (os.getcwd(),))
+    entrypoint = Entrypoint.parse(f"tests.builders.trials.segment_trials:{name}", (os.getcwd(),))
     segment = replace(SEGMENT, config=config, until_iterations=1, max_iterations=2, training=training)
     answers = io.StringIO()
     _Check(CheckOrder(entrypoint=entrypoint, segment=segment, max_gpus=max_gpus), answers).run()

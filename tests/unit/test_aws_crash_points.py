@@ -20,8 +20,8 @@ from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.sweeping import sweep
 from rubberband.errors import ProviderError
+from tests.builders.fake_ec2 import World
 from tests.ec2 import FakeCall, Fault
-from tests.fake_ec2 import World
 
 WEATHER: dict[str, Callable[[FakeCall], Fault | None]] = {
     "fair": lambda call: None,

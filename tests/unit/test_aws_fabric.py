@@ -16,9 +16,9 @@ from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.errors import ProviderError
 from rubberband.spec.resources import GpusPerTrial
 from tests.builders.aws_account import Account, offer
+from tests.builders.fake_ec2 import World, asked, machines_of
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.faults import FakeError
-from tests.fake_ec2 import World, asked, machines_of
 
 ZONES = ("us-east-1a", "us-east-1b")
 P4D = offer("p4d.24xlarge", 8, usd=21.96)

@@ -13,10 +13,10 @@ from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.errors import InputError
 from rubberband.executor.core.state import Job
 from tests.builders.aws_account import Account, offer
+from tests.builders.fake_ec2 import World, asked, machines_of
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.faults import FakeError
-from tests.fake_ec2 import World, asked, machines_of
-from tests.property.crash_cases import job_of
+from tests.harness.crash_cases import job_of
 
 NAMES = ("a", "b", "c", "d")
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")

@@ -21,8 +21,8 @@ from rubberband.cloud.catalogue import offer as catalogue_offer
 from rubberband.errors import ProviderError
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account, offer
+from tests.builders.fake_ec2 import World
 from tests.ec2 import FakeError, Fault
-from tests.fake_ec2 import World
 
 ROLE = "rubberband-guard"
 

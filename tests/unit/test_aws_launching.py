@@ -19,10 +19,10 @@ from rubberband.cloud.aws.intents import Intents, renew_requests, runs_in
 from rubberband.cloud.aws.pricing import spot_prices
 from rubberband.errors import ProviderError
 from tests.builders.aws_account import offer
+from tests.builders.fake_ec2 import ONE_GPU, World, asked, machines_of, once
 from tests.builders.power_cut import PowerCut
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.client import FakeClient
-from tests.fake_ec2 import ONE_GPU, World, asked, machines_of, once
 
 FALLBACK = (*ONE_GPU, offer("g5.2xlarge", usd=1.212, spot_usd=0.5))
 

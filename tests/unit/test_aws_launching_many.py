@@ -16,9 +16,9 @@ import pytest
 from rubberband.cloud.aws.calls import NodeStart, name_in, share
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.errors import InputError, NoCapacityError, ProviderError
+from tests.builders.fake_ec2 import World, asked, boot_script, once
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.limits import Limits, Rate
-from tests.fake_ec2 import World, asked, boot_script, once
 
 NAMES = ("a", "b", "c", "d", "e")
 LOST = Fault.timeout(took_effect=True)

@@ -15,8 +15,8 @@ from rubberband.cloud.provider import Head
 from rubberband.cloud.ray_head.guarding import RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
+from tests.builders.fake_ec2 import START_AT
 from tests.ec2 import FakeAws
-from tests.fake_ec2 import START_AT
 
 G5 = ["g5.xlarge", "g5.2xlarge", "g6.xlarge", "g5.12xlarge"]
 

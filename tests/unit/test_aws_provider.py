@@ -10,8 +10,8 @@ from rubberband.cloud.aws.fleet import PATIENCE_S, SHUTDOWN_S, VISIBILITY_S
 from rubberband.cloud.aws.provider import CLOSED, AwsProvider
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
+from tests.builders.fake_ec2 import START_AT, World, once
 from tests.ec2 import Fault
-from tests.fake_ec2 import START_AT, World, once
 
 
 class Killed(BaseException):

@@ -19,8 +19,8 @@ from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.errors import ProviderError
+from tests.builders.fake_ec2 import World
 from tests.ec2 import FakeCall, Fault
-from tests.fake_ec2 import World
 
 SEEDS = 20
 STEPS = 25

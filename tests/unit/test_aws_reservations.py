@@ -23,8 +23,8 @@ from rubberband.spec.pool import PoolFile, PoolFolder, on_pool
 from rubberband.spec.resources import Aws
 from rubberband.values.profile import Profile
 from tests.builders.aws_account import START_AT, Account, offer
+from tests.builders.fake_ec2 import World, asked
 from tests.ec2 import world as ec2
-from tests.fake_ec2 import World, asked
 
 NAME = "cr-0a1b2c3d4e5f60718"
 DAY_S = 86_400.0

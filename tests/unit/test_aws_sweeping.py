@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from rubberband.cloud.aws.sweeping import Swept, sweep
 from rubberband.cloud.ray_head.instance import lock
 from rubberband.commands.cloud import sweep as sweep_command
+from tests.builders.fake_ec2 import World
 from tests.ec2 import Fault
-from tests.fake_ec2 import World
 
 
 class Killed(BaseException):

@@ -30,7 +30,7 @@ from rubberband.values.profile import Spread
 from rubberband.values.submission import Submission
 from tests.builders.jobs import JOB
 from tests.builders.stories import Story, begun
-from tests.property.chaos_cases import random_case
+from tests.harness.chaos_cases import random_case
 
 WIDE = dataclasses.replace(JOB, replan=True, max_gpus_per_trial=2, objective="min_time")
 """Gangs of two GPUs are faster, so that four instances are of use."""

@@ -1,4 +1,4 @@
-"""README and docs/: what they show is true, and what can be run without Ray is run (see tests/documents.py)."""
+"""README and docs/: what they show is true, and what can be run without Ray is run (tests/builders/documents.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import yaml
 from rubberband.cli import app
 from rubberband.installation import default_home
 from rubberband.spec.loading import parse_experiment
-from tests.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks, commands
+from tests.builders.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks, commands
 
 README = ROOT / "README.md"
 ALL = [block for page in PAGES for block in blocks(page)]

@@ -52,7 +52,7 @@ from tests.builders.memory import MemoryJournal
 from tests.builders.segments import SEGMENT
 from tests.builders.stories import Story, begun, checkpoint, kinds
 from tests.builders.virtual_runs import run_until_killed, run_virtual
-from tests.property.chaos_cases import climb_prediction
+from tests.harness.chaos_cases import climb_prediction
 
 # What the worker says
 

@@ -107,7 +107,7 @@ def test_only_a_torch_trial_can_be_trained_asynchronously(parse, attribute, kind
 
 @pytest.mark.parametrize(("name", "method"), [("Quasi", "step"), ("Weighed", "on_step")])
 def test_a_trial_with_a_step_of_its_own_is_not_trained_asynchronously(name, method):
-    entrypoint = Entrypoint.parse(f"tests.integration.segment_trials:{name}", (os.getcwd(),))
+    entrypoint = Entrypoint.parse(f"tests.builders.trials.segment_trials:{name}", (os.getcwd(),))
     with pytest.raises(EntrypointError, match=rf"overrides {method}\(\), .*, or set training.mode to sync"):
         entrypoint.check(1, asynchronous=True)
 

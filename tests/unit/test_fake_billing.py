@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.fake_launches import START, Rental, spot
+from tests.builders.fake_launches import START, Rental, spot
 
 ZONE = "us-east-1c"
 

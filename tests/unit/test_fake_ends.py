@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.unit.fake_launches import START, Rental, spot
+from tests.builders.fake_launches import START, Rental, spot
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 
+from tests.builders.fake_launches import START, Rental, code_of
 from tests.ec2 import FakeCall, FakeDisconnect, FakeError, Fault
-from tests.unit.fake_launches import START, Rental, code_of
 
 
 class DriverKilled(BaseException):

@@ -12,8 +12,8 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.builders.fake_launches import START, TAGS, Rental, code_of, spot
 from tests.ec2 import FakeAws, Fault
-from tests.unit.fake_launches import START, TAGS, Rental, code_of, spot
 
 
 @pytest.fixture

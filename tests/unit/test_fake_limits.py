@@ -7,8 +7,8 @@ from botocore.exceptions import ClientError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.builders.fake_launches import Rental, code_of
 from tests.ec2.limits import Limits, Rate
-from tests.unit.fake_launches import Rental, code_of
 
 NOW = 1000.0
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.builders.fake_launches import Rental, code_of, spot
 from tests.ec2.policy import Context, Decision, decided, statements
-from tests.unit.fake_launches import Rental, code_of, spot
 
 
 def policy(*written: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.builders.fake_launches import START, Rental, code_of
 from tests.ec2 import BUCKET, FakeAws
 from tests.ec2.client import operation_names, service_model
 from tests.ec2.operations import OPERATIONS
-from tests.unit.fake_launches import START, Rental, code_of
 
 OWNED = [{"ResourceType": "security-group", "Tags": [{"Key": "rubberband:owner", "Value": "rubberband"}]}]
 FAMILIES = {"p3.2xlarge": "L-417A185B", "g5.xlarge": "L-DB2E81BA", "m7i.large": "L-1216C47A"}

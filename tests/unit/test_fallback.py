@@ -19,7 +19,7 @@ from rubberband.views.report.page import render_html
 from rubberband.views.report.tables import purchases
 from tests.builders.invariants import validate
 from tests.builders.virtual_runs import run_virtual
-from tests.property.crash_cases import job_of
+from tests.harness.crash_cases import job_of
 
 JOB = dataclasses.replace(job_of("spot", "roomy"), release_margin_s=0.0)
 

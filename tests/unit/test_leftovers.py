@@ -33,7 +33,7 @@ from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders import segments
 from tests.builders.segments import reports
-from tests.integration.leftover_trials import leave_everything
+from tests.builders.trials.leftover_trials import leave_everything
 
 PRECISIONS = ("matmul", "backends.cudnn.allow_tf32", *(name for name in _SWITCHES if name.endswith("fp32_precision")))
 

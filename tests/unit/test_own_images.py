@@ -23,7 +23,7 @@ from rubberband.errors import InputError
 from rubberband.spec.resources import Aws, Resources
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.faults import FakeError
-from tests.property.crash_images import TYPE, BuildWorld, ImagePoint
+from tests.harness.crash_images import TYPE, BuildWorld, ImagePoint
 
 START = NodeStart(instances=("i-001",), head_address="10.0.0.1:1", gpus=1, lease_s=600.0, lifetime_s=3600.0)
 

@@ -21,7 +21,7 @@ from rubberband.executor.training.segment import SegmentFailure
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
 from tests.builders.segments import reports
-from tests.integration.segment_trials import Adversarial, Quasi
+from tests.builders.trials.segment_trials import Adversarial, Quasi
 
 
 @pytest.fixture

@@ -249,7 +249,7 @@ def test_the_checkpoint_of_a_function_is_loaded(tmp_path: Path) -> None:
 def test_a_torch_trial_comes_with_its_model(tmp_path: Path) -> None:
     import torch
 
-    from tests.integration.torch_trials import Line
+    from tests.builders.trials.torch_trials import Line
 
     result = trained(Line, tmp_path, metric="train_loss", lr=0.3)
     best = result.load_best(Line)
@@ -258,7 +258,7 @@ def test_a_torch_trial_comes_with_its_model(tmp_path: Path) -> None:
     batch = next(iter(torch.utils.data.DataLoader(best.train_dataset(best.config), batch_size=64)))
     assert result.best is not None
     assert 0.0 < best.loss(best.model, batch).item() < result.best.metrics["train_loss"]
-    assert result.load_best("tests.integration.torch_trials:Line").config == best.config
+    assert result.load_best("tests.builders.trials.torch_trials:Line").config == best.config
     with pytest.raises(CheckpointError, match="does not fit Wide"):
         result.load_best(type("Wide", (Line,), {"build_model": lambda *_: torch.nn.Linear(2, 1)}))
     with pytest.raises(CheckpointError, match=r"does not fit Counter: .*give the class that was trained"):
@@ -266,7 +266,7 @@ def test_a_torch_trial_comes_with_its_model(tmp_path: Path) -> None:
 
 
 def test_a_torch_trial_comes_with_its_own_state(tmp_path: Path) -> None:
-    from tests.integration.segment_trials import Weighed
+    from tests.builders.trials.segment_trials import Weighed
 
     best = trained(Weighed, tmp_path).load_best(Weighed)
     assert best.average.n_averaged == SEGMENT.until_iterations * 4  # steps

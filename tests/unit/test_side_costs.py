@@ -26,8 +26,8 @@ from rubberband.views.charts.spending import spending
 from rubberband.views.estimate.tables import covers
 from tests.builders.aws_account import Account, started
 from tests.ec2.policy import statements
-from tests.property.crash_cases import STAGES, job_of, undisturbed
-from tests.property.crash_story import Story
+from tests.harness.crash_cases import STAGES, job_of, undisturbed
+from tests.harness.crash_story import Story
 
 LINES = {"root volumes": "volume", "public IPv4 addresses": "address"}
 

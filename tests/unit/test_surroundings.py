@@ -21,7 +21,7 @@ from rubberband.executor.run import session
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.installation import FEWEST_FILES, home_at, require_ray
 from rubberband.running.run import run_experiment
-from tests.documents import ROOT
+from tests.builders.documents import ROOT
 
 WORDS: dict[str, Any] = {
     "name": "virtual",

@@ -1,6 +1,6 @@
 """Chaos: a random experiment in random weather, driven to its end, judged by what the provider bills.
 
-One seed is one run. `python -m tests.property.chaos --seed N` replays it and tells its story.
+One seed is one run. `python -m tests.harness.chaos --seed N` replays it and tells its story.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from rubberband.executor.journal.inbox import POLL_S, DriverRequest
 from rubberband.executor.run.driver import drive, replay
 from rubberband.executor.virtual.backend import VirtualBackend
 from tests.builders.invariants import validate
+from tests.builders.lost_answers import LossyFleet
 from tests.builders.memory import MemoryInbox, MemoryJournal
-from tests.property.chaos_cases import (
+from tests.harness.chaos_cases import (
     CALM,
     FAMILIES,
     LEASE_S,
@@ -53,9 +54,8 @@ from tests.property.chaos_cases import (
     Weather,
     random_case,
 )
-from tests.property.chaos_plans import AllotmentWatch, PlanWatch
-from tests.property.chaos_verdict import after_the_end, judged_by_the_bill
-from tests.property.lost_answers import LossyFleet
+from tests.harness.chaos_plans import AllotmentWatch, PlanWatch
+from tests.harness.chaos_verdict import after_the_end, judged_by_the_bill
 
 MOST_EVENTS = 20_000
 """A run with more does not end."""
@@ -513,7 +513,7 @@ def replay_command(
     seed: int, family: Family | None = None, *, replan: bool | None = None, ends: bool = False, odd: bool = False
 ) -> str:
     """What replays a seed."""
-    told = f"python -m tests.property.chaos --seed {seed}" + (f" --family {family!r}" if family else "")
+    told = f"python -m tests.harness.chaos --seed {seed}" + (f" --family {family!r}" if family else "")
     told += (" --ends" if ends else "") + (" --odd" if odd else "")
     return told + ("" if replan is None else " --replan" if replan else " --no-replan")
 

@@ -31,8 +31,8 @@ from tests.builders.memory import MemoryJournal
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.instance import Instance
 from tests.ec2.spot_prices import HOUR_S
-from tests.property.chaos_cases import SEARCH
-from tests.property.crash_cases import (
+from tests.harness.chaos_cases import SEARCH
+from tests.harness.crash_cases import (
     BOOT_S,
     SWING,
     TRIAL_ENDS,
@@ -41,8 +41,8 @@ from tests.property.crash_cases import (
     job_of,
     launches,
 )
-from tests.property.crash_cloud import CloudBackend
-from tests.property.crash_world import BOOT_LEASE_S, Killed, World, name_of
+from tests.harness.crash_cloud import CloudBackend
+from tests.harness.crash_world import BOOT_LEASE_S, Killed, World, name_of
 
 ENDS = ("done", "budget", "failed", "cancelled")
 """How a run ends whose driver always came back."""

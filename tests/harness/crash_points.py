@@ -1,6 +1,6 @@
 """Crash points: a driver on EC2 is killed before and after every call of a whole run, in all weathers.
 
-`python -m tests.property.crash_points --point POINT` replays one and tells its story.
+`python -m tests.harness.crash_points --point POINT` replays one and tells its story.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from random import Random
 
-from tests.property.crash_cases import CAP_USD, MARKETS, Point, parse, points_of, undisturbed
-from tests.property.crash_story import Outcome, Story
+from tests.harness.crash_cases import CAP_USD, MARKETS, Point, parse, points_of, undisturbed
+from tests.harness.crash_story import Outcome, Story
 
 
 @lru_cache(maxsize=1)
@@ -59,7 +59,7 @@ def run_point(point: Point, told: Callable[[str], None] = lambda line: None) -> 
 
 def replay_command(point: Point) -> str:
     """What replays a point."""
-    return f"python -m tests.property.crash_points --point '{point}'"
+    return f"python -m tests.harness.crash_points --point '{point}'"
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan
 from rubberband.values.profile import Profile
 from tests.ec2 import FakeCall, Fault
-from tests.property.chaos_cases import climb_prediction
-from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, TYPE
+from tests.harness.chaos_cases import climb_prediction
+from tests.harness.crash_world import BOOT_LEASE_S, LEASE_S, TYPE
 
 Then = Literal["resume", "sweep", "down", "nobody"]
 Cap = Literal["roomy", "tight"]

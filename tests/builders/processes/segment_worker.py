@@ -18,7 +18,7 @@ from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
-from tests.integration.forked import CONTEXT, start
+from tests.builders.forked import CONTEXT, start
 
 Shares = Sequence[Sequence[int]]
 Unequal = tuple[list[float], dict[str, Any], bytes, int]

@@ -31,7 +31,7 @@ from rubberband.executor.ray.fleet import described
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Agenda, Faults
 from rubberband.values.plan import Market
-from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, STEP_S, TYPE, World
+from tests.harness.crash_world import BOOT_LEASE_S, LEASE_S, STEP_S, TYPE, World
 
 RETRY_S = 2.0
 NODE_DEAD_S = 40.0

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset
 
 from rubberband.executor.training import gang
-from tests.integration.segment_trials import Regression
+from tests.builders.trials.segment_trials import Regression
 
 Config = Mapping[str, Any]
 

@@ -26,8 +26,8 @@ from rubberband.executor.journal.reading import read
 from rubberband.executor.result.result import Result
 from rubberband.spec.pool import PoolFolder
 from rubberband.units import parse_deadline
+from tests.builders.command_line import TRIALS
 from tests.builders.server_process import ServerProcess, serving
-from tests.integration.command_line import TRIALS
 
 PATIENCE_S = 400.0
 PRICE_USD = 36.0

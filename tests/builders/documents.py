@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from rubberband import cli
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PLACES = {
     "": "here",

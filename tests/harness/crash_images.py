@@ -36,8 +36,8 @@ from rubberband.cloud.clock import Waiting
 from rubberband.errors import RubberbandError
 from tests.builders.aws_account import START_AT, Account, boot_times
 from tests.ec2 import FakeCall, Fault, images
-from tests.property.crash_cases import WEATHERS, parse, words_of
-from tests.property.crash_world import Killed
+from tests.harness.crash_cases import WEATHERS, parse, words_of
+from tests.harness.crash_world import Killed
 
 TYPE = "g5.xlarge"
 INSTALLS_S = 40.0
@@ -278,7 +278,7 @@ def calls_of_a_build() -> Sequence[str]:
 
 def replay_command(point: ImagePoint) -> str:
     """What replays a point."""
-    return f"python -m tests.property.crash_images --point '{point}'"
+    return f"python -m tests.harness.crash_images --point '{point}'"
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tests.integration import nccl_stand_in
-from tests.integration.segment_trials import STUMBLES_AT, Regression
+from tests.builders import nccl_stand_in
+from tests.builders.trials.segment_trials import STUMBLES_AT, Regression
 
 nccl_stand_in.install()
 

@@ -14,8 +14,8 @@ from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.simulation import simulate
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
-from tests.property.pool_runs import FaultyCloud
-from tests.property.shared_pool import GPUS, LEASE_S, MARGIN_S, Member, SharedRun, wrong_end
+from tests.harness.pool_runs import FaultyCloud
+from tests.harness.shared_pool import GPUS, LEASE_S, MARGIN_S, Member, SharedRun, wrong_end
 
 INSTANCES, STARTUP_S = 4, 5.0
 WORKLOAD = (

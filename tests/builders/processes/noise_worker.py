@@ -15,7 +15,7 @@ from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
 from rubberband.executor.training.wrapping import compress
-from tests.integration.forked import CONTEXT, start
+from tests.builders.forked import CONTEXT, start
 
 NUM_INPUTS = 6
 

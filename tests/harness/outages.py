@@ -1,6 +1,6 @@
 """Outages: a run on EC2 in hours when parts of AWS, its machines and its driver fail at random; one seed is one run.
 
-`python -m tests.property.outages --seed N` replays one and tells its story.
+`python -m tests.harness.outages --seed N` replays one and tells its story.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rubberband.executor.core.state import Job, Phase
 from tests.builders.aws_account import START_AT
 from tests.ec2 import FakeCall, FakeError, Fault
 from tests.ec2.instance import USER_INITIATED, Instance
-from tests.property.chaos_verdict import ranked_otherwise
-from tests.property.crash_cases import AFTERWARDS, GAPS_S, Point, job_of, undisturbed
-from tests.property.crash_points import folder
-from tests.property.crash_story import ENDS, Outcome, Story
-from tests.property.crash_world import LEASE_S, STEP_S, name_of
+from tests.harness.chaos_verdict import ranked_otherwise
+from tests.harness.crash_cases import AFTERWARDS, GAPS_S, Point, job_of, undisturbed
+from tests.harness.crash_points import folder
+from tests.harness.crash_story import ENDS, Outcome, Story
+from tests.harness.crash_world import LEASE_S, STEP_S, name_of
 
 STALE_S = 60.0
 OUTAGES: dict[str, Fault] = {
@@ -353,7 +353,7 @@ def run_seed(seed: int, told: Callable[[str], None] = lambda line: None) -> Told
 
 def replay_command(seed: int) -> str:
     """What replays a seed."""
-    return f"python -m tests.property.outages --seed {seed}"
+    return f"python -m tests.harness.outages --seed {seed}"
 
 
 def main() -> None:

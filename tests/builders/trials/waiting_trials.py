@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from rubberband.executor.training import gang
-from tests.integration.segment_trials import Regression
+from tests.builders.trials.segment_trials import Regression
 
 WAIT_S = 1.4
 gang.COLLECTIVE_TIMEOUT = gang.EXCHANGE_TIMEOUT = timedelta(seconds=1)

@@ -64,10 +64,10 @@ from rubberband.values.profile import Profile
 from tests.builders import memory
 from tests.builders.invariants import validate
 from tests.builders.jobs import JOB
-from tests.property.chaos import DriverDied
-from tests.property.chaos_plans import AllotmentWatch
-from tests.property.lost_answers import LOST
-from tests.property.pool_runs import BrokerKilled, FaultyCloud
+from tests.builders.lost_answers import LOST
+from tests.harness.chaos import DriverDied
+from tests.harness.chaos_plans import AllotmentWatch
+from tests.harness.pool_runs import BrokerKilled, FaultyCloud
 
 _T = TypeVar("_T")
 
@@ -935,7 +935,7 @@ class SharedRun:
 
 def replay_command(seed: int, *, odd: bool = False, sick: bool = False) -> str:
     """Return what tells the story of a seed."""
-    return f"python -m tests.property.shared_pool {seed}" + " --odd" * odd + " --sick" * sick
+    return f"python -m tests.harness.shared_pool {seed}" + " --odd" * odd + " --sick" * sick
 
 
 def wrong_end(run: SharedRun) -> str:

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.integration.gang_trials import Calling, net, thaw
-from tests.integration.segment_trials import Regression
+from tests.builders.trials.gang_trials import Calling, net, thaw
+from tests.builders.trials.segment_trials import Regression
 
 Config = Mapping[str, Any]
 

@@ -24,7 +24,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment, run_server
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
 from rubberband.values.asynchronous import AsyncTraining
-from tests.integration.forked import CONTEXT, start
+from tests.builders.forked import CONTEXT, start
 
 
 def _worker(entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, items: Connection) -> None:

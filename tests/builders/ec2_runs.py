@@ -12,12 +12,12 @@ from pathlib import Path
 
 from rubberband.cloud.aws.calls import name_in
 from rubberband.executor.result.result import Result
+from tests.builders.command_line import PATIENCE_S, ROOT, CommandLine
 from tests.ec2.billing import BillLine
 from tests.ec2.core import FakeAws
 from tests.ec2.instance import Instance
 from tests.ec2.principals import BUCKET
 from tests.ec2.rehearsal import Rehearsal, rehearsal
-from tests.integration.command_line import PATIENCE_S, ROOT, CommandLine
 
 TALKING = '''
 import time

@@ -1,4 +1,4 @@
-"""A process that writes to a store: `python -m tests.integration.store_writer URL append|die EXPERIMENT COUNT`."""
+"""A process that writes to a store: `python -m tests.builders.processes.store_writer URL append|die EXPERIMENT N`."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from rubberband.executor.core.events import Finish
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.state import Phase, StageRecord, State
 from tests.builders.invariants import validate
-from tests.property.chaos_cases import BREEZE, CALM, LEASE_S
+from tests.harness.chaos_cases import BREEZE, CALM, LEASE_S
 
 if TYPE_CHECKING:
-    from tests.property.chaos import Run
+    from tests.harness.chaos import Run
 
 
 def after_the_end(run: Run, finish: Finish | None) -> list[str]:

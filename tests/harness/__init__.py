@@ -1,0 +1,1 @@
+"""Harnesses that take whole runs through faults; each replays one seed or point: `python -m tests.harness.…`."""
