@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rubberband.errors import InfeasibleError, InputError
+from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.exact.model import predict
 from rubberband.planner.exact.solver import Box, Objective
 from rubberband.planner.exact.table import gangs_of
 from rubberband.planner.noise.sampling import Draws, varies
 from rubberband.planner.reserve import Reserve
+from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import Offer
 from rubberband.values.plan import (
     Cohort,
@@ -135,6 +138,91 @@ class Infeasible:
     def error(self) -> InfeasibleError:
         """The limit out of reach, and the shortest time and the lowest cost of any plan."""
         return self._find()
+
+
+def unreachable(
+    box: Box,
+    shortest_s: float,
+    cheapest_usd: float,
+    both: Callable[[], tuple[float, float]],
+    surely: str = "",
+    beside: str = "",
+) -> InfeasibleError:
+    """Return the error for limits out of reach, with the nearest values within reach.
+
+    `shortest_s` and `cheapest_usd` are those of all plans. `both` finds the lowest cost in time and the shortest time
+    within the budget, where each limit can be kept by itself. `surely` names the confidence asked for, and `beside`
+    what the costs include beside the plan's.
+    """
+    in_time, in_budget = box.limits_kept(shortest_s, cheapest_usd)
+    if not in_time:
+        return too_late(box, shortest_s, cheapest_usd, surely)
+    if not in_budget:
+        return too_dear(box, shortest_s, cheapest_usd, surely, beside)
+    in_time_usd, in_budget_s = both()
+    cost, duration = usd_up(in_time_usd), format_duration(up_s(in_budget_s))
+    return InfeasibleError(
+        f"deadline {format_duration(box.time_s)} and max_cost {format_usd(box.cost_usd)} cannot both be kept{surely}: "
+        f"the cheapest plan in time costs {cost}{beside} and the shortest plan for the money takes {duration}",
+        advice=f"raise max_cost to {cost}, or the deadline to {duration}",
+        shortest_jct_s=shortest_s,
+        cheapest_usd=cheapest_usd,
+    )
+
+
+def surely_unreachable(problem: Problem, points: Sequence[tuple[float, float]]) -> InfeasibleError:
+    """Return the error of `unreachable` by the (seconds, US dollars) that each plan keeps with the confidence."""
+    box = problem.box
+    kept = [(box.limits_kept(*point), *point) for point in points]
+    return unreachable(
+        box,
+        min(jct_s for jct_s, _ in points),
+        min(cost_usd for _, cost_usd in points),
+        lambda: (
+            min(cost_usd for (in_time, _), _, cost_usd in kept if in_time),
+            min(jct_s for (_, in_budget), jct_s, _ in kept if in_budget),
+        ),
+        f" with confidence {problem.constraints.confidence:g}",
+        problem.beside,
+    )
+
+
+def too_late(box: Box, shortest_s: float, cheapest_usd: float, surely: str = "") -> InfeasibleError:
+    """Return the error for a deadline out of reach."""
+    shortest = format_duration(up_s(shortest_s))
+    return InfeasibleError(
+        f"deadline {format_duration(box.time_s)} cannot be met{surely}: the shortest plan takes {shortest}",
+        advice=f"raise the deadline to {shortest}",
+        shortest_jct_s=shortest_s,
+        cheapest_usd=cheapest_usd,
+    )
+
+
+def too_dear(box: Box, shortest_s: float, cheapest_usd: float, surely: str = "", beside: str = "") -> InfeasibleError:
+    """Return the error for a budget out of reach."""
+    cheapest = usd_up(cheapest_usd)
+    return InfeasibleError(
+        f"max_cost {format_usd(box.cost_usd)} cannot be kept{surely}: the cheapest plan costs {cheapest}{beside}",
+        advice=f"raise max_cost to {cheapest}",
+        shortest_jct_s=shortest_s,
+        cheapest_usd=cheapest_usd,
+    )
+
+
+def up_s(seconds: float) -> int:
+    """Round up to whole seconds: the value that a remedy names must be enough."""
+    return math.ceil(seconds - TIME_TOLERANCE_S)
+
+
+def up_usd(amount_usd: float) -> float:
+    """Round up to cents (below ten cents, to hundredths of a cent)."""
+    decimals = 2 if amount_usd >= 0.1 else 4
+    return round(math.ceil((amount_usd - COST_TOLERANCE_USD) * 10.0**decimals) / 10.0**decimals, decimals)
+
+
+def usd_up(amount_usd: float) -> str:
+    """Format an amount, rounded up."""
+    return format_usd(up_usd(amount_usd))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

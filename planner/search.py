@@ -20,8 +20,7 @@ from rubberband.planner.exact.solver import Box, FoundPlan, Objective, lower_bou
 from rubberband.planner.exact.table import StageTable, build_table, gangs_of, holding_is_free
 from rubberband.planner.noise import risk
 from rubberband.planner.noise.sampling import Draws
-from rubberband.planner.problem import Infeasible, JobPlan, Problem
-from rubberband.planner.sentences import unreachable
+from rubberband.planner.problem import Infeasible, JobPlan, Problem, unreachable
 from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import (
     Plan,

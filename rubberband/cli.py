@@ -142,7 +142,7 @@ def main() -> None:
 
 def _print_others(error: InfeasibleError) -> None:
     """Print the remedies beyond the one that the error names."""
-    from rubberband.planner.sentences import line
+    from rubberband.planning.remedies import line
 
     for remedy in error.remedies[1:]:
         print(f"or: {line(remedy)}", file=sys.stderr)

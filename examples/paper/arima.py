@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rubberband.planner.balancing.predictors import LEAST, Floats, Remembering, known
+from rubberband.planner.balancing.speed_balancer import LEAST, Floats, Remembering, known
 
 
 class Arima(Remembering):

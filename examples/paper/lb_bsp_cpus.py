@@ -12,10 +12,10 @@ from arima import Arima
 from common import COLOURS, Finding, Report, Table, line, verdict
 from page import Figure, panels
 
-from rubberband.planner.balancing.predictors import (
+from rubberband.planner.balancing.paper import Narx
+from rubberband.planner.balancing.speed_balancer import (
     Ema,
     Memoryless,
-    Narx,
     NormalisedEma,
     Predictor,
     relative_time,

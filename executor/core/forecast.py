@@ -57,7 +57,7 @@ def lane_factor(job: Job, profile: Profile, state: State, lane: GroupState, gpus
 
 def _factor(job: Job, profile: Profile, speeds: Sequence[float]) -> float:
     if profile.asynchronous is not None and job.balances:
-        from rubberband.planner.queueing.mixed import mixed_factor as updates_factor  # imports numpy
+        from rubberband.planner.queueing import mixed_factor as updates_factor  # imports numpy
 
         return updates_factor(profile.asynchronous, tuple(speeds))
     return mixed_factor(speeds, balanced=job.balances)

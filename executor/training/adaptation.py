@@ -28,8 +28,7 @@ from rubberband.executor.training.runner import refused
 from rubberband.executor.training.sampler import GlobalBatch, SharePolicy
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.planner.balancing import even_shares
-from rubberband.planner.goodput import efficiency
-from rubberband.planner.goodput.choice import candidates
+from rubberband.planner.goodput import candidates, efficiency
 from rubberband.units import counted
 from rubberband.values.adaptive import MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse
 

@@ -14,8 +14,7 @@ from statistics import median
 from typing import Any
 
 from rubberband.planner.balancing import even_shares
-from rubberband.planner.goodput import efficiency, step_s
-from rubberband.planner.goodput.choice import GoodputChoice, better, candidates, choose, choose_at
+from rubberband.planner.goodput import GoodputChoice, better, candidates, choose, choose_at, efficiency, step_s
 from rubberband.planner.goodput.fit import fit
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 

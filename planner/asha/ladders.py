@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from rubberband.planner.asha.draws import Draw
 from rubberband.planner.exact.table import Bools, Ints
 from rubberband.values.rungs import Ladder
 
@@ -79,13 +78,13 @@ class Ladders:
     on or, where the best 1/eta are one more, the new threshold.
     """
 
-    def __init__(self, ladder: Ladder, draw: Draw, columns: Ints, *, defers: bool) -> None:
-        """`columns` has the sample of each run.
+    def __init__(self, ladder: Ladder, ranks: Ints, columns: Ints, *, defers: bool) -> None:
+        """`ranks` are those of `Draw`, and `columns` has the sample of each run.
 
         Unless a run `defers` promotions, it carries out each one before the next result.
         """
         first, last = int(columns.min()), int(columns.max())
-        ranks = draw.ranks[:, first : last + 1]
+        ranks = ranks[:, first : last + 1]
         rungs, (levels, samples, trials) = len(ladder.totals), ranks.shape
         order = np.empty_like(ranks)
         np.put_along_axis(order, ranks, np.arange(trials)[None, None], axis=2)

@@ -13,22 +13,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from threading import Lock
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.asha.draws import Draw, drawn
-from rubberband.planner.asha.runs import simulate
+from rubberband.planner.asha.runs import Draw, Factors, Launches, simulate
 from rubberband.planner.exact.model import check_plan
 from rubberband.planner.exact.solver import unbeaten
 from rubberband.planner.exact.table import Floats, distinct, gangs_of
-from rubberband.planner.problem import Infeasible, Problem
-from rubberband.planner.sentences import unreachable
-from rubberband.values.offer import Offer, slots
+from rubberband.planner.noise import levels
+from rubberband.planner.noise.makespan import Seconds
+from rubberband.planner.problem import Infeasible, Problem, surely_unreachable
+from rubberband.values.offer import SECONDS_PER_HOUR, Offer, slots
 from rubberband.values.plan import (
     Distribution,
     Market,
-    Odds,
     Plan,
     Planned,
     Prediction,
@@ -38,6 +39,8 @@ from rubberband.values.plan import (
 )
 from rubberband.values.profile import Profile
 
+_MOST_LAUNCHES = 128
+"""Instances of a run with random numbers of their own; more of them have those of another sample."""
 _SAMPLES_OF_ONE = 33_000
 _MOST_SAMPLES, _FEWEST_SAMPLES = 3000, 300
 """Samples of a chosen plan: fewer of many trials, whose mean varies less."""
@@ -72,6 +75,62 @@ _EXTREMES = 8
 """Fastest candidates, and cheapest ones, that show what is within reach."""
 _TOGETHER = 10
 """Candidates that are looked at side by side."""
+
+
+def drawn(stage: Stage, profile: Profile, offer: Offer, samples: int, seed: tuple[int, ...]) -> Draw:
+    """Draw samples; what all trials of a run share is spread evenly over its law."""
+    assert stage.ladder is not None, "asha has rungs"
+    trials, rng = stage.trials, np.random.default_rng(seed)
+    noise = startup = None
+    own: npt.NDArray[Any] | None = None
+
+    def bits(what: int) -> npt.NDArray[np.uint16]:
+        """(samples * trials,) Half of the samples mirror the others, so that their means vary less."""
+        half = levels.bits_of((*seed, what), -(-samples // 2) * trials)
+        return np.concatenate([half, ~half])[: samples * trials]
+
+    if profile.trial_cv or profile.mean_cv:
+        own = levels.factor_levels(profile.trial_cv, profile.law).take(bits(1)).reshape(samples, trials)
+        own = (own * _evenly(levels.factor_levels(profile.mean_cv, "lognormal"), samples, rng)[:, None]).ravel()
+    if profile.iteration_cv:
+        cvs = [profile.iteration_cv / math.sqrt(gain) for gain in stage.ladder.gains]
+        noise = Factors(bits(2), np.array([levels.factor_levels(cv, profile.law) for cv in cvs]))
+    if profile.startup_varies:
+        startup = Factors(bits(3), levels.factor_levels(profile.startup_cv, "lognormal")[None])
+    return Draw(
+        ranks=rng.permuted(np.tile(np.arange(trials), (samples, 1)), axis=1)[None],
+        provision_s=offer.provision_delay_s * _evenly(levels.spread_levels(offer.provision_spread), samples, rng),
+        init_s=offer.init_delay_s * np.sort(levels.spread_levels(offer.init_spread)).astype(np.float64),
+        slow=(rng.permutation(samples) + rng.random(samples)) / samples,
+        startup=startup,
+        own=own,
+        noise=noise,
+        launches=_launches(profile, offer, samples, (*seed, 4)),
+    )
+
+
+def _evenly(table: Seconds, samples: int, rng: np.random.Generator) -> Floats:
+    """(samples,) Draw from a table of equally likely values, about as many from each part of it."""
+    at = (rng.permutation(samples) + rng.random(samples)) * (len(table) / samples)
+    return table.take(at.astype(np.int64)).astype(np.float64)
+
+
+def _launches(profile: Profile, offer: Offer, samples: int, seed: tuple[int, ...]) -> Launches | None:
+    spot = offer.spot
+    if spot is None or not spot.interruptions_per_hour:
+        return None
+    shape, rng = (_MOST_LAUNCHES, samples), np.random.default_rng(seed)
+    provision, init = (
+        levels.spread_levels(spread).take(rng.integers(levels.LEVELS, size=shape))
+        for spread in (offer.provision_spread, offer.init_spread)
+    )
+    usual_s = offer.provision_delay_s + offer.init_delay_s + profile.trial_startup_s
+    return Launches(
+        provision_s=offer.provision_delay_s * provision,
+        init_s=offer.init_delay_s * init,
+        lives_s=rng.exponential(SECONDS_PER_HOUR / spot.interruptions_per_hour, shape),
+        longer_s=spot.restart_s - usual_s,
+    )
 
 
 @dataclass(frozen=True)
@@ -205,12 +264,7 @@ def planned(problem: Problem, chosen: Plan, simulations: Simulations | None = No
         extrapolated=(choice.gpus_per_trial,) if beyond else (),
     )
     reserve_usd = problem.reserve_usd(chosen, [mean_usd])
-    in_time, in_budget = problem.box.less(reserve_usd).limits_kept(found.jct_s, found.cost_usd)
-    odds = Odds(
-        p_deadline=float(in_time.mean()),
-        p_budget=float(in_budget.mean()),
-        p_both=float((in_time & in_budget).mean()),
-    )
+    odds = problem.box.less(reserve_usd).odds(found.jct_s, found.cost_usd)
     return Planned(plan=chosen, prediction=prediction, odds=odds, reserve_usd=reserve_usd)
 
 
@@ -233,13 +287,11 @@ def solve(problem: Problem) -> Planned | Infeasible:
 
 def frontier(problem: Problem) -> list[tuple[float, float]]:
     """Return (the JCT kept with the confidence, mean cost) of plans that no other beats, fastest first."""
-    search, box, confidence = _AshaCandidates(problem, THOROUGH), problem.box, problem.constraints.confidence
+    search, confidence = _AshaCandidates(problem, THOROUGH), problem.constraints.confidence
     rough = [found.mean for found in search.runs.figures(search.candidates, search.runs.rough)]
     best = [one for one, mean in zip(search.candidates, rough, strict=True) if not _is_beaten(*mean, rough)]
-    points = []
-    for found in search.runs.figures(best, search.runs.few):
-        points.append((_quantile(found.jct_s, confidence), found.mean[1]))
-    return unbeaten([point for point in points if point[0] <= box.time_s and point[1] <= box.cost_usd])
+    few = search.runs.figures(best, search.runs.few)
+    return unbeaten([(_quantile(found.jct_s, confidence), found.mean[1]) for found in few], problem.box)
 
 
 def _is_beaten(jct_s: float, cost_usd: float, others: Iterable[tuple[float, float]]) -> bool:
@@ -334,19 +386,7 @@ class _AshaCandidates:
 
     def infeasible(self) -> InfeasibleError:
         """Return the error that names the limit out of reach, and the nearest value within."""
-        box, points = self.problem.box, self._points(self._extremes(), self.runs.most).values()
-        kept = [(box.limits_kept(jct_s, cost_usd), jct_s, cost_usd) for jct_s, cost_usd in points]
-        return unreachable(
-            box,
-            min(jct_s for _, jct_s, _ in kept),
-            min(cost_usd for _, _, cost_usd in kept),
-            lambda: (
-                min(cost_usd for (in_time, _), _, cost_usd in kept if in_time),
-                min(jct_s for (_, in_budget), jct_s, _ in kept if in_budget),
-            ),
-            f" with confidence {self._confidence:g}",
-            self.problem.beside,
-        )
+        return surely_unreachable(self.problem, list(self._points(self._extremes(), self.runs.most).values()))
 
     def _extremes(self) -> list[StagePlan]:
         """Return the fastest and the cheapest candidates, of all and of those that keep the other limit."""

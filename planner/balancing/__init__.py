@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rubberband.planner.balancing.balancer import Balancer, Line, Look, ShareLimits
 from rubberband.planner.balancing.line_balancer import LineBalancer
 from rubberband.planner.balancing.paper import PaperCpuBalancer, PaperGpuBalancer
-from rubberband.planner.balancing.shares import even_shares, scale_shares
+from rubberband.planner.balancing.shares import Balancer, Line, Look, ShareLimits, even_shares, scale_shares
 from rubberband.planner.balancing.speed_balancer import SpeedBalancer
 from rubberband.values.balance import Balance
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.balancing.balancer import Line, Look, ShareLimits
 from rubberband.planner.balancing.measured import MeasuredBalancer
-from rubberband.planner.balancing.shares import aligned_shares, min_max_shares
+from rubberband.planner.balancing.shares import Line, Look, ShareLimits, aligned_shares, min_max_shares
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rubberband.planner.balancing.balancer import Balancer, Line, Look, ShareLimits
 from rubberband.planner.balancing.shares import (
+    Balancer,
+    Line,
+    Look,
+    ShareLimits,
     even_shares,
     held,
     keeps,

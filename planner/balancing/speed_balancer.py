@@ -1,17 +1,322 @@
-"""Balancers of CPU workers: shares by forecast speeds (LB-BSP §3.2, Algorithm 1)."""
+"""Balancers of CPU workers: shares by forecasts of their speeds (LB-BSP §3.2, Algorithm 1).
+
+v is a worker's speed in samples/s, c the CPUs and m the fraction of memory that are available to it. Arrays are by
+rank, (n,). All forecasts are of positive numbers; a worker that has not been seen yet is as fast as the others are on
+average.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from rubberband.planner.balancing.balancer import Line, Look, ShareLimits
 from rubberband.planner.balancing.measured import MeasuredBalancer
-from rubberband.planner.balancing.predictors import Floats, Gated, NormalisedEma, Predictor
-from rubberband.planner.balancing.shares import min_max_shares, proportional_shares
+from rubberband.planner.balancing.shares import Line, Look, ShareLimits, min_max_shares, proportional_shares
+
+Floats = npt.NDArray[np.float64]
+
+LEAST = 1e-9
+"""Resources below this count as this much, as their logarithms are used."""
+
+
+class Predictor(Protocol):
+    """Forecasts speeds from those of the past, and from resources at present."""
+
+    @property
+    def noise_share(self) -> float:
+        """Part of the noise of one look that is left in a forecast; 1 where it is that of the last look."""
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        """Take in v of the steps that have passed (nan where unknown), and c and m of the steps to come."""
+
+    def forecast(self) -> Floats:
+        """Return v of the steps to come."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs, in plain values."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, of as many workers."""
+
+
+class Rescalable(Predictor, Protocol):
+    """A predictor that can change the units of speeds."""
+
+    def rescale(self, factors: Floats) -> None:
+        """Go on as if all past speeds had been `factors` as large."""
+
+
+class Remembering:
+    """Arrays that `state` and `restore` carry; a base of predictors."""
+
+    arrays: tuple[str, ...] = ()
+    """Attributes that are arrays."""
+    numbers: tuple[str, ...] = ("looks",)
+    """Attributes that are numbers."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self.looks = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs, in plain values."""
+        arrays = {name: getattr(self, name).tolist() for name in self.arrays}
+        return {**arrays, **{name: getattr(self, name) for name in self.numbers}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, of as many workers."""
+        for name in self.arrays:
+            setattr(self, name, np.asarray(state[name], dtype=np.float64))
+        for name in self.numbers:
+            setattr(self, name, state[name])
+
+
+def known(values: Floats) -> Floats:
+    """Replace nan by the mean of the others, or by 1 without any."""
+    missing = np.isnan(values)
+    if not missing.any():
+        return values
+    return np.where(missing, 1.0 if missing.all() else values[~missing].mean(), values)
+
+
+class Memoryless(Remembering):
+    """The speed of the last look."""
+
+    arrays = ("last",)
+    noise_share = 1.0
+
+    def __init__(self, num_workers: int) -> None:
+        super().__init__(num_workers)
+        self.last: Floats = np.full(num_workers, np.nan)
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        self.looks += 1
+        self.last = np.where(np.isnan(speeds), self.last, speeds)
+
+    def forecast(self) -> Floats:
+        return known(self.last)
+
+    def rescale(self, factors: Floats) -> None:
+        self.last = self.last * factors
+
+
+class Ema(Remembering):
+    """The exponential moving average of the speeds; the paper's smoothing factor is 0.2 (Table 3)."""
+
+    arrays = ("mean",)
+
+    def __init__(self, num_workers: int, alpha: float = 0.2) -> None:
+        super().__init__(num_workers)
+        self._alpha = alpha
+        self.mean: Floats = np.full(num_workers, np.nan)
+
+    @property
+    def noise_share(self) -> float:
+        return averaged(self._alpha, self.looks)
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        self.looks += 1
+        rate = max(self._alpha, 1.0 / self.looks)
+        mean = np.where(np.isnan(self.mean), speeds, self.mean)
+        self.mean = np.where(np.isnan(speeds), mean, mean + rate * (speeds - mean))
+
+    def forecast(self) -> Floats:
+        return known(self.mean)
+
+
+def averaged(alpha: float, looks: int) -> float:
+    """Return the part of the noise that is left in an exponential moving average."""
+    return max(math.sqrt(alpha / (2.0 - alpha)), 1.0 / math.sqrt(max(looks, 1)))
+
+
+class NormalisedEma(Remembering):
+    """v = u f(c, m), the default: a clipped moving average of u = v / f(c, m), with f fitted online.
+
+    f(c, m) = c^p m^q is the same function for all workers, so each one's changes inform it: p and q are those of a
+    regression of log v on log c and log m, all relative to the worker's own means. So a change of the resources is in
+    the forecast at once, and noise is averaged. A speed that is far off is clipped, as a spike; one that stays off is a
+    shift for which f has no reason, and u begins again from there.
+    """
+
+    arrays = ("level", "resources", "means", "moments", "off", "recent", "seen")
+    numbers = ("looks", "variance")
+
+    alpha = 0.1
+    clip = 2.5
+    """Standard deviations of the noise that one look may be off; more is clipped."""
+    shift_looks = 3
+    """Looks in a row on one side, beyond the clip, that make a shift."""
+    slow = 0.02
+    """Rate of the means that the regression is relative to."""
+    forgetting = 0.9995
+    doubt = 0.5
+    """Standard deviation of the prior of p and q: a speed is proportional to the CPUs, and memory does not matter."""
+    most = 2.0
+
+    def __init__(self, num_workers: int) -> None:
+        super().__init__(num_workers)
+        self.level: Floats = np.full(num_workers, np.nan)
+        """log u."""
+        self.resources: Floats = np.zeros((num_workers, 2))
+        """log c and log m of the steps to come."""
+        self.means: Floats = np.zeros((num_workers, 3))
+        """Slow means of log v, log c and log m."""
+        self.moments: Floats = np.zeros((2, 3))
+        """Sums over all workers of (c, m) times (c, m, v), relative to the means."""
+        self.off: Floats = np.zeros(num_workers)
+        """Looks in a row that were beyond the clip; below 0 where they were too low."""
+        self.recent: Floats = np.zeros(num_workers)
+        """Sum of log u over these looks."""
+        self.seen: Floats = np.zeros(num_workers)
+        self.variance = 0.05**2
+
+    @property
+    def noise_share(self) -> float:
+        return averaged(self.alpha, self.looks)
+
+    def exponents(self) -> tuple[float, float]:
+        """Return p and q of f, from 0 to `most`."""
+        trust = self.variance / self.doubt**2
+        (cc, cm, cv), (_, mm, mv) = self.moments.tolist()
+        cc, mm, cv = cc + trust, mm + trust, cv + trust  # the prior: p = 1, q = 0
+        divisor = cc * mm - cm * cm
+        found = (cv * mm - mv * cm) / divisor, (mv * cc - cv * cm) / divisor
+        return min(max(found[0], 0.0), self.most), min(max(found[1], 0.0), self.most)
+
+    def log_f(self, resources: Floats) -> Floats:
+        """(n,) log f(c, m) of log c and log m, (n, 2)."""
+        p, q = self.exponents()
+        return p * resources[:, 0] + q * resources[:, 1]
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        self.looks += 1
+        seen = ~np.isnan(speeds)
+        log_speeds = np.log(np.where(seen, speeds, 1.0))
+        if self.looks > 1:
+            self._fit(seen, log_speeds)
+            self._follow(seen, log_speeds)
+        self.resources = np.log(np.maximum(np.column_stack([cpu, memory]), LEAST))
+        if self.looks == 1:  # the resources of the first steps are those of the present, as far as is known
+            self._fit(seen, log_speeds)
+            self._follow(seen, log_speeds)
+
+    def _fit(self, seen: npt.NDArray[np.bool_], log_speeds: Floats) -> None:
+        values = np.column_stack([log_speeds, self.resources])
+        rate = np.maximum(self.slow, 1.0 / (self.seen + 1.0))[:, None]
+        from_mean = np.where(seen[:, None], values - self.means, 0.0)
+        from_mean[self.seen == 0.0] = 0.0
+        self.means = np.where(seen[:, None], self.means + rate * (values - self.means), self.means)
+        self.seen = self.seen + seen
+        limit = 4.0 * math.sqrt(self.variance) + np.abs(from_mean[:, 1:]).sum(axis=1)
+        from_mean[:, 0] = np.clip(from_mean[:, 0], -limit, limit)
+        inputs = from_mean[:, 1:]
+        self.moments = self.forgetting * self.moments + inputs.T @ np.column_stack([inputs, from_mean[:, 0]])
+
+    def _follow(self, seen: npt.NDArray[np.bool_], log_speeds: Floats) -> None:
+        levels = log_speeds - self.log_f(self.resources)
+        fresh = seen & np.isnan(self.level)
+        self.level = np.where(fresh, levels, self.level)
+        off = np.where(seen, levels - self.level, 0.0)
+        limit = self.clip * math.sqrt(self.variance)
+        side = np.where(off > limit, 1.0, np.where(off < -limit, -1.0, 0.0))
+        same = side * np.sign(self.off) > 0.0
+        self.off = np.where(seen, np.where(same, self.off + side, side), self.off)
+        begun = np.where(side != 0.0, levels, 0.0)
+        self.recent = np.where(seen, np.where(same, self.recent + levels, begun), self.recent)
+        shifted = np.abs(self.off) >= self.shift_looks
+        clipped = np.clip(off, -limit, limit)
+        counted = seen & ~fresh & ~shifted
+        if self.looks > 1 and counted.any():
+            square = 1.2 * float(np.square(clipped[counted]).mean())  # 1.2: for what the clip takes off
+            self.variance += max(0.05, 0.5 / self.looks) * (square - self.variance)
+            self.variance = max(self.variance, 1e-6)
+        rate = max(self.alpha, 1.0 / self.looks)
+        followed = self.level + rate * np.where(seen, clipped, 0.0)
+        self.level = np.where(shifted, self.recent / np.maximum(np.abs(self.off), 1.0), followed)
+        self.off = np.where(shifted, 0.0, self.off)
+
+    def forecast(self) -> Floats:
+        return known(np.exp(self.level + self.log_f(self.resources)))
+
+    def rescale(self, factors: Floats) -> None:
+        logs = np.log(factors)
+        self.level = self.level + logs
+        self.recent = self.recent + np.abs(self.off) * logs
+        self.means[:, 0] += logs
+
+
+GATE_RATE = 0.05
+"""Weight of the last step in the mean times that are compared."""
+GATE_LOOKS = 10
+"""Looks before the means are compared."""
+
+
+class Gated:
+    """A predictor, or the last speeds (memoryless) where these have been better.
+
+    The predictor and the last speeds both forecast every step. They are compared by
+    max_i x_i / v_i, the time of the step with shares in proportion to a forecast, not by the error of the forecast: a
+    step waits for its slowest worker only.
+    """
+
+    def __init__(self, predictor: Rescalable, num_workers: int) -> None:
+        self._predictor = predictor
+        self._memoryless = Memoryless(num_workers)
+        self._times = [0.0, 0.0]
+        """Mean times of a step by the predictor and by the last speeds, over the shortest possible one."""
+        self._looks = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the predictor is used; in the first looks it is."""
+        return self._times[0] <= self._times[1] or self._looks < GATE_LOOKS
+
+    @property
+    def _used(self) -> Predictor:
+        return self._predictor if self.is_open else self._memoryless
+
+    @property
+    def noise_share(self) -> float:
+        return self._used.noise_share
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        seen = ~np.isnan(speeds)
+        if self._looks and seen.any():
+            rate = max(GATE_RATE, 1.0 / self._looks)
+            for at, each in enumerate((self._predictor, self._memoryless)):
+                self._times[at] += rate * (relative_time(each.forecast()[seen], speeds[seen]) - self._times[at])
+        self._looks += 1
+        self._predictor.observe(speeds, cpu, memory)
+        self._memoryless.observe(speeds, cpu, memory)
+
+    def forecast(self) -> Floats:
+        return self._used.forecast()
+
+    def rescale(self, factors: Floats) -> None:
+        """Go on as if all past speeds had been `factors` as large."""
+        self._predictor.rescale(factors)
+        self._memoryless.rescale(factors)
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs, in plain values."""
+        states = {"predictor": self._predictor.state(), "memoryless": self._memoryless.state()}
+        return {**states, "times": list(self._times), "looks": self._looks}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, of as many workers."""
+        self._predictor.restore(state["predictor"])
+        self._memoryless.restore(state["memoryless"])
+        self._times, self._looks = list(state["times"]), state["looks"]
+
+
+def relative_time(forecast: Floats, speeds: Floats) -> float:
+    """Return max_i x_i / v_i with x_i in proportion to a forecast, over what it is with the true speeds; at least 1."""
+    return float((forecast / speeds).max() * speeds.sum() / forecast.sum())
+
 
 CANDIDATES = np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0])
 """x0 in units of an even share at the first look."""

@@ -27,7 +27,7 @@ from rubberband.planner.exact.labels import (
     undominated,
 )
 from rubberband.planner.exact.table import Bools, Floats, Ints, StageTable, distinct
-from rubberband.values.plan import PlanningConstraints
+from rubberband.values.plan import Odds, PlanningConstraints
 
 Objective = Literal["min_cost", "min_time"]
 OBJECTIVES: tuple[Objective, Objective] = ("min_time", "min_cost")
@@ -69,6 +69,15 @@ class Box:
         in_time, in_budget = self.limits_kept(time_s, cost_usd)
         inside: Bools = in_time & in_budget
         return inside
+
+    def odds(self, jct_s: Floats, cost_usd: Floats) -> Odds:
+        """Return the share of samples that keep each limit."""
+        in_time, in_budget = self.limits_kept(jct_s, cost_usd)
+        return Odds(
+            p_deadline=float(in_time.mean()),
+            p_budget=float(in_budget.mean()),
+            p_both=float((in_time & in_budget).mean()),
+        )
 
     def less(self, reserve_usd: float) -> Box:
         """Return the plans that leave this money beside their cost."""
@@ -260,11 +269,12 @@ def _staircase(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return steps
 
 
-def unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points (seconds, USD) that no other beats on both, by time, to the last bit."""
+def unbeaten(points: Sequence[tuple[float, float]], box: Box | None = None) -> list[tuple[float, float]]:
+    """Return the points (seconds, USD) of a box that no other beats on both, by time, to the last bit."""
     steps: list[tuple[float, float]] = []
     for point in sorted(points):
-        if not steps or point[1] < steps[-1][1]:
+        is_inside = box is None or (point[0] <= box.time_s and point[1] <= box.cost_usd)
+        if is_inside and (not steps or point[1] < steps[-1][1]):
             steps.append(point)
     return steps
 

@@ -12,7 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from rubberband.planner.goodput.choice import GoodputChoice, choose_many
+from rubberband.planner.goodput import GoodputChoice, choose_many
 from rubberband.planner.goodput.fit import extrapolates
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
 from rubberband.values.profile import Profile

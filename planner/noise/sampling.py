@@ -18,8 +18,16 @@ import numpy.typing as npt
 from rubberband.planner.exact.model import StageOutcome, Times, Value, check_plan, summed, walk
 from rubberband.planner.exact.table import Floats
 from rubberband.planner.noise import levels
-from rubberband.planner.noise.losses import Chances, Exposed, Settling, unsettled_s, with_losses
-from rubberband.planner.noise.makespan import Seconds, makespan, totals
+from rubberband.planner.noise.makespan import (
+    Chances,
+    Exposed,
+    Seconds,
+    Settling,
+    makespan,
+    totals,
+    unsettled_s,
+    with_losses,
+)
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, slots
 from rubberband.values.plan import Cohort, Distribution, Market, Plan, Prediction, Speeds, Stage, StagePlan
 from rubberband.values.profile import FIXED, Law, Profile

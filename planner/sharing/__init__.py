@@ -16,7 +16,6 @@ from rubberband.errors import InputError
 from rubberband.planner.sharing.autoscaling import Autoscaling, Scale, within
 from rubberband.planner.sharing.calendar import Calendar, CalendarSlot, Span
 from rubberband.planner.sharing.demand import Allotment, Allotments, Capacity, Demand, Ints, Policy, Table
-from rubberband.planner.sharing.placement import place
 from rubberband.planner.sharing.policies import (
     Optimus,
     Resizing,
@@ -27,6 +26,7 @@ from rubberband.planner.sharing.policies import (
     gain,
     hell,
     knee,
+    place,
     ranked,
     srpt,
 )

@@ -14,8 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from rubberband.planner.goodput import efficiency, gain, step_s
-from rubberband.planner.goodput.choice import Candidates, considered
+from rubberband.planner.goodput import Candidates, considered, efficiency, gain, step_s
 from rubberband.planner.goodput.fit import fit
 from rubberband.planner.sharing.demand import Demand, Floats, Ints
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput

@@ -28,11 +28,10 @@ from rubberband.commands.common import (
 if TYPE_CHECKING:
     from rubberband.planner.dag import SimulatedPlan
     from rubberband.planner.estimate import Estimate
-    from rubberband.planner.sizing import Size
     from rubberband.planning.feasible import Terms
     from rubberband.planning.prices_and_quotas import EstimateAnswer
     from rubberband.spec.experiment import Experiment
-    from rubberband.values.plan import Plan, StagePlan
+    from rubberband.values.plan import Plan, Size, StagePlan
     from rubberband.values.profile import Profile
     from rubberband.views.report.tables import TextTable
 

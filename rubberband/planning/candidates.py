@@ -232,7 +232,7 @@ def mixture_notes(experiment: Experiment, case: Case, options: Sequence[Case], g
 def _factor(profile: Profile, speeds: Sequence[float]) -> float:
     if profile.asynchronous is None:
         return mixed_factor(speeds, balanced=True)
-    from rubberband.planner.queueing.mixed import mixed_factor as updates_factor
+    from rubberband.planner.queueing import mixed_factor as updates_factor
 
     return updates_factor(profile.asynchronous, tuple(speeds))
 

@@ -16,7 +16,6 @@ from rubberband.cloud.catalogue import Table, offers, price_source, row_source, 
 from rubberband.cloud.prices import LiveTable, live_table
 from rubberband.errors import InputError, ProviderError
 from rubberband.planner.estimate import Case, Estimate
-from rubberband.planner.sizing import Size
 from rubberband.planning.assumptions import Assumption, Basis, Name, assumptions, bill_lines
 from rubberband.planning.candidates import (
     MARKETS,
@@ -34,7 +33,7 @@ from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.spec.profile_file import VARIATIONS, InlineProfile
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import BillLine, Offer
-from rubberband.values.plan import Market, Plan, Policy
+from rubberband.values.plan import Market, Plan, Policy, Size
 from rubberband.values.profile import Profile
 
 if TYPE_CHECKING:

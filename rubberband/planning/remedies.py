@@ -20,11 +20,10 @@ from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.exact.model import least_instances, run_s
 from rubberband.planner.exact.solver import Objective
 from rubberband.planner.noise.sampling import varies
-from rubberband.planner.problem import JobPlan
-from rubberband.planner.sentences import up_s, up_usd
+from rubberband.planner.problem import JobPlan, up_s, up_usd
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder
-from rubberband.units import format_duration
+from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Change, Remedy, Stage
 from rubberband.values.rungs import Ladder
@@ -356,3 +355,49 @@ def _with(experiment: Experiment, key: str, value: Any) -> Experiment:
 
 def _words(value: Any, key: str) -> Any:
     return format_duration(value) if key == DEADLINE else value
+
+
+def advice(remedy: Remedy) -> str:
+    """Return a remedy in a line: `raise max_instances to 24 (-s resources.max_instances=24: 18m41s, 14.47 USD)`."""
+    named = [
+        (
+            "lower" if change.key.endswith(".min") else "raise",
+            f"{_NAMES[change.key]} to "
+            + (format_usd(change.value) if isinstance(change.value, float) else str(change.value)),
+        )
+        for change in remedy.changes
+    ]
+    verbs = dict.fromkeys(verb for verb, _ in named)
+    steps = " and ".join(f"{verb} {' and '.join(what for each, what in named if each == verb)}" for verb in verbs)
+    return f"{steps} ({settings(remedy)}: {format_duration(remedy.jct_s)}, {format_usd(remedy.cost_usd)})"
+
+
+def none_within(most_usd: float | None) -> str:
+    """Say that no remedy within the budget was found."""
+    return f"no remedy was found within {format_usd(most_usd or 0.0)}, the limit here"
+
+
+def line(remedy: Remedy) -> str:
+    """Return a remedy as a line of a list: `-s constraints.deadline=26m5s: 26m5s, 13.71 USD; 6m5s later`."""
+    figures = f"{settings(remedy)}: {format_duration(remedy.jct_s)}, {format_usd(remedy.cost_usd)}"
+    return "; ".join(filter(None, (figures, concessions(remedy))))
+
+
+def settings(remedy: Remedy) -> str:
+    """Return the options to add to a command line."""
+    return " ".join(f"-s {change.setting}" for change in remedy.changes)
+
+
+def concessions(remedy: Remedy) -> str:
+    """Return the time and money that a remedy asks for, such as `6m5s later, 2.48 USD more`; empty if none."""
+    later = f"{format_duration(remedy.later_s)} later" if remedy.later_s else ""
+    return ", ".join(filter(None, (later, f"{format_usd(remedy.dearer_usd)} more" if remedy.dearer_usd else "")))
+
+
+_NAMES = {
+    "resources.gpus_per_trial.max": "gpus_per_trial.max",
+    "resources.gpus_per_trial.min": "gpus_per_trial.min",
+    "resources.max_instances": "max_instances",
+    "constraints.deadline": "the deadline",
+    "constraints.max_cost": "max_cost",
+}

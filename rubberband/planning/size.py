@@ -8,18 +8,57 @@ and of asha's results, may break the order by a little.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner.estimate import Case, first_kept
 from rubberband.planner.noise.sampling import steady, varies
 from rubberband.planner.problem import JobPlan
-from rubberband.planner.sizing import Size, largest
 from rubberband.planning.remedies import is_out_of_reach, reached
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import MAX_ASHA_TRIALS, MAX_TRIALS, Asha, Hyperband, Sha
-from rubberband.values.plan import Policy, SizeKey
+from rubberband.values.plan import Policy, Size, SizeKey
+
+_FIRST_STEPS = 128
+"""The first step away from a guess is this part of it."""
+
+
+def largest(
+    starts: Sequence[int],
+    most: int,
+    fits: Callable[[int], bool],
+    may_fit: Callable[[int], bool],
+    guess: Callable[[int], int] | None = None,
+) -> int | None:
+    """Return the largest number up to `most` that fits; None if none does.
+
+    From each of `starts` (increasing) to the next one, small numbers fit and large ones do not. `may_fit` is quick, and
+    true wherever `fits` is. A good `guess`, from a number that fits, saves looks.
+    """
+    ends = [*starts[1:], most + 1]
+    for start, end in reversed(list(zip(starts, ends, strict=True))):
+        end = bisect_left(range(start, end), True, key=lambda number: not may_fit(number)) + start
+        if end > start and fits(start):
+            return _last(start, end, fits, min(end - 1, guess(start) if guess else end))
+    return None
+
+
+def _last(low: int, high: int, fits: Callable[[int], bool], guess: int) -> int:
+    """Return the last number below `high` that fits; `low` does. Steps away from the guess grow fourfold."""
+    step, at = max(1, guess // _FIRST_STEPS), guess
+    while low < at < high:
+        if fits(at):
+            low, at = at, at + step
+        else:
+            high, at = at, at - step
+        step *= 4
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
 
 MOST_ITERATIONS = 1_000_000_000
 """Largest `max_t`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rubberband import markup
 from rubberband.values.rungs import Ladder
@@ -208,3 +208,24 @@ class Remedy:
 def total_iterations(stages: Sequence[Stage]) -> int:
     """Return the iterations of a trial that survives all `stages`."""
     return sum(stage.iterations for stage in stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The size of a search that was sized to its limits."""
+
+    key: SizeKey
+    number: int | None
+    """None if no size fits: then the estimate is of the smallest search."""
+    smallest: int
+    num_trials: int
+    """Configurations that are tried, over all brackets."""
+
+    @property
+    def setting(self) -> str:
+        """The size as an override of the file: `search.scheduler.num_samples=283`."""
+        return f"search.scheduler.{self.key}={self.number}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object under `size` of an estimate's JSON."""
+        return {"key": self.key, "number": self.number, "trials": self.num_trials}

@@ -10,10 +10,9 @@ from typing import Any
 from rubberband.executor.core.events import Gang
 from rubberband.executor.result.batch_history import BatchStretch
 from rubberband.executor.result.result import Result, TrialResult
-from rubberband.planner.sizing import Size
 from rubberband.units import counted, duration, format_duration, format_usd
 from rubberband.values.balance import BalanceUse
-from rubberband.values.plan import PlanningConstraints
+from rubberband.values.plan import PlanningConstraints, Size
 
 
 def rounded(parts: Sequence[float], unit: float) -> list[float]:

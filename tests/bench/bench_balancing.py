@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rubberband.planner.balancing import Balancer, Look, make_balancer
 from rubberband.planner.balancing.line_balancer import LineBalancer
-from rubberband.planner.balancing.predictors import (
+from rubberband.planner.balancing.paper import Narx
+from rubberband.planner.balancing.speed_balancer import (
     Ema,
     Gated,
     Memoryless,
-    Narx,
     NormalisedEma,
     Predictor,
     relative_time,

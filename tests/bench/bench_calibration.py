@@ -32,7 +32,6 @@ from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
 from rubberband.planner.exact.solver import Box
-from rubberband.planner.noise.risk import odds
 from rubberband.planner.noise.sampling import Draws
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer, Spot
@@ -246,7 +245,10 @@ def caution(task: Task, chosen: Planned) -> float:
     costs = {}
     for candidate in plans:
         samples = draws.evaluate(candidate, draws.most_chunks)
-        if candidate == chosen.plan or odds(samples, box_of(task)).p_both >= task.limits.confidence:
+        if (
+            candidate == chosen.plan
+            or box_of(task).odds(samples.jct_s, samples.cost_usd).p_both >= task.limits.confidence
+        ):
             costs[candidate] = float(samples.cost_usd.mean())
     return costs[chosen.plan] / min(costs.values()) - 1.0
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rubberband.planner.goodput import step_s
-from rubberband.planner.goodput.choice import choose, choose_many
+from rubberband.planner.goodput import choose, choose_many, step_s
 from rubberband.planner.goodput.fit import fit, relative_errors
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rubberband.planner.queueing import Network, blended, calibrated, curve, exact, highest
-from rubberband.planner.queueing.mixed import linearizer, proportional
+from rubberband.planner.queueing import Network, blended, calibrated, curve, exact, highest, linearizer, proportional
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from tests.builders.paper import first_come, hybrid
 from tests.builders.parameter_server import (

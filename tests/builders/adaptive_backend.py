@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from rubberband.executor.core.events import Command, Event, StartTrial, TrialReported
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.planner.goodput import step_s
-from rubberband.planner.goodput.choice import candidates
+from rubberband.planner.goodput import candidates, step_s
 from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile
 
 SIZES = 6

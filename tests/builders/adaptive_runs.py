@@ -9,7 +9,7 @@ from rubberband.executor.core.events import Gang
 from rubberband.executor.core.state import Job
 from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.planner.goodput.choice import choose
+from rubberband.planner.goodput import choose
 from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
 from tests.builders.results import a_job, configurations
 from tests.builders.virtual_runs import run_virtual

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rubberband.planner.asha.draws import Draw
-from rubberband.planner.asha.runs import most_losses
+from rubberband.planner.asha.runs import Draw, most_losses
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Stage, StagePlan
 from rubberband.values.profile import Profile

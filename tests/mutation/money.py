@@ -114,8 +114,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="reserve-not-in-odds",
         harm="the odds that are told are those of a bill up to max_cost, where a run stops before it",
         file="planner/noise/risk.py",
-        old="odds=odds(samples, problem.box.less(reserve_usd)),",
-        new="odds=odds(samples, problem.box),",
+        old="odds=problem.box.less(reserve_usd).odds(",
+        new="odds=problem.box.odds(",
         tests=("tests/unit/test_planning.py",),
     ),
     Mutant(

@@ -164,7 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="confidence-ignored",
         harm="a plan that keeps the deadline every second time is called feasible",
-        file="planner/noise/risk.py",
+        file="planner/exact/solver.py",
         old="p_both=float((in_time & in_budget).mean()),",
         new="p_both=float((in_time | in_budget).mean()),",
         tests=("tests/unit/test_planner_sampling.py",),
@@ -252,7 +252,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="batch-not-halved",
         harm="a batch that does not fit the GPU's memory is chosen: the trial dies",
-        file="planner/goodput/choice.py",
+        file="planner/goodput/__init__.py",
         old="passes = -(-batch_size // (gpus * limits.max_per_gpu))",
         new="passes = np.maximum(1, batch_size // (gpus * limits.max_per_gpu))",
         tests=("tests/unit/test_goodput_choice.py", "tests/property/test_goodput_choice.py"),
@@ -260,7 +260,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="larger-of-equals",
         harm="a batch grows though that gains nothing",
-        file="planner/goodput/choice.py",
+        file="planner/goodput/__init__.py",
         old="np.argmin(np.where(equal, found.batch_size, np.iinfo(np.int64).max), axis=-1)",
         new="np.argmax(np.where(equal, found.batch_size, 0), axis=-1)",
         tests=("tests/unit/test_goodput_choice.py", "tests/property/test_goodput_choice.py"),
@@ -268,7 +268,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="own-link-divided",
         harm="a worker that trains alone is predicted faster with a second parameter server",
-        file="planner/queueing/__init__.py",
+        file="planner/queueing.py",
         old="own_link_s = (1.0 - share) * (times.up_s + times.down_s)",
         new="own_link_s = 0.0",
         tests=("tests/unit/test_queueing.py",),
@@ -276,7 +276,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="link-overtaken",
         harm="more updates are promised than the busiest link carries",
-        file="planner/queueing/__init__.py",
+        file="planner/queueing.py",
         old="least(n / (network.delay_s + up_wait_s + server_wait_s + down_wait_s), ceiling)",
         new="n / (network.delay_s + up_wait_s + server_wait_s + down_wait_s)",
         tests=("tests/unit/test_queueing.py", "tests/property/test_queueing.py"),
@@ -284,7 +284,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="own-update-waits-for-itself",
         harm="unequal workers are predicted too slow",
-        file="planner/queueing/mixed.py",
+        file="planner/queueing.py",
         old="np.exp(np.logaddexp.reduce(before[:workers] + after, axis=1) - whole)",
         new="np.exp(np.logaddexp.reduce(before[1:] + after, axis=1) - whole)",
         tests=("tests/property/test_queueing.py",),
@@ -292,7 +292,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="slow-machine-taken-for-waiting",
         harm="where all workers are slower, larger gangs are predicted slower still",
-        file="planner/queueing/__init__.py",
+        file="planner/queueing.py",
         old="{g: throughput / alone for g, throughput in seen.items()}",
         new="seen",
         tests=("tests/unit/test_queueing.py", "tests/unit/test_measured.py"),
@@ -334,7 +334,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lost-once-at-most",
         harm="a trial on spot instances is never lost twice in a stage: told too fast where interruptions are frequent",
-        file="planner/noise/losses.py",
+        file="planner/noise/makespan.py",
         old="_MOST_LOSSES = 100",
         new="_MOST_LOSSES = 1",
         tests=("tests/unit/test_planner_losses.py",),
@@ -342,7 +342,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lost-trials-wait-beside-idle-instances",
         harm="lost trials are told to wait for a replacement though another instance is idle",
-        file="planner/noise/losses.py",
+        file="planner/noise/makespan.py",
         old="return np.zeros(len(trials))",
         new="return np.full(len(trials), np.inf)",
         tests=("tests/unit/test_planner_losses.py",),

@@ -67,7 +67,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="odds-forget-the-budget",
         harm="the odds of keeping both limits are those of the deadline alone",
-        file="planner/noise/risk.py",
+        file="planner/exact/solver.py",
         old="p_both=float((in_time & in_budget).mean()),",
         new="p_both=float(in_time.mean()),",
         tests=_JUDGE,
@@ -171,7 +171,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replaced-at-once",
         harm="time on spot is told as if the replacement of a lost instance were ready at once",
-        file="planner/noise/losses.py",
+        file="planner/noise/makespan.py",
         old="run.replaced_s(number, places[at]))",
         new="0.0 * run.replaced_s(number, places[at]))",
         tests=_JUDGE,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.planner.asha.draws import drawn
+from rubberband.planner.asha.planning import drawn
 from rubberband.planner.asha.runs import simulate
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.planner.balancing.balancer import Line, ShareLimits
-from rubberband.planner.balancing.shares import ALIGNED_COST, aligned_shares, min_max_shares, scale_shares, slowest_s
+from rubberband.planner.balancing.shares import (
+    ALIGNED_COST,
+    Line,
+    ShareLimits,
+    aligned_shares,
+    min_max_shares,
+    scale_shares,
+    slowest_s,
+)
 
 seconds = st.one_of(st.just(0.0), st.floats(1e-3, 10.0))
 lines = st.builds(Line, seconds, seconds)

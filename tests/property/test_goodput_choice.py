@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rubberband.planner.goodput import efficiency, gain, step_s
-from rubberband.planner.goodput.choice import candidates, choose, choose_at, choose_many
+from rubberband.planner.goodput import candidates, choose, choose_at, choose_many, efficiency, gain, step_s
 from rubberband.values.adaptive import BatchLimits
 from tests.builders.goodput_strategies import batch_limits, noise_scales, throughputs
 

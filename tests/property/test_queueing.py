@@ -7,8 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.planner.queueing import Network, blended, calibrated, curve, exact, highest
-from rubberband.planner.queueing.mixed import linearizer, mixed, mixed_factor, proportional
+from rubberband.planner.queueing import (
+    Network,
+    blended,
+    calibrated,
+    curve,
+    exact,
+    highest,
+    linearizer,
+    mixed,
+    mixed_factor,
+    proportional,
+)
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from tests.builders.budget import examples
 from tests.builders.paper import first_come, hybrid

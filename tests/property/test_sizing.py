@@ -17,9 +17,8 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
-from rubberband.planner.sizing import largest
 from rubberband.planning.candidates import cases
-from rubberband.planning.size import size
+from rubberband.planning.size import largest, size
 from rubberband.spec.experiment import Experiment
 from rubberband.values.profile import Profile
 from tests.builders.budget import examples

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from rubberband.executor.training.agent import DOUBTED_AFTER, GROWTH, MOST_POINTS, BatchAgent, BatchChoice
-from rubberband.planner.goodput import step_s
-from rubberband.planner.goodput.choice import choose, choose_at
+from rubberband.planner.goodput import choose, choose_at, step_s
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 
 LIMITS = BatchLimits(initial=64, max=4096)

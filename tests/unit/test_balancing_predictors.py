@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from rubberband.planner.balancing import make_balancer
-from rubberband.planner.balancing.predictors import (
-    ENOUGH,
+from rubberband.planner.balancing.paper import ENOUGH, Narx
+from rubberband.planner.balancing.speed_balancer import (
     Ema,
+    FixedPart,
     Gated,
     Memoryless,
-    Narx,
     NormalisedEma,
     relative_time,
 )
-from rubberband.planner.balancing.speed_balancer import FixedPart
 from rubberband.values.balance import Balance
 from tests.bench.balancing_traces import trace
 from tests.builders.balancing import Curve, best_s, train

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rubberband.planner.goodput.choice import better, candidates, choose, choose_at, choose_many
+from rubberband.planner.goodput import better, candidates, choose, choose_at, choose_many
 from rubberband.values.adaptive import BatchLimits, Throughput
 
 MODEL = Throughput(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.planner.goodput.choice import choose
+from rubberband.planner.goodput import choose
 from rubberband.planner.goodput.planning import (
     extrapolated,
     fixed_seconds_per_iteration,

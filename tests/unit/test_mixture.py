@@ -19,8 +19,8 @@ from rubberband.executor.core.measured import measured
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.exact.model import predict
+from rubberband.planner.queueing import mixed_factor as mixed_factor_of_updates
 from rubberband.planner.queueing import scaled
-from rubberband.planner.queueing.mixed import mixed_factor as mixed_factor_of_updates
 from rubberband.planning.candidates import cases, mixture_notes, stand_in_speeds
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources

@@ -8,8 +8,7 @@ import pytest
 from rubberband.errors import InfeasibleError
 from rubberband.planner.exact.solver import Box
 from rubberband.planner.noise.makespan import makespan
-from rubberband.planner.noise.risk import odds
-from rubberband.planner.noise.sampling import Samples, sample
+from rubberband.planner.noise.sampling import sample
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Law, Profile, Spread
@@ -59,8 +58,8 @@ def test_a_cluster_is_ready_when_its_slowest_instance_is() -> None:
 
 
 def test_both_limits_are_kept_only_where_each_of_them_is() -> None:
-    samples = Samples(jct_s=np.array([1.0, 2.0, 3.0, 4.0]), cost_usd=np.array([4.0, 1.0, 3.0, 1.0]), walked=())
-    found = odds(samples, Box(time_s=2.5, cost_usd=2.0))
+    jct_s, cost_usd = np.array([1.0, 2.0, 3.0, 4.0]), np.array([4.0, 1.0, 3.0, 1.0])
+    found = Box(time_s=2.5, cost_usd=2.0).odds(jct_s, cost_usd)
     assert (found.p_deadline, found.p_budget, found.p_both) == (0.5, 0.5, 0.25)
 
 

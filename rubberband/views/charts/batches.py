@@ -11,7 +11,7 @@ from typing import Any
 
 from rubberband.executor.result.batch_history import BatchStretch
 from rubberband.executor.result.result import Result, TrialResult
-from rubberband.planner.goodput.choice import choose
+from rubberband.planner.goodput import choose
 from rubberband.units import counted, duration
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.views.charts.parts import (

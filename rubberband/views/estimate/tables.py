@@ -14,8 +14,8 @@ from rubberband.planner.noise.sampling import varies
 from rubberband.planner.planning import Point
 from rubberband.planner.problem import BracketGroup, JobPlan
 from rubberband.planner.search import keeps, meets
-from rubberband.planner.sentences import concessions, settings
 from rubberband.planning.assumptions import Assumption
+from rubberband.planning.remedies import concessions, settings
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import BillLine, Offer
 from rubberband.values.plan import Market, PlanningConstraints, Stage, StagePlan
