@@ -370,10 +370,12 @@ def types_of(resources: Resources) -> tuple[str, ...]:
         return resources.instance_types
     if resources.instance_type is not None:
         return (resources.instance_type,)
-    if resources.kind.default_type is not None:
-        return (resources.kind.default_type,)
+    kind = resources.kind
+    if kind.default_type is not None and (kind.is_this_machine or resources.price_usd_per_hour is not None):
+        return (kind.default_type,)
     raise InputError(
         f"resources.instance_type: provider {resources.provider} needs one; add it, such as instance_type: p3.8xlarge"
+        + (", or give gpus_per_instance and price_per_hour" if kind.default_type is not None else "")
     )
 
 

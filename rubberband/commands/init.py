@@ -29,7 +29,7 @@ CHECK_S = 120.0
 _GUESSED_S = 10.0
 """Seconds of an iteration where none could be tried."""
 _USD_PER_HOUR = 3.06
-"""Price of a p3.2xlarge, which the file names."""
+"""Price of an instance with one GPU, which the file names."""
 _INSTANCES, _TRIALS, _MOST, _FACTOR = 2, 16, 16, 4
 _SERIAL = 16 + 4 * 4 + 16
 """Iterations of the whole search: 16 trials of 1, 4 of 4 and 1 of 16 in the end, rounded up."""
@@ -269,6 +269,7 @@ def _text(seen: _TrialFindings, trial: str, path: Path) -> str:
         deadline=f"{deadline_s // 60}m",
         max_cost=max_cost_usd,
         instances=_INSTANCES,
+        price=_USD_PER_HOUR,
         measured=measured,
         iteration_s=f"{iteration_s:.2g}",
         startup_s=f"{max(0.1, seen.startup_s):.2g}",
@@ -330,10 +331,11 @@ constraints:
   deadline: {deadline} # from the start of the run
   max_cost: {max_cost} # USD, for the whole run
 resources:
-  provider: local # this machine, metered at EC2 prices and charged nothing; aws rents instances
-  instance_type: p3.2xlarge # one GPU; `rubberband cloud prices` lists the types
+  provider: local # this machine; aws rents instances, by instance_type in place of the next two lines
+  gpus_per_instance: 1 # more let the last trials train on more GPUs
+  price_per_hour: {price} # USD, at which the run is metered; nothing is charged
   max_instances: {instances}
-  gpus_per_trial: {{min: 1, max: 1}} # a larger max lets the last trials train on more GPUs
+  gpus_per_trial: {{min: 1, max: 1}}
 # Seconds of an iteration on 1 GPU ({measured}). Without these lines the first run measures them.
 profile:
   seconds_per_iteration: {{1: {iteration_s}}}

@@ -26,7 +26,7 @@ class ProviderKind:
     is_rented: bool = False
     """Instances are rented from a cloud, which bills them, has prices and quotas, and sees no file of this machine."""
     default_type: str | None = None
-    """The instance type where none is named; None: one must be."""
+    """The instance type where none is named; None: one must be. Where instances are priced, it needs price_per_hour."""
     provision_s: float = 0.0
     init_s: float = 0.0
     """Assumed times of provisioning and initialising, if neither the file nor the profile has them."""
@@ -46,7 +46,7 @@ KINDS: Mapping[str, ProviderKind] = MappingProxyType(
         "local": ProviderKind(
             is_this_machine=True, default_type="local", provision_s=3.0, init_s=8.0, release_margin_s=3.0
         ),
-        "virtual": ProviderKind(is_simulated=True, release_margin_s=0.0),
+        "virtual": ProviderKind(is_simulated=True, default_type="virtual", release_margin_s=0.0),
         # The delays are a guess, which a measured profile replaces: booting (longer on bare metal and on p4, p5 and p6,
         # see `start_limits`), and installing torch.
         "aws": ProviderKind(

@@ -45,6 +45,8 @@ class Talking(rubberband.Trial):
 ON_EC2 = (
     "resources.provider=aws",
     "resources.instance_type=g4dn.xlarge",
+    "resources.gpus_per_instance=",
+    "resources.price_per_hour=",
     f"resources.checkpoints=s3://{BUCKET}/digits",
     "resources.aws.install=none",
 )

@@ -25,7 +25,13 @@ from tests.ec2.instance import Instance
 from tests.ec2.rehearsal import Rehearsal, rehearsal
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
-ON_EC2 = ("resources.provider=aws", "resources.instance_type=g4dn.xlarge", "resources.aws.install=none")
+ON_EC2 = (
+    "resources.provider=aws",
+    "resources.instance_type=g4dn.xlarge",
+    "resources.gpus_per_instance=",
+    "resources.price_per_hour=",
+    "resources.aws.install=none",
+)
 LINES = {"instances": "rent", "root volumes": "volume", "public IPv4 addresses": "address"}
 """Line of a report -> kind of line of EC2's bill."""
 TENTH_OF_A_CENT, CENT = 0.001, 0.01

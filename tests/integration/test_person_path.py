@@ -41,7 +41,8 @@ search:
 constraints: {deadline: 10m, max_cost: 2}
 resources:
   provider: local
-  instance_type: p3.2xlarge
+  gpus_per_instance: 1
+  price_per_hour: 3.06
   max_instances: 2
   gpus_per_trial: {min: 1, max: 1}
   provision_delay: 1s

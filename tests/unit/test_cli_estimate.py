@@ -162,7 +162,14 @@ def test_gpus_beyond_the_profile_are_marked(
             ["-s", "resources.gpus_per_trial.max=6"],
             "6 GPUs are more than an instance has (4) and no whole multiple; use 4",
         ),
-        (["-s", "resources.provider=virtual", "-s", "resources.instance_type="], "needs one; add it"),
+        (
+            [
+                word
+                for key in ("provider=virtual", "instance_type=", "price_per_hour=")
+                for word in ("-s", f"resources.{key}")
+            ],
+            "needs one; add it",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(

@@ -90,10 +90,10 @@ def read_yaml(reader: Reader, block: Block) -> None:
 
 
 def _merged(example: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
-    """The example with a page's keys in place of its own; one instance type or several, not both."""
+    """The example with a page's keys in place of its own; instance types, or GPUs and a price, not both."""
     resources = dict(example["resources"]) | dict(words.get("resources", {}))
-    if "instance_types" in resources:
-        del resources["instance_type"]
+    if "instance_type" in resources or "instance_types" in resources:
+        del resources["gpus_per_instance"], resources["price_per_hour"]
     return {**example, **words, "resources": resources}
 
 

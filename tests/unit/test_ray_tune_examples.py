@@ -39,7 +39,7 @@ REFUSED = {
     "pbt_function": "PopulationBasedTraining",
     "pb2_example": "PB2",
 }
-LOCAL = {"provider": "local", "instance_type": "p3.2xlarge", "max_instances": 2}
+LOCAL = {"provider": "local", "gpus_per_instance": 1, "price_per_hour": 3.06, "max_instances": 2}
 LIMITS = {"deadline": "20m", "max_cost": 20}
 
 

@@ -19,7 +19,8 @@ constraints:
   max_cost: 1
 resources:
   provider: local
-  instance_type: p3.2xlarge  # one logical GPU; metered at its price
+  gpus_per_instance: 1
+  price_per_hour: 3.06  # USD, at which the run is metered; nothing is charged
   max_instances: 4
   gpus_per_trial: {min: 1, max: 1}
   provision_delay: 1s
@@ -45,7 +46,8 @@ constraints:
   max_cost: 5
 resources:
   provider: local
-  instance_type: p3.8xlarge  # four logical GPUs; metered at its price
+  gpus_per_instance: 4  # logical ones
+  price_per_hour: 12.24  # USD, at which the run is metered; nothing is charged
   max_instances: 6
   gpus_per_trial: {min: 1, max: 8}
   minimum_billed: 0s
