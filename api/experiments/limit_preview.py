@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from rubberband.api.web.problems import CONFLICT, HttpProblem
 from rubberband.errors import InputError
 from rubberband.executor.core.extending import Extension, Limits, Outlook
-from rubberband.executor.training.content import with_trial
+from rubberband.executor.training.entrypoint import with_trial
 from rubberband.planner.estimate import Estimate
 from rubberband.planning.feasible import Terms, planned
 from rubberband.spec.experiment import Experiment

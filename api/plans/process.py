@@ -29,7 +29,7 @@ from rubberband.api.web.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, T
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import RubberbandError
 from rubberband.executor.run.allowance import with_allowance
-from rubberband.executor.training.content import with_trial
+from rubberband.executor.training.entrypoint import with_trial
 from rubberband.planning.feasible import Terms
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, live_terms, local_terms
 from rubberband.spec.experiment import Experiment

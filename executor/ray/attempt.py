@@ -29,7 +29,7 @@ from rubberband.executor.logs.trial_log import TrialLog
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.slot_worker import DeathCause, SegmentItem
 from rubberband.executor.ray.workers import Worker, Workers, last_line
-from rubberband.executor.training.asynchronous.wire import SECRET_BYTES
+from rubberband.executor.training.asynchronous.protocol import SECRET_BYTES
 from rubberband.executor.training.segment import (
     Segment,
     SegmentEnded,

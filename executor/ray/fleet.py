@@ -26,8 +26,7 @@ from rubberband.executor.core.events import (
     LiveInstance,
 )
 from rubberband.executor.ray import connection
-from rubberband.executor.ray.connection import Connection
-from rubberband.executor.ray.remote_agent import RemoteAgent
+from rubberband.executor.ray.connection import Connection, RemoteAgent
 from rubberband.executor.ray.workers import Workers, WorkersError
 from rubberband.spec.resources import LOG_LIMIT_BYTES
 from rubberband.values.plan import Market

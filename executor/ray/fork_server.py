@@ -34,7 +34,7 @@ from rubberband.cloud.ray_head.instance import DIRECTORY_TAG, EXPERIMENT_TAG, IN
 from rubberband.cloud.ray_head.worker_start import FORK_SERVER, FORKED, READY, peer_uid
 from rubberband.errors import EntrypointError
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.environment import worker_settings
+from rubberband.executor.training.worker_process import worker_settings
 
 Device = Literal["cpu", "cuda"]
 

@@ -261,7 +261,7 @@ def _tidy(store: CheckpointStore, controller: Controller) -> None:
 
 def _say_what_changed(setup: Setup) -> None:
     """Print a line that names the files which are not as they were when the run began; none if all are."""
-    from rubberband.executor.training.content import changed_files
+    from rubberband.executor.training.entrypoint import changed_files
 
     if changed := [os.path.relpath(path) for path in changed_files(setup.code or {})]:
         more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""

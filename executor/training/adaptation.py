@@ -17,15 +17,14 @@ import torch
 from torch.optim import Optimizer
 
 from rubberband.executor.training.agent import BatchAgent, BatchChoice, LookBudget
-from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.clocks import CudaLapClock, LapClock
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise
-from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
 from rubberband.executor.training.means import Weight
 from rubberband.executor.training.noise_scale import NoiseReading
+from rubberband.executor.training.options import LrScaling, make_lr_scaling, scaled_lr
 from rubberband.executor.training.runner import refused
-from rubberband.executor.training.sampler import GlobalBatch, SharePolicy
+from rubberband.executor.training.sampler import Batching, GlobalBatch, SharePolicy
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.planner.balancing import even_shares
 from rubberband.planner.goodput import candidates, efficiency

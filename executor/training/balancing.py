@@ -22,10 +22,9 @@ from typing import Any, Protocol
 
 import torch
 
-from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.clocks import ComputeTimer, StepTimes
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.sampler import GlobalBatch
+from rubberband.executor.training.sampler import Batching, GlobalBatch
 from rubberband.executor.training.segment import Segment
 from rubberband.planner.balancing import Balancer, Look, ShareLimits, even_shares, make_balancer, scale_shares
 from rubberband.values.balance import BalanceUse

@@ -318,8 +318,8 @@ class _Check:
 
     def _with_servers(self, segment: Segment, servers: int, resources: list[Any]) -> Segment:
         """Return the segment as one worker takes part in it, beside as many as a trial has at most."""
+        from rubberband.executor.training.asynchronous.protocol import SECRET_BYTES
         from rubberband.executor.training.asynchronous.server import ServerThreads
-        from rubberband.executor.training.asynchronous.wire import SECRET_BYTES
 
         self._servers = ServerThreads(servers)
         resources.append(self._servers)

@@ -35,17 +35,15 @@ from torch.utils.data import Subset
 from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.means import Means
 from rubberband.executor.training.noise_scale import is_adaptive
-from rubberband.executor.training.parameters import differs, parameters_of
 from rubberband.executor.training.runner import TrialFailure, describe
 from rubberband.executor.training.sampler import GlobalBatch, Indices, reseed
 from rubberband.executor.training.segment import Segment, SegmentFailure
 from rubberband.executor.training.step import OwnStep, TrainStep
-from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.wrapping import statistics_in
+from rubberband.executor.training.torch_trial import TorchTrial, override_of
+from rubberband.executor.training.wrapping import differs, parameters_of, statistics_in
 
 ITERATIONS, STEPS = 4, 2
 """Iterations that are trained, and steps of each; the gang is made anew after half of them."""

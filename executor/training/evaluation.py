@@ -18,14 +18,13 @@ from torch.utils.data import Dataset
 from rubberband.executor.training.data import Collate, Feed, num_samples
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gpu_rows import Residence
-from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.means import Means, checked_weight, loss_and_metrics
 from rubberband.executor.training.memory import is_out_of_memory, release
 from rubberband.executor.training.runner import refused, to_float
 from rubberband.executor.training.sampler import reseed, reseed_data
 from rubberband.executor.training.segment import Segment
-from rubberband.executor.training.torch_trial import Mean, TorchTrial
+from rubberband.executor.training.torch_trial import Mean, TorchTrial, override_of
 from rubberband.units import counted
 
 EVALUATED_AT = "evaluated_at"

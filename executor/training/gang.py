@@ -28,7 +28,7 @@ import torch._dynamo
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
-from rubberband.executor.training import lifeline, rendezvous
+from rubberband.executor.training import lifeline
 from rubberband.executor.training.lifeline import Lifeline
 from rubberband.executor.training.runner import GangBroken, Peers, TrialFailure
 
@@ -283,7 +283,7 @@ def _open_store(host: str, port: int, rank: int, num_workers: int) -> Store:
             is_master=rank == 0,
             timeout=RENDEZVOUS_TIMEOUT,
             wait_for_workers=True,
-            master_listen_fd=rendezvous.take(port) if rank == 0 else None,
+            master_listen_fd=lifeline.take_port(port) if rank == 0 else None,
         )
     except dist.DistNetworkError as error:
         if rank == 0:

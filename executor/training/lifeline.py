@@ -1,7 +1,8 @@
-"""Life lines: connections by which the workers of a gang learn at once that one of them failed, died or was lost.
+"""The sockets of a gang: life lines, by which workers learn at once that one of them failed or is gone; and its port.
 
-They form a star around rank 0. A collective of NCCL does not return when another worker is gone, and a wait in the
-store does not either. But the kernel closes the connections of a process that dies, and answers for one that is busy.
+Life lines form a star around rank 0. A collective of NCCL does not return when another worker is gone, and a wait in
+the store does not either. But the kernel closes the connections of a process that dies, and answers for one that is
+busy.
 """
 
 from __future__ import annotations
@@ -154,3 +155,31 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+
+
+# The port of a gang. Rank 0's process listens there from the moment that it names it, so that it stays free.
+
+
+_kept: dict[int, socket.socket] = {}
+_QUEUE = 1024
+
+
+def reserve_port() -> int:
+    """Return a port at which this process listens; the one before is given up."""
+    release_port()
+    listener = socket.create_server(("", 0), backlog=_QUEUE)
+    port: int = listener.getsockname()[1]
+    _kept[port] = listener
+    return port
+
+
+def take_port(port: int) -> int | None:
+    """Return the descriptor of the socket that listens at `port`, for its new owner; None if there is none."""
+    listener = _kept.pop(port, None)
+    return None if listener is None else listener.detach()
+
+
+def release_port() -> None:
+    """Give the port up, to a trial that listens there itself."""
+    while _kept:
+        _kept.popitem()[1].close()

@@ -37,28 +37,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.training.balancing import Balancing, can_balance
-from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.clocks import ComputeTimer, make_timer
 from rubberband.executor.training.data import Feed, iteration_of
-from rubberband.executor.training.environment import compute_with, cpus_per_gpu
 from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gpu_rows import Residence
-from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.options import build_optimizer, build_scheduler, check_words, fixed_steps
-from rubberband.executor.training.parameters import (
-    check_same_weights,
-    lazy_names,
-    on_device,
-    on_host,
-    parameters_of,
-    placed,
-    restore_groups,
-    restore_trained,
-    state_of,
-)
 from rubberband.executor.training.runner import (
     FORMAT,
     Runner,
@@ -68,11 +54,32 @@ from rubberband.executor.training.runner import (
     positive,
     refused,
 )
-from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, SharePolicy, reseed, reseed_data
+from rubberband.executor.training.sampler import (
+    Batching,
+    FixedBatching,
+    GlobalBatch,
+    GlobalBatchSampler,
+    SharePolicy,
+    reseed,
+    reseed_data,
+)
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import OwnStep, TrainStep, check_own_step
-from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.wrapping import RunningStatistics, prepare
+from rubberband.executor.training.torch_trial import TorchTrial, override_of
+from rubberband.executor.training.worker_process import compute_with, cpus_per_gpu
+from rubberband.executor.training.wrapping import (
+    RunningStatistics,
+    check_same_weights,
+    lazy_names,
+    on_device,
+    on_host,
+    parameters_of,
+    placed,
+    prepare,
+    restore_groups,
+    restore_trained,
+    state_of,
+)
 from rubberband.planner.balancing import even_shares
 
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.runner import to_float
 from rubberband.executor.training.sampler import Indices
-from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.executor.training.torch_trial import TorchTrial, override_of
 
 Weight = float | torch.Tensor
 """Weight of a batch: a number, or a scalar tensor on the device."""

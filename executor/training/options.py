@@ -1,23 +1,31 @@
-"""The words of a `TorchTrial` about its step, checked; and the optimizer and LR schedule that it builds.
+"""Options of a `TorchTrial` about its step, checked; optimizer, LR schedule, scaling of the LR, precision.
 
-A word or an object that cannot be used is a TrialFailure of one line, with the remedy.
+An option or an object that cannot be used is a TrialFailure of one line, with the fix.
 """
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_args
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from rubberband.executor.training.hooks import accepts, override_of
-from rubberband.executor.training.runner import refused
-from rubberband.executor.training.torch_trial import PrecisionName, SchedulerStep, TorchTrial
+from rubberband.executor.training.noise_scale import is_adaptive
+from rubberband.executor.training.runner import TrialFailure, one_line, refused
+from rubberband.executor.training.torch_trial import PrecisionName, SchedulerStep, TorchTrial, accepts, override_of
+from rubberband.planner.goodput import gain
 from rubberband.units import shown
+from rubberband.values.adaptive import LR_SCALINGS, ScaleLr
 
 T = TypeVar("T")
 
@@ -143,3 +151,224 @@ def fixed_steps(
         epochs, rest = divmod(iteration * samples_per_iteration, num_samples)
         steps = max(steps + 1, epochs * per_epoch + min(per_epoch, math.ceil(rest / batch_size)))
     return steps
+
+
+# Scaling of the learning rate with the batch size: lambda multiplies the user's own schedule (Pollux §3.2).
+
+
+Rule = Callable[[int, int, float, float], float]
+"""(M0, M, phi, epochs) -> lambda."""
+
+
+@dataclass(frozen=True, slots=True)
+class LrScaling:
+    """A rule with its name."""
+
+    name: str
+    rule: Rule
+
+    def factor(self, initial: int, batch_size: int, noise_scale: float | None, epochs: float) -> float:
+        """Return lambda for batches of M samples after `epochs`; 1 at M0 under every built-in rule.
+
+        Without a noise scale phi is 0: AdaScale then leaves the learning rate as it is, and the others do not use phi.
+        Raises TrialFailure if the rule raises, or returns anything but a positive finite number.
+        """
+        phi = 0.0 if noise_scale is None else noise_scale
+        call = f"lr_scaling={self.name} for M0={initial}, M={batch_size}, phi={phi:g}"
+        try:
+            found = float(self.rule(initial, batch_size, phi, epochs))
+        except Exception as error:
+            raise refused(f"{call} failed: {one_line(error)}") from error
+        if not (math.isfinite(found) and found > 0.0):
+            raise refused(
+                f"{call} gave {found}; it must give a positive number, by which the learning rate is multiplied",
+            )
+        return found
+
+
+def make_lr_scaling(name: str | None, optimizer: Optimizer, warmup_epochs: float) -> LrScaling:
+    """Return the rule of that name, one of `LR_SCALINGS` or `module:function`; `warmup_epochs` (at M0) are for legw.
+
+    None: AdaScale, or sqrt for Adam and similar optimizers. Raises TrialFailure, in one line, if no rule has this name.
+    """
+    if name is None:
+        name = "sqrt" if is_adaptive(optimizer) else "adascale"
+    if name == "legw":
+        return LrScaling(name, lambda initial, batch_size, _, epochs: _legw(initial, batch_size, epochs, warmup_epochs))
+    if name in _RULES:
+        return LrScaling(name, _RULES[name])
+    function = _load(name)
+    return LrScaling(name, lambda initial, batch_size, phi, _: function(initial, batch_size, phi))
+
+
+def _legw(initial: int, batch_size: int, epochs: float, warmup_epochs: float) -> float:
+    """Return sqrt(M / M0), reached linearly over `warmup_epochs` * M / M0 epochs (You et al. 2019).
+
+    It starts from 1, the factor of M0, not from 0, because the trial has trained at M0 before. A schedule's own warm-up
+    is the user's.
+    """
+    warmup = warmup_epochs * batch_size / initial
+    done = 1.0 if warmup <= 0.0 else min(1.0, epochs / warmup)
+    return 1.0 + (math.sqrt(batch_size / initial) - 1.0) * done
+
+
+_RULES: dict[str, Rule] = {
+    "linear": lambda initial, batch_size, phi, epochs: batch_size / initial,
+    "sqrt": lambda initial, batch_size, phi, epochs: math.sqrt(batch_size / initial),
+    "adascale": lambda initial, batch_size, phi, epochs: float(gain(phi, initial, batch_size)),
+}
+
+
+def _load(name: str) -> ScaleLr:
+    module, separator, attribute = name.partition(":")
+    if not separator or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+        near = difflib.get_close_matches(name, LR_SCALINGS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise refused(
+            f"lr_scaling={name!r} is not known; {hint}use one of {', '.join(LR_SCALINGS)}, or module:function"
+        )
+    importlib.invalidate_caches()
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise refused(f"lr_scaling={name} cannot be imported: {one_line(error)}") from error
+    if not callable(found) or not accepts(found, 3):
+        raise refused(f"lr_scaling={name} is no function of (M0, M, phi)")
+    function: ScaleLr = found
+    return function
+
+
+@contextmanager
+def scaled_lr(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """Multiply every learning rate by `factor` for one optimizer step, and restore it."""
+    if factor == 1.0:
+        yield
+        return
+    rates = [_scale(group, factor) for group in optimizer.param_groups]
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            if isinstance(rate, torch.Tensor):
+                group["lr"].copy_(rate)
+            else:
+                group["lr"] = rate
+
+
+def _scale(group: dict[str, Any], factor: float) -> Any:
+    """Multiply the group's rate, a tensor in place since compiled steps refer to it; return the rate as it was."""
+    rate = group["lr"]
+    if isinstance(rate, torch.Tensor):
+        before = rate.clone()
+        rate.mul_(factor)
+        return before
+    group["lr"] = rate * factor
+    return rate
+
+
+# Precision of a `TorchTrial`'s arithmetic, and the use of its gradients: autocast, loss scaling, clipping.
+
+
+MOST_SKIPPED = 40
+"""The most steps in a row that are skipped: the scale, 65536 at first, is then 6e-8."""
+
+_DTYPES: dict[PrecisionName, torch.dtype | None] = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """Computes losses in a precision, and gives their gradients to one optimizer."""
+
+    def __init__(
+        self, name: PrecisionName, device: torch.device, optimizer: Optimizer, clip_norm: float | None
+    ) -> None:
+        self._dtype = _DTYPES[name]
+        self._device = device
+        self._optimizer = optimizer
+        self._clip_norm = clip_norm
+        self._scaler: torch.amp.GradScaler | None = None
+        self._skipped = 0
+        if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            card = torch.cuda.get_device_name(device)
+            print(f'rubberband: {card} computes bf16 in software; precision = "fp16" is faster', file=sys.stderr)
+        if name == "fp16":
+            self._scaler = torch.amp.GradScaler(device.type)
+            self._one = torch.ones((), device=device)
+            self._has_stepped = False
+            self._hook = optimizer.register_step_post_hook(self._note_step)
+
+    def autocast(self, *, keeps_casts: bool = True) -> AbstractContextManager[Any]:
+        """Return the context in which the model and the loss are computed.
+
+        Unless `keeps_casts`, every use of a weight casts it anew, so that weights may change within the context.
+        """
+        if self._dtype is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._dtype, cache_enabled=keeps_casts)
+
+    def scale(self) -> Tensor | None:
+        """Return what the gradients are multiplied by until the step, on their device; None: nothing."""
+        return None if self._scaler is None else self._scaler.scale(self._one)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of the loss, times the scale, to those of the parameters."""
+        self.scaled(loss).backward()  # type: ignore[no-untyped-call]
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss, times the scale."""
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def step(self) -> bool:
+        """Clip the gradients, and step; return False if the step is skipped because they overflow.
+
+        Raises TrialFailure after `MOST_SKIPPED` of these in a row.
+        """
+        optimizer, scaler = self._optimizer, self._scaler
+        if scaler is None:
+            self._clip()
+            optimizer.step()
+            return True
+        scaler.unscale_(optimizer)
+        self._clip()
+        self._has_stepped = False
+        scaler.step(optimizer)
+        has_stepped = self._has_stepped
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            # It looks at the overflow on the device, so that only the scale shows it.
+            before = scaler.get_scale()
+            scaler.update()
+            has_stepped = scaler.get_scale() >= before
+        else:
+            scaler.update()
+        self._skipped = 0 if has_stepped else self._skipped + 1
+        if self._skipped >= MOST_SKIPPED:
+            raise TrialFailure(
+                "not_a_number",
+                f'the gradients were not finite in {self._skipped} steps in a row with precision = "fp16"; use "bf16" '
+                f'or "32", or a lower learning rate',
+            )
+        return has_stepped
+
+    def _clip(self) -> None:
+        if self._clip_norm is not None:
+            parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
+
+    def _note_step(self, *_: Any) -> None:
+        self._has_stepped = True
+
+    def state(self) -> dict[str, Any] | None:
+        """Return plain values for `restore`; None if there are none."""
+        return None if self._scaler is None else self._scaler.state_dict()
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Continue with the scale of the `state`; a checkpoint of another precision has none."""
+        if self._scaler is not None and state is not None:
+            self._scaler.load_state_dict(state)
+
+    def close(self) -> None:
+        """Drop the optimizer."""
+        if self._scaler is not None:
+            self._hook.remove()
+        del self._optimizer

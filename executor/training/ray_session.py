@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rubberband.executor.training.folder import FolderCheckpoint
 from rubberband.executor.training.segment import Segment
-from rubberband.executor.training.trial import Session
+from rubberband.executor.training.trial import FolderCheckpoint, Session
 
 TuneStop = Callable[[str, Mapping[str, Any]], bool]
 """Returns whether a trial (its id, its result) ends with this result."""

@@ -19,9 +19,8 @@ from torch import nn
 
 from rubberband.executor.training.comparing import shorten
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.loop import TorchRunner
-from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.executor.training.torch_trial import TorchTrial, override_of
 
 if TYPE_CHECKING:
     from rubberband.executor.training.entrypoint import Entrypoint

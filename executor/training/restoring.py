@@ -12,10 +12,9 @@ from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import store_of
 from rubberband.executor.result.result import TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint, Target
-from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.runner import check_device, expect, one_line, unpack, unpickled
 from rubberband.executor.training.sampler import reseed, reseed_data
-from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext
 from rubberband.units import shown
 
@@ -70,7 +69,7 @@ def _payload(found: TrialResult, is_simulated: bool) -> bytes:
 def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device: str) -> TorchTrial:
     import torch
 
-    from rubberband.executor.training.parameters import on_device, restore_trained
+    from rubberband.executor.training.wrapping import on_device, restore_trained
 
     check_device(device)
     try:

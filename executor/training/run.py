@@ -20,12 +20,10 @@ from threading import Thread
 from typing import Any, Literal, Protocol
 
 from rubberband.errors import CheckpointError, EntrypointError
-from rubberband.executor.checkpoints import CheckpointStore, Payload
+from rubberband.executor.checkpoints import CheckpointStore, Payload, on_machine
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
-from rubberband.executor.training import cuda_errors, rendezvous
+from rubberband.executor.training import cuda_errors, lifeline
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.fetching import on_machine
-from rubberband.executor.training.leftovers import Leftovers, ThreadSwitches
 from rubberband.executor.training.ray_session import flat, tune_session
 from rubberband.executor.training.runner import (
     Peers,
@@ -53,6 +51,7 @@ from rubberband.executor.training.segment import (
 )
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial, current_session
+from rubberband.executor.training.worker_process import Leftovers, ThreadSwitches
 
 END_TIMEOUT_S = 8.0
 """The longest time for a function to end once its segment is over; less than the driver's patience with the worker."""
@@ -387,7 +386,7 @@ def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closa
     if issubclass(target, TorchTrial):
         return _make_torch_runner(target, segment, resources)
     assert issubclass(target, Trial)
-    rendezvous.release()
+    lifeline.release_port()
     return TrialRunner(target, segment)
 
 

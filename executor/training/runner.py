@@ -449,6 +449,10 @@ def check_device(device: str) -> None:
         ) from error
 
 
+_MOVED = {("rubberband.executor.training.folder", "FolderCheckpoint"): "rubberband.executor.training.trial"}
+"""(module, class) in checkpoints of earlier versions -> its module today."""
+
+
 class _Unpickler(pickle.Unpickler):
     """Reads tensors of a GPU where there is none: torch pickles a storage with its device."""
 
@@ -457,6 +461,7 @@ class _Unpickler(pickle.Unpickler):
         self._device = device
 
     def find_class(self, module: str, name: str) -> Any:
+        module = _MOVED.get((module, name), module)
         if self._device is not None and (module, name) == ("torch.storage", "_load_from_bytes"):
             return self._storage
         if self._device is not None and (module, name) == ("torch._C", "Generator"):

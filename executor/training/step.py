@@ -14,21 +14,25 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.clocks import ComputeTimer
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.hooks import FIXED, override_of
 from rubberband.executor.training.means import Means, Weighed, Weighing, Weight, loss_and_metrics
 from rubberband.executor.training.memory import Undo, is_out_of_memory, release
-from rubberband.executor.training.options import Group
-from rubberband.executor.training.parameters import agree_on, check_dense, parameters_of
-from rubberband.executor.training.precision import Precision
+from rubberband.executor.training.options import Group, Precision
 from rubberband.executor.training.runner import RanOut, one_line, refused, to_float
-from rubberband.executor.training.sampler import GlobalBatch, Indices
+from rubberband.executor.training.sampler import Batching, GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
-from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.wrapping import GradientExchange, SharedBuffers, least_samples, uncounted
+from rubberband.executor.training.torch_trial import FIXED, TorchTrial, override_of
+from rubberband.executor.training.wrapping import (
+    GradientExchange,
+    SharedBuffers,
+    agree_on,
+    check_dense,
+    least_samples,
+    parameters_of,
+    uncounted,
+)
 from rubberband.units import counted
 
 

@@ -1,6 +1,7 @@
 """The user's interface without torch: `Trial` for any framework, and the two calls of a function trial.
 
-For PyTorch see `torch_trial.TorchTrial`, which comes with a training loop.
+`FolderCheckpoint` is the checkpoint of functions whose library writes its state into files. For PyTorch see
+`torch_trial.TorchTrial`, which comes with a training loop.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 TrainFunction = Callable[[dict[str, Any]], Any]
@@ -125,3 +127,28 @@ def _session(caller: str) -> Session:
             f"called in"
         )
     return session
+
+
+@dataclass(frozen=True, slots=True)
+class FolderCheckpoint:
+    """The files of a folder, in memory; `result.load_best(train)` returns it."""
+
+    files: Mapping[str, bytes] = field(repr=False)
+    """Path below the folder -> content."""
+
+    @classmethod
+    def from_directory(cls, folder: str | Path) -> FolderCheckpoint:
+        """Read all files of a folder."""
+        top = Path(folder)
+        paths = sorted(path for path in top.rglob("*") if path.is_file())
+        return cls({path.relative_to(top).as_posix(): path.read_bytes() for path in paths})
+
+    def to_directory(self, folder: str | Path) -> Path:
+        """Write the files into a folder, which is made if it is not there; return it."""
+        top = Path(folder)
+        top.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            path = top / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return top

@@ -170,7 +170,7 @@ def _terms(experiment: Experiment, live: bool) -> Terms:
 
 def _show(asked: _Options) -> None:
     """Plan an experiment, and print the estimate. Raises InfeasibleError without a plan."""
-    from rubberband.executor.training.content import with_trial
+    from rubberband.executor.training.entrypoint import with_trial
     from rubberband.planning.prices_and_quotas import answer
     from rubberband.spec.loading import load_experiment
 

@@ -20,8 +20,8 @@ import rubberband
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.result.result import Result, TrialResult
-from rubberband.executor.training.folder import FolderCheckpoint
 from rubberband.executor.training.restoring import kept_state
+from rubberband.executor.training.trial import FolderCheckpoint
 from rubberband.installation import default_home
 from rubberband.integrations.ray_tune_callbacks import FailFast, TuneCallbacks, check_tune_callbacks
 from rubberband.integrations.ray_tune_trials import trial_of, unwrapped

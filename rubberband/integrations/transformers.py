@@ -11,7 +11,7 @@ from typing import Any
 
 import rubberband
 from rubberband.errors import InputError
-from rubberband.executor.training.folder import FolderCheckpoint
+from rubberband.executor.training.trial import FolderCheckpoint
 from rubberband.installation import install_hint
 
 _OWN = "a trial keeps its latest checkpoint itself; leave it out"

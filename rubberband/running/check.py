@@ -20,8 +20,7 @@ from rubberband.cloud.local.gpus import gpus_to_share, one_taken
 from rubberband.errors import Cancelled, EntrypointError, InputError
 from rubberband.executor.run.allowance import require_runnable
 from rubberband.executor.training.checking import CheckOrder, TrialCheck, TrialFault, check
-from rubberband.executor.training.content import content_of, digest, with_trial
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest, with_trial
 from rubberband.executor.training.segment import Segment
 from rubberband.installation import default_home
 from rubberband.planning.candidates import known_gpus

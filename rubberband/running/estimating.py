@@ -14,8 +14,7 @@ from rubberband import markup
 from rubberband.errors import InputError, ProfileMissingError, briefly
 from rubberband.executor.result.batch_history import copied
 from rubberband.executor.run.allowance import with_allowance
-from rubberband.executor.training.content import with_trial
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.entrypoint import Entrypoint, with_trial
 from rubberband.installation import home_at
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_terms
 from rubberband.running.profile_cache import profiles_to_plan

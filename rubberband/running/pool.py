@@ -267,7 +267,7 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
         )
     from rubberband.cloud.aws.intents import runs_in
     from rubberband.cloud.aws.provider import open_provider
-    from rubberband.executor.ray.attended import AttendedCluster
+    from rubberband.running.leased_provider import LeasedProvider
 
     # Brokers of one pool are one run on EC2, so that a new one finds the instances of the last.
     place = (pool.region, pool.aws.owner)
@@ -275,7 +275,7 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
     run = runs[0] if runs else secrets.token_hex(6)
     cluster = open_provider(pool.name, folder.machines, resources, offered, run=run, not_before=not_before)
     lease_s = resources.lease_length_s
-    return AttendedCluster(
+    return LeasedProvider(
         cluster,
         lease_s=lease_s,
         interval_s=min(pool.kind.lease_interval_s, lease_s / 4.0),

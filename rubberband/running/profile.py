@@ -23,8 +23,7 @@ from rubberband.executor.profiling.points import Component, InstanceStarts, Meas
 from rubberband.executor.profiling.session import ProfilingLimits
 from rubberband.executor.profiling.summary import ProfilingResult, measure
 from rubberband.executor.run.session import Rental, Setup, make_ray_backend, open_cluster
-from rubberband.executor.training.content import files_of
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.entrypoint import Entrypoint, files_of
 from rubberband.interrupts import uninterrupted
 from rubberband.planner.goodput.planning import scaled_size
 from rubberband.planner.queueing import curve, knee, scaled

@@ -18,8 +18,7 @@ from typing import Any
 from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.local.gpus import find_gpus
 from rubberband.errors import InputError
-from rubberband.executor.training.content import content_of, digest
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import ProfileFile, load_profile, read_profile_file
 from rubberband.units import format_duration

@@ -28,8 +28,7 @@ from rubberband.executor.run.callbacks import Callback, check_callbacks
 from rubberband.executor.run.driver import Observer
 from rubberband.executor.run.session import cancel_on_signals, create, run
 from rubberband.executor.run.trackers import require_trackers
-from rubberband.executor.training.content import with_trial
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.entrypoint import Entrypoint, with_trial
 from rubberband.file_systems import require_home
 from rubberband.installation import home_at
 from rubberband.planning.candidates import (

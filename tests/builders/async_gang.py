@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.training.asynchronous.wire import Wire
+from rubberband.executor.training.asynchronous.protocol import Wire
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment, run_server
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport

@@ -56,7 +56,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="staleness-one-more",
         harm="workers are further ahead of the slowest one than max_staleness allows",
-        file="executor/training/asynchronous/order.py",
+        file="executor/training/asynchronous/protocol.py",
         old="min(self._clocks.values()) <= self.max_staleness",
         new="min(self._clocks.values()) <= self.max_staleness + 1",
         tests=_PURE,
@@ -72,7 +72,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="position-of-the-data-goes-on",
         harm="a trial that resumes skips the batches that workers had in hand, and trains others twice",
-        file="executor/training/asynchronous/order.py",
+        file="executor/training/asynchronous/protocol.py",
         old="held = {worker: list(tickets) for worker, tickets in self.held.items()}",
         new="held = dict(self.held)",
         tests=_PURE,
@@ -80,7 +80,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="batch-in-hand-not-returned",
         harm="no one trains on the batch of a worker that died",
-        file="executor/training/asynchronous/order.py",
+        file="executor/training/asynchronous/protocol.py",
         old="self.returned.extend(self.held.pop(worker, ()))",
         new="self.held.pop(worker, None)",
         tests=_PURE,
@@ -88,7 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="iteration-one-update-short",
         harm="iterations end before their last update: trials are compared by unequal training",
-        file="executor/training/asynchronous/order.py",
+        file="executor/training/asynchronous/protocol.py",
         old="self.low >= self.boundaries[self.cut + 1 - self.first]",
         new="self.low >= self.boundaries[self.cut + 1 - self.first] - 1",
         tests=_PURE,

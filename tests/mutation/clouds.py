@@ -237,7 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="agent-believes-what-it-sent",
         harm="a lease that never arrived is taken to be put off",
-        file="executor/ray/remote_agent.py",
+        file="executor/ray/connection.py",
         old="self.reaches = max(self.reaches, until)",
         new="self.reaches = min(self.reaches, until)",
         tests=("tests/unit/test_remote_agent.py",),
@@ -472,7 +472,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="log-lines-twice",
         harm="every line that a trial prints on another machine is shown again and again",
-        file="executor/ray/remote_agent.py",
+        file="executor/ray/connection.py",
         old="            self._taken[part.name] = part.end\n",
         new="            self._taken[part.name] = part.offset\n",
         tests=("tests/unit/test_remote_agent.py",),

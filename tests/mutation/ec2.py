@@ -549,10 +549,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="machines-blamed-before-they-joined",
         harm="a machine of a pool that installs its packages for minutes is lent no more before it is there",
-        file="executor/ray/attended.py",
+        file="rubberband/running/leased_provider.py",
         old="status.running_at + self._ready_s)",
         new="status.running_at)",
-        tests=("tests/unit/test_attended.py",),
+        tests=("tests/unit/test_leased_provider.py",),
     ),
     Mutant(
         name="guards-wait-for-ec2",

@@ -71,7 +71,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="sparse-gradients-accepted",
         harm="a gang trains other weights than one worker with sparse embeddings",
-        file="executor/training/parameters.py",
+        file="executor/training/wrapping.py",
         old="and each.sparse:",
         new="and each.sparse is None:",
         tests=(f"{_FAILS}",),
@@ -143,7 +143,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="each-worker-loads-the-checkpoint",
         harm="eight workers of a machine download a checkpoint eight times",
-        file="executor/training/fetching.py",
+        file="executor/checkpoints.py",
         old="            elif status.st_size == ref.size_bytes:",
         new="            elif status.st_size == ref.size_bytes and store.load(ref):",
         tests=("tests/unit/test_fetching.py",),
@@ -161,7 +161,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="port-given-up",
         harm="another program takes the port of a gang, whose trial fails",
-        file="executor/training/rendezvous.py",
+        file="executor/training/lifeline.py",
         old="    _kept[port] = listener",
         new="    listener.close()",
         tests=("tests/unit/test_lifeline.py",),
@@ -242,7 +242,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the-port-is-kept-from-a-trial",
         harm="a Trial that forms a group of its own cannot listen at its rendezvous",
         file="executor/training/run.py",
-        old="    rendezvous.release()\n    return TrialRunner",
+        old="    lifeline.release_port()\n    return TrialRunner",
         new="    return TrialRunner",
         tests=("tests/unit/test_meetings.py",),
     ),
@@ -289,7 +289,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a-file-of-others-is-removed",
         harm="a worker finds no checkpoint that another one has just loaded",
-        file="executor/training/fetching.py",
+        file="executor/checkpoints.py",
         old="        if os.fstat(descriptor).st_nlink:\n            path.unlink()",
         new="        path.unlink()",
         tests=("tests/unit/test_fetching.py",),

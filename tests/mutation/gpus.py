@@ -63,7 +63,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="logical-gpus-show-the-real-one",
         harm="trials that train on the CPU by the plan find a GPU, several at once",
-        file="executor/training/environment.py",
+        file="executor/training/worker_process.py",
         old='        chosen["CUDA_VISIBLE_DEVICES"] = ""\n',
         new="        pass\n",
         tests=_ENVIRONMENT,
@@ -79,7 +79,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="ray-s-threads-taken-for-the-user-s",
         harm="batches on a GPU are gathered by one thread, as Ray sets OMP_NUM_THREADS to 1",
-        file="executor/training/environment.py",
+        file="executor/training/worker_process.py",
         old="    if _names_threads():\n",
         new='    if "OMP_NUM_THREADS" in os.environ:\n',
         tests=_ENVIRONMENT,

@@ -119,7 +119,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="only-the-first-file-is-noted",
         harm="a helper module that changed is not named at a resume",
-        file="executor/training/content.py",
+        file="executor/training/entrypoint.py",
         old="found[name] = files[str(path.absolute())] = hashlib.sha256(source).hexdigest()",
         new="found[name] = files[str(first.absolute())] = hashlib.sha256(source).hexdigest()",
         tests=_SESSION,

@@ -54,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="all-own-tensors-to-the-gpu",
         harm="a trial that keeps the state of a generator fails at its first SYNC on a GPU",
-        file="executor/training/parameters.py",
+        file="executor/training/wrapping.py",
         old="and next(numbers) in host:",
         new="and next(numbers) in ():",
         tests=("tests/unit/test_restoring_devices.py",),
@@ -62,7 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="own-tensors-left-in-host-memory",
         harm="load_state_dict() of a trial gets its average in host memory, and the next step fails",
-        file="executor/training/parameters.py",
+        file="executor/training/wrapping.py",
         old="torch.load(content, map_location=device, weights_only=False)",
         new="torch.load(content, weights_only=False)",
         tests=("tests/unit/test_restoring_devices.py",),
@@ -174,7 +174,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="one-failure-leaves-all-behind",
         harm="a trial's default dtype stays where its environment could not be put back",
-        file="executor/training/leftovers.py",
+        file="executor/training/worker_process.py",
         old="            except Exception:  # what is put back",
         new="            except ZeroDivisionError:  # what is put back",
         tests=("tests/unit/test_leftovers.py",),
@@ -182,7 +182,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="hooks-noted-as-they-are",
         harm="what a trial adds to global hooks is taken for what was there before it",
-        file="executor/training/leftovers.py",
+        file="executor/training/worker_process.py",
         old="{name: copy.copy(value) for name",
         new="{name: value for name",
         tests=("tests/unit/test_leftovers.py",),
@@ -198,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a-left-group-of-gpus-is-destroyed",
         harm="a worker waits for ever for others of a process group that a trial left",
-        file="executor/training/leftovers.py",
+        file="executor/training/worker_process.py",
         old="leave_group(self._device, in_order=False)",
         new="c10d.destroy_process_group()",
         tests=("tests/unit/test_leftovers.py",),

@@ -129,7 +129,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="functions-get-gangs",
         harm="an estimate plans a function with several GPUs, which the run refuses",
-        file="executor/training/content.py",
+        file="executor/training/entrypoint.py",
         old="return experiment.of_function() if found else experiment",
         new="return experiment",
         tests=("tests/unit/test_planning.py",),

@@ -146,7 +146,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="folder-of-another-trial",
         harm="a trial reads its data from the folder that another trial has changed to",
-        file="executor/training/leftovers.py",
+        file="executor/training/worker_process.py",
         old="            os.chdir(self._folder)\n",
         new="            pass\n",
         tests=_LEFTOVERS,
@@ -154,7 +154,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="start-method-of-another-trial",
         harm="set_start_method fails in every trial of a worker but the first one",
-        file="executor/training/leftovers.py",
+        file="executor/training/worker_process.py",
         old="            if get() != value:\n",
         new="            if False:\n",
         tests=_LEFTOVERS,
@@ -162,7 +162,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="hooks-of-another-trial",
         harm="a hook on all modules that a trial has registered changes the outputs of later trials",
-        file="executor/training/leftovers.py",
+        file="executor/training/worker_process.py",
         old="                held.clear()\n",
         new="",
         tests=_LEFTOVERS,
@@ -170,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="device-context-of-another-trial",
         harm="a trial's tensors are on the device of a `torch.device` that another trial entered and never left",
-        file="executor/training/leftovers.py",
+        file="executor/training/worker_process.py",
         old="        torch.overrides._pop_mode()\n",
         new="        pass\n",
         tests=_LEFTOVERS,
@@ -178,7 +178,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="failed-trials-stay-on-the-gpu",
         harm="a failed function's model and optimizer stay in the GPU's memory, beside the next trial",
-        file="executor/training/leftovers.py",
+        file="executor/training/worker_process.py",
         old="        gc.collect()\n",
         new="",
         tests=_LEFTOVERS,
@@ -186,7 +186,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="group-of-another-trial",
         harm="a process group that a trial leaves fails every later trial of its worker",
-        file="executor/training/leftovers.py",
+        file="executor/training/worker_process.py",
         old="        if c10d is not None and c10d.is_initialized():\n",
         new="        if False:\n",
         tests=_LEFTOVERS,
@@ -194,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="autocast-of-another-trial",
         harm="within an autocast that a trial never left, evaluation sees old weights",
-        file="executor/training/leftovers.py",
+        file="executor/training/worker_process.py",
         old="    while _autocast_depth(torch) > depth:\n",
         new="    while False:\n",
         tests=_LEFTOVERS,
@@ -322,7 +322,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="clipped-before-unscaled",
         harm="with fp16 gradients are clipped with the scale of the loss in them, 65536 times too small",
-        file="executor/training/precision.py",
+        file="executor/training/options.py",
         old="        scaler.unscale_(optimizer)\n        self._clip()\n",
         new="        self._clip()\n        scaler.unscale_(optimizer)\n",
         tests=_WORDS,
@@ -362,7 +362,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="learning-rate-stays-scaled",
         harm="with elastic batches the learning rate grows step by step",
-        file="executor/training/lr_scaling.py",
+        file="executor/training/options.py",
         old='                group["lr"] = rate\n',
         new="                pass\n",
         tests=("tests/unit/test_lr_scaling.py",),
@@ -370,7 +370,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="sqrt-rule-is-linear",
         harm="Adam is given the linear rule's learning rate, and diverges",
-        file="executor/training/lr_scaling.py",
+        file="executor/training/options.py",
         old='"sqrt": lambda initial, batch_size, phi, epochs: math.sqrt(batch_size / initial),',
         new='"sqrt": lambda initial, batch_size, phi, epochs: batch_size / initial,',
         tests=("tests/unit/test_lr_scaling.py",),

@@ -13,7 +13,7 @@ from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching,
 from rubberband.executor.training.clocks import CudaLapClock, LapClock
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import NoiseReading
-from rubberband.executor.training.lr_scaling import make_lr_scaling
+from rubberband.executor.training.options import make_lr_scaling
 from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.segment import BatchReport

@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
+from rubberband.executor.training.asynchronous.protocol import Wire
 from rubberband.executor.training.asynchronous.server import ParameterServer
 from rubberband.executor.training.asynchronous.shards import Buffer, ServedShard
-from rubberband.executor.training.asynchronous.wire import Wire
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.segments import SEGMENT
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.training.asynchronous.order import Order, Pace, Tally
+from rubberband.executor.training.asynchronous.protocol import Order, Pace, Tally
 from rubberband.executor.training.asynchronous.shards import check_memory, largest_share, shards_of
 from rubberband.executor.training.runner import TrialFailure
 from rubberband.values.asynchronous import AsyncUse

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from rubberband.executor.training.balancing import Availability, Balancing, at_least, can_balance
-from rubberband.executor.training.batching import FixedBatching
 from rubberband.executor.training.clocks import ComputeTimer, CpuTimer, CudaLapClock, CudaTimer
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
+from rubberband.executor.training.sampler import FixedBatching, GlobalBatch, GlobalBatchSampler
 from rubberband.planner.balancing import Line, Look, ShareLimits, even_shares
 from rubberband.values.balance import Balance
 from tests.builders import segments

@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 from rubberband import cli
 from rubberband.errors import EntrypointError
 from rubberband.executor.training import checking
-from rubberband.executor.training.content import content_of, digest
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest
 from rubberband.running.check import CheckReport, check_experiment, check_first
 from rubberband.spec.experiment import Experiment
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from rubberband.errors import CheckpointLostError
-from rubberband.executor.checkpoints import LocalCheckpointStore
+from rubberband.executor import checkpoints
+from rubberband.executor.checkpoints import LocalCheckpointStore, on_machine
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.training import fetching
-from rubberband.executor.training.fetching import on_machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Counting(LocalCheckpointStore):
 @pytest.fixture
 def machine(tmp_path, monkeypatch) -> Path:
     (folder := tmp_path / "machine").mkdir()
-    monkeypatch.setattr(fetching, "machine_folder", lambda: folder)
+    monkeypatch.setattr(checkpoints, "machine_folder", lambda: folder)
     return folder / "checkpoints"
 
 
@@ -98,7 +97,7 @@ def test_a_machine_without_room_loads_the_bytes(store, monkeypatch):
     def full() -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fetching, "machine_folder", full)
+    monkeypatch.setattr(checkpoints, "machine_folder", full)
     with on_machine(store, store.save(1, 1, b"weights")) as found:
         assert found == b"weights"
 
@@ -142,5 +141,5 @@ def test_a_worker_whose_file_is_gone_leaves_that_of_others(store, machine):
     gone = os.open(machine / ref.digest, os.O_RDWR)
     (machine / ref.digest).unlink()
     with on_machine(store, ref) as path:
-        fetching._drop(path, gone)
+        checkpoints._let_go(path, gone)
         assert path.read_bytes() == b"weights"

@@ -12,7 +12,7 @@ import pytest
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.state import Job
-from rubberband.executor.training.content import with_trial
+from rubberband.executor.training.entrypoint import with_trial
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.reserve import SLACK_S, Reserve
 from rubberband.planning.candidates import Spent

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.ray import remote_agent as module
-from rubberband.executor.ray.remote_agent import Beat, LogPart, RemoteAgent
+from rubberband.executor.ray import connection as module
+from rubberband.executor.ray.connection import Beat, LogPart, RemoteAgent
 from tests.builders.conversation import eventually
 
 

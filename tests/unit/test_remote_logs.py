@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rubberband.executor.logs.trial_log import Appender, TrialLog, left_out_line
-from rubberband.executor.ray import remote_agent
-from rubberband.executor.ray.remote_agent import LogPart, append, read_new
+from rubberband.executor.ray import connection
+from rubberband.executor.ray.connection import LogPart, append, read_new
 
 
 def _take(there: Path, here: Path, taken: dict[str, int]) -> None:
@@ -47,8 +47,8 @@ def test_the_next_driver_resumes_where_the_last_one_was_heard(there: Path, tmp_p
 
 
 def test_long_answers_come_in_parts(there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_agent, "_PART_BYTES", 4)
-    monkeypatch.setattr(remote_agent, "_PARTS_BYTES", 6)
+    monkeypatch.setattr(connection, "_PART_BYTES", 4)
+    monkeypatch.setattr(connection, "_PARTS_BYTES", 6)
     for name in ("a.log", "b.log"):
         (there / name).write_text("0123456789")
     assert [part.content for part in read_new(there, {})] == [b"0123", b"01"]
@@ -71,8 +71,8 @@ def test_a_log_that_was_cut_is_taken_with_a_line_that_says_so(there: Path, tmp_p
 
 
 def test_the_last_that_is_taken_is_the_end(there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_agent, "_PART_BYTES", 10)
-    monkeypatch.setattr(remote_agent, "_PARTS_BYTES", 14)
+    monkeypatch.setattr(connection, "_PART_BYTES", 10)
+    monkeypatch.setattr(connection, "_PARTS_BYTES", 14)
     for name in ("a.log", "b.log"):
         (there / name).write_text("first, and much more: the end")
     taken: dict[str, int] = {}

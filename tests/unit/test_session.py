@@ -27,8 +27,7 @@ from rubberband.executor.journal.journal import Journal, sqlite_url
 from rubberband.executor.journal.reading import read
 from rubberband.executor.run import session
 from rubberband.executor.run.session import Setup
-from rubberband.executor.training.content import files_of
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.entrypoint import Entrypoint, files_of
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, GoodputProfile, Throughput
 from rubberband.values.balance import Balance

@@ -22,12 +22,12 @@ from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.leftovers import Leftovers
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.options import fixed_steps
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import GlobalBatchSampler
 from rubberband.executor.training.segment import SegmentReport, SegmentStarted
+from rubberband.executor.training.worker_process import Leftovers
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders.segments import SEGMENT
 from tests.unit.test_loop import Exact, Noisy, assert_identical, content, failure, reports, train

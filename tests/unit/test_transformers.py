@@ -15,9 +15,9 @@ import torch
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.folder import FolderCheckpoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentReport
+from rubberband.executor.training.trial import FolderCheckpoint
 from rubberband.integrations.transformers import REFUSED, _check_arguments, fit
 from tests.builders import segments
 

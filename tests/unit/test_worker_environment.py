@@ -12,9 +12,9 @@ import pytest
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.ray import slot_worker
 from rubberband.executor.ray.slot_worker import ServerProcess, SlotWorker
-from rubberband.executor.training import environment, run
+from rubberband.executor.training import run, worker_process
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.environment import compute_with, worker_settings
+from rubberband.executor.training.worker_process import compute_with, worker_settings
 
 _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 _COMPILE = "TORCHINDUCTOR_COMPILE_THREADS"
@@ -33,7 +33,7 @@ def began_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A stand-in for the environment at the start of this process."""
     path = tmp_path / "environ"
     path.write_bytes(b"PATH=/bin\0")
-    monkeypatch.setattr(environment, "_BEGAN_WITH", path)
+    monkeypatch.setattr(worker_process, "_BEGAN_WITH", path)
     return path
 
 

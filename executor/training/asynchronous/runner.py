@@ -1,6 +1,6 @@
 """The training loop of a `TorchTrial` on one worker of an asynchronous gang.
 
-* A worker trains like a gang of one, up to the gradient: it takes a batch of M samples of its own (`order.py`), and
+* A worker trains like a gang of one, up to the gradient: it takes a batch of M samples of its own (`protocol.py`), and
   exchanges its gradient for parameters. An update is an optimizer step, made by the servers, and an iteration has as
   many updates as synchronous training has steps.
 * With max_staleness 0 all workers share each batch as in synchronous training, and the result is the same.
@@ -23,17 +23,15 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.executor.training.asynchronous.servers import Servers, ServerSnapshot
 from rubberband.executor.training.asynchronous.shards import largest_share, trained_parameters
-from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.hooks import fault_of_words
 from rubberband.executor.training.loading import Part
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.means import Means
 from rubberband.executor.training.options import fixed_steps
 from rubberband.executor.training.runner import Steps, clean_metrics, refused
-from rubberband.executor.training.sampler import GlobalBatch, reseed
+from rubberband.executor.training.sampler import Batching, FixedBatching, GlobalBatch, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
-from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.executor.training.torch_trial import TorchTrial, fault_of_words
 from rubberband.planner.balancing import even_shares
 from rubberband.values.asynchronous import AsyncUse
 

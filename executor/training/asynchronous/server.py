@@ -26,9 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rubberband.executor.training.asynchronous.order import Order, Pace, Tally
+from rubberband.executor.training.asynchronous.protocol import Order, Pace, Tally, Wire
 from rubberband.executor.training.asynchronous.shards import Buffer, GradientPart, ServedShard, memory_of
-from rubberband.executor.training.asynchronous.wire import Wire
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rubberband.executor.training.asynchronous.order import TIMES
+from rubberband.executor.training.asynchronous.protocol import TIMES, Wire
 from rubberband.executor.training.asynchronous.shards import Buffer, Shard, size_bytes
-from rubberband.executor.training.asynchronous.wire import Wire
 from rubberband.executor.training.runner import GangBroken
 
 T = TypeVar("T")

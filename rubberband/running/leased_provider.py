@@ -1,7 +1,7 @@
 """A cluster of rented machines whose leases this process renews: the broker's side of a pool on EC2.
 
-A machine's lease is renewed on the machine itself, by an actor there (see `remote_agent`). The drivers of a pool come
-and go, and none may end a machine that others use; so the broker joins the cluster, and renews all of the leases.
+A machine's lease is renewed on the machine itself, by an actor there (see `executor.ray.connection`). The drivers of a
+pool come and go, and none may end a machine that others use; so the broker joins the cluster, and renews all leases.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Literal
 
 from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription
 from rubberband.executor.ray import connection
-from rubberband.executor.ray.connection import Connection
+from rubberband.executor.ray.connection import Connection, RemoteAgent
 from rubberband.executor.ray.fleet import cut_leases
-from rubberband.executor.ray.remote_agent import RemoteAgent
 from rubberband.values.plan import Market
 
 _log = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ _SETTLED_S = 10.0
 """The longest wait for threads that may still call Ray, before disconnecting."""
 
 
-class AttendedCluster:
+class LeasedProvider:
     """Implements `rubberband.cloud.provider.ClusterProvider`: another one, whose machines have agents of this process.
 
     It has no workers. Thread-safe.

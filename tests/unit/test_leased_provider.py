@@ -11,8 +11,9 @@ import pytest
 from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
-from rubberband.executor.ray import attended, fleet
-from rubberband.executor.ray.attended import AttendedCluster
+from rubberband.executor.ray import fleet
+from rubberband.running import leased_provider
+from rubberband.running.leased_provider import LeasedProvider
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 from tests.builders.conversation import eventually
@@ -75,8 +76,8 @@ class Cluster(VirtualProvider):
         super().renew_lease(until)
 
 
-def attend(below: Cluster) -> AttendedCluster:
-    return AttendedCluster(cast(ClusterProvider, below), lease_s=LEASE_S, interval_s=5.0, ready_s=READY_S)
+def attend(below: Cluster) -> LeasedProvider:
+    return LeasedProvider(cast(ClusterProvider, below), lease_s=LEASE_S, interval_s=5.0, ready_s=READY_S)
 
 
 class NoConnection:
@@ -122,8 +123,8 @@ class Story:
 @pytest.fixture
 def story(monkeypatch: pytest.MonkeyPatch) -> Story:
     told = Story()
-    monkeypatch.setattr(attended, "RemoteAgent", told.agent)
-    monkeypatch.setattr(attended, "Connection", NoConnection)
+    monkeypatch.setattr(leased_provider, "RemoteAgent", told.agent)
+    monkeypatch.setattr(leased_provider, "Connection", NoConnection)
     told.cluster = attend(told.below)
     return told
 
