@@ -1,36 +1,176 @@
-"""The pages of the dashboard, but for those of one experiment, of a comparison and of the pool."""
+"""The frame of all pages (templates, static files), and the pages of the list, of the form and to sign in.
+
+Templates escape all values. Filters format figures as all views do: `duration`, `usd`, `number`, `instant`.
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import yaml
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from rubberband.api.dashboard import compare, experiment, pool
-from rubberband.api.dashboard.frame import render
-from rubberband.api.dashboard.frame import router as assets_router
-from rubberband.api.experiments.body import read_experiment, require_allowed
+from rubberband import views
+from rubberband.api.body import read_experiment, require_allowed
+from rubberband.api.problems import NOT_FOUND, HttpProblem
+from rubberband.api.routes import NAME_PATTERN, Service, Serving
 from rubberband.api.security.authentication import STRANGER, Reader, principal_of
 from rubberband.api.security.checks import safe_next
-from rubberband.api.service import NAME_PATTERN, Service, Serving
 from rubberband.api.store.schema import Principal
-from rubberband.api.web.problems import HttpProblem
 from rubberband.errors import InputError
+from rubberband.executor.core.events import Event
 from rubberband.spec.loading import Dumper
 from rubberband.states import ACTIVE, ExperimentState
-from rubberband.units import counted, duration, format_duration, parse_deadline
+from rubberband.units import counted, duration, format_duration, format_instant, parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission, Summary, search_words
 from rubberband.views.formatting import number, printable, usd, usd_decimals
+from rubberband.views.report.page import PLOTLY
+
+# Templates and static files of the dashboard.
+
+# Static files of the dashboard, and plotly's script: read once, versioned by their content.
+
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_FOREVER = "public, max-age=31536000, immutable"
+_ASK_AGAIN = "no-cache"
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """Static file, plain and compressed."""
+
+    body: bytes
+    zipped: bytes
+    media_type: str
+    version: str
+
+
+@cache
+def asset_names() -> frozenset[str]:
+    """Return all file names; nothing else is ever opened."""
+    here = resources.files(__package__).joinpath("static")
+    own = {file.name for file in here.iterdir() if Path(file.name).suffix in _TYPES}
+    return frozenset(own | {PLOTLY})
+
+
+@cache
+def asset(name: str) -> Asset:
+    """Return one of `asset_names()`."""
+    place = resources.files(views) if name == PLOTLY else resources.files(__package__).joinpath("static")
+    body = place.joinpath(name).read_bytes()
+    return Asset(
+        body=body,
+        zipped=gzip.compress(body, compresslevel=6, mtime=0),
+        media_type=_TYPES[Path(name).suffix],
+        version=hashlib.sha256(body).hexdigest()[:12],
+    )
+
+
+def asset_address(name: str) -> str:
+    """Return the address of a file. It changes with the content, so that browsers may cache it without limit."""
+    return f"/static/{name}?v={asset(name).version}"
+
+
+@router.get("/static/{name}")
+def static(request: Request, name: str, v: str = "") -> Response:
+    """File of the dashboard. Public: it holds no user data."""
+    if name not in asset_names():
+        raise HttpProblem(NOT_FOUND, "the dashboard has no such file")
+    found = asset(name)
+    headers = {
+        "Cache-Control": _FOREVER if v == found.version else _ASK_AGAIN,
+        "ETag": f'"{found.version}"',
+        "Vary": "Accept-Encoding",
+    }
+    if found.version in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(found.zipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=found.media_type)
+    return Response(found.body, headers=headers, media_type=found.media_type)
+
+
+def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """Render a template; all get `path`, `who`, `stranger`, `shares_pool`, `now` and `status`."""
+    who = principal_of(request)
+    shared = {
+        "path": request.url.path,
+        "who": who,
+        "stranger": who is STRANGER,
+        "shares_pool": request.app.state.service.settings.pool is not None,
+        "now": time.time(),
+        "status": status,
+    }
+    return HTMLResponse(_templates.get_template(template).render(shared | values), status)
+
+
+def instant(at: float) -> str:
+    """Format Unix time: 2026-11-21T20:00:00Z."""
+    return format_instant(datetime.fromtimestamp(int(at), UTC))
+
+
+def sentence(text: str) -> str:
+    """Capitalise a line and end it with a full stop."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
+def ago(at: float, now: float) -> str:
+    """Format the time since `at`, in the largest unit."""
+    passed_s = max(now - at, 0.0)
+    for unit, unit_s in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if passed_s >= unit_s:
+            return f"{int(passed_s / unit_s)}{unit} ago"
+    return "just now" if passed_s < 10 else f"{int(passed_s)}s ago"
+
+
+def _environment() -> Environment:
+    templates = Environment(
+        loader=PackageLoader("rubberband.api.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"duration": duration, "usd": usd, "number": number, "counted": counted}
+    templates.filters |= {"instant": instant, "sentence": sentence}
+    kinds = " ".join(["state", *sorted({kind.__name__ for kind in Event.__subclasses__()})])
+    templates.globals |= {"asset": asset_address, "ago": ago, "kinds": kinds}
+    return templates
+
+
+_templates = _environment()
+
+
+def wants_page(request: Request) -> bool:
+    """Whether a browser asks for a page outside of REST."""
+    return not request.url.path.startswith("/v1/") and "text/html" in request.headers.get("accept", "")
+
+
+def problem_page(request: Request, problem: HttpProblem) -> Response:
+    """Render a problem as a page, with its status and headers."""
+    kind = problem.kind
+    page = render(request, "problem.html", status=kind.status, title=kind.title, detail=problem.detail)
+    page.headers.update(problem.headers)
+    return page
+
+
+# The pages of the dashboard, but for those of one experiment, of a comparison and of the pool.
 
 # The file of a stored experiment, to be planned and submitted again. Pure.
 
@@ -256,12 +396,6 @@ def _cap_usd(submission: Submission) -> float | None:
     asked = submission.words.get("constraints", {}).get("max_cost")
     return float(asked) if isinstance(asked, int | float) else None
 
-
-router = APIRouter(include_in_schema=False)
-router.include_router(assets_router)
-router.include_router(experiment.router)
-router.include_router(compare.router)
-router.include_router(pool.router)
 
 Show = Annotated[str, Query(max_length=20)]
 Cursor = Annotated[str | None, Query(max_length=200)]

@@ -13,12 +13,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from rubberband.api.dashboard.frame import render
+from rubberband.api.dashboard.pages import render
 from rubberband.api.dashboard.sentences import Card, Gauge
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.routes.pool import pool_view
+from rubberband.api.routes import Service, Serving
+from rubberband.api.routes.service import pool_view
 from rubberband.api.security.authentication import Reader
-from rubberband.api.service import Service, Serving
 from rubberband.api.settings import SharedPool
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.api.experiments.budgets import PLAN, UNPLANNED, Budgets
-from rubberband.api.experiments.gate import told_as_problems
-from rubberband.api.experiments.limit_preview import instant_of
+from rubberband.api.experiments.starting import told_as_problems
 from rubberband.api.plans.previews import PlanAnswer
+from rubberband.api.plans.process import instant_of
+from rubberband.api.problems import INFEASIBLE, REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import INFEASIBLE, REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.cloud.catalogue import offers
 from rubberband.executor.core.demand import summed
 from rubberband.planner.sharing import Calendar, CalendarSlot, Span

@@ -1,23 +1,26 @@
-"""One experiment, recorded for the watcher: its state by its folder, and the events of its journal for the feed."""
+"""Experiments, recorded for the watcher: their states by their folders, and their journals' events for the feed."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from rubberband.api.store.schema import Entry
+from rubberband.api.store.schema import Entry, TakenIn
 from rubberband.api.store.sql import Store
 from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
 from rubberband.executor.core.events import Event
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.hosting import Ending, HostMark, read_ending, read_mark
 from rubberband.executor.journal.journal import Header, encode_event
-from rubberband.executor.journal.reading import explained, salvage
+from rubberband.executor.journal.reading import WholeJournal, explained, read_at_once, salvage
 from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of, summary_of
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin
@@ -317,3 +320,96 @@ class Recorder:
         if follower is not None:
             with suppress(JournalError):
                 follower.close()
+
+
+# Experiments that were run by hand in the service's home. Finished ones are added to the store many at a time.
+
+AT_ONCE, EVENTS_AT_ONCE = 200, 2000
+"""Largest number of experiments, and about the largest number of their events, added in one write."""
+MOMENT_S, LONG_MOMENT_S = 0.1, 0.5
+"""Time for reading them in one round: while experiments run, and otherwise."""
+
+_NAME = re.compile(r"[a-z0-9-]{1,63}")
+"""Folders with other names hold no experiment."""
+
+Stamp = tuple[tuple[int, int], ...] | None
+"""Times of the last write and sizes of the files of a journal; None for a journal in a store."""
+
+
+class Newcomers:
+    """Experiments that the service does not know yet. For one thread."""
+
+    def __init__(self, store: Store, wake: Callable[[], None], *, home: Path, journals: str | None) -> None:
+        """`wake` is called after additions to the feed."""
+        self._store, self._wake = store, wake
+        self._home, self._journals = home, journals
+        self.found: list[ExperimentFolder] = []
+        self.others: list[ExperimentFolder] = []
+        """Experiments that run, or that cannot be read at once: the watcher follows them."""
+
+    def look(self, known: Container[str]) -> None:
+        """Find unknown experiments. Raises JournalError if the store of the journals cannot be read."""
+        listed = [folder for folder in folders(self._home, self._journals) if folder.name not in known]
+        found = [folder for folder in listed if _NAME.fullmatch(folder.name) and folder.path.is_dir()]
+        self.found, self.others = found[::-1], []
+
+    def take(self, known: Callable[[str], bool], moment_s: float = MOMENT_S) -> list[tuple[Submission, Stamp]]:
+        """Add finished experiments for `moment_s`; return their rows, and the stamps of their journals.
+
+        Raises JournalError if the service's store cannot be written; they are found again later.
+        """
+        taken: dict[str, tuple[TakenIn, Stamp]] = {}
+        until, events = time.monotonic() + moment_s, 0
+        while self.found and len(taken) < AT_ONCE and events < EVENTS_AT_ONCE and time.monotonic() < until:
+            folder = self.found.pop()
+            if known(folder.name):
+                continue
+            read = None if at_work(folder) else self._read(folder)
+            if read is None:
+                self.others.append(folder)
+            else:
+                taken[folder.name] = read, stamp_of(folder)
+                events += len(read.entries)
+        if not taken:
+            return []
+        new = self._store.take_in([one for one, _ in taken.values()])
+        self._wake()
+        return [(one.submission, stamp) for name, (one, stamp) in taken.items() if name in new]
+
+    def _read(self, folder: ExperimentFolder) -> TakenIn | None:
+        try:
+            return taken_in(read_at_once(folder), at=time.time(), events_s=self._store.keeping.events_s)
+        except Exception:
+            log.debug("the journal of %s cannot be read at once", folder.name, exc_info=True)
+            return None
+
+
+def taken_in(journal: WholeJournal, *, at: float, events_s: float) -> TakenIn:
+    """Return the row of a finished experiment, and its events unless it ended more than `events_s` ago."""
+    header, controller = journal.header, journal.controller
+    outcome, reason = outcome_of(controller)
+    row = Submission(name=header.name, state=ExperimentState.RUNNING, created_at=header.created_at, changed_at=at)
+    found = standing(row, Sight(at_work=False, mark=None, ending=None, outcome=outcome, reason=reason, has_begun=True))
+    assert found is not None, "only an experiment that was given a process may lack one"
+    now = controller.state.now
+    is_old = now + header.offset_s <= at - events_s
+    return TakenIn(
+        submission=replace(row, state=found.state, reason=found.reason, summary=summary_of(header, controller, now)),
+        entries=() if is_old else entries(header, journal.events),
+        last_seq=journal.events[-1][0] if journal.events else -1,
+    )
+
+
+def stamp_of(folder: ExperimentFolder) -> Stamp:
+    """Return the stamp of an experiment's journal."""
+    if folder.store is not None:
+        return None
+    found = []
+    for path in (folder.journal, folder.journal.with_name("journal.db-wal")):
+        try:
+            stat = os.stat(path)
+        except OSError:
+            continue
+        if stat.st_size:
+            found.append((stat.st_mtime_ns, stat.st_size))
+    return tuple(found)

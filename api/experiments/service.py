@@ -13,11 +13,13 @@ from datetime import datetime
 from typing import Any, Literal, cast
 from weakref import WeakValueDictionary
 
+from rubberband.api.body import require_allowed
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.experiments.body import require_allowed
 from rubberband.api.experiments.budgets import Budgets
-from rubberband.api.experiments.gate import (
+from rubberband.api.experiments.starting import (
+    HOSTED,
     KEY_GOOD_S,
+    Processes,
     conflict,
     limited,
     loses_profile,
@@ -26,13 +28,12 @@ from rubberband.api.experiments.gate import (
     told_as_problems,
     waits,
 )
-from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, instant_of, with_instant, with_limits
-from rubberband.api.experiments.processes import HOSTED, Processes
 from rubberband.api.experiments.watcher import Watcher
+from rubberband.api.plans.process import RestAnswer, RestQuestion, instant_of, with_instant, with_limits
+from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, HttpProblem, problem_of
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, HttpProblem, problem_of
 from rubberband.errors import DamagedJournalError
 from rubberband.executor.core.extending import Extension
 from rubberband.executor.journal.folder import ExperimentFolder

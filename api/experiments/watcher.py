@@ -4,131 +4,31 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
-from rubberband.api.experiments.gate import CUT_OFF, GOES_ON, AdmissionPolicy
-from rubberband.api.experiments.processes import NotStartedError, Processes
-from rubberband.api.experiments.queue import Queue
-from rubberband.api.experiments.recording import Recorder, Sight, entries, standing
+from rubberband.api.experiments.budgets import Spending
+from rubberband.api.experiments.recording import LONG_MOMENT_S, MOMENT_S, Newcomers, Recorder, Stamp, stamp_of
 from rubberband.api.experiments.sharing import Member, Sharing
-from rubberband.api.experiments.spending import Spending
+from rubberband.api.experiments.starting import CUT_OFF, GOES_ON, AdmissionPolicy, NotStartedError, Processes, Queue
+from rubberband.api.problems import UNAVAILABLE, HttpProblem
 from rubberband.api.settings import Settings
-from rubberband.api.store.schema import TakenIn
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import UNAVAILABLE, HttpProblem
 from rubberband.errors import JournalError
 from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.journal.folder import ExperimentFolder, folders
+from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import HostedRun
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.journal.reading import WholeJournal, read_at_once
-from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of, summary_of
+from rubberband.executor.run.follower import JournalFollower, at_work
 from rubberband.states import AT_WORK, ExperimentState
 from rubberband.values.submission import Submission
 from rubberband.views.formatting import printable
-
-# Experiments that were run by hand in the service's home. Finished ones are added to the store many at a time.
-
-AT_ONCE, EVENTS_AT_ONCE = 200, 2000
-"""Largest number of experiments, and about the largest number of their events, added in one write."""
-MOMENT_S, LONG_MOMENT_S = 0.1, 0.5
-"""Time for reading them in one round: while experiments run, and otherwise."""
-
-_NAME = re.compile(r"[a-z0-9-]{1,63}")
-"""Folders with other names hold no experiment."""
-
-Stamp = tuple[tuple[int, int], ...] | None
-"""Times of the last write and sizes of the files of a journal; None for a journal in a store."""
-
-
-class Newcomers:
-    """Experiments that the service does not know yet. For one thread."""
-
-    def __init__(self, store: Store, wake: Callable[[], None], *, home: Path, journals: str | None) -> None:
-        """`wake` is called after additions to the feed."""
-        self._store, self._wake = store, wake
-        self._home, self._journals = home, journals
-        self.found: list[ExperimentFolder] = []
-        self.others: list[ExperimentFolder] = []
-        """Experiments that run, or that cannot be read at once: the watcher follows them."""
-
-    def look(self, known: Container[str]) -> None:
-        """Find unknown experiments. Raises JournalError if the store of the journals cannot be read."""
-        listed = [folder for folder in folders(self._home, self._journals) if folder.name not in known]
-        found = [folder for folder in listed if _NAME.fullmatch(folder.name) and folder.path.is_dir()]
-        self.found, self.others = found[::-1], []
-
-    def take(self, known: Callable[[str], bool], moment_s: float = MOMENT_S) -> list[tuple[Submission, Stamp]]:
-        """Add finished experiments for `moment_s`; return their rows, and the stamps of their journals.
-
-        Raises JournalError if the service's store cannot be written; they are found again later.
-        """
-        taken: dict[str, tuple[TakenIn, Stamp]] = {}
-        until, events = time.monotonic() + moment_s, 0
-        while self.found and len(taken) < AT_ONCE and events < EVENTS_AT_ONCE and time.monotonic() < until:
-            folder = self.found.pop()
-            if known(folder.name):
-                continue
-            read = None if at_work(folder) else self._read(folder)
-            if read is None:
-                self.others.append(folder)
-            else:
-                taken[folder.name] = read, stamp_of(folder)
-                events += len(read.entries)
-        if not taken:
-            return []
-        new = self._store.take_in([one for one, _ in taken.values()])
-        self._wake()
-        return [(one.submission, stamp) for name, (one, stamp) in taken.items() if name in new]
-
-    def _read(self, folder: ExperimentFolder) -> TakenIn | None:
-        try:
-            return taken_in(read_at_once(folder), at=time.time(), events_s=self._store.keeping.events_s)
-        except Exception:
-            log.debug("the journal of %s cannot be read at once", folder.name, exc_info=True)
-            return None
-
-
-def taken_in(journal: WholeJournal, *, at: float, events_s: float) -> TakenIn:
-    """Return the row of a finished experiment, and its events unless it ended more than `events_s` ago."""
-    header, controller = journal.header, journal.controller
-    outcome, reason = outcome_of(controller)
-    row = Submission(name=header.name, state=ExperimentState.RUNNING, created_at=header.created_at, changed_at=at)
-    found = standing(row, Sight(at_work=False, mark=None, ending=None, outcome=outcome, reason=reason, has_begun=True))
-    assert found is not None, "only an experiment that was given a process may lack one"
-    now = controller.state.now
-    is_old = now + header.offset_s <= at - events_s
-    return TakenIn(
-        submission=replace(row, state=found.state, reason=found.reason, summary=summary_of(header, controller, now)),
-        entries=() if is_old else entries(header, journal.events),
-        last_seq=journal.events[-1][0] if journal.events else -1,
-    )
-
-
-def stamp_of(folder: ExperimentFolder) -> Stamp:
-    """Return the stamp of an experiment's journal."""
-    if folder.store is not None:
-        return None
-    found = []
-    for path in (folder.journal, folder.journal.with_name("journal.db-wal")):
-        try:
-            stat = os.stat(path)
-        except OSError:
-            continue
-        if stat.st_size:
-            found.append((stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
-
 
 log = logging.getLogger("rubberband.api.experiments.service")
 _Found = TypeVar("_Found")
@@ -152,7 +52,7 @@ class Watcher:
     """Watches the experiments of one server in a thread. Requests report their changes by `kick`."""
 
     def __init__(self, store: Store, processes: Processes, wake: Callable[[], None], settings: Settings) -> None:
-        self._settings, self._gate = settings, AdmissionPolicy(settings, store)
+        self._settings, self._policy = settings, AdmissionPolicy(settings, store)
         self._store, self._processes, self._wake = store, processes, wake
         self._rows: dict[str, Submission] = {}
         """Experiments that are queued, run, or cannot be read."""
@@ -382,7 +282,7 @@ class Watcher:
             return
         was_cut_off = found.state is ExperimentState.INTERRUPTED and row.state in AT_WORK
         may_go_on = was_cut_off and name not in self._by_hand
-        act = self._gate.resumption(found, self.folder(name), recorder.follower) if may_go_on else None
+        act = self._policy.resumption(found, self.folder(name), recorder.follower) if may_go_on else None
         journal = recorder.follower
         expected = None if act is None or journal is None else journal.resumed()
         self._take(found)  # it closes the journal
@@ -474,7 +374,7 @@ class Watcher:
 
     def _is_refused(self, name: str) -> bool:
         """Whether the settings of now forbid a start; if so, record it."""
-        refused = self._gate.refused(self._rows[name], self.folder(name))
+        refused = self._policy.refused(self._rows[name], self.folder(name))
         if refused is not None:
             self._change(self._rows[name], refused.state, refused.reason)
         return refused is not None

@@ -21,8 +21,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from rubberband.api.problems import KINDS, TOO_LONG, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import Settings, child_environment
-from rubberband.api.web.problems import KINDS, TOO_LONG, UNAVAILABLE, HttpProblem
 
 Item = TypeVar("Item")
 

@@ -12,13 +12,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rubberband.api.experiments.body import JSON_TYPE, require_json
-from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, read_answer
+from rubberband.api.body import JSON_TYPE, require_json
 from rubberband.api.plans.pool import HardError, Planner, PlannerPool
+from rubberband.api.plans.process import RestAnswer, RestQuestion, read_answer
+from rubberband.api.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import MIB, Settings
 from rubberband.api.store.schema import StoredPlan
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, HttpProblem
 from rubberband.errors import RubberbandError
 from rubberband.spec.experiment import Experiment
 from rubberband.values.plan import Policy

@@ -1,46 +1,25 @@
-"""`/v1/experiments`: submit, list and show experiments, and act on them."""
+"""`/v1/experiments`: submit, list and show experiments and their parts, and act on them."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
+from rubberband.api.body import JSON_TYPE, json_object, read_experiment, require_allowed
 from rubberband.api.experiments.admission import OvertakenError, planned_of
-from rubberband.api.experiments.body import JSON_TYPE, json_object, read_experiment, require_allowed
 from rubberband.api.plans.previews import PlanAnswer
-from rubberband.api.security.authentication import Reader, Submitter, caller_of
-from rubberband.api.service import Known, Service, Serving
-from rubberband.api.store.schema import KeptAnswer, Principal
-from rubberband.api.store.sql import Store
-from rubberband.api.web.answers import invalid, json_answer
-from rubberband.api.web.models import (
-    DETAIL,
-    EXTENSION,
-    PAGE,
-    VIEW,
-    ExperimentDetail,
-    ExperimentPage,
-    ExperimentView,
-    ExtendBody,
-    ExtensionView,
-    LimitBody,
-    SubmittedView,
-    example,
-)
-from rubberband.api.web.openapi import EXPERIMENT_BODY, only_documented, refusals
-from rubberband.api.web.problems import (
+from rubberband.api.problems import (
     CONFLICT,
     INFEASIBLE,
     INVALID,
@@ -58,7 +37,49 @@ from rubberband.api.web.problems import (
     HttpProblem,
     Kind,
 )
+from rubberband.api.routes import Known, Service, Serving
+from rubberband.api.routes.answers import (
+    EXPERIMENT_BODY,
+    IdempotencyKey,
+    asked,
+    invalid,
+    json_answer,
+    once,
+    only_documented,
+    refusals,
+)
+from rubberband.api.routes.models import (
+    ALLOCATIONS,
+    COSTS,
+    DECISIONS,
+    DETAIL,
+    EXTENSION,
+    LOGS,
+    PAGE,
+    TRIALS,
+    VIEW,
+    Allocations,
+    Answer,
+    Costs,
+    Decisions,
+    ExperimentDetail,
+    ExperimentPage,
+    ExperimentView,
+    ExtendBody,
+    ExtensionView,
+    LimitBody,
+    LogPage,
+    Report,
+    SubmittedView,
+    TrialPage,
+    example,
+)
+from rubberband.api.security.authentication import Reader, Submitter, caller_of
+from rubberband.api.store.schema import Principal
 from rubberband.executor.core.extending import Extension
+from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.result import rows
+from rubberband.executor.result.result import Result
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import shown
@@ -66,80 +87,7 @@ from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission
 from rubberband.views import experiment as views_json
 
-# Repeated requests: the same Idempotency-Key has the same answer, and one effect.
-
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        pattern="^[!-~]{1,255}$",
-        description=(
-            "A value that the client chooses, a new one for each new request. If a request is sent again with it "
-            "(after a lost answer, say), nothing is done again: the service repeats its first answer, with "
-            "`Idempotency-Replayed: true`."
-        ),
-        examples=["8e03978e-40d5-43dd-bc93-6894a57f9324"],
-    ),
-]
-REPLAYED = "Idempotency-Replayed"
-_KEPT_HEADERS = ("content-type", "location", "content-location", "cache-control")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyedRequest:
-    """Key of a request, and what a repeat with that key must share."""
-
-    key: str | None
-    owner: str
-    """Id of the token; each token has its own keys."""
-    digest: str
-
-    @property
-    def request(self) -> str:
-        """Id that all repeats share; empty without a key."""
-        if self.key is None:
-            return ""
-        return hashlib.sha256(f"{self.owner}\n{self.digest}\n{self.key}".encode()).hexdigest()[:32]
-
-
-def asked(request: Request, principal: Principal, key: str | None, body: bytes = b"") -> KeyedRequest:
-    """Return the key and digest of a request."""
-    digest = hashlib.sha256()
-    for part in (request.method, request.url.path, request.url.query, request.headers.get("content-type", "")):
-        digest.update(part.encode() + b"\n")
-    digest.update(body)
-    return KeyedRequest(key=key, owner=principal.token, digest=digest.hexdigest())
-
-
-async def once(store: Store, request: KeyedRequest, act: Callable[[], Awaitable[Response]]) -> Response:
-    """Return the answer of `act`, or its earlier answer to the same request.
-
-    Errors are not stored, so the request may be repeated. Raises Problem KEY_REUSED and KEY_BUSY.
-    """
-    key, owner = request.key, request.owner
-    if key is None:
-        return await act()
-    found = await run_in_threadpool(store.claim_key, key, owner=owner, request_hash=request.digest, at=time.time())
-    if isinstance(found, KeptAnswer):
-        return Response(found.body, found.status, {**found.headers, REPLAYED: "true"})
-    if found == "reused":
-        raise HttpProblem(KEY_REUSED, "another request had this Idempotency-Key; make a new one for each new request")
-    if found == "busy":
-        served = "the request with this Idempotency-Key is being served; ask again soon"
-        raise HttpProblem(KEY_BUSY, served, headers={"Retry-After": "1"})
-    try:
-        answer = await act()
-    except Exception:
-        await run_in_threadpool(store.free_key, key, owner=owner)
-        raise
-    if answer.status_code >= 400:
-        await run_in_threadpool(store.free_key, key, owner=owner)
-    else:
-        headers = {name: value for name, value in answer.headers.items() if name in _KEPT_HEADERS}
-        kept = KeptAnswer(status=answer.status_code, headers=headers, body=bytes(answer.body))
-        await run_in_threadpool(store.keep_answer, key, owner=owner, answer=kept, at=time.time())
-    return answer
-
+# `/v1/experiments`: submit, list and show experiments, and act on them.
 
 # Other limits: a planning process previews them; they are granted if nothing changed meanwhile.
 
@@ -203,7 +151,7 @@ def _require_json(media_type: str) -> None:
 
 
 _Asked = TypeVar("_Asked", bound=BaseModel)
-_Route = TypeVar("_Route", bound=Callable[..., Awaitable[Response]])
+_Route = TypeVar("_Route", bound=Callable[..., Response | Awaitable[Response]])
 
 
 def _read(kind: type[_Asked], body: bytes, what: str) -> _Asked:
@@ -509,3 +457,155 @@ async def limit(
     asked_for = _read(LimitBody, body, "a limit; send an object with max_instances")
     effect = partial(service.runs.limit, max_instances=asked_for.max_instances)
     return await _acted(request, service, principal, key, effect, experiment.name)
+
+
+# Details of one experiment: trials, allocations, costs, decisions, logs, and the report.
+
+
+_CSV = "text/csv"
+MAX_TRIAL = (1 << 31) - 1
+_REPORT = {"schema": "rubberband.report/1", "name": "digits-sha", "outcome": "done"}
+
+
+def _part(
+    path: str, summary: str, id: str, model: type[Answer], description: str, sample: Any, *refused: Kind
+) -> Callable[[_Route], _Route]:
+    """Declare a route below an experiment; `sample` is an example of its answer."""
+    responses = {200: example(description, sample), **refusals(NOT_FOUND, *refused)}
+    return router.get(f"/{{name}}{path}", summary=summary, operation_id=id, response_model=model, responses=responses)
+
+
+@_part(
+    "/trials", "List an experiment's trials", "listTrials", TrialPage, "A page of trials, by number.", TRIALS, INVALID
+)
+def list_trials(
+    service: Serving,
+    _reader: Reader,
+    experiment: Known,
+    status: Annotated[list[TrialStatus] | None, Query(description="Only trials with this status; repeats.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="The largest number to return.")] = 1000,
+    cursor: Annotated[str | None, Query(max_length=20, description="`next` of the previous page.")] = None,
+    curves: Annotated[
+        bool, Query(description="With learning curves, batch sizes and shares of unequal workers.")
+    ] = False,
+) -> Response:
+    """Empty until it began."""
+    result = service.runs.result(experiment.name)
+    begin = 0 if cursor is None else _place(cursor)
+    trials = () if result is None else result.trials[begin:]
+    found = [trial for trial in trials if not status or trial.status in status]
+    items = [views_json.trial_view(trial, curves=curves) for trial in found[:limit]]
+    return json_answer({"items": items, "next": str(found[limit].trial) if len(found) > limit else None})
+
+
+def _place(cursor: str) -> int:
+    """Return the first trial of a page."""
+    if not (cursor.isascii() and cursor.isdigit()):
+        raise HttpProblem(
+            INVALID, f"cursor {shown(cursor)} was not issued by this service; leave it out for the first page"
+        )
+    return int(cursor)
+
+
+@_part(
+    "/allocations",
+    "Get an experiment's instances and their use",
+    "getAllocations",
+    Allocations,
+    "Instances, busy GPUs, and the plan.",
+    ALLOCATIONS,
+)
+def get_allocations(service: Serving, _reader: Reader, experiment: Known) -> Response:
+    """All instants are seconds from the start. Empty until it began."""
+    return json_answer(views_json.allocations(service.runs.result(experiment.name)))
+
+
+@_part("/costs", "Get an experiment's bill", "getCosts", Costs, "The bill so far, against plan and cap.", COSTS)
+def get_costs(service: Serving, _reader: Reader, experiment: Known) -> Response:
+    """In US dollars, by stage and by instance, and where the paid time of GPUs went."""
+    return json_answer(views_json.costs(experiment, service.runs.result(experiment.name)))
+
+
+@_part(
+    "/decisions",
+    "Get an experiment's decisions",
+    "listDecisions",
+    Decisions,
+    "Decisions and extensions, in order.",
+    DECISIONS,
+)
+def list_decisions(service: Serving, _reader: Reader, experiment: Known) -> Response:
+    """At the end of each stage the rest is planned again; also how limits were extended."""
+    return json_answer(views_json.decisions(service.runs.result(experiment.name)))
+
+
+@_part("/logs", "Read an experiment's logs", "readLogs", LogPage, "Lines, oldest first.", LOGS, INVALID)
+def read_logs(
+    service: Serving,
+    _reader: Reader,
+    experiment: Known,
+    source: Annotated[
+        Literal["trials", "process"], Query(description="Output of the trials, or of the experiment's process.")
+    ] = "trials",
+    trial: Annotated[int | None, Query(ge=0, le=MAX_TRIAL, description="Only lines of this trial.")] = None,
+    cursor: Annotated[str | None, Query(max_length=4000, description="`next` of the previous answer.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="The largest number of lines to return.")] = 1000,
+) -> Response:
+    """Ask again with `next` for what was printed since."""
+    lines, following = service.runs.lines(experiment.name, source=source, trial=trial, cursor=cursor, limit=limit)
+    return json_answer({"lines": [{"trial": line.trial, "text": line.text} for line in lines], "next": following})
+
+
+@_part(
+    "/report",
+    "Get an experiment's report",
+    "getReport",
+    Report,
+    "As `rubberband report -o json` prints it.",
+    _REPORT,
+    CONFLICT,
+)
+def get_report(service: Serving, _reader: Reader, experiment: Known) -> Response:
+    """The best configuration, stages, time and cost planned against actual, and all trials; also while it runs."""
+    return json_answer(views_json.plain(_begun(service, experiment).to_json()))
+
+
+@router.get(
+    "/{name}/export",
+    summary="Export an experiment's trials",
+    operation_id="exportTrials",
+    response_class=Response,
+    response_model=None,
+    responses={
+        200: {
+            "description": "As `rubberband export` writes it: CSV with a header.",
+            "content": {
+                _CSV: {
+                    "schema": {"type": "string"},
+                    "example": "trial,status,accuracy\n0,completed,0.97\n",
+                }
+            },
+        },
+        **refusals(NOT_FOUND, CONFLICT),
+    },
+)
+def export_trials(
+    service: Serving,
+    _reader: Reader,
+    experiment: Known,
+    reports: Annotated[bool, Query(description="A row for each report, instead of one for each trial.")] = False,
+) -> Response:
+    """A row for each trial: configuration, metrics, iterations, status, GPU time, and its share of the bill."""
+    result = _begun(service, experiment)
+    found = rows.report_rows(result) if reports else rows.trial_rows(result)
+    name = f"{experiment.name}{'-reports' if reports else ''}.csv"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(rows.to_csv(found), media_type=_CSV, headers=headers)
+
+
+def _begun(service: Serving, experiment: Known) -> Result:
+    result = service.runs.result(experiment.name)
+    if result is None:
+        state = experiment.state.value
+        raise HttpProblem(CONFLICT, f"experiment {experiment.name!r} is {state}: there is nothing to report yet; wait")
+    return result

@@ -15,14 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from rubberband.api.body import read_experiment
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.experiments.body import read_experiment
 from rubberband.api.plans.previews import PlanAnswer, Preview, fingerprint
-from rubberband.api.security.authentication import Reader, caller_of
-from rubberband.api.service import Service, Serving
-from rubberband.api.web.answers import invalid
-from rubberband.api.web.openapi import EXPERIMENT_BODY, refusals, require_documented
-from rubberband.api.web.problems import (
+from rubberband.api.problems import (
     INFEASIBLE,
     INVALID,
     MALFORMED,
@@ -37,6 +33,9 @@ from rubberband.api.web.problems import (
     UNAVAILABLE,
     HttpProblem,
 )
+from rubberband.api.routes import Service, Serving
+from rubberband.api.routes.answers import EXPERIMENT_BODY, invalid, refusals, require_documented
+from rubberband.api.security.authentication import Reader, caller_of
 from rubberband.units import shown
 from rubberband.values.plan import Policy
 

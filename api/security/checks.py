@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from rubberband.api.problems import FOREIGN_HOST, FOREIGN_ORIGIN, RATE, HttpProblem
 from rubberband.api.settings import ServiceLimits
-from rubberband.api.web.problems import FOREIGN_HOST, FOREIGN_ORIGIN, RATE, HttpProblem
 from rubberband.units import shown
 
 _MOST_KEYS = 10_000

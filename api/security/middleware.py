@@ -17,11 +17,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from rubberband.api.security.authentication import STRANGER, UNKNOWN, Authenticator, Visitor, stranger_refused
-from rubberband.api.security.checks import RateLimiter, address_key, require_host, require_own_page, safe_next
-from rubberband.api.security.tokens import Bearer, Tokens
-from rubberband.api.service import Service
-from rubberband.api.web.problems import (
+from rubberband.api.problems import (
     INTERNAL,
     MALFORMED,
     MEDIA_TYPE,
@@ -31,6 +27,17 @@ from rubberband.api.web.problems import (
     HttpProblem,
     problem_of,
 )
+from rubberband.api.security.authentication import (
+    STRANGER,
+    UNKNOWN,
+    Authenticator,
+    Bearer,
+    Tokens,
+    Visitor,
+    stranger_refused,
+)
+from rubberband.api.security.checks import RateLimiter, address_key, require_host, require_own_page, safe_next
+from rubberband.api.settings import Settings
 from rubberband.errors import RubberbandError
 
 Message = MutableMapping[str, Any]
@@ -200,11 +207,9 @@ _FOR_PROGRAMS = ("/v1/", "/metrics", "/openapi.json", "/problems/")
 log = logging.getLogger("rubberband.server")
 
 
-def secure(app: ASGIApp, service: Service) -> ASGIApp:
+def secure(app: ASGIApp, settings: Settings, tokens: Tokens) -> ASGIApp:
     """Return the app behind all checks. They set `principal`, `still_allowed` and so on in `request.state`."""
-    settings = service.settings
-    tokens = Tokens(service.store, session_s=settings.keeping.sessions_s, ended=service.feed.wake)
-    return _Secured(app, service, Authenticator(tokens, required=settings.auth))
+    return _Secured(app, settings, Authenticator(tokens, required=settings.auth))
 
 
 def is_public(path: str) -> bool:
@@ -213,10 +218,10 @@ def is_public(path: str) -> bool:
 
 
 class _Secured:
-    def __init__(self, app: ASGIApp, service: Service, doorkeeper: Authenticator) -> None:
-        self._app, self._settings, self._doorkeeper = app, service.settings, doorkeeper
-        self._hosts = frozenset(host.lower() for host in service.settings.hosts)
-        self._turnstile = RateLimiter(service.settings.limits)
+    def __init__(self, app: ASGIApp, settings: Settings, authenticator: Authenticator) -> None:
+        self._app, self._settings, self._authenticator = app, settings, authenticator
+        self._hosts = frozenset(host.lower() for host in settings.hosts)
+        self._rates = RateLimiter(settings.limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -233,7 +238,9 @@ class _Secured:
         most_bytes = self._settings.limits.body_bytes
         signs_in = (scope["method"], scope["path"]) == _SIGN_IN
         body = Body(receive, limit_bytes=min(most_bytes, _SIGN_IN_BYTES) if signs_in else most_bytes)
-        scope.setdefault("state", {}).update(request_id=exchange.id, doorkeeper=self._doorkeeper, principal=STRANGER)
+        scope.setdefault("state", {}).update(
+            request_id=exchange.id, authenticator=self._authenticator, principal=STRANGER
+        )
         try:
             await self._serve(scope, headers, address, body, exchange)
         except HttpProblem as problem:
@@ -261,7 +268,7 @@ class _Secured:
         body.require_announced(headers.get("content-length"))
         visitor = await self._who(path, headers, address)
         principal = visitor.principal
-        still_allowed = partial(self._doorkeeper.still_good, visitor.credential)
+        still_allowed = partial(self._authenticator.still_good, visitor.credential)
         scope["state"].update(principal=principal, still_allowed=still_allowed)
         if not isinstance(visitor.credential, Bearer):  # browsers send no such header by themselves
             site, origin = headers.get("sec-fetch-site"), headers.get("origin")
@@ -275,12 +282,12 @@ class _Secured:
         if (method, path) == _SIGN_IN:  # limited by wrong tokens, not by its address, which others share
             await self._pass_on(scope, body, exchange)
             return
-        with self._turnstile.passing(caller, stream=path == _STREAMS):
+        with self._rates.passing(caller, stream=path == _STREAMS):
             await self._pass_on(scope, body, exchange)
 
     async def _who(self, path: str, headers: Mapping[str, str], address: str) -> Visitor:
         try:
-            return await self._doorkeeper.who(headers, address)
+            return await self._authenticator.who(headers, address)
         except (HttpProblem, RubberbandError):
             if is_public(path):
                 return UNKNOWN

@@ -21,7 +21,7 @@ from rubberband.units import parse_duration, parse_usd, shown
 from rubberband.values.kinds import KINDS
 
 if TYPE_CHECKING:
-    from rubberband.api.serving import Transport
+    from rubberband.api.app.serving import Transport
     from rubberband.api.settings import Settings, SharedPool
     from rubberband.api.store.sql import Store
 
@@ -158,7 +158,7 @@ def serve(
     when the service stops. Listening beyond this machine needs tokens (rubberband token create).
     """
     _require_server()
-    from rubberband.api import serving
+    from rubberband.api.app import serving
     from rubberband.api.settings import Keeping, ServiceLimits, Settings
     from rubberband.installation import default_home, default_store
 
@@ -196,7 +196,7 @@ def _require_server() -> None:
 
 
 def _serve(settings: Settings, transport: Transport) -> None:
-    from rubberband.api import serving
+    from rubberband.api.app import serving
 
     check = EntrypointCheck(settings.entrypoints, settings.code, _say)
 

@@ -18,7 +18,7 @@ from rubberband.errors import InputError
 from rubberband.units import shown
 
 if TYPE_CHECKING:
-    from rubberband.api.security.tokens import Tokens
+    from rubberband.api.security.authentication import Tokens
     from rubberband.api.store.schema import TokenRecord
 
 token = typer.Typer(
@@ -97,7 +97,7 @@ def revoke(
 
 @contextmanager
 def _tokens(store: str | None) -> Iterator[Tokens]:
-    from rubberband.api.security.tokens import Tokens
+    from rubberband.api.security.authentication import Tokens
     from rubberband.api.store.sql import open_store
     from rubberband.installation import default_home, default_store
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rubberband.api.experiments.budgets import EXTENSION, PLAN, Ask, Budgets
-from rubberband.api.experiments.spending import Spending
+from rubberband.api.experiments.budgets import EXTENSION, PLAN, Ask, Budgets, Spending
 from tests.builders.money_stories import BUDGETS_USD, tell, world
 
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from rubberband.api.security.tokens import Tokens
+from rubberband.api.security.authentication import Tokens
 from rubberband.api.store.sql import open_store
 from tests.builders.databases import database, programs, server
 from tests.builders.fake_runs import words

@@ -17,8 +17,8 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 
 from rubberband.api.app import create_app
-from rubberband.api.security.tokens import Tokens
-from rubberband.api.service import NAME_PATTERN
+from rubberband.api.routes import NAME_PATTERN
+from rubberband.api.security.authentication import Tokens
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.sql import open_store
 from rubberband.executor.journal.folder import ExperimentFolder

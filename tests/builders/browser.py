@@ -110,7 +110,7 @@ def visiting(browser: Any, address: str, *, phone: bool = False, dark: bool = Fa
 def served(app: Any) -> Iterator[str]:
     """The address of an app that is served from a thread, on a free port."""
     listening = socket.create_server(("127.0.0.1", 0))
-    # As rubberband.api.serving does: uvicorn writes head and body of an answer apart.
+    # As rubberband.api.app.serving does: uvicorn writes head and body of an answer apart.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -18,12 +18,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
-from rubberband.api.experiments import spending
-from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion
+from rubberband.api.experiments import budgets
 from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.plans.process import RestAnswer, RestQuestion
+from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
 from rubberband.api.store.sql import Store, open_store
-from rubberband.api.web.problems import HttpProblem
 from rubberband.executor.core.extending import Extension, Limits
 from rubberband.executor.core.forecast import Forecast
 from rubberband.spec.experiment import Experiment
@@ -253,9 +253,9 @@ def world(home: Path) -> Iterator[World]:
     """A world whose clock is the program's, as long as it is open."""
     with (
         patch("time.time", lambda: made.now),
-        patch.object(spending, "ASK_EVERY_S", 0.0),
-        patch.object(spending, "COUNT_EVERY_S", 0.0),
-        patch.object(spending, "COUNTING_SHARE", math.inf),
+        patch.object(budgets, "ASK_EVERY_S", 0.0),
+        patch.object(budgets, "COUNT_EVERY_S", 0.0),
+        patch.object(budgets, "COUNTING_SHARE", math.inf),
     ):
         made = World.__new__(World)
         made.now = START

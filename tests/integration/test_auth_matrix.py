@@ -18,8 +18,7 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
 from rubberband.api.app import create_app
-from rubberband.api.security.authentication import COOKIE
-from rubberband.api.security.tokens import Bearer, Tokens
+from rubberband.api.security.authentication import COOKIE, Bearer, Tokens
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.schema import SCOPES, Scope
 from rubberband.api.store.sql import open_store
@@ -213,7 +212,7 @@ def test_wrong_tokens_are_slowed_and_lock_no_right_one_of_their_address_out(
     house: House, way: str, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one address is that of many, as behind a NAT; right ones are looked up anew each time."""
-    monkeypatch.setattr("rubberband.api.security.tokens.REMEMBERED_S", 0.0)
+    monkeypatch.setattr("rubberband.api.security.authentication.REMEMBERED_S", 0.0)
     address = f"10.2.{many:d}.{len(way)}"
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     _, text = house.tokens.create("right", "read")

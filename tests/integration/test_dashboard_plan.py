@@ -13,10 +13,10 @@ import pytest
 from rubberband.api.app import app_of
 from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
-from rubberband.api.service import Service
+from rubberband.api.routes import Service
+from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.api.web.feed import EventFeed
 from tests.builders.browser import Visit, chromium, served, visiting
 from tests.builders.fake_runs import FakeRuns
 from tests.builders.service_runs import until

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.limit_preview import RestQuestion
 from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
-from rubberband.api.service import Service
+from rubberband.api.plans.process import RestQuestion
+from rubberband.api.problems import HttpProblem
+from rubberband.api.routes import Service
+from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.web.feed import EventFeed
-from rubberband.api.web.problems import HttpProblem
 from rubberband.executor.core import extending
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox

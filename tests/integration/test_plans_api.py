@@ -12,10 +12,10 @@ import yaml
 from rubberband.api.app import app_of
 from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
-from rubberband.api.service import Service
+from rubberband.api.routes import Service
+from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.api.web.feed import EventFeed
 from tests.builders.fake_runs import FakeRuns, words
 from tests.builders.service_client import Client, served
 

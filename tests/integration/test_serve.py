@@ -16,8 +16,8 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner, Result
 
-from rubberband.api import serving as connections
-from rubberband.api.serving import PatientProtocol, only_server
+from rubberband.api.app import serving as connections
+from rubberband.api.app.serving import PatientProtocol, only_server
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
 from rubberband.cli import app
@@ -27,7 +27,7 @@ from tests.builders.server_process import ServerProcess, serving
 OPEN = ("--rate", "0")
 PATIENT = (
     "-c",
-    "from rubberband import cli; from rubberband.api import serving; serving._GRACE_S = 120; cli.main()",
+    "from rubberband import cli; from rubberband.api.app import serving; serving._GRACE_S = 120; cli.main()",
 )
 """`rubberband`, where a server that is ended has more than 3 s to end its streams: this machine may be busy."""
 

@@ -13,8 +13,8 @@ import pytest
 from rubberband.api.dashboard.pages import row as listed
 from rubberband.api.dashboard.sentences import sentence
 from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.problems import HttpProblem
 from rubberband.api.store.sql import open_store
-from rubberband.api.web.problems import HttpProblem
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import holding, is_hosted, read_ending, read_mark
 from rubberband.running import hosted

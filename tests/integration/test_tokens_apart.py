@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rubberband.api.security.tokens import Tokens
+from rubberband.api.security.authentication import Tokens
 from rubberband.api.store.sql import open_store
 from tests.builders import processes
 from tests.builders.fake_runs import words

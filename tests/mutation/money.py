@@ -617,7 +617,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="pools-settings-count-as-the-users",
         harm="what a pool on EC2 has promised is refused when it is to start",
-        file="api/experiments/gate.py",
+        file="api/experiments/starting.py",
         old="return without_pool(row.words, PoolFolder(path=Path(pool.folder)))",
         new="return row.words",
         tests=("tests/unit/test_admission.py",),
@@ -722,7 +722,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="start-is-free",
         harm="a queued experiment starts though what runs became dearer, or its budget was lowered",
-        file="api/experiments/spending.py",
+        file="api/experiments/budgets.py",
         old="            self.budgets.require_start(row, time.time())\n",
         new="            pass\n",
         tests=("tests/unit/test_money_doors.py",),
@@ -949,7 +949,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asked-to-end-once-for-all-attempts",
         harm="a resumed experiment passes the budget of the next month",
-        file="api/experiments/spending.py",
+        file="api/experiments/budgets.py",
         old="(row.name, row.attempt) not in self._told",
         new="row.name not in {name for name, _ in self._told}",
         tests=("tests/unit/test_money_doors.py", "tests/unit/test_budgets.py"),

@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="requests-of-all-tokens-are-one",
         harm="a request that another token made counts as made by this one: nothing is started",
-        file="api/routes/experiments.py",
+        file="api/routes/answers.py",
         old='f"{self.owner}\\n{self.digest}\\n{self.key}"',
         new='f"{self.digest}\\n{self.key}"',
         tests=("tests/unit/test_api_idempotency.py::test_the_key_of_one_token_is_nothing_to_another",),
@@ -36,7 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="revoked-token-opens",
         harm="a token that was revoked goes on to open everything",
-        file="api/security/tokens.py",
+        file="api/security/authentication.py",
         old="return record.revoked_at is None and (record.expires_at is None or at < record.expires_at)",
         new="return record.expires_at is None or at < record.expires_at",
         tests=("tests/unit/test_security_tokens.py",),
@@ -44,7 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="expired-token-opens",
         harm="a token of a day opens for ever",
-        file="api/security/tokens.py",
+        file="api/security/authentication.py",
         old="return record.revoked_at is None and (record.expires_at is None or at < record.expires_at)",
         new="return record.revoked_at is None",
         tests=("tests/unit/test_security_tokens.py",),
@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="secret-not-compared",
         harm="who knows the id of a token, which is shown in lists, is let in",
-        file="api/security/tokens.py",
+        file="api/security/authentication.py",
         old="if secret is not None and not hmac.compare_digest(",
         new="if False and not hmac.compare_digest(",
         tests=("tests/unit/test_security_tokens.py",),
@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="remembered-after-the-revocation",
         harm="a token that is revoked while it is looked up is remembered as good",
-        file="api/security/tokens.py",
+        file="api/security/authentication.py",
         old="            if ended != self._ended:\n                return\n",
         new="",
         tests=("tests/unit/test_security_tokens.py",),
@@ -92,7 +92,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="any-code-may-run",
         harm="whoever may submit runs any function of the server",
-        file="api/experiments/body.py",
+        file="api/body.py",
         old="isinstance(named, str) and allows_code(named, settings.entrypoints)",
         new="isinstance(named, str)",
         tests=("tests/unit/test_experiment_body.py::test_a_forbidden_entry_point_is_previewed_and_not_run",),
@@ -100,7 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="any-lr-rule-may-run",
         harm="the allow-list is passed by way of batch.lr_scaling",
-        file="api/experiments/body.py",
+        file="api/body.py",
         old="scaling not in LR_SCALINGS and not allows_code(scaling, settings.entrypoints)",
         new="False",
         tests=("tests/unit/test_experiment_body.py::test_a_forbidden_entry_point_is_previewed_and_not_run",),
@@ -108,7 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="checkpoints-climb-out",
         harm="checkpoints are written to any folder of the server",
-        file="api/experiments/body.py",
+        file="api/body.py",
         old='and ".." not in url.split("/")',
         new="",
         tests=("tests/unit/test_experiment_body.py::test_a_forbidden_entry_point_is_previewed_and_not_run",),
@@ -116,7 +116,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="files-of-the-server-are-read",
         harm="a submission reads files of the server",
-        file="api/experiments/body.py",
+        file="api/body.py",
         old="        if isinstance(value, str):\n            remedy",
         new="        if False:\n            remedy",
         tests=("tests/unit/test_experiment_body.py::test_no_request_names_a_file_of_the_server",),
@@ -124,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="no-cost-is-any-cost",
         harm="an experiment without max_cost passes the service's limit on spending",
-        file="api/experiments/body.py",
+        file="api/body.py",
         old='    if asked is None:\n        raise _refused("constraints.max_cost"',
         new='    if False:\n        raise _refused("constraints.max_cost"',
         tests=("tests/unit/test_experiment_body.py::test_spending_is_limited_by_true_prices",),
@@ -132,7 +132,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="prices-by-the-client",
         harm="a client says that instances cost nothing, and spends without a limit",
-        file="api/experiments/body.py",
+        file="api/body.py",
         old="if resources.kind.is_rented and settings.limits.max_cost_usd is not None:",
         new="if False:",
         tests=("tests/unit/test_experiment_body.py::test_spending_is_limited_by_true_prices",),
@@ -176,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="events-of-other-experiments",
         harm="a stream of one experiment tells of all",
-        file="api/web/feed.py",
+        file="api/routes/events.py",
         old="[line for line in since if experiment in (None, line.experiment)]",
         new="since",
         tests=("tests/unit/test_api_events.py::test_remembered_events_are_sent_whole_a_page_at_a_time",),
@@ -184,7 +184,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="event-lost-at-a-page",
         harm="a stream that is far behind leaves events out",
-        file="api/web/feed.py",
+        file="api/routes/events.py",
         old="upto if len(texts) == len(lines) else lines[len(texts) - 1].id",
         new="upto",
         tests=("tests/unit/test_api_events.py::test_remembered_events_are_sent_whole_a_page_at_a_time",),
@@ -217,7 +217,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="failed-request-keeps-its-key",
         harm="a request that was refused cannot be sent again with its key",
-        file="api/routes/experiments.py",
+        file="api/routes/answers.py",
         old="if answer.status_code >= 400:",
         new="if answer.status_code >= 600:",
         tests=("tests/unit/test_api_idempotency.py",),
@@ -404,7 +404,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="remembered-from-the-future",
         harm="where the clock is set back, a revoked token opens until it has caught up",
-        file="api/security/tokens.py",
+        file="api/security/authentication.py",
         old="not 0 <= now - found.read_at < REMEMBERED_S",
         new="not now - found.read_at < REMEMBERED_S",
         tests=("tests/unit/test_security_tokens.py",),
@@ -436,7 +436,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="key-of-another-experiment",
         harm="a cancel with the key of an earlier one is answered by that: the other experiment runs on",
-        file="api/routes/experiments.py",
+        file="api/routes/answers.py",
         old="for part in (request.method, request.url.path, request.url.query,",
         new="for part in (request.method, request.url.query,",
         tests=("tests/unit/test_api_idempotency.py",),
@@ -444,7 +444,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="pages-of-one-status-overlap",
         harm="who reads the trials of one status page by page gets some twice",
-        file="api/routes/experiment_parts.py",
+        file="api/routes/experiments.py",
         old="str(found[limit].trial) if len(found) > limit else None",
         new="str(begin + limit) if len(found) > limit else None",
         tests=("tests/unit/test_api_experiments.py",),
@@ -540,7 +540,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="queue-by-age-alone",
         harm="200 nightly experiments of one token stand before everybody else's single one",
-        file="api/experiments/queue.py",
+        file="api/experiments/starting.py",
         old="                first.setdefault(owner, name)\n",
         new="                first = first or {owner: name}\n",
         tests=("tests/unit/test_queue.py", "tests/unit/test_service_runs.py"),
@@ -548,7 +548,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="turns-are-saved-up",
         harm="an owner who asked nothing for a month starts all of its experiments before anybody else",
-        file="api/experiments/queue.py",
+        file="api/experiments/starting.py",
         old="max(self._finish.get(owner, 0.0), self._now)",
         new="self._finish.get(owner, 0.0)",
         tests=("tests/unit/test_queue.py",),
@@ -556,7 +556,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="weights-of-slots-ignored",
         harm="a token with twice the weight gets no more slots than the others",
-        file="api/experiments/queue.py",
+        file="api/experiments/starting.py",
         old="self._finish[owner] = self._now + 1.0 / self._weight(owner)",
         new="self._finish[owner] = self._now + 1.0",
         tests=("tests/unit/test_queue.py",),
@@ -620,7 +620,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lock-of-a-link",
         harm="two services use one SQLite file, each by a name of its own",
-        file="api/serving.py",
+        file="api/app/serving.py",
         old="os.path.realpath(str(url.database))",
         new="str(url.database)",
         tests=("tests/integration/test_serve.py",),

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from rubberband.api.experiments import budgets
 from rubberband.api.experiments.admission import START_S, Admission
 from rubberband.api.plans.previews import PlanAnswer
+from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import HttpProblem
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin, month_end

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.api.web.problems import HttpProblem
 from rubberband.cloud.catalogue import offer
 from rubberband.cloud.pool import FileJournal
 from rubberband.cloud.pool.events import MachineEnded, MachineRuns, Opened, PoolLimits, SliceRequested

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.routes.problems import EXPLANATIONS
-from rubberband.api.web.problems import KINDS, MOST_TOLD
+from rubberband.api.problems import KINDS, MOST_TOLD
 from rubberband.errors import JournalError
 from tests.builders.fake_runs import FakeService, fake_service, words
 
@@ -223,7 +222,7 @@ def test_a_program_is_never_shown_a_page(service: FakeService) -> None:
 def test_every_kind_of_problem_is_explained(service: FakeService, kind: Any) -> None:
     answer = service.client.get(f"/problems/{kind.slug}")
     assert answer.status_code == 200
-    assert answer.json()["explanation"] == EXPLANATIONS[kind.slug]
+    assert answer.json()["explanation"] == kind.explanation
     assert answer.json()["status"] == kind.status
     page = service.client.get(f"/problems/{kind.slug}", headers={"accept": "text/html"})
     assert page.headers["content-type"].startswith("text/plain")

@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
+from rubberband.api.routes import Service
 from rubberband.api.routes import events as events_module
-from rubberband.api.routes.events import stream
-from rubberband.api.security import tokens as tokens_module
-from rubberband.api.security.authentication import Authenticator
-from rubberband.api.security.tokens import Bearer, Cookie, Tokens
-from rubberband.api.service import Service
+from rubberband.api.routes import events as feed_module
+from rubberband.api.routes.events import PAGE, stream
+from rubberband.api.security import authentication as tokens_module
+from rubberband.api.security.authentication import Authenticator, Bearer, Cookie, Tokens
 from rubberband.api.store.schema import Entry, Principal
-from rubberband.api.web import feed as feed_module
-from rubberband.api.web.feed import PAGE
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.fake_runs import FakeService, fake_service

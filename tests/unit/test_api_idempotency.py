@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from rubberband.api.routes.experiments import REPLAYED
-from rubberband.api.security.tokens import Tokens
+from rubberband.api.routes.answers import REPLAYED
+from rubberband.api.security.authentication import Tokens
 from rubberband.api.store.schema import KEYS, TokenRecord
 from rubberband.api.store.sql import Store
 from tests.builders.fake_runs import FakeService, fake_service, words

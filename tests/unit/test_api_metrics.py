@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rubberband.api.web.metrics import MAX_ENDED
+from rubberband.api.routes.metrics import MAX_ENDED
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolServer
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.errors import JournalError

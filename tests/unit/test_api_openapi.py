@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rubberband.api.web.problems import KINDS, MEDIA_TYPE
+from rubberband.api.problems import KINDS, MEDIA_TYPE
 from tests.builders.fake_runs import FakeService, fake_service, virtual_result
 
 FROZEN = Path(__file__).with_name("openapi.json")

@@ -26,7 +26,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.api.experiments.processes import HOSTED
+from rubberband.api.experiments.starting import HOSTED
 from rubberband.cloud.aws.boot import (
     MAX_BYTES,
     UV_SHA256,

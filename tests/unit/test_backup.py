@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from rubberband import installation
-from rubberband.api.security.tokens import Tokens
+from rubberband.api.security.authentication import Tokens
 from rubberband.api.store.copying import dump
 from rubberband.api.store.sql import Store, open_store
 from rubberband.errors import InputError, JournalError

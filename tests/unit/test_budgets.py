@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from rubberband.api.experiments.budgets import Budgets
-from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, with_limits
+from rubberband.api.plans.process import RestAnswer, RestQuestion, with_limits
+from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
-from rubberband.api.web.problems import HttpProblem
 from rubberband.client.calls import raise_for
 from rubberband.errors import InfeasibleError
 from rubberband.planning.month_cap import Expense, MonthCap

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import rubberband
-from rubberband.api.experiments.body import require_allowed
+from rubberband.api.body import require_allowed
+from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
-from rubberband.api.web.problems import HttpProblem
 from rubberband.errors import InputError
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.journal.folder import ExperimentFolder

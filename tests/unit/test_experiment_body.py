@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.api.experiments.body import allows_code, read_experiment, require_allowed, require_no_paths
+from rubberband.api.body import allows_code, read_experiment, require_allowed, require_no_paths
+from rubberband.api.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, HttpProblem, Kind
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.web.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, HttpProblem, Kind
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import MAX_BYTES, dump_experiment, parse_experiment
 from tests.builders.budget import examples

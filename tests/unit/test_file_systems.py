@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband import file_systems
-from rubberband.api.serving import only_server
+from rubberband.api.app.serving import only_server
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
 from rubberband.cloud.ray_head.instance import lock

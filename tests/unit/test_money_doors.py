@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.experiments import spending
+from rubberband.api.experiments import budgets as spending
 from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.problems import REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
-from rubberband.api.web.problems import REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.errors import InputError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.events import CancelRequested

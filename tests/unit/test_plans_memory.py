@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rubberband.api.plans.previews import Known, Memory, PlanAnswer, Plans
+from rubberband.api.problems import INVALID, HttpProblem
 from rubberband.api.store.schema import StoredPlan
-from rubberband.api.web.problems import INVALID, HttpProblem
 from tests.builders.plan_services import served
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.experiments.body import read_experiment
+from rubberband.api.body import read_experiment
 from rubberband.api.plans import pool
 from rubberband.api.plans.previews import Plans, Preview
+from rubberband.api.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, HttpProblem, Kind
 from rubberband.api.settings import ServiceLimits
-from rubberband.api.web.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, HttpProblem, Kind
 from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import words
 from tests.builders.plan_services import of, preview, served

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rubberband.api.plans.process import Question, planned, question_of, serve
-from rubberband.api.web.problems import PROFILE_MISSING, REFUSED, HttpProblem
+from rubberband.api.problems import PROFILE_MISSING, REFUSED, HttpProblem
 from rubberband.planning.feasible import Terms
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec.experiment import Experiment

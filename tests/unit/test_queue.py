@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.experiments.queue import Queue
+from rubberband.api.experiments.starting import Queue
 
 OWNERS = "abcd"
 

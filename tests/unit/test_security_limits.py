@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rubberband.api.problems import MALFORMED, RATE, TOO_LARGE, TOO_SLOW, HttpProblem
 from rubberband.api.security.checks import Buckets, RateLimiter, address_key
 from rubberband.api.security.middleware import Body, Message
 from rubberband.api.settings import ServiceLimits
-from rubberband.api.web.problems import MALFORMED, RATE, TOO_LARGE, TOO_SLOW, HttpProblem
 
 
 class Clock:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.security.tokens import REMEMBERED_S, Bearer, Cookie, Credential, Tokens
+from rubberband.api.security.authentication import REMEMBERED_S, Bearer, Cookie, Credential, Tokens
 from rubberband.api.store.schema import Principal
 from rubberband.api.store.sql import Store, open_store
 

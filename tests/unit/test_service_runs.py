@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rubberband.api.experiments.sharing import Sharing
+from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
 from rubberband.api.store.schema import Promise
-from rubberband.api.web.problems import HttpProblem
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_mark, read_order, write_mark

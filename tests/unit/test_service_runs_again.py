@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rubberband.api.experiments.processes import Processes
 from rubberband.api.experiments.service import Journals, Settled
+from rubberband.api.experiments.starting import Processes
+from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.web.problems import HttpProblem
 from rubberband.cli import app
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import HostedRun

@@ -11,9 +11,9 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from rubberband.api.experiments import watcher
-from rubberband.api.experiments.watcher import Stamp, stamp_of
+from rubberband.api.experiments.recording import Stamp, stamp_of
+from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.web.problems import HttpProblem
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.states import ExperimentState

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.web.problems import HttpProblem
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.states import ExperimentState

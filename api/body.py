@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rubberband.api.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, HttpProblem, problem_of
 from rubberband.api.settings import Settings
-from rubberband.api.web.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, HttpProblem, problem_of
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment, ProfilesByType
 from rubberband.spec.loading import MAX_BYTES, MAX_DEPTH, experiment_of, parse_experiment

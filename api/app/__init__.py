@@ -1,23 +1,28 @@
-"""Errors as problem+json: those that routes raise, refusals of the framework, and unexpected ones."""
+"""The ASGI app: routes, pages, errors and middleware around the parts of the service."""
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from prometheus_client import CollectorRegistry, ProcessCollector
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rubberband.api.dashboard.frame import problem_page, wants_page
-from rubberband.api.web.problems import (
+import rubberband
+from rubberband.api.dashboard import compare, experiment, pages, pool
+from rubberband.api.dashboard.pages import problem_page, wants_page
+from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.plans.previews import Plans
+from rubberband.api.problems import (
     INTERNAL,
-    INVALID,
     MALFORMED,
     MEDIA,
     MEDIA_TYPE,
@@ -28,22 +33,105 @@ from rubberband.api.web.problems import (
     HttpProblem,
     problem_of,
 )
+from rubberband.api.routes import Service, events, experiments, metrics, plans
+from rubberband.api.routes import service as about_service
+from rubberband.api.routes.answers import HEAD, DocumentedApp, invalid
+from rubberband.api.routes.events import EventFeed
+from rubberband.api.routes.metrics import ExperimentMeasures, PoolMeasures, RequestMeasures
+from rubberband.api.security import authentication
+from rubberband.api.security.authentication import Tokens
+from rubberband.api.security.middleware import secure
+from rubberband.api.settings import Settings
+from rubberband.api.store.sql import Store
 from rubberband.errors import RubberbandError
 from rubberband.units import shown
 from rubberband.views.experiment import plain, to_bytes
 
+_ROUTERS = (
+    plans.router,
+    experiments.router,
+    events.router,
+    about_service.router,
+    metrics.router,
+    pages.router,
+    experiment.router,
+    compare.router,
+    pool.router,
+    authentication.router,
+)
+
+
+def create_app(settings: Settings, *, store: Store) -> FastAPI:
+    """Return the app. Its parts start and end with its lifespan; experiments continue."""
+    feed = EventFeed()
+    return app_of(
+        Service(
+            settings=settings,
+            store=store,
+            plans=Plans(settings, store),
+            runs=ExperimentRuns(settings, store, feed.wake),
+            feed=feed,
+        )
+    )
+
+
+def app_of(service: Service) -> FastAPI:
+    """Return the app around given parts."""
+    app = DocumentedApp(
+        title="RubberBand",
+        version=rubberband.__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan(service),
+    )
+    app.state.service = service
+    # Without auto_describe, registration collects nothing.
+    app.state.registry = registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    registry.register(ExperimentMeasures(service.store, service.runs.result))
+    registry.register(PoolMeasures(service.settings.home))
+    for router in _ROUTERS:
+        app.include_router(router)
+    answer_errors(app, app.methods_of)
+    # The last one added is the outermost.
+    app.add_middleware(RequestMeasures(registry).counting)
+    app.add_middleware(Heads)
+    app.add_middleware(Failures)
+    settings = service.settings
+    tokens = Tokens(service.store, session_s=settings.keeping.sessions_s, ended=service.feed.wake)
+    # Outside of all middleware, that of unexpected errors included.
+    app.middleware_stack = secure(app.build_middleware_stack(), settings, tokens)
+    return app
+
+
+def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def living(app: FastAPI) -> AsyncIterator[None]:
+        # Built now, so that the first request need not wait for it.
+        app.openapi()
+        service.feed.open(service.store)
+        await run_in_threadpool(service.store.free_keys)
+        await service.plans.start()
+        service.runs.start()
+        try:
+            yield
+        finally:
+            service.feed.close()
+            service.runs.close()
+            await service.plans.close()
+            service.store.close()
+
+    return living
+
+
+# Errors as problem+json, to browsers as a page: those that routes raise, of the framework, and unexpected ones.
+
 log = logging.getLogger("rubberband.api")
 
-_MAX_TOLD = 20
-"""Faults listed of one request."""
 _KINDS = {400: MALFORMED, 413: TOO_LARGE, 415: MEDIA, 503: UNAVAILABLE}
 _CLOSED_REQUEST = 499
 """Status in logs of a request whose sender left."""
-
-
-def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a result of `plain` as an answer."""
-    return Response(to_bytes(value), status, headers, "application/json")
 
 
 def problem_answer(problem: HttpProblem) -> Response:
@@ -88,15 +176,6 @@ def _of_framework(request: Request, error: HTTPException, methods_of: Callable[[
 def _told(request: Request, problem: HttpProblem) -> Response:
     """Return a problem as an answer, to browsers as a page."""
     return problem_page(request, problem) if wants_page(request) else problem_answer(problem)
-
-
-def invalid(errors: Sequence[Any], *place: str) -> HttpProblem:
-    """Return the problem of pydantic's errors; `place` (`query`, `body`) comes before their locations."""
-    faults = [{"loc": [*place, *map(str, error["loc"])], "message": error["msg"]} for error in errors]
-    first = faults[0]
-    where = ".".join(first["loc"][1:]) or first["loc"][0]
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return HttpProblem(INVALID, f"{shown(where)}: {first['message']}{more}", errors=faults[:_MAX_TOLD])
 
 
 def unforeseen(error: BaseException) -> HttpProblem:
@@ -153,7 +232,3 @@ class Heads:
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET", HEAD: True}
         await self._app(scope, receive, send)
-
-
-HEAD = "rubberband.head"
-"""Key of the scope: the request was HEAD."""

@@ -1,25 +1,140 @@
-"""The OpenAPI document: that of FastAPI, with problems, tokens and the schema of experiments.
+"""How routes answer: in JSON, errors as problems, repeated requests once; and the OpenAPI document of it all.
 
-Queries that the document does not name are refused (see `only_documented`).
+The document is that of FastAPI, with problems, tokens and the schema of experiments. Queries that it does not name are
+refused (see `only_documented`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Header, Request
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 
 import rubberband
-from rubberband.api.web import problems
-from rubberband.api.web.models import ProblemAnswer
-from rubberband.api.web.problems import MEDIA_TYPE, Kind
+from rubberband.api import problems
+from rubberband.api.problems import (
+    INVALID,
+    KEY_BUSY,
+    KEY_REUSED,
+    MEDIA_TYPE,
+    HttpProblem,
+    Kind,
+)
+from rubberband.api.routes.models import ProblemAnswer
+from rubberband.api.store.schema import KeptAnswer, Principal
+from rubberband.api.store.sql import Store
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import read_yaml
 from rubberband.units import nearest, shown
+from rubberband.views.experiment import to_bytes
+
+_MAX_TOLD = 20
+"""Faults listed of one request."""
+
+
+def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a result of `plain` as an answer."""
+    return Response(to_bytes(value), status, headers, "application/json")
+
+
+def invalid(errors: Sequence[Any], *place: str) -> HttpProblem:
+    """Return the problem of pydantic's errors; `place` (`query`, `body`) comes before their locations."""
+    faults = [{"loc": [*place, *map(str, error["loc"])], "message": error["msg"]} for error in errors]
+    first = faults[0]
+    where = ".".join(first["loc"][1:]) or first["loc"][0]
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return HttpProblem(INVALID, f"{shown(where)}: {first['message']}{more}", errors=faults[:_MAX_TOLD])
+
+
+HEAD = "rubberband.head"
+"""Key of the scope: the request was HEAD."""
+
+
+# Repeated requests: the same Idempotency-Key has the same answer, and one effect.
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern="^[!-~]{1,255}$",
+        description=(
+            "A value that the client chooses, a new one for each new request. If a request is sent again with it "
+            "(after a lost answer, say), nothing is done again: the service repeats its first answer, with "
+            "`Idempotency-Replayed: true`."
+        ),
+        examples=["8e03978e-40d5-43dd-bc93-6894a57f9324"],
+    ),
+]
+REPLAYED = "Idempotency-Replayed"
+_KEPT_HEADERS = ("content-type", "location", "content-location", "cache-control")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedRequest:
+    """Key of a request, and what a repeat with that key must share."""
+
+    key: str | None
+    owner: str
+    """Id of the token; each token has its own keys."""
+    digest: str
+
+    @property
+    def request(self) -> str:
+        """Id that all repeats share; empty without a key."""
+        if self.key is None:
+            return ""
+        return hashlib.sha256(f"{self.owner}\n{self.digest}\n{self.key}".encode()).hexdigest()[:32]
+
+
+def asked(request: Request, principal: Principal, key: str | None, body: bytes = b"") -> KeyedRequest:
+    """Return the key and digest of a request."""
+    digest = hashlib.sha256()
+    for part in (request.method, request.url.path, request.url.query, request.headers.get("content-type", "")):
+        digest.update(part.encode() + b"\n")
+    digest.update(body)
+    return KeyedRequest(key=key, owner=principal.token, digest=digest.hexdigest())
+
+
+async def once(store: Store, request: KeyedRequest, act: Callable[[], Awaitable[Response]]) -> Response:
+    """Return the answer of `act`, or its earlier answer to the same request.
+
+    Errors are not stored, so the request may be repeated. Raises Problem KEY_REUSED and KEY_BUSY.
+    """
+    key, owner = request.key, request.owner
+    if key is None:
+        return await act()
+    found = await run_in_threadpool(store.claim_key, key, owner=owner, request_hash=request.digest, at=time.time())
+    if isinstance(found, KeptAnswer):
+        return Response(found.body, found.status, {**found.headers, REPLAYED: "true"})
+    if found == "reused":
+        raise HttpProblem(KEY_REUSED, "another request had this Idempotency-Key; make a new one for each new request")
+    if found == "busy":
+        served = "the request with this Idempotency-Key is being served; ask again soon"
+        raise HttpProblem(KEY_BUSY, served, headers={"Retry-After": "1"})
+    try:
+        answer = await act()
+    except Exception:
+        await run_in_threadpool(store.free_key, key, owner=owner)
+        raise
+    if answer.status_code >= 400:
+        await run_in_threadpool(store.free_key, key, owner=owner)
+    else:
+        headers = {name: value for name, value in answer.headers.items() if name in _KEPT_HEADERS}
+        kept = KeptAnswer(status=answer.status_code, headers=headers, body=bytes(answer.body))
+        await run_in_threadpool(store.keep_answer, key, owner=owner, answer=kept, at=time.time())
+    return answer
+
+
+# The OpenAPI document: that of FastAPI, with problems, tokens and the schema of experiments.
 
 _REF = "#/components/schemas/{model}"
 _EVERYWHERE = (problems.FOREIGN_HOST, problems.RATE, problems.INTERNAL)
@@ -44,32 +159,6 @@ _TAGS = [
 ]
 
 
-_DETAILS: Mapping[str, str] = {
-    "malformed": "the body is not JSON: Expecting ',' delimiter (line 3, column 5); check quotes and commas",
-    "unauthenticated": "a token is needed; send it as Authorization: Bearer rb_…",
-    "forbidden": "this needs the scope submit; the token 'ci' has read",
-    "foreign-host": "this service does not answer for the host 'example.org'",
-    "not-found": "experiment 'digits-sha' not found",
-    "too-slow": "the body did not arrive within 30 s; send it faster",
-    "too-large": "the body has more than 1,048,576 bytes",
-    "unsupported-media-type": "Content-Type 'text/csv' is not supported; send application/json",
-    "invalid": "constraints.deadline: '20 bananas' is not a duration; write 90s, 20m, 1h30m or seconds",
-    "not-allowed-here": "entrypoint: 'os:system' is not allowed here",
-    "profile-missing": "planning needs a profile",
-    "infeasible": "no plan meets deadline 10m; the fastest takes 14m2s and costs 18.40 USD",
-    "name-taken": "the name 'digits-sha' is taken by another experiment; choose another",
-    "conflict": "experiment 'digits-sha' is done; there is nothing to resume",
-    "idempotency-key-reused": "another request had this Idempotency-Key; make a new one for each new request",
-    "idempotency-key-busy": "the request with this Idempotency-Key is being served; ask again soon",
-    "too-many-requests": "more than 200 requests a second; wait a second",
-    "provider": "EC2 refused: RequestLimitExceeded; try again later",
-    "unavailable": "the store does not answer; try again soon",
-    "planning-too-long": "planning took more than 30s; allow fewer instances or types",
-    "internal": "an internal error occurred; the service's log has details under 5f0c1d2e3a4b",
-}
-"""Kind of problem -> example of a detail."""
-
-
 def refusals(*kinds: Kind) -> dict[int | str, dict[str, Any]]:
     """Return the `responses` of a route for problems of these kinds."""
     statuses = sorted({kind.status for kind in kinds})
@@ -77,9 +166,7 @@ def refusals(*kinds: Kind) -> dict[int | str, dict[str, Any]]:
 
 
 def _response(kinds: Sequence[Kind]) -> dict[str, Any]:
-    examples = {
-        kind.slug: {"value": problems.HttpProblem(kind, _DETAILS.get(kind.slug, "…")).to_json()} for kind in kinds
-    }
+    examples = {kind.slug: {"value": problems.HttpProblem(kind, kind.example).to_json()} for kind in kinds}
     return {
         "description": "; or ".join(kind.title for kind in kinds),
         "content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="Problem")}, "examples": examples}},

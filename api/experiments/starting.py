@@ -1,27 +1,27 @@
-"""Which experiments may start, resume or restart automatically, by the settings of now.
-
-The operator may allow less than when an experiment was accepted. rubberband.states has the table of actions by state.
-"""
+"""How experiments start: which may, which is next, and its process."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from rubberband.api.experiments.body import require_allowed
+from rubberband.api.body import require_allowed
 from rubberband.api.experiments.recording import ExperimentSnapshot
-from rubberband.api.settings import Settings
+from rubberband.api.problems import CONFLICT, REFUSED, HttpProblem, problem_of
+from rubberband.api.settings import Settings, child_environment
 from rubberband.api.store.holding import elsewhere
 from rubberband.api.store.sql import Store
-from rubberband.api.web.problems import CONFLICT, REFUSED, HttpProblem, problem_of
 from rubberband.errors import InputError, JournalError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import read_ending, read_mark
+from rubberband.executor.journal.hosting import HostedRun, holding, read_ending, read_mark, write_order
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.run.follower import JournalFollower, outcome_of
 from rubberband.spec.experiment import Experiment
@@ -30,6 +30,8 @@ from rubberband.states import ExperimentState
 from rubberband.units import MONEY_SLACK_USD, format_usd, parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
+
+# Which experiments may start, resume or restart automatically, by the settings of now.
 
 KEY_GOOD_S = 24 * 3600.0
 """A repeated request is recognised by its Idempotency-Key for this long."""
@@ -178,3 +180,130 @@ def _is_late(follower: JournalFollower) -> bool:
     if follower.header.kind.is_simulated or summary.deadline_s is None or summary.started_at is None:
         return False
     return summary.started_at + summary.deadline_s <= follower.present
+
+
+# The queue of a service: which experiment starts next. Pure.
+
+
+class Queue:
+    """Queued experiments, whose owners take turns: one with many experiments does not stand before all others.
+
+    A free slot goes to the owner with the fewest running experiments for its weight. Among equals, it goes to the owner
+    whose turn began first, by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996, section 2) with one unit of
+    work for each start; then to the older experiment. The experiments of one owner start in the order of their arrival.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """`weights`: owner -> share relative to others; 1 where it is missing."""
+        self._weights = weights
+        self._owners: dict[str, str] = {}
+        """Experiment -> its owner, in the order of arrival."""
+        self._finish: dict[str, float] = {}
+        """Owner -> virtual time at which its latest turn is over."""
+        self._now = 0.0
+        """Virtual time: the begin of the latest turn."""
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the experiments in the order of their arrival."""
+        return iter(tuple(self._owners))
+
+    def put(self, name: str, owner: str) -> None:
+        """Add an experiment as the last one. Idempotent: one that is queued keeps its place."""
+        self._owners.setdefault(name, owner)
+
+    def drop(self, name: str) -> None:
+        """Remove an experiment. Idempotent."""
+        self._owners.pop(name, None)
+
+    def next(self, running: Mapping[str, int], without: Collection[str] = ()) -> str | None:
+        """Return the experiment that starts next; None if there is none. `running`: owner -> its running experiments.
+
+        Those in `without` are passed over: they cannot start now.
+        """
+        first: dict[str, str] = {}
+        for name, owner in self._owners.items():
+            if name not in without:
+                first.setdefault(owner, name)
+
+        def place(owner: str) -> tuple[float, float]:
+            return running.get(owner, 0) / self._weight(owner), self._begin(owner)
+
+        return first[min(first, key=place)] if first else None  # among equals the first: the owner of the oldest
+
+    def took_turn(self, owner: str) -> None:
+        """Note that an experiment of `owner` got a slot."""
+        self._now = self._begin(owner)
+        self._finish[owner] = self._now + 1.0 / self._weight(owner)
+
+    def _begin(self, owner: str) -> float:
+        """Return the virtual time at which the owner's next turn begins: an owner saves no turns while it asks none."""
+        return max(self._finish.get(owner, 0.0), self._now)
+
+    def _weight(self, owner: str) -> float:
+        return self._weights.get(owner, 1.0)
+
+
+# Processes of experiments, each started at most once. Nothing here depends on being their parent.
+
+HOSTED: Sequence[str] = (sys.executable, "-P", "-m", "rubberband.running.hosted")
+"""Command; HOME, NAME and the descriptor of the lock follow. -P: the current folder must not hide modules."""
+
+_LAST_S = 0.5
+"""Time for the previous process to end before a start fails."""
+
+
+class NotStartedError(RubberbandError):
+    """A process could not be started."""
+
+
+class Processes:
+    """Processes that this server started. They continue without it."""
+
+    def __init__(self, command: Sequence[str] = HOSTED) -> None:
+        self._command = command
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, folder: ExperimentFolder, order: HostedRun) -> bool:
+        """Start a process with `order`; return False if one runs already. Raises NotStartedError.
+
+        The process inherits the lock: as long as the lock is free, no process exists.
+        """
+        try:
+            with holding(folder, wait_s=_LAST_S) as lock:
+                if lock is None:
+                    return False
+                write_order(folder, order)
+                self._spawn(folder, order, lock)
+        except (OSError, InputError) as error:
+            raise NotStartedError(f"its process could not be started: {error}") from None
+        return True
+
+    def _spawn(self, folder: ExperimentFolder, order: HostedRun, lock: int) -> None:
+        log = os.open(folder.process_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._children[folder.name] = subprocess.Popen(
+                [*self._command, str(folder.home), folder.name, str(lock)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=child_environment(order.store),
+                cwd=next((path for path in order.code if os.path.isdir(path)), folder.path),
+                start_new_session=True,
+                pass_fds=(lock,),
+            )
+        finally:
+            os.close(log)
+
+    def reap(self) -> None:
+        """Collect processes that ended, so that no zombie stays."""
+        self._children = {name: child for name, child in self._children.items() if child.poll() is None}
+
+    def let_go(self) -> None:
+        """Stop being their parent; they continue."""
+        self.reap()
+        for child in self._children.values():
+            child.returncode = 0  # or Popen would warn that it still runs
+        self._children = {}
