@@ -24,7 +24,6 @@ from rubberband.executor.checkpoints import CheckpointStore, Payload, on_machine
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
 from rubberband.executor.training import cuda_errors, lifeline
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.ray_session import flat, tune_session
 from rubberband.executor.training.runner import (
     Peers,
     Runner,
@@ -50,7 +49,7 @@ from rubberband.executor.training.segment import (
     SegmentStarted,
 )
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.trial import TrainFunction, Trial, current_session
+from rubberband.executor.training.trial import TrainFunction, Trial, current_session, flat, tune_session
 from rubberband.executor.training.worker_process import Leftovers, ThreadSwitches
 
 END_TIMEOUT_S = 8.0

@@ -18,8 +18,9 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,49 +174,42 @@ def _put(noted: Mapping[str, Any]) -> None:
             _SWITCHES[name].put(torch, value)
 
 
-def _attribute(path: str, fresh: Any) -> tuple[str, _Switch]:
-    *parents, name = path.split(".")
-
-    def owner(torch: Any) -> Any:
-        for parent in parents:
-            torch = getattr(torch, parent)
-        return torch
-
-    return path, _Switch(
-        lambda torch: getattr(owner(torch), name), lambda torch, value: setattr(owner(torch), name, value), fresh
+def _calls(
+    get: str, put: str, fresh: Any = _UNKNOWN, *, arguments: tuple[Any, ...] = (), of_thread: bool = False
+) -> _Switch:
+    """Return a switch that one function of torch reads and another one sets, by their dotted names."""
+    return _Switch(
+        lambda torch: attrgetter(get)(torch)(*arguments),
+        lambda torch, value: attrgetter(put)(torch)(*arguments, value),
+        fresh,
+        of_thread,
     )
 
 
-def _attention(name: str) -> tuple[str, _Switch]:
-    """Return a kernel of scaled dot product attention."""
-    return f"{name}_sdp", _Switch(
-        lambda torch: getattr(torch.backends.cuda, f"{name}_sdp_enabled")(),
-        lambda torch, value: getattr(torch.backends.cuda, f"enable_{name}_sdp")(value),
-        True,
-    )
+def _attributes(fresh: Mapping[str, Any]) -> dict[str, _Switch]:
+    """Return switches that are attributes, by their dotted names."""
+
+    def switch(path: str) -> _Switch:
+        owner, _, name = path.rpartition(".")
+        return _Switch(
+            attrgetter(path), lambda torch, value: setattr(attrgetter(owner)(torch), name, value), fresh[path]
+        )
+
+    return {path: switch(path) for path in fresh}
 
 
-def _autocast(device: str) -> Iterator[tuple[str, _Switch]]:
-    yield (
-        f"autocast of {device}",
-        _Switch(
-            lambda torch: torch.is_autocast_enabled(device),
-            lambda torch, value: torch.set_autocast_enabled(device, value),
-            False,
-            of_thread=True,
+def _autocast(device: str) -> dict[str, _Switch]:
+    return {
+        f"autocast of {device}": _calls(
+            "is_autocast_enabled", "set_autocast_enabled", False, arguments=(device,), of_thread=True
         ),
-    )
-    yield (
-        f"autocast type of {device}",
-        _Switch(
-            lambda torch: torch.get_autocast_dtype(device),
-            lambda torch, value: torch.set_autocast_dtype(device, value),
-            of_thread=True,
+        f"autocast type of {device}": _calls(
+            "get_autocast_dtype", "set_autocast_dtype", arguments=(device,), of_thread=True
         ),
-    )
+    }
 
 
-def _hooks(module: str) -> tuple[str, _Switch]:
+def _hooks(module: str) -> _Switch:
     """Return the hooks that are global in a module: they see the modules or optimizers of every trial."""
 
     def get(_: Any) -> dict[str, Any]:
@@ -231,7 +225,7 @@ def _hooks(module: str) -> tuple[str, _Switch]:
             else:
                 setattr(sys.modules[module], name, value)
 
-    return f"hooks of {module}", _Switch(get, put)
+    return _Switch(get, put)
 
 
 def _default_device(torch: Any) -> Any:
@@ -267,135 +261,80 @@ def _put_autocast_depth(torch: Any, depth: int) -> None:
     torch.clear_autocast_cache()
 
 
-_SWITCHES: dict[str, _Switch] = dict(
-    [
-        (
-            "dtype",
-            _Switch(
-                lambda torch: str(torch.get_default_dtype()),
-                lambda torch, value: torch.set_default_dtype(getattr(torch, value.removeprefix("torch."))),
-                "torch.float32",
-            ),
+_SWITCHES: dict[str, _Switch] = {
+    "dtype": _Switch(
+        lambda torch: str(torch.get_default_dtype()),
+        lambda torch, value: torch.set_default_dtype(getattr(torch, value.removeprefix("torch."))),
+        "torch.float32",
+    ),
+    "modes": _Switch(_modes, _put_modes),  # the default device's is the lowest one
+    "device": _Switch(_default_device, lambda torch, value: torch.set_default_device(value), None, of_thread=True),
+    "deterministic algorithms": _Switch(
+        lambda torch: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
-        ("modes", _Switch(_modes, _put_modes)),  # the default device's is the lowest one
-        (
-            "device",
-            _Switch(
-                _default_device,
-                lambda torch, value: torch.set_default_device(value),
-                None,
-                of_thread=True,
-            ),
+        lambda torch, value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+        (False, False),
+    ),
+    "grad": _calls("is_grad_enabled", "set_grad_enabled", True, of_thread=True),
+    "threads of autograd": _calls("_C._is_multithreading_enabled", "_C._set_multithreading_enabled", True),
+    "anomalies": _Switch(
+        lambda torch: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda torch, value: torch.autograd.set_detect_anomaly(*value),
+        (False, True),
+    ),
+    "warnings": _calls("is_warn_always_enabled", "set_warn_always", False),
+    "sharing strategy": _calls("multiprocessing.get_sharing_strategy", "multiprocessing.set_sharing_strategy"),
+    "checks of sparse tensors": _Switch(
+        lambda torch: torch.sparse.check_sparse_tensor_invariants.is_enabled(),
+        lambda torch, value: (
+            torch.sparse.check_sparse_tensor_invariants.enable()
+            if value
+            else torch.sparse.check_sparse_tensor_invariants.disable()
         ),
-        (
-            "deterministic algorithms",
-            _Switch(
-                lambda torch: (
-                    torch.are_deterministic_algorithms_enabled(),
-                    torch.is_deterministic_algorithms_warn_only_enabled(),
-                ),
-                lambda torch, value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
-                (False, False),
-            ),
-        ),
-        (
-            "grad",
-            _Switch(
-                lambda torch: torch.is_grad_enabled(),
-                lambda torch, value: torch.set_grad_enabled(value),
-                True,
-                of_thread=True,
-            ),
-        ),
-        (
-            "threads of autograd",
-            _Switch(
-                lambda torch: torch._C._is_multithreading_enabled(),
-                lambda torch, value: torch._C._set_multithreading_enabled(value),
-                True,
-            ),
-        ),
-        (
-            "anomalies",
-            _Switch(
-                lambda torch: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-                lambda torch, value: torch.autograd.set_detect_anomaly(*value),
-                (False, True),
-            ),
-        ),
-        (
-            "warnings",
-            _Switch(
-                lambda torch: torch.is_warn_always_enabled(), lambda torch, value: torch.set_warn_always(value), False
-            ),
-        ),
-        (
-            "sharing strategy",
-            _Switch(
-                lambda torch: torch.multiprocessing.get_sharing_strategy(),
-                lambda torch, value: torch.multiprocessing.set_sharing_strategy(value),
-            ),
-        ),
-        (
-            "checks of sparse tensors",
-            _Switch(
-                lambda torch: torch.sparse.check_sparse_tensor_invariants.is_enabled(),
-                lambda torch, value: (
-                    torch.sparse.check_sparse_tensor_invariants.enable()
-                    if value
-                    else torch.sparse.check_sparse_tensor_invariants.disable()
-                ),
-                False,
-            ),
-        ),
-        (
-            "checks of distributions",
-            _Switch(
-                lambda torch: torch.distributions.Distribution._validate_args,
-                lambda torch, value: torch.distributions.Distribution.set_default_validate_args(value),
-                __debug__,
-            ),
-        ),
-        *map(_hooks, ("torch.nn.modules.module", "torch.optim.optimizer")),
-        ("threads", _Switch(lambda torch: torch.get_num_threads(), lambda torch, value: torch.set_num_threads(value))),
-        *_autocast("cpu"),
-        *_autocast("cuda"),
-        (
-            "autocast cache",
-            _Switch(
-                lambda torch: torch.is_autocast_cache_enabled(),
-                lambda torch, value: torch.set_autocast_cache_enabled(value),
-                True,
-                of_thread=True,
-            ),
-        ),
-        ("autocast depth", _Switch(_autocast_depth, _put_autocast_depth, 0, of_thread=True)),
-        *map(_attention, ("flash", "mem_efficient", "math", "cudnn")),
-        _attribute("backends.cudnn.enabled", True),
-        _attribute("backends.cudnn.benchmark", False),
-        _attribute("backends.cudnn.deterministic", False),
-        _attribute("backends.cuda.matmul.allow_bf16_reduced_precision_reduction", True),
-        _attribute("backends.cuda.matmul.allow_fp16_reduced_precision_reduction", True),
-        (
-            "matmul precision",
-            _Switch(
-                lambda torch: torch.get_float32_matmul_precision(),
-                lambda torch, value: torch.set_float32_matmul_precision(value),
-                "highest",
-            ),
-        ),
-        _attribute("backends.cudnn.allow_tf32", True),
-        _attribute("backends.fp32_precision", "none"),
-        _attribute("backends.cuda.matmul.fp32_precision", "none"),
-        _attribute("backends.cudnn.fp32_precision", "none"),
-        _attribute("backends.cudnn.conv.fp32_precision", "tf32"),
-        _attribute("backends.cudnn.rnn.fp32_precision", "tf32"),
-        _attribute("backends.mkldnn.fp32_precision", "none"),
-        _attribute("backends.mkldnn.matmul.fp32_precision", "none"),
-        _attribute("backends.mkldnn.conv.fp32_precision", "none"),
-        _attribute("backends.mkldnn.rnn.fp32_precision", "none"),
-    ]
-)
+        False,
+    ),
+    "checks of distributions": _Switch(
+        lambda torch: torch.distributions.Distribution._validate_args,
+        lambda torch, value: torch.distributions.Distribution.set_default_validate_args(value),
+        __debug__,
+    ),
+    **{f"hooks of {module}": _hooks(module) for module in ("torch.nn.modules.module", "torch.optim.optimizer")},
+    "threads": _calls("get_num_threads", "set_num_threads"),
+    **_autocast("cpu"),
+    **_autocast("cuda"),
+    "autocast cache": _calls("is_autocast_cache_enabled", "set_autocast_cache_enabled", True, of_thread=True),
+    "autocast depth": _Switch(_autocast_depth, _put_autocast_depth, 0, of_thread=True),
+    **{  # kernels of scaled dot product attention
+        f"{kernel}_sdp": _calls(f"backends.cuda.{kernel}_sdp_enabled", f"backends.cuda.enable_{kernel}_sdp", True)
+        for kernel in ("flash", "mem_efficient", "math", "cudnn")
+    },
+    **_attributes(
+        {
+            "backends.cudnn.enabled": True,
+            "backends.cudnn.benchmark": False,
+            "backends.cudnn.deterministic": False,
+            "backends.cuda.matmul.allow_bf16_reduced_precision_reduction": True,
+            "backends.cuda.matmul.allow_fp16_reduced_precision_reduction": True,
+        }
+    ),
+    "matmul precision": _calls("get_float32_matmul_precision", "set_float32_matmul_precision", "highest"),
+    **_attributes(
+        {
+            "backends.cudnn.allow_tf32": True,
+            "backends.fp32_precision": "none",
+            "backends.cuda.matmul.fp32_precision": "none",
+            "backends.cudnn.fp32_precision": "none",
+            "backends.cudnn.conv.fp32_precision": "tf32",
+            "backends.cudnn.rnn.fp32_precision": "tf32",
+            "backends.mkldnn.fp32_precision": "none",
+            "backends.mkldnn.matmul.fp32_precision": "none",
+            "backends.mkldnn.conv.fp32_precision": "none",
+            "backends.mkldnn.rnn.fp32_precision": "none",
+        }
+    ),
+}
 
 
 # A worker's environment for CUDA, torch and OpenMP. Values of the user stay. torch and CUDA read it once: so the

@@ -16,8 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rubberband.errors import InputError
-from rubberband.executor.training.ray_session import TuneStop, flat, tune_session
-from rubberband.executor.training.trial import FolderCheckpoint, Trial, TrialContext, current_session
+from rubberband.executor.training.trial import (
+    FolderCheckpoint,
+    Trial,
+    TrialContext,
+    TuneStop,
+    current_session,
+    flat,
+    tune_session,
+)
 from rubberband.units import shown
 
 _UTIL = "ray.tune.trainable.util"
