@@ -30,7 +30,7 @@ _COMMANDS = {
     "resume": ("run", "Resume an interrupted experiment."),
     "report": ("report", "Print an experiment's result."),
     "best": ("report", "Print an experiment's best configuration."),
-    "export": ("report", "Write an experiment's trials as a table."),
+    "export": ("report", "Write an experiment's trials as a table, or as an Optuna study."),
     "simulate": ("pool", "Simulate a workload on a pool under several sharing policies."),
     "serve": ("serve", "Serve plan previews, submissions and the dashboard."),
     "submit": ("run", "Submit an experiment to a service, which plans it and runs it."),

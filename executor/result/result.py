@@ -43,6 +43,7 @@ from rubberband.values.offer import BillLine
 from rubberband.values.plan import Market
 
 if TYPE_CHECKING:
+    import optuna
     import pandas
 
     from rubberband.executor.training.entrypoint import Target
@@ -346,6 +347,16 @@ class Result:
         from rubberband.executor.result import rows
 
         return rows.to_dataframe(rows.report_rows(self) if reports else rows.trial_rows(self))
+
+    def to_study(self, storage: str | None = None) -> optuna.Study:
+        """Return an Optuna study of the trials, in memory or at `storage`, such as sqlite:///study.db.
+
+        Trials that were stopped early are pruned ones, and reports are intermediate values by iterations. Raises
+        InputError without Optuna, or if the storage cannot be written or has a study of this name.
+        """
+        from rubberband.executor.result.study import to_study
+
+        return to_study(self, storage)
 
     def load_best(self, trial: Target | str, /, *, device: str = "cpu") -> Any:
         """Return the best trial, restored from its checkpoint in this process, without Ray.

@@ -146,6 +146,8 @@ def forward(context: typer.Context) -> int:
     typed = {one for one in names if getattr(context.get_parameter_source(one), "name", "") == "COMMANDLINE"}
     if "server" in typed:
         raise InputError("--server and --on head name two places; give one of them")
+    if params.get("to") is not None:
+        raise InputError(f"--to: the head writes files only; use `rubberband export {name} trials.csv --on head`")
     if params.get("follow"):
         raise InputError(
             f"--follow: the head does not send it line by line; use `rubberband status {name} --watch --on head`"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -111,52 +113,57 @@ def best(name: Name, output: TextOption = TextFormat.text, server: ServerOption 
     print("\n".join(best_lines(result)))
 
 
+class ExportFormat(StrEnum):
+    """Format of exported trials."""
+
+    csv = "csv"
+    parquet = "parquet"
+    json = "json"
+
+
 def export(
     name: Name,
     file: Annotated[Path | None, argument("[FILE]", "Where to write it; by default to stdout.")] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="As CSV. This is the default.")] = False,
-    parquet: Annotated[bool, typer.Option("--parquet", help="As Parquet.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="As a JSON array of objects.")] = False,
+    output: Annotated[
+        ExportFormat | None,
+        typer.Option("--output", "-o", help="Format. By default as FILE ends, else csv.", show_default=False),
+    ] = None,
     reports: Annotated[
         bool, typer.Option("--reports", help="A row for each report of each trial, instead of one for each trial.")
     ] = False,
+    to: Annotated[
+        str | None,
+        option("--to", "URL", "Write an Optuna study to this database instead, such as sqlite:///study.db."),
+    ] = None,
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
-    """Write an experiment's trials as a table.
+    """Write an experiment's trials as a table, or as an Optuna study.
 
-    A row for each trial: configuration, metrics, iterations, status, GPU time, its share of the bill, and checkpoint.
-    The form follows from the end of FILE (.csv, .parquet or .json) unless an option says it.
+    A row for each trial: configuration, metrics, iterations, status, GPU time, its share of the bill, and checkpoint. A
+    study is for optuna-dashboard and Optuna's charts: trials that were stopped early are pruned.
     """
-    form = _form(file, {"csv": csv, "parquet": parquet, "json": json})
     from rubberband.executor.result import rows
 
+    if to is not None:
+        if file is not None or output is not None or reports:
+            raise InputError("export: --to writes a study to a database; leave out FILE, --output and --reports")
+        study = _result(name, client_of(server)).to_study(to)
+        print(f"wrote study {study.study_name}; see it with: optuna-dashboard {to}", file=sys.stderr)
+        return
+    ending = "" if file is None else file.suffix.removeprefix(".")
+    form = output or (ExportFormat(ending) if ending in ExportFormat.__members__ else ExportFormat.csv)
+    if form is ExportFormat.parquet and file is None:
+        raise InputError("export: Parquet is not text; name a file to write, such as trials.parquet")
     result = _result(name, client_of(server))
     found = rows.report_rows(result) if reports else rows.trial_rows(result)
-    if form == "parquet":
-        assert file is not None
-        _write(file, rows.to_parquet(found))
-        return
-    text = rows.to_csv(found) if form == "csv" else rows.to_json(found)
-    if file is None:
-        print(text, end="")
+    if form is ExportFormat.parquet:
+        content = rows.to_parquet(found)
     else:
-        _write(file, text.encode())
-
-
-def _form(file: Path | None, options: dict[str, bool]) -> str:
-    """Return csv, parquet or json, as an option or the end of FILE says."""
-    wanted = [form for form, is_set in options.items() if is_set]
-    if len(wanted) > 1:
-        raise InputError(f"export: --{wanted[0]} and --{wanted[1]} were given; give one of them")
-    ending = "" if file is None else file.suffix.removeprefix(".")
-    form = wanted[0] if wanted else ending if ending in options else "csv"
-    if form == "parquet" and file is None:
-        raise InputError("export: Parquet is not text; name a file to write, such as trials.parquet")
-    return form
-
-
-def _write(file: Path, content: bytes) -> None:
+        content = (rows.to_csv(found) if form is ExportFormat.csv else rows.to_json(found)).encode()
+    if file is None:
+        print(content.decode(), end="")
+        return
     try:
         file.write_bytes(content)
     except OSError as error:

@@ -9,6 +9,9 @@ REMOVED: Mapping[str, str] = {
     "constraints.spend": "was removed; write num_samples: auto (or max_t: auto) in search.scheduler, which sizes the "
     "search to the limits before it runs",
     "estimate --compare-to": "was removed; save both estimates with -o json, and compare them with diff",
+    "export --csv": "is -o csv now",
+    "export --json": "is -o json now",
+    "export --parquet": "is -o parquet now",
     "profile --output": "is a format in other commands; write --out FILE",
     "profile -o": "is a format in other commands; write --out FILE",
 }

@@ -97,7 +97,7 @@ COMMANDS = {
     },
     "resume": {"name", "--no-cap", "--on", "--server", "--yes", "-y"},
     "best": {"name", "--output", "-o", "--on", "--server"},
-    "export": {"name", "file", "--csv", "--json", "--parquet", "--reports", "--on", "--server"},
+    "export": {"name", "file", "--output", "-o", "--reports", "--to", "--on", "--server"},
     "report": {"name", "--html", "--on", "--output", "-o", "--server", "--verbose"},
     "submit": {"file", "--policy", "--set", "-s", "--server", "--watch", "-w"},
     "ps": {"--output", "-o", "--search", "--on", "--server"},

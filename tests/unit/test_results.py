@@ -156,20 +156,49 @@ def test_export_writes_what_the_ending_says(says: Any, tmp_path: Path) -> None:
     assert len({tuple(frame.columns) for frame in frames}) == 1
     assert all(math.isclose(frame.accuracy.max(), frames[0].accuracy.max()) for frame in frames)
     assert len(says("export", "digits-sha", "--reports").splitlines()) > 28
-    assert json.loads(says("export", "digits-sha", "--json"))[3]["trial"] == 3
+    assert json.loads(says("export", "digits-sha", "-o", "json"))[3]["trial"] == 3
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("--csv", "--json"), "--csv and --json were given; give one of them"),
-        (("--parquet",), "name a file to write, such as trials.parquet"),
+        (("--to", "sqlite:///study.db", "trials.csv"), "leave out FILE, --output and --reports"),
+        (("--to", "nosuch://x"), "nosuch://x cannot be written as a study: "),
+        (("-o", "parquet"), "name a file to write, such as trials.parquet"),
         (("/nosuch/trials.csv",), "/nosuch/trials.csv cannot be written"),
     ],
 )
 def test_export_refuses(says: Any, arguments: tuple[str, ...], error: str) -> None:
     with pytest.raises(InputError, match=error):
         says("export", "digits-sha", *arguments)
+
+
+def test_export_writes_a_study_that_optuna_reads(says: Any, home: Path, tmp_path: Path) -> None:
+    import optuna
+
+    url = f"sqlite:///{tmp_path}/study.db"
+    says("export", "digits-sha", "--to", url)
+    study = optuna.load_study(study_name="digits-sha", storage=url)
+    result = rubberband.load_result("digits-sha", home=home)
+    assert result.best is not None
+    assert study.best_value == result.best.metrics["accuracy"]
+    assert study.best_params.items() <= result.best.configuration.items()
+    assert [trial.state.name for trial in study.trials].count("PRUNED") == 26
+    reports = {done: metrics["accuracy"] for _, done, metrics in result.trials[3].curve}
+    assert study.trials[3].intermediate_values == reports
+    with pytest.raises(InputError, match="has a study 'digits-sha' already; give another database"):
+        says("export", "digits-sha", "--to", url)
+
+
+@pytest.mark.parametrize("kind", sorted(EVERY_RESULT))
+def test_every_result_is_a_study(kind: str) -> None:
+    result = EVERY_RESULT[kind]()
+    study = result.to_study()
+    assert [trial.number for trial in study.trials] == [trial.trial for trial in result.trials]
+    for trial, found in zip(result.trials, study.trials, strict=True):
+        assert found.state.name in {"completed": ("COMPLETE",), "failed": ("FAIL",), "stopped": ("PRUNED",)}.get(
+            trial.status, ("RUNNING", "WAITING")
+        )
 
 
 def test_a_result_is_loaded_by_its_name(home: Path) -> None:

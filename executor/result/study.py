@@ -1,0 +1,114 @@
+"""A result as an Optuna study, for Optuna's charts, importances and dashboard.
+
+The study has no search space: the range of a parameter is that of the values that were tried.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from rubberband.errors import InputError
+from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor.result.rows import Row, trial_rows
+from rubberband.installation import require
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+
+_STATES = {
+    TrialStatus.COMPLETED: "COMPLETE",
+    TrialStatus.STOPPED: "PRUNED",
+    TrialStatus.FAILED: "FAIL",
+    TrialStatus.QUEUED: "WAITING",
+}
+"""Status of a trial -> its state in Optuna; the others are running."""
+_WIDE = 100.0
+"""Largest value over the smallest from which on a parameter counts as drawn on a logarithmic scale."""
+
+
+def to_study(result: Result, storage: str | None = None) -> Study:
+    """Return the study, kept at `storage` (an URL such as sqlite:///study.db) or in memory.
+
+    A trial that was stopped early is pruned. Its reports are intermediate values by iterations; its other metrics, its
+    GPU time and its share of the bill are user attributes. Raises InputError without Optuna, for a storage that cannot
+    be written, and where it has a study of this name.
+    """
+    require("a study", "optuna")
+    import optuna
+
+    try:
+        study = optuna.create_study(
+            storage=storage, study_name=result.name, direction="minimize" if result.mode == "min" else "maximize"
+        )
+        rows = trial_rows(result)
+        distributions = {name: _distribution(row[name] for row in rows) for name in rows[0] if _is_parameter(name)}
+        study.add_trials(
+            [_frozen(result, trial, row, distributions) for trial, row in zip(result.trials, rows, strict=True)]
+        )
+    except optuna.exceptions.DuplicatedStudyError:
+        raise InputError(f"{storage} has a study {result.name!r} already; give another database") from None
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError, ImportError, ValueError, OSError) as error:
+        raise InputError(f"{storage} cannot be written as a study: {' '.join(str(error).split())}") from None
+    return study
+
+
+def _is_parameter(column: str) -> bool:
+    return column.startswith("config.")
+
+
+def _distribution(values: Iterable[Any]) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    known = [value for value in values if value is not None]
+    is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
+    if not known or not is_numeric:
+        return CategoricalDistribution(sorted({_category(value) for value in known} or {"-"}, key=str))
+    low, high = min(known), max(known)
+    is_log = low > 0 and high >= _WIDE * low
+    if all(isinstance(value, int) for value in known):
+        return IntDistribution(low, high, log=is_log)
+    return FloatDistribution(low, high, log=is_log)
+
+
+def _category(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else json.dumps(value, default=str)
+
+
+def _frozen(result: Result, trial: TrialResult, row: Row, distributions: dict[str, BaseDistribution]) -> Any:
+    """Return the trial as Optuna keeps it."""
+    from optuna.distributions import CategoricalDistribution
+    from optuna.trial import TrialState, create_trial
+
+    has = [name for name in distributions if row[name] is not None]
+    params = {
+        name: _category(row[name]) if isinstance(distributions[name], CategoricalDistribution) else row[name]
+        for name in has
+    }
+    value = trial.metrics.get(result.metric)
+    value = value if value is not None and math.isfinite(value) else None
+    state = _STATES.get(TrialStatus(trial.status), "RUNNING")
+    if state == "COMPLETE" and value is None:  # Optuna has no complete trial without a value
+        state = "FAIL"
+    return create_trial(
+        state=TrialState[state],
+        value=value,
+        params={name.removeprefix("config."): value for name, value in params.items()},
+        distributions={name.removeprefix("config."): distributions[name] for name in has},
+        intermediate_values={
+            done: metrics[result.metric]
+            for _, done, metrics in trial.curve
+            if math.isfinite(metrics.get(result.metric, math.nan))
+        },
+        user_attrs={
+            name: value
+            for name, value in row.items()
+            if value is not None and name not in ("trial", "status", result.metric) and not _is_parameter(name)
+        },
+    )
