@@ -1,8 +1,7 @@
-"""The table of instance types, and the offers that an experiment can rent.
+"""Instance types: the table with their prices, accelerators that torch cannot use, and the longest times of their boot.
 
-Values of the experiment file come first, then the profile's measurements, then the table. The table is
-`resources.catalogue`, or the file in the environment's RUBBERBAND_CATALOGUE, or the one that comes with rubberband. The
-caller may pass the last one with live prices of AWS (`rubberband.cloud.prices`).
+The table is `resources.catalogue`, or the file in the environment's RUBBERBAND_CATALOGUE, or the one that comes with
+rubberband. The caller may pass the last one with live prices of AWS (`rubberband.cloud.aws.prices`).
 """
 
 from __future__ import annotations
@@ -18,14 +17,26 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 
-from rubberband.cloud.boot_timeouts import usual_firmware_s
-from rubberband.cloud.side_costs import SideFacts, given_side_cost, side_costs
-from rubberband.errors import InputError, ProfileMissingError
-from rubberband.spec.fields import Delay, delay_of
+from rubberband.errors import InputError
 from rubberband.spec.resources import Resources
 from rubberband.units import format_instant, nearest, shown
-from rubberband.values.offer import Offer, SideCost, Spot
-from rubberband.values.profile import FIXED, Profile, Spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideFacts:
+    """Billed resources of an instance, as AWS describes the image and the subnets."""
+
+    volume_gb: int
+    """Size of its root volume."""
+    public_address: bool
+    """Whether one of its possible subnets gives it one."""
+    nat: bool
+    """Whether one of its possible subnets reaches the Internet through a NAT gateway."""
+    s3_endpoint: bool = False
+    """Whether traffic to S3 bypasses that gateway."""
+    installed: bool = True
+    """Whether it installs its packages at boot. Else it loads only the driver's wheel, one MB: at most 0.0001 USD."""
+
 
 # The table is a CSV file that users may replace. Columns, in any order; `instance_type` and `gpus` are required, lines
 # that begin with # are comments:
@@ -276,51 +287,6 @@ ENVIRONMENT_VARIABLE = "RUBBERBAND_CATALOGUE"
 Table = Mapping[str, InstanceType]
 
 
-def offer(
-    resources: Resources,
-    profile: Profile | None = None,
-    *,
-    instance_type: str | None = None,
-    environment: Mapping[str, str] = os.environ,
-    table: Table | None = None,
-) -> Offer:
-    """Return the offer of the one type that `resources` names, or of `instance_type` among several.
-
-    `table` is the one with live prices (`rubberband.cloud.prices`), if there is one.
-
-    Raises InputError for a type that neither table nor file describes, for an unknown price in the region, and if
-    `instance_type` is missing with several types.
-    """
-    types = types_of(resources)
-    if instance_type is None and len(types) > 1:
-        raise InputError(
-            f"resources.instance_types: one type is needed here and {len(types)} are given; choose one of "
-            f"{', '.join(types)} as instance_type"
-        )
-    name = types[0] if instance_type is None else instance_type
-    if name not in types:
-        raise InputError(f"resources.instance_type: {shown(name)} is not asked for; {nearest(name, types)}")
-    return _offer(resources, profile, name, table_of(resources, environment, table))
-
-
-def offers(
-    resources: Resources,
-    profiles: Profile | Mapping[str, Profile] | None = None,
-    *,
-    environment: Mapping[str, str] = os.environ,
-    table: Table | None = None,
-) -> tuple[Offer, ...]:
-    """Return the offer of every type that `resources` names, in that order; `profiles` is one, or type -> profile.
-
-    Raises InputError as `offer` does, and if one profile cannot hold for all types, as their GPUs differ or are
-    unknown; ProfileMissingError for a type without a profile.
-    """
-    types, table = types_of(resources), table_of(resources, environment, table)
-    if isinstance(profiles, Profile) and len(types) > 1:
-        _check_same_gpus(types, table)
-    return tuple(_offer(resources, _profile_of(profiles, name), name, table) for name in types)
-
-
 def table_of(resources: Resources, environment: Mapping[str, str] = os.environ, table: Table | None = None) -> Table:
     """Return `table`, or else the table of the file or the environment. Raises InputError if it cannot be read."""
     if table is not None:
@@ -329,34 +295,12 @@ def table_of(resources: Resources, environment: Mapping[str, str] = os.environ, 
     return load_table(path) if path else catalogue()
 
 
-def price_source(resources: Resources, instance_type: str, *, table: Table | None = None) -> str:
-    """Return the source of a type's on-demand price, for a report: the file, or the table (see `row_source`)."""
-    row = table_of(resources, table=table).get(instance_type)
-    if resources.price_usd_per_hour is not None:
-        return "the file"
-    if row is None:
-        return "free of charge"
-    return row_source(row, resources.region)
-
-
 def row_source(row: InstanceType, region: str) -> str:
     """Return the source of a row's on-demand price: AWS with the time, or the catalogue with its date."""
     if (on_demand_at := row.live_in(region).on_demand_at) is not None:
         return f"AWS, {region}, {instant(on_demand_at)}"
     dated = f" of {row.priced_on}" if row.priced_on else ""
     return f"the catalogue{dated}, {region}{', approximate' if region in row.approximate else ''}"
-
-
-def spot_source(resources: Resources, instance_type: str, *, table: Table | None = None) -> str:
-    """Return the source of a type's spot price, for a report: the file, AWS with zone and time, or the table."""
-    row = table_of(resources, table=table).get(instance_type)
-    live = row.live_in(resources.region) if row is not None else Live()
-    if resources.spot.price_usd_per_hour is not None:
-        return "the file"
-    if not live.spot_usd_per_hour or live.spot_at is None:
-        return "the catalogue, indicative"
-    zone = min(live.spot_usd_per_hour, key=lambda zone: live.spot_usd_per_hour[zone])
-    return f"AWS, {zone} (the lowest of {len(live.spot_usd_per_hour)} zones), {instant(live.spot_at)}"
 
 
 def instant(at: float) -> str:
@@ -389,169 +333,62 @@ def similar_types(resources: Resources, name: str, table: Table) -> list[str]:
     return [o for o, found in rows.items() if found.gpus == row.gpus and (found.gpu_memory_gib or 0.0) >= memory_gib]
 
 
-def _profile_of(profiles: Profile | Mapping[str, Profile] | None, name: str) -> Profile | None:
-    if profiles is None or isinstance(profiles, Profile):
-        return profiles
-    if name not in profiles:
-        raise ProfileMissingError(f"profile.by_instance_type: {shown(name)} has none; {nearest(name, profiles)}")
-    return profiles[name]
+LEASE_SHARE = 0.95
+"""Share of the budget's reach that is armed as a lease: during the rest, the same request may be repeated."""
+
+_FIRMWARE_S = 60.0
+_SLOW_FIRMWARE_S = ((re.compile(r".*\.metal(-.*)?"), 1500.0), (re.compile(r"p([4-9]|\d\d)[a-z]*(-.*)?\..*"), 600.0))
+"""Metal: Canonical saw "over 20 minutes" until commands ran (canonical/pycloudlib#192). P4 and later: AWS's own
+ParallelCluster gives its nodes 30 minutes (ResumeTimeout, aws-parallelcluster-cookbook#960), and Karpenter's 15 were
+too few for some nodes (kubernetes-sigs/karpenter#357); with the 15 minutes to install, 10 are left."""
+_INSTALL_S = 900.0
+_INSTALL_SHARE = 1.5
+"""Limit of an installation over the file's estimate."""
 
 
-def _check_same_gpus(types: tuple[str, ...], table: Table) -> None:
-    models = [(name, table[name].gpu_model or "unknown ones") for name in types if name in table]
-    for name, model in models[1:]:
-        first, of_first = models[0]
-        if model != of_first or model == "unknown ones":
-            raise InputError(
-                f"profile: one profile holds for one kind of GPU, and {first} has {of_first}, {name} {model}; write "
-                f"profile: {{by_instance_type: {{{first}: ..., {name}: ...}}}}"
-            )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootTimeouts:
+    """Limits of one type, or the longest of several."""
+
+    firmware_s: float
+    """From `running` until the boot script arms the lease, and from its end until the machine is off."""
+    install_s: float
+    """From there until the instance has joined; meanwhile it may renew its lease itself."""
+
+    @property
+    def ready_s(self) -> float:
+        """From `running` until an instance that is not ready is given up."""
+        return self.firmware_s + self.install_s
+
+    @property
+    def lease_s(self) -> float:
+        """Time that the budget covers for an instance whose driver dies while it starts."""
+        return reach_s(self.install_s, self.firmware_s)
 
 
-def _offer(resources: Resources, profile: Profile | None, name: str, table: Table) -> Offer:
-    check_accelerator(resources, name)
-    row = table.get(name)
-    kind = resources.kind
-    default_init_s = kind.init_s + (usual_firmware_s(name) if kind.is_rented else 0.0)
-    provision_delay_s, provision_spread = _delay(
-        resources.provision_delay,
-        (profile.provision_delay_s, profile.provision_spread) if profile else (None, FIXED),
-        kind.provision_s,
-    )
-    init_delay_s, init_spread = _delay(
-        resources.init_delay, (profile.init_delay_s, profile.init_spread) if profile else (None, FIXED), default_init_s
-    )
-    gpus = _gpus(resources, name, row, table)
-    price_usd_per_hour = _price_usd_per_hour(resources, name, row, table)
-    restart_s = provision_delay_s + init_delay_s + (profile.trial_startup_s if profile else 0.0)
-    head_usd_per_hour, head_side_usd_per_hour = _head_usd_per_hour(resources, table)
-    return Offer(
-        instance_type=name,
-        gpus=gpus,
-        price_usd_per_hour=price_usd_per_hour,
-        max_instances=resources.max_instances,
-        provision_delay_s=provision_delay_s,
-        provision_spread=provision_spread,
-        init_delay_s=init_delay_s,
-        init_spread=init_spread,
-        billing=resources.billing,
-        minimum_billed_s=resources.minimum_billed_s,
-        data_usd_per_instance=resources.dataset_gb * resources.data_price_usd_per_gb,
-        head_price_usd_per_hour=head_usd_per_hour,
-        head_side_usd_per_hour=head_side_usd_per_hour,
-        spot=_spot(resources, name, row, price_usd_per_hour, restart_s) if resources.market == "spot" else None,
-        side_costs=_side_costs(resources, name, row, provision_delay_s),
+def boot_timeouts(types: Iterable[str], init_delay_s: float | None = None) -> BootTimeouts:
+    """Return the longest limits of some types of EC2. `init_delay_s`: the file's estimate of the installation."""
+    return BootTimeouts(
+        firmware_s=max(map(firmware_s, types), default=_FIRMWARE_S),
+        install_s=max(_INSTALL_S, _INSTALL_SHARE * (init_delay_s or 0.0)),
     )
 
 
-def _side_costs(
-    resources: Resources, name: str, row: InstanceType | None, provision_delay_s: float
-) -> tuple[SideCost, ...]:
-    if not resources.kind.is_rented or resources.billing == "per_function":
-        return ()
-    if resources.side_usd_per_hour is not None:
-        return (given_side_cost(resources.side_usd_per_hour, provision_delay_s),)
-    gpus = row is None or row.gpus > 0
-    beside = row.live_in(resources.region).beside if row is not None else None
-    return side_costs(resources, beside, gpus=gpus, provision_delay_s=provision_delay_s)
+def firmware_s(instance_type: str) -> float:
+    """Return the longest time from `running` until an instance of the type runs its boot script."""
+    return next((limit for names, limit in _SLOW_FIRMWARE_S if names.fullmatch(instance_type)), _FIRMWARE_S)
 
 
-def _delay(asked: Delay | None, measured: tuple[float | None, Spread], default_s: float) -> tuple[float, Spread]:
-    if asked is not None:
-        return delay_of(asked)
-    measured_s, spread = measured
-    return (default_s, FIXED) if measured_s is None else (measured_s, spread)
+def usual_firmware_s(instance_type: str) -> float:
+    """Return an estimate of the type's firmware time beyond that of an ordinary type: half of its limit."""
+    return (firmware_s(instance_type) - _FIRMWARE_S) / 2.0
 
 
-def _gpus(resources: Resources, name: str, row: InstanceType | None, table: Table) -> int:
-    if resources.gpus_per_instance is not None:
-        return resources.gpus_per_instance
-    if row is not None and row.gpus:
-        return row.gpus
-    if row is not None:
-        raise InputError(
-            f"resources.instance_type: {name} has no GPUs; give gpus_per_instance (how many workers train on one's "
-            "CPUs), or choose a type with GPUs (`rubberband cloud prices` lists them)"
-        )
-    if name == resources.kind.default_type:
-        return 1
-    raise InputError(
-        f"resources.instance_type: {shown(name)} is not in the catalogue; "
-        + nearest_types(name, table, "or give gpus_per_instance and price_per_hour")
-    )
+def reach_s(lease_s: float, firmware_s: float = _FIRMWARE_S) -> float:
+    """Return how far ahead the budget must reach for an instance to live `lease_s` after its boot script began."""
+    return float(math.ceil((lease_s + firmware_s) / LEASE_SHARE))
 
 
-def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | None, table: Table) -> float:
-    if resources.price_usd_per_hour is not None:
-        return resources.price_usd_per_hour
-    if row is None:
-        if resources.kind.is_this_machine:
-            return 0.0
-        raise InputError(f"resources.price_per_hour: {shown(name)} is not in the catalogue; give its price per hour")
-    if not row.live_in(resources.region).offered:
-        others = _others(resources.region, row, table)
-        raise InputError(
-            f"resources.instance_type: AWS has no {name} in {resources.region}; choose another type or region{others}"
-        )
-    if resources.region not in row.prices_usd_per_hour:
-        known = ", ".join(row.prices_usd_per_hour) or "no region"
-        raise InputError(
-            f"resources.region: the catalogue has a price of {name} for {known}, not for {resources.region}; give "
-            "price_per_hour, or a table that has it as resources.catalogue"
-        )
-    return row.prices_usd_per_hour[resources.region]
-
-
-def _others(region: str, row: InstanceType, table: Table) -> str:
-    """Return, in words, types of a region with as many GPUs and memory, and other regions that have a type.
-
-    Types of the same model come first, then cheap ones.
-    """
-    memory_gib = row.gpu_memory_gib or 0.0
-    fit = [one for one in table.values() if one.gpus == row.gpus and (one.gpu_memory_gib or 0.0) >= memory_gib]
-    priced = [one for one in fit if region in one.prices_usd_per_hour]
-    cheapest = sorted(priced, key=lambda one: (one.gpu != row.gpu, one.prices_usd_per_hour[region]))[:3]
-    types = ", ".join(one.instance_type for one in cheapest)
-    regions = ", ".join(list(row.prices_usd_per_hour)[:3])
-    told = [f"here there is {types}"] * bool(types) + [f"it is in {regions}"] * bool(regions)
-    return f" ({'; '.join(told)})" if told else ""
-
-
-def _head_usd_per_hour(resources: Resources, table: Table) -> tuple[float, float]:
-    """Return the head's price, and its share for volume and address.
-
-    It is the file's, or AWS's for the head's type; a price that is only in the shipped table does not count.
-    """
-    asked = not resources.kind.is_rented or "head_price_usd_per_hour" in resources.model_fields_set
-    row = None if asked else table.get(resources.aws.head_instance_type)
-    if row is None or row.live_in(resources.region).on_demand_at is None:
-        return resources.head_price_usd_per_hour, 0.0
-    costs = side_costs(resources, row.live_in(resources.region).beside, gpus=row.gpus > 0)
-    beside = sum(cost.usd_per_hour for cost in costs)
-    return row.prices_usd_per_hour[resources.region] + beside, beside
-
-
-def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: float, restart_s: float) -> Spot:
-    asked = resources.spot
-    price_usd_per_hour = asked.price_usd_per_hour
-    if price_usd_per_hour is None and row is not None:
-        price_usd_per_hour = row.live_spot_usd_per_hour(resources.region)
-    if price_usd_per_hour is None:
-        if row is not None and row.live_in(resources.region).spot_at is not None:
-            raise InputError(
-                f"resources.market: AWS has no {name} on spot in {resources.region}; set market: on_demand, give "
-                "resources.spot.price_per_hour, or choose another type or region"
-            )
-        if row is None or row.spot_share is None:
-            raise InputError(
-                f"resources.spot.price_per_hour: the catalogue has no spot price of {name}; give it (or, for "
-                "several types, a table with spot_share as resources.catalogue), ask AWS by `rubberband estimate "
-                "--live`, or set market: on_demand"
-            )
-        price_usd_per_hour = row.spot_share * on_demand
-    return Spot(
-        price_usd_per_hour=price_usd_per_hour,
-        interruptions_per_hour=asked.interruptions_per_hour,
-        checkpoint_iterations=asked.checkpoint_iterations,
-        restart_s=restart_s if asked.restart_s is None else asked.restart_s,
-    )
+def armed_s(reach_s: float, firmware_s: float = _FIRMWARE_S) -> float:
+    """Return the lease that is armed for a budget that reaches `reach_s` ahead; the inverse of the function."""
+    return float(math.floor(LEASE_SHARE * reach_s - firmware_s))

@@ -23,7 +23,7 @@ from rubberband.api.problems import INFEASIBLE, REFUSED, UNAVAILABLE, HttpProble
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.cloud.catalogue import offers
+from rubberband.cloud.offers import offers
 from rubberband.executor.core.demand import summed
 from rubberband.planner.sharing import Calendar, CalendarSlot, Span
 from rubberband.planning.month_cap import Expense, Shortage

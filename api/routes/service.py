@@ -17,8 +17,8 @@ from rubberband.api.routes.models import PRICES, Health, KindView, PriceList, ex
 from rubberband.api.security.authentication import Admin, Reader, authenticator_of
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import Scope, TokenRecord
+from rubberband.cloud.aws.prices import LiveTable, overlaid, prices_of, read_book
 from rubberband.cloud.catalogue import catalogue
-from rubberband.cloud.prices import LiveTable, overlaid, prices_of, read_book
 from rubberband.errors import RubberbandError
 from rubberband.states import ACTIVE
 from rubberband.units import nearest, parse_duration, shown

@@ -13,15 +13,27 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rubberband.cloud.aws import buckets
-from rubberband.cloud.aws.account_limits import account_plan, plan_budget, plan_no_budget, plan_quotas
+from rubberband.cloud.aws import account_parts
+from rubberband.cloud.aws.account_parts import (
+    SPOT_ROLE,
+    AccountChange,
+    AccountChanges,
+    Bounds,
+    Role,
+    account_plan,
+    held_types,
+    plan_budget,
+    plan_no_budget,
+    plan_no_role,
+    plan_quotas,
+    plan_role,
+    plan_spot_role,
+    roles,
+)
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import OF_AWS, code_of, denied_by, explain, missing_action
 from rubberband.cloud.aws.preflight import sign_in
-from rubberband.cloud.aws.rights import Bounds, Role, roles
-from rubberband.cloud.aws.roles import SPOT_ROLE, held_types, plan_no_role, plan_role, plan_spot_role
-from rubberband.cloud.aws.steps import AccountChange, AccountChanges
 from rubberband.cloud.aws.sweeping import living, living_elsewhere
 from rubberband.errors import InputError
 from rubberband.spec.remembered import FILE, Remembered, remember, remembered
@@ -156,15 +168,15 @@ def _carried_out(step: AccountChange) -> None:
 def _bucket(session: AwsSession, account: str, wishes: Wishes, known: Remembered | None, plan: AccountChanges) -> str:
     """Return the name of the bucket, and add the steps that it needs."""
     given = wishes.bucket or (known.bucket if known is not None else None)
-    if given is not None and not buckets.is_own(given, wishes.owner):
-        plan.there.append(buckets.check_given(session, given, account))
+    if given is not None and not account_parts.is_own(given, wishes.owner):
+        plan.there.append(account_parts.check_given(session, given, account))
         return given
-    found = buckets.own_bucket(session, wishes.owner)
+    found = account_parts.own_bucket(session, wishes.owner)
     if given is not None and given != found:
-        buckets.check_given(session, given, account)
+        account_parts.check_given(session, given, account)
         found = given
-    name = found or buckets.new_name(wishes.owner)
-    buckets.plan_bucket(session, name, plan, exists=found is not None)
+    name = found or account_parts.new_name(wishes.owner)
+    account_parts.plan_bucket(session, name, plan, exists=found is not None)
     return name
 
 
@@ -172,15 +184,17 @@ def _plan_no_bucket(
     session: AwsSession, owner: str, plan: AccountChanges, with_checkpoints: Callable[[str], bool]
 ) -> bool:
     """Add the step that deletes the owner's bucket, and return whether one is kept instead."""
-    bucket = buckets.own_bucket(session, owner)
+    bucket = account_parts.own_bucket(session, owner)
     if bucket is None:
         return False
-    held = buckets.content(session, bucket)
+    held = account_parts.content(session, bucket)
     told = f"bucket {bucket} with {counted(held.objects, 'object')} ({format_bytes(held.size_bytes)}), checkpoints too"
     if held.objects and not with_checkpoints(told):
         plan.there.append(f"{told}, which costs about 0.023 USD a GB and month")
         return True
-    plan.add(f"delete {told if held.objects else f'bucket {bucket}'}", partial(buckets.delete_bucket, session, bucket))
+    plan.add(
+        f"delete {told if held.objects else f'bucket {bucket}'}", partial(account_parts.delete_bucket, session, bucket)
+    )
     return False
 
 

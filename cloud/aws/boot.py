@@ -1,8 +1,11 @@
-"""The boot script of an instance (UserData): always the same text for the same values.
+"""Launch parameters from `resources.aws`, and the boot scripts (UserData): always the same text for the same values.
 
 A worker first arms its lease, so that it ends itself if anything fails later. Then it installs its packages, fetches
 the Ray token from SSM with its role, and joins the head. The script has no secret, as every process of the instance can
 read it. The shell code is in `boot.sh` and `worker.sh`; this module sets its values.
+
+`resolve` rents nothing. It creates what the account lacks and is free of charge: the security group, the published Ray
+token, and this package's wheel in the bucket.
 """
 
 from __future__ import annotations
@@ -13,16 +16,26 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Literal
 
-from rubberband.cloud.aws.calls import NodeStart
+from rubberband.cloud.aws.calls import AwsSession, Machines, NodeStart, Reservation
+from rubberband.cloud.aws.capacity import reservation_of
+from rubberband.cloud.aws.client import type_facts
+from rubberband.cloud.aws.errors import in_one_line
+from rubberband.cloud.aws.images import built_image, find_image, root_volume_gb
+from rubberband.cloud.aws.installing import Installation, what_to_install
+from rubberband.cloud.aws.network import OwnInstance, check_group, choose_subnets, ensure_group, own_place
+from rubberband.cloud.aws.s3 import Packages
+from rubberband.cloud.aws.token import publish_token, token_parameter
+from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import InputError
-from rubberband.installation import DISTRIBUTION
-from rubberband.units import shown
+from rubberband.spec.resources import Aws
 
 MAX_BYTES = 16 * 1024
 """EC2's limit of UserData, before base64."""
@@ -32,31 +45,7 @@ UV_SHA256 = (
     "5435c5ce14a56431208ca0996416d310f1598e8c2c8ba707688985a16bb82dbe",
 )
 """The installer that makes environments, as root: its version, and its wheels' digests for x86_64 and aarch64."""
-
-_OUR_WHEEL = re.compile(r"(https|s3)://\S*/rubberband_tune-[^/\s]+\.whl(#\S*)?")
-_OURS = re.compile(r"rubberband[-_.]+tune(?![-\w.]).*", re.IGNORECASE | re.DOTALL)
-_OTHERS = re.compile(r"rubberband(?![-\w.]).*|\S*/rubberband-[^/\s]+\.whl(#\S*)?", re.IGNORECASE | re.DOTALL)
-"""On a package index this name belongs to another project."""
-_S3_WHEEL = re.compile(r"s3://[^/\s]+/\S*[^/\s]\.whl(#sha256=[0-9a-f]{64})?")
-_EXTRAS = "[ray,aws]"
 _IS_OURS = re.compile(r"(^|/)rubberband[-_.]+tune(?![\w])", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installation:
-    """Packages that an instance installs first; none without requirements."""
-
-    python: str
-    """Such as `3.11`: the driver's, as Ray requires."""
-    requirements: tuple[str, ...] = ()
-    """pip's requirements; wheels of `wheels` by their path, such as `./wheels/mine-0.1-py3-none-any.whl`."""
-    wheels: tuple[str, ...] = ()
-    """s3:// addresses of wheels, which the instance fetches with its role into ./wheels, and checks if the address
-    ends in #sha256=…."""
-    index_url: str | None = None
-    """pip's index; None: PyPI, or as configured in the image."""
-    constraints: str = ""
-    """Versions of the driver's packages, as `wheel.sent` returns them; empty: any that fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,54 +64,6 @@ class Boot:
     """Environment of the Ray node."""
     device: Literal["cpu", "cuda"] = "cpu"
     """With `cuda`, an instance joins only if it has its GPUs, and its torch can use them."""
-
-
-def brings_the_package(install: str) -> bool:
-    """Return whether `resources.aws.install` names this package, or is `none`. Raises InputError."""
-    return install.strip() == "none" or any(
-        _OURS.fullmatch(word) or _OUR_WHEEL.fullmatch(word) for word in words_of(install)
-    )
-
-
-def installation(install: str, *, python: str, ray: str, index_url: str | None = None) -> Installation:
-    """Return the installation of `resources.aws.install`: requirements, wheels by URL, or `none`.
-
-    `ray` is the driver's version. A wheel of this package gets its extras. Raises InputError for an unclosed quote, and
-    for words that would install this package from a public index, or the other project of its name.
-    """
-    if install.strip() == "none":
-        return Installation(python=python)
-    words = words_of(install)
-    for word in words:
-        if word.startswith("s3://") and not _S3_WHEEL.fullmatch(word):
-            raise InputError(f"resources.aws.install: {shown(word)} is not a wheel; write s3://bucket/….whl")
-        if _OTHERS.fullmatch(word):
-            raise InputError(
-                f"resources.aws.install: {shown(word)} is another project on the package index; this one is "
-                f"{DISTRIBUTION}, and instances install the driver's by themselves: leave it out"
-            )
-        if index_url is None and _OURS.fullmatch(word) and "@" not in word:
-            raise InputError(
-                f"resources.aws.install: {shown(word)} does not say where to install from; give the index that has it "
-                "(resources.aws.index_url), write the URL of a wheel, or leave it out for the driver's own"
-            )
-    return Installation(
-        python=python,
-        requirements=(*(_requirement(word) for word in words), f"ray=={ray}"),
-        wheels=tuple(word for word in words if word.startswith("s3://")),
-        index_url=index_url,
-    )
-
-
-def words_of(install: str) -> tuple[str, ...]:
-    """Split `resources.aws.install` as a shell would. Raises InputError."""
-    try:
-        return tuple(shlex.split(install))
-    except ValueError as error:
-        raise InputError(
-            f"resources.aws.install: {shown(install)} has an unclosed quote ({error}); write requirements as on pip's "
-            "command line"
-        ) from None
 
 
 def worker_script(boot: Boot, start: NodeStart) -> str:
@@ -214,13 +155,6 @@ def _shared_values(region: str, installed: Installation, setup: tuple[str, ...])
     }
 
 
-def _requirement(word: str) -> str:
-    ours = _OUR_WHEEL.fullmatch(word) is not None
-    if word.startswith("s3://"):
-        return f"./wheels/{word.partition('#')[0].rpartition('/')[2]}{_EXTRAS if ours else ''}"
-    return f"{DISTRIBUTION}{_EXTRAS} @ {word}" if ours else word
-
-
 def _quoted(value: str | tuple[str, ...]) -> str:
     return shlex.quote(value) if isinstance(value, str) else f"({' '.join(shlex.quote(each) for each in value)})"
 
@@ -230,3 +164,85 @@ def _shell(name: str) -> str:
     """Return a shell file of this package without its comments, as EC2's limit is small."""
     text = files("rubberband.cloud.aws").joinpath(name).read_text(encoding="utf-8")
     return re.sub(r"^ *# (?!shellcheck ).*\n", "", text, flags=re.MULTILINE)
+
+
+def resolve(
+    session: AwsSession,
+    words: Aws,
+    instance_type: str,
+    *,
+    checkpoints: str | None = None,
+    place: OwnInstance | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
+    token_path: Path | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    builds: bool = False,
+) -> Machines:
+    """Return the launch parameters of instances of one type. `checkpoints`: the store's URL, where the wheel is put.
+
+    The owner's image with their environment (`rubberband cloud image build`) is used, unless this call `builds` one.
+    `device`: where trials train; by default on the GPUs of a type that has some.
+    `place` is where this machine is in EC2, by default as its metadata service says. Raises InputError (one line, with
+    the remedy) for a wrong setting, in the file or in the account.
+    """
+    place = place or own_place()
+    with in_one_line():
+        facts = type_facts(session, instance_type)
+        packages = Packages(session, checkpoints)
+        installed = what_to_install(packages, words)
+        installs = bool(installed.requirements)
+        own = None if builds else built_image(session, words, installed, facts)
+        image = own or find_image(session, words.image, facts, installs=installs)
+        plain = words.image is None and not facts.gpus and installs and own is None
+        volume_gb = root_volume_gb(words.volume_gb, image, plain=plain)
+        vpc, subnets = choose_subnets(session, words.subnets, instance_type, place)
+        held = None if builds else reservation_of(session, words.reservation, instance_type)
+        if held is not None:
+            subnets = _in_zone(subnets, held)
+        group = security_group(session, words, vpc, sleep)
+        publish_token(session, words.owner, token_path)
+    boot = Boot(
+        region=session.region,
+        token_parameter=token_parameter(words.owner),
+        installation=installed,
+        setup=words.setup,
+        built=own is not None,
+        ray_settings=ray_node.SETTINGS | ray_node.NETWORK_SETTINGS,
+        device=device or ("cuda" if facts.gpus else "cpu"),
+    )
+    return Machines(
+        image=image.image_id,
+        subnets=subnets,
+        security_group=group,
+        instance_profile=words.worker_profile,
+        key_name=words.key_name,
+        owner=words.owner,
+        volume_gb=volume_gb,
+        root_device=image.root_device,
+        further_disks=image.further_disks,
+        reservation=held,
+        user_data=partial(_script, packages, boot),
+    )
+
+
+def _script(packages: Packages, boot: Boot, start: NodeStart) -> str:
+    """Return the boot script of an instance, whose packages are in the bucket."""
+    packages.renew()
+    return worker_script(boot, start)
+
+
+def _in_zone(subnets: Mapping[str, str], held: Reservation) -> dict[str, str]:
+    """Return the subnet in a reservation's zone. Raises InputError without one."""
+    if held.zone not in subnets:
+        raise InputError(
+            f"resources.aws.subnets: {held.reservation_id} is in {held.zone}, and the subnets are in "
+            f"{', '.join(subnets)}; add a subnet in {held.zone}"
+        )
+    return {held.zone: subnets[held.zone]}
+
+
+def security_group(session: AwsSession, words: Aws, vpc: str, sleep: Callable[[float], None] = time.sleep) -> str:
+    """Return the group that instances and the head share. Raises as `check_group` and `ensure_group` do."""
+    if words.security_group is not None:
+        return check_group(session, words.security_group, vpc)
+    return ensure_group(session, words.owner, vpc, sleep=sleep)

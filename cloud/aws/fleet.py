@@ -1,4 +1,4 @@
-"""Instances of one run: EC2's view compared with the requests, and their termination.
+"""Instances of one run: EC2's view compared with the requests, their termination, and their bills on spot by the hour.
 
 It never launches. EC2 is eventually consistent: an instance that it has accepted and does not show counts as ended only
 once its lease is over, since it may train all the while. A request without an answer launched nothing if two looks and
@@ -12,18 +12,18 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
-from rubberband.cloud.aws import calls, states
+from rubberband.cloud.aws import calls, client
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.client import described
+from rubberband.cloud.aws.client import described, pages
 from rubberband.cloud.aws.errors import FAILURES, Verdict, explain, lacks_rights, verdict
-from rubberband.cloud.aws.intents import Intent, Intents, LaunchAttempt, Run
-from rubberband.cloud.aws.pricing import SpotHours
-from rubberband.cloud.boot_timeouts import firmware_s
+from rubberband.cloud.aws.intents import HOUR_S, Intent, Intents, LaunchAttempt, Run, billed_prices_usd
+from rubberband.cloud.catalogue import firmware_s
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
 
@@ -146,7 +146,7 @@ class Ec2Fleet:
 
     def _follow(self, name: str, machine: Mapping[str, Any], at: float) -> None:
         state = machine["State"]["Name"]
-        if state in states.ALIVE:
+        if state in client.ALIVE:
             self._met.add(name)
         if state == "pending":
             self._pending_at[name] = at
@@ -181,21 +181,21 @@ class Ec2Fleet:
 
         EC2 bills from `running`, and shows only the time of the launch. A look may show an outdated state.
         """
-        launched_at = states.launched_at(machine) or intent.requested_at
+        launched_at = client.launched_at(machine) or intent.requested_at
         pending_at = self._pending_at.get(intent.instance, launched_at) - LOOK_S
         return max(intent.requested_at, min(at, max(launched_at, pending_at)))
 
     def _ended(self, name: str, machine: Mapping[str, Any], at: float) -> None:
-        ended_at = at if states.never_ran(machine) else self._ran_until(name, machine, at)
-        if (began_at := states.transition_at(machine)) is not None:
+        ended_at = at if client.never_ran(machine) else self._ran_until(name, machine, at)
+        if (began_at := client.transition_at(machine)) is not None:
             ended_at = min(at, began_at + 1.0)
-        reason = self.intents.known(name).ending if states.ended_by_a_call(machine) else None
+        reason = self.intents.known(name).ending if client.ended_by_a_call(machine) else None
         if reason is None:
             lease_over = ended_at >= self._latest_until - self.look_s
-            reason = states.why_ended(self.session, machine, lease_over=lease_over)
-        if sold_out := states.sold_out(machine):
+            reason = client.why_ended(self.session, machine, lease_over=lease_over)
+        if sold_out := client.sold_out(machine):
             self.note_refusal(self.intents.last(name).choice)
-        self._finish(name, ended_at, reason, preempted=states.taken_back(machine), sold_out=sold_out)
+        self._finish(name, ended_at, reason, preempted=client.taken_back(machine), sold_out=sold_out)
 
     def note_refusal(self, choice: calls.Purchase) -> None:
         """Note that a choice is sold out: launches try others first for a while."""
@@ -281,7 +281,7 @@ class Ec2Fleet:
     def end_stray(self, machine: Mapping[str, Any]) -> None:
         """Terminate an instance of this run without a request: one that was given up took effect after all."""
         identity = machine["InstanceId"]
-        if machine["State"]["Name"] not in states.ALIVE:
+        if machine["State"]["Name"] not in client.ALIVE:
             return
         if identity not in self._told_to_end:  # else EC2 shows an outdated state
             _log.warning("terminating %s, which was abandoned but still runs", identity)
@@ -343,7 +343,7 @@ class Ec2Fleet:
         if not lacks_rights(error):
             return verdict(error)
         shown, at = self._by_id(attempt.instance_id), self.clock()
-        if shown and shown[0]["State"]["Name"] not in states.ALIVE:
+        if shown and shown[0]["State"]["Name"] not in client.ALIVE:
             self._ended(name, shown[0], at)
             return "unknown"
         return "refused" if shown and at - attempt.asked_at >= VISIBILITY_S else "absent"
@@ -357,7 +357,7 @@ class Ec2Fleet:
         if before in ("shutting-down", "terminated"):  # by itself, or by a request whose answer was lost
             shown = []
             with suppress(ProviderError):
-                shown = [m for m in self._by_id(attempt.instance_id) if m["State"]["Name"] not in states.ALIVE]
+                shown = [m for m in self._by_id(attempt.instance_id) if m["State"]["Name"] not in client.ALIVE]
             for machine in shown:
                 self._ended(name, machine, at)
             if not shown:  # it may have run: a bill is never underestimated
@@ -374,7 +374,7 @@ class Ec2Fleet:
         intent = self.intents.get(name)
         if intent is None or intent.last is None or not intent.last.instance_id:
             return ""
-        return states.current_step(states.output(self.session, intent.last.instance_id))
+        return client.current_step(client.output(self.session, intent.last.instance_id))
 
     def settle(self, name: str) -> dict[str, Any] | None:
         """Return the instance of an unanswered request, without repeating it; None if EC2 shows none.
@@ -445,7 +445,112 @@ class Ec2Fleet:
             self.sleep(max(self.look_s, next(pauses)))
 
     def _strays(self) -> list[dict[str, Any]]:
-        alive = [machine for machine in self._shown() if machine["State"]["Name"] in states.ALIVE]
+        alive = [machine for machine in self._shown() if machine["State"]["Name"] in client.ALIVE]
         for machine in alive:
             self.end_stray(machine)
         return alive
+
+
+# Hourly prices of spot instances: each hour since an instance began to run costs the price at its beginning.
+#
+# "You pay the Spot price that's in effect at the beginning of each instance-hour for your running instance. If Spot
+# price changes after you launch the instance, the new price is charged against the instance usage for the subsequent
+# hour" (Amazon EC2 FAQs, Spot Instances). So a price is requested once an hour has begun, and stays. EC2 does not show
+# the exact second at which an instance began to run: the highest price that may have been in effect counts.
+
+
+PAUSE_S = 60.0
+"""Pause before missing prices are requested again."""
+ROUNDING_S = 1.0
+"""EC2's times are in whole seconds, rounded down."""
+
+Changes = Sequence[tuple[float, float]]
+"""(start time, USD per hour), in order."""
+
+
+class SpotHours:
+    """Looks up the prices of all hours that the spot instances of a run have begun. Thread-safe."""
+
+    def __init__(self, session: AwsSession, intents: Intents) -> None:
+        self._session = session
+        self._intents = intents
+        self._mutex = threading.Lock()
+        self._ask_at = -math.inf
+
+    def look(self, now: float) -> None:
+        """Request all unknown prices at once; repeat those that EC2 lacks at most once a minute."""
+        with self._mutex:
+            unknown = [one for one in self._intents.all() if len(billed_prices_usd(one)) < _hours(one, now)]
+            if not unknown or now < self._ask_at:
+                return
+            try:
+                found = priced(self._session, unknown, now)
+            except FAILURES as error:
+                _log.warning("this hour's spot prices are not known yet: %s", explain(error))
+                found = {}
+            self._ask_at = now if len(found) == len(unknown) else now + PAUSE_S
+            for name, hour_prices_usd in found.items():
+                self._intents.price(name, hour_prices_usd)
+
+
+def _hours(intent: Intent, now: float) -> int:
+    """Return the number of hours of a spot instance that have begun, for a living one with certainty."""
+    if intent.market != "spot" or intent.running_at is None or intent.last is None:
+        return 0
+    if intent.ended_at is not None:
+        return max(1, math.ceil((intent.ended_at - intent.running_at) / HOUR_S))
+    return math.floor((now - intent.running_at - _doubt_s(intent)) / HOUR_S) + 1
+
+
+def _doubt_s(intent: Intent) -> float:
+    """Return the uncertainty of its start."""
+    if intent.running_at is None or intent.seen_running_at is None:
+        return 0.0
+    return max(0.0, intent.seen_running_at - intent.running_at)
+
+
+def priced(session: AwsSession, intents: Sequence[Intent], now: float) -> dict[str, tuple[float, ...]]:
+    """Return name -> prices of all begun hours, for the instances with new prices.
+
+    One request serves all types and zones. Raises botocore's errors.
+    """
+    since = min(_begins_at(intent, len(intent.hour_prices_usd)) for intent in intents) - ROUNDING_S
+    choices = [intent.last.choice for intent in intents if intent.last is not None]
+    changes: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for one in pages(
+        session.client("ec2").describe_spot_price_history,
+        "SpotPriceHistory",
+        InstanceTypes=sorted({choice.instance_type for choice in choices}),
+        ProductDescriptions=["Linux/UNIX"],
+        Filters=[{"Name": "availability-zone", "Values": sorted({choice.zone for choice in choices})}],
+        StartTime=datetime.fromtimestamp(since, UTC),
+        EndTime=datetime.fromtimestamp(now, UTC),
+    ):
+        place = one["InstanceType"], one["AvailabilityZone"]
+        changes.setdefault(place, []).append((one["Timestamp"].timestamp(), float(one["SpotPrice"])))
+    found = ((intent, _with_more(intent, changes, now)) for intent in intents)
+    return {intent.instance: prices for intent, prices in found if prices != intent.hour_prices_usd}
+
+
+def _with_more(intent: Intent, changes: Mapping[tuple[str, str], Changes], now: float) -> tuple[float, ...]:
+    prices = list(intent.hour_prices_usd)
+    assert intent.last is not None, "what runs was asked for"
+    told = sorted(changes.get((intent.last.choice.instance_type, intent.last.choice.zone), ()))
+    while len(prices) < _hours(intent, now):
+        begins_at = _begins_at(intent, len(prices))
+        price = highest(told, begins_at - ROUNDING_S, begins_at + _doubt_s(intent))
+        if price is None:
+            break
+        prices.append(price)
+    return tuple(prices)
+
+
+def _begins_at(intent: Intent, hour: int) -> float:
+    return (intent.running_at or 0.0) + hour * HOUR_S
+
+
+def highest(changes: Changes, since: float, until: float) -> float | None:
+    """Return the highest price in effect between two times; None if it is unknown at the first."""
+    before = [price for at, price in changes if at <= since]
+    during = [price for at, price in changes if since < at <= until]
+    return max([before[-1], *during]) if before else None

@@ -1,4 +1,4 @@
-"""Instance types and the images that they boot: the image of the file, the latest that fits, or the owner's own."""
+"""Images that instances boot: the image of the file, the latest that fits, or the owner's own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rubberband.cloud.aws import wheel
-from rubberband.cloud.aws.boot import Installation
+from rubberband.cloud.aws import installing
 from rubberband.cloud.aws.calls import (
     OWNER_TAG,
     ROLE_TAG,
@@ -26,18 +25,18 @@ from rubberband.cloud.aws.calls import (
     tags_in,
     tags_of,
 )
-from rubberband.cloud.aws.client import age, described_types, instances, pages
+from rubberband.cloud.aws.client import ALIVE, TypeFacts, age, instances, last_words, output, pages, type_facts
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, verdict
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.guards import SLACK_S, guard
+from rubberband.cloud.aws.installing import Installation
 from rubberband.cloud.aws.s3 import is_bucket, place_in, put
-from rubberband.cloud.aws.states import ALIVE, last_words, output
 from rubberband.cloud.catalogue import Table
 from rubberband.cloud.clock import Waiting
-from rubberband.cloud.side_costs import HOURS_PER_MONTH, side_prices
+from rubberband.cloud.offers import HOURS_PER_MONTH, side_prices
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Aws
-from rubberband.units import nearest, shown
+from rubberband.units import shown
 
 _GPU_IMAGE = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 _CPU_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/{}/hvm/ebs-gp2/ami-id"
@@ -46,22 +45,6 @@ _FOREIGN_GPUS = frozenset({"V100", "M60", "K80", "Radeon Pro V520"})
 """GPUs without a driver in the Deep Learning AMI: its open kernel modules begin a generation after the first three."""
 _INSTALLED_GB = 60
 """Root volume for the packages, on a plain image: torch with CUDA alone takes about ten."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypeFacts:
-    """An instance type as EC2 describes it."""
-
-    instance_type: str
-    architectures: tuple[str, ...]
-    vcpus: int
-    gpus: int
-    gpu_model: str
-    """Such as `T4`; empty without GPUs."""
-    clusters: bool
-    """Whether cluster placement groups support it."""
-    efa_cards: tuple[int, ...] = ()
-    """Indices of its network cards that can have an Elastic Fabric Adapter; none without GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,36 +60,6 @@ class Image:
     """Device names of its volumes beside the root."""
     further_gb: int = 0
     """Their sizes together."""
-
-
-def type_facts(session: AwsSession, instance_type: str, key: str = "resources.instance_type") -> TypeFacts:
-    """Return the facts of a type. Raises InputError, naming near ones, for an unknown type; botocore's errors."""
-    for one in described_types(session, [instance_type]):
-        gpus = one.get("GpuInfo", {}).get("Gpus", [])
-        return TypeFacts(
-            instance_type=instance_type,
-            architectures=tuple(one["ProcessorInfo"]["SupportedArchitectures"]),
-            vcpus=int(one["VCpuInfo"]["DefaultVCpus"]),
-            gpus=sum(int(gpu["Count"]) for gpu in gpus),
-            gpu_model=str(gpus[0].get("Name", "")) if gpus else "",
-            clusters="cluster" in one.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
-            efa_cards=_efa_cards(one.get("NetworkInfo", {})) if gpus else (),
-        )
-    known = [one["InstanceType"] for one in described_types(session, ["*"])]
-    raise InputError(
-        f"{key}: EC2 has no type {shown(instance_type)} in {session.region}; {nearest(instance_type, sorted(known))}"
-    )
-
-
-def _efa_cards(network: Mapping[str, Any]) -> tuple[int, ...]:
-    if not network.get("EfaSupported"):
-        return ()
-    cards = sorted(network.get("NetworkCards", ()), key=lambda card: int(card["NetworkCardIndex"]))
-    if any("InterfaceTypes" in card for card in cards):
-        cards = [card for card in cards if "efa-only" in card.get("InterfaceTypes", ())]
-    else:  # as boto3 before 1.43 shows them; where one has no adapter, it is the first
-        cards = cards[-int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1)) :]
-    return tuple(int(card["NetworkCardIndex"]) for card in cards)
 
 
 def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, installs: bool) -> Image:
@@ -267,7 +220,7 @@ def image_key(words: Aws, installed: Installation, facts: TypeFacts) -> str:
         facts.gpu_model,
         installed.python,
         [_OUR_WHEEL.sub("", word) for word in installed.requirements],
-        wheel.needs(),
+        installing.needs(),
         installed.index_url,
         installed.constraints.rpartition("#")[2],
         list(words.setup),

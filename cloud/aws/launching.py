@@ -18,16 +18,15 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rubberband.cloud import boot_timeouts
+from rubberband.cloud import catalogue
 from rubberband.cloud.aws import calls
 from rubberband.cloud.aws.calls import Machines, NodeStart, Purchase
+from rubberband.cloud.aws.client import type_facts
 from rubberband.cloud.aws.errors import FAILURES, MORE_ROOM, Verdict, explain, verdict
-from rubberband.cloud.aws.fabric import Fabric, fabric_of
 from rubberband.cloud.aws.fleet import Ec2Fleet
-from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.intents import Intent, LaunchAttempt
-from rubberband.cloud.aws.network import ensure_cluster
-from rubberband.cloud.aws.pricing import spot_prices
+from rubberband.cloud.aws.network import Fabric, ensure_cluster, fabric_of
+from rubberband.cloud.aws.quotes import spot_prices
 from rubberband.errors import InputError, NoCapacityError, ProviderError
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
@@ -264,7 +263,7 @@ class Launcher:
         self._lifetime_s = lifetime_s
         self._at_once = at_once
         self._least_lease_s = least_lease_s
-        self._armed_s = max(least_lease_s, boot_timeouts.armed_s(min(lease_s, lifetime_s)))
+        self._armed_s = max(least_lease_s, catalogue.armed_s(min(lease_s, lifetime_s)))
         self._one_zone = threading.RLock()
         """Held while instances are bought that must be in one zone."""
         self._not_before = 0.0
@@ -431,7 +430,7 @@ class Launcher:
 
         An order whose instance would end before it is useful is refused. Raises ProviderError if it cannot be written.
         """
-        least_s = boot_timeouts.reach_s(self._least_lease_s, boot_timeouts.firmware_s(choice.instance_type))
+        least_s = catalogue.reach_s(self._least_lease_s, catalogue.firmware_s(choice.instance_type))
         for order in orders:
             if _boot_s(choice, [order]) < self._least_lease_s:
                 reason = (
@@ -492,7 +491,7 @@ class Launcher:
         it is not wanted any more. Raises ProviderError once all `orders` are given up.
         """
         with self._token(attempt.token):
-            pauses, firmware_s = self._fleet.pauses(), boot_timeouts.firmware_s(attempt.choice.instance_type)
+            pauses, firmware_s = self._fleet.pauses(), catalogue.firmware_s(attempt.choice.instance_type)
             while shares := self._intents.unanswered(attempt):
                 last = self._intents.last(shares[0].instance)
                 # An instance launched only now would outlive the budget.
@@ -595,4 +594,4 @@ class Launcher:
 def _boot_s(choice: Purchase, orders: Sequence[LaunchOrder]) -> float:
     """Return how long instances launched together live after booting at most, unless the driver reaches them."""
     reach_s = min(order.reach_s() for order in orders)
-    return boot_timeouts.armed_s(reach_s, boot_timeouts.firmware_s(choice.instance_type))
+    return catalogue.armed_s(reach_s, catalogue.firmware_s(choice.instance_type))

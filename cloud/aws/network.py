@@ -1,19 +1,22 @@
-"""Network of instances: the driver's own place, subnets in the zones that have the type, security group, clusters."""
+"""Network of instances: the driver's own place, subnets in the zones that have the type, their ways to the Internet,
+security group, clusters, and Elastic Fabric Adapters.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from rubberband.cloud import node
-from rubberband.cloud.aws.calls import OWNER_TAG, AwsSession, by_tags, tag_specifications
-from rubberband.cloud.aws.client import pages
-from rubberband.cloud.aws.errors import code_of, ignoring
+from rubberband.cloud.aws.calls import OWNER_TAG, AwsSession, Machines, by_tags, tag_specifications, tags_in
+from rubberband.cloud.aws.client import TypeFacts, pages, type_facts
+from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, lacks_rights
 from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.errors import InputError, ProviderError
-from rubberband.units import shown
+from rubberband.units import counted, shown
 
 _LOOKS = 10
 _PAUSE_S = 1.0
@@ -319,3 +322,149 @@ def delete_clusters(session: AwsSession, owner: str) -> tuple[str, ...]:
             ec2.delete_placement_group(GroupName=group["GroupName"])
             deleted.append(str(group["GroupName"]))
     return tuple(deleted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaysOut:
+    """Access of instances in some subnets to the Internet."""
+
+    private: tuple[str, ...]
+    """Subnets that give no public address."""
+    nat: bool
+    """Whether one of those uses a NAT gateway."""
+    s3_endpoint: bool
+    """Whether all of those reach S3 by a gateway endpoint, which is free."""
+
+    def note(self) -> str:
+        """Return a note on private subnets; empty where there are none."""
+        if not self.private:
+            return ""
+        where = f"instances in {', '.join(self.private)} get no public address"
+        if not self.nat:
+            return (
+                f"{where}: to install packages and to read the Ray token they need a NAT gateway there (or "
+                "resources.aws.install: none, and endpoints of SSM and S3 in the VPC)"
+            )
+        if self.s3_endpoint:
+            return f"{where}; the NAT gateway charges what they download, beside its hours, which are not in the bill"
+        return (
+            f"{where}, and S3 is reached through the NAT gateway, which charges every GB of checkpoints (not in the "
+            "bill, like its hours); add a gateway endpoint of S3 to the VPC, which is free"
+        )
+
+
+def ways_out(session: AwsSession, subnets: Sequence[str]) -> WaysOut:
+    """Return the access of these subnets to the Internet, by their route tables. Raises botocore's errors."""
+    ec2 = session.client("ec2")
+    shown = ec2.describe_subnets(SubnetIds=list(subnets))["Subnets"]
+    private = [one for one in shown if not one.get("MapPublicIpOnLaunch")]
+    if not private:
+        return WaysOut(private=(), nat=False, s3_endpoint=False)
+    of_vpc = [{"Name": "vpc-id", "Values": [private[0]["VpcId"]]}]
+    tables = list(pages(ec2.describe_route_tables, "RouteTables", Filters=of_vpc))
+    routes = [_routes(tables, one["SubnetId"]) for one in private]
+    return WaysOut(
+        private=tuple(one["SubnetId"] for one in private),
+        nat=any("NatGatewayId" in route for each in routes for route in each),
+        s3_endpoint=all(any("DestinationPrefixListId" in route for route in each) for each in routes),
+    )
+
+
+def _routes(tables: Sequence[Any], subnet: str) -> Sequence[Mapping[str, Any]]:
+    """Return the routes of the subnet's own table, or of the VPC's main one."""
+    for key, value in (("SubnetId", subnet), ("Main", True)):
+        for table in tables:
+            if any(one.get(key) == value for one in table.get("Associations", ())):
+                return list(table.get("Routes", ()))
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """Adapters of instances of several types."""
+
+    cards: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    """(type, zone) -> its network cards that get one; none are missing."""
+    note: str = ""
+    """Line on cards without one, with the remedy; empty where all have one, or the type supports none."""
+
+
+def fabric_of(session: AwsSession, machines: Machines, types: Sequence[str]) -> Fabric:
+    """Return the adapters of `types`, of which the first is preferred, and let the security group pass their traffic.
+
+    The instances of a trial need one network, whichever of the types they are: so all get adapters, or none. Without
+    the rights for that, none. Raises botocore's errors.
+    """
+    facts = []
+    for name in types:
+        with suppress(InputError):  # EC2 has no such type here
+            facts.append(type_facts(session, name))
+    if not facts or not facts[0].efa_cards:
+        return Fabric()
+    first = facts[0]
+    if lacking := [one.instance_type for one in facts if not one.efa_cards]:
+        others = ", ".join(lacking)
+        return Fabric(note=f"{_tcp(first)}, as {others} may be used instead and has none: leave it out for EFA")
+    try:
+        if not _passes(session, machines):
+            return Fabric(
+                note=f"{_tcp(first)}: {machines.security_group} must let all traffic from and to itself; add that, or "
+                "leave out resources.aws.security_group"
+            )
+    except FAILURES as error:
+        if not lacks_rights(error):
+            raise
+        return Fabric(note=f"{_tcp(first)}: {explain(error)} (`rubberband aws setup` renews the policy)")
+    public = _public(session, machines)
+    cards = {zone: {one.instance_type: _cards(one, zone in public) for one in facts} for zone in machines.subnets}
+    chosen = {(name, zone): own for zone, each in cards.items() if all(each.values()) for name, own in each.items()}
+    least = min(len(chosen.get((first.instance_type, zone), ())) for zone in cards)
+    return Fabric(cards=chosen, note=_note(first, least, public))
+
+
+def _tcp(facts: TypeFacts) -> str:
+    return f"instances of {facts.instance_type} reach each other by TCP, without EFA"
+
+
+def _note(first: TypeFacts, least: int, public: set[str]) -> str:
+    if least == len(first.efa_cards):
+        return ""
+    what = f"instances of {first.instance_type} have EFA on {least} of {counted(len(first.efa_cards), 'network card')}"
+    return (
+        f"{what}, as EC2 gives no public address to an instance that uses several; for all of them, name private "
+        f"subnets with a NAT gateway (resources.aws.subnets) instead of those in {', '.join(sorted(public))}"
+    )
+
+
+def _cards(facts: TypeFacts, public: bool) -> tuple[int, ...]:
+    return tuple(card for card in facts.efa_cards if card == 0) if public else facts.efa_cards
+
+
+def _public(session: AwsSession, machines: Machines) -> set[str]:
+    """Return the zones whose subnet gives public addresses."""
+    shown = session.client("ec2").describe_subnets(SubnetIds=list(machines.subnets.values()))["Subnets"]
+    return {one["AvailabilityZone"] for one in shown if one.get("MapPublicIpOnLaunch")}
+
+
+def _passes(session: AwsSession, machines: Machines) -> bool:
+    """Return whether the security group lets all traffic from and to itself; change it where it is ours."""
+    ec2, group = session.client("ec2"), machines.security_group
+    shown = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]
+    is_ours = shown["GroupName"] == group_name(machines.owner) and tags_in(shown).get(OWNER_TAG) == machines.owner
+    every = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+    for rules, allow in (
+        ("IpPermissions", ec2.authorize_security_group_ingress),
+        ("IpPermissionsEgress", ec2.authorize_security_group_egress),
+    ):
+        if any(_is_for_all(rule, group) for rule in shown.get(rules, ())):
+            continue
+        if not is_ours:
+            return False
+        with ignoring("InvalidPermission.Duplicate"):
+            allow(GroupId=group, IpPermissions=every)
+    return True
+
+
+def _is_for_all(rule: Mapping[str, Any], group: str) -> bool:
+    peers = [pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", ())]
+    return rule.get("IpProtocol") == "-1" and group in peers

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from botocore.exceptions import ClientError
 
+from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import (
     AwsSession,
     Machines,
@@ -28,18 +29,22 @@ from rubberband.cloud.aws.calls import (
     open_aws,
     tags_of,
 )
-from rubberband.cloud.aws.client import check_region, instances
+from rubberband.cloud.aws.capacity import check_size, check_time, quotas, reservation_of
+from rubberband.cloud.aws.client import check_region, instances, type_facts
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, in_one_line, lacks_rights, missing_action
-from rubberband.cloud.aws.fabric import Fabric, fabric_of
 from rubberband.cloud.aws.guards import delete, guard
-from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.network import OwnInstance, choose_subnets, ensure_cluster, own_address, own_place
+from rubberband.cloud.aws.network import (
+    Fabric,
+    OwnInstance,
+    choose_subnets,
+    ensure_cluster,
+    fabric_of,
+    own_address,
+    own_place,
+    ways_out,
+)
 from rubberband.cloud.aws.provider import check_lease
-from rubberband.cloud.aws.quota import quotas
-from rubberband.cloud.aws.reservations import check_size, check_time, reservation_of
-from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.aws.s3 import PACKAGES, is_bucket, owner_words, place_in, trouble
-from rubberband.cloud.aws.side_costs import ways_out
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Aws, Resources
 from rubberband.units import counted, shown

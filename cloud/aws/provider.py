@@ -15,21 +15,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rubberband.cloud import catalogue
+from rubberband.cloud import catalogue, offers
+from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import AwsSession, Machines
-from rubberband.cloud.aws.client import account_of, open_session
+from rubberband.cloud.aws.client import account_of, open_session, type_facts
 from rubberband.cloud.aws.errors import FAILURES, in_one_line
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Ec2Fleet
 from rubberband.cloud.aws.guards import Schedules
-from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.intents import Intent, Intents, Run
 from rubberband.cloud.aws.launching import AT_ONCE, Choices, Gathering, Launcher, LaunchOrder
 from rubberband.cloud.aws.network import OwnInstance, own_address, own_place
-from rubberband.cloud.aws.resolving import resolve
-from rubberband.cloud.boot_timeouts import reach_s
-from rubberband.cloud.catalogue import Table
+from rubberband.cloud.catalogue import Table, reach_s
 from rubberband.cloud.provider import Head, InstanceDescription
-from rubberband.cloud.ray_head.guarding import RayHead
+from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
 from rubberband.units import shown
@@ -429,7 +427,7 @@ def stand_ins(
     for name in catalogue.similar_types(resources, offer.instance_type, known):
         is_other = known[name].gpu_model != model
         if not is_other or name in (speeds or {}):
-            price = catalogue.offer(resources, instance_type=name, environment=environment, table=known)
+            price = offers.offer(resources, instance_type=name, environment=environment, table=known)
             found.append((is_other, price.price_usd_per_hour / (speeds or {}).get(name, 1.0), price))
     return [price for *_, price in sorted(found, key=lambda one: one[:2])]
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.aws.calls import EXPERIMENT_TAG, ROLE_TAG, RUN_TAG, AwsSession, by_tags, name_of, tags_in
-from rubberband.cloud.aws.client import account_of, age, described, instances
+from rubberband.cloud.aws.client import ALIVE, account_of, age, described, instances
 from rubberband.cloud.aws.errors import FAILURES, PROTECTED, code_of, explain, in_one_line, verdict
 from rubberband.cloud.aws.fleet import VISIBILITY_S, Ec2Fleet
 from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
 from rubberband.cloud.aws.network import OwnInstance, delete_clusters, delete_groups, own_place
-from rubberband.cloud.aws.states import ALIVE
 from rubberband.cloud.aws.token import delete_token
 from rubberband.cloud.clock import elapsed_s
 from rubberband.cloud.ray_head.instance import lock

@@ -17,7 +17,6 @@ from typing import IO, Literal
 from rubberband.cloud.local import gpus
 from rubberband.cloud.provider import Head, InstanceDescription, InstanceState
 from rubberband.cloud.ray_head import ray_node
-from rubberband.cloud.ray_head.guarding import RayHead, end, end_all, observe
 from rubberband.cloud.ray_head.instance import (
     DIRECTORY_TAG,
     EXPERIMENT_TAG,
@@ -29,6 +28,7 @@ from rubberband.cloud.ray_head.instance import (
     load,
     lock,
 )
+from rubberband.cloud.ray_head.ray_node import RayHead, end, end_all, observe
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
 

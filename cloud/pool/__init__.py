@@ -1,7 +1,6 @@
 """A pool: machines that several experiments share, lent by a broker. To an experiment it is a provider."""
 
-from rubberband.cloud.pool.events import PoolLimits
-from rubberband.cloud.pool.journal import FileJournal, MemoryJournal
+from rubberband.cloud.pool.journal import FileJournal, MemoryJournal, PoolLimits
 from rubberband.cloud.pool.pool import LentInstance, Pool
 from rubberband.cloud.pool.provider import PoolCalls, PoolProvider, RemotePool, open_pool
 from rubberband.cloud.pool.server import PoolServer

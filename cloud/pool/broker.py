@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from rubberband.cloud.pool.events import (
+from rubberband.cloud.pool.journal import (
     Compacted,
+    Lease,
     LeaseExpired,
     MachineEnded,
     MachinePriced,
@@ -52,21 +52,6 @@ LOOK_S = 2.0
 """Longest time between two looks of a broker that is well; the caps reserve it."""
 GRACE_S = 15.0
 """Time for tenants to renew their leases with a new broker."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Lease:
-    """Latest renewal of one tenant."""
-
-    until: float
-    renewed_at: float
-    length_s: float
-    """The longest that it ever reached ahead."""
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether it reaches less far than usual: the tenant's own budget ends there."""
-        return self.until < self.renewed_at + self.length_s - 1.0
 
 
 class Broker:

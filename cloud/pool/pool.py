@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from rubberband.cloud.pool.broker import Broker
-from rubberband.cloud.pool.events import (
+from rubberband.cloud.pool.journal import (
     Compacted,
     LeaseExpired,
     MachineEnded,
@@ -26,6 +26,7 @@ from rubberband.cloud.pool.events import (
     Opened,
     PoolCommand,
     PoolEvent,
+    PoolJournal,
     PoolLimits,
     Release,
     Rent,
@@ -33,7 +34,6 @@ from rubberband.cloud.pool.events import (
     SliceRequested,
     SliceReturned,
 )
-from rubberband.cloud.pool.journal import PoolJournal
 from rubberband.cloud.pool.state import Machine, PoolState, Slice
 from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription, InstanceState, Provider
 from rubberband.errors import NoCapacityError, ProviderError

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Literal
 
-from rubberband.cloud.pool.events import PoolLimits
+from rubberband.cloud.pool.journal import PoolLimits
 from rubberband.units import month_begin
 from rubberband.values.offer import SECONDS_PER_HOUR, left_to_provider_until
 from rubberband.values.plan import Market

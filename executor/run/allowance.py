@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.atomic import make_directories, write_atomically
-from rubberband.cloud.catalogue import Table, offers, types_of
+from rubberband.cloud.catalogue import Table, types_of
+from rubberband.cloud.offers import offers
 from rubberband.cloud.pool import FileJournal, RemotePool
 from rubberband.cloud.pool.broker import Broker
 from rubberband.errors import DamagedJournalError, InputError, ProviderError, RubberbandError

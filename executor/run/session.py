@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import rubberband
-from rubberband.cloud.boot_timeouts import StartLimits, start_limits
-from rubberband.cloud.catalogue import types_of
-from rubberband.cloud.prices import live_table
+from rubberband.cloud.aws.prices import live_table
+from rubberband.cloud.catalogue import BootTimeouts, boot_timeouts, types_of
 from rubberband.cloud.provider import ClusterProvider
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import CheckpointError, JournalError, StoreAwayError
@@ -393,7 +392,7 @@ def make_ray_backend(
     assert setup.entrypoint is not None, "the edge asks for an entry point"
     kind = setup.kind
     code = pack(setup.entrypoint.search_path) if kind.is_rented else None
-    limits = _start_limits(setup, offer) if kind.is_rented else None
+    limits = _boot_timeouts(setup, offer) if kind.is_rented else None
     provider = open_cluster(folder, setup, offer, rental)
     # A pool has a fork server of its own: its experiments have different code.
     fork_server = None
@@ -440,10 +439,10 @@ def _gpus_on_machine(setup: Setup, offer: Offer) -> int:
     return int(PoolFolder(path=Path(setup.pool)).read()["gpus_per_instance"])
 
 
-def _start_limits(setup: Setup, offer: Offer) -> StartLimits:
+def _boot_timeouts(setup: Setup, offer: Offer) -> BootTimeouts:
     """Return the limits of the slowest type that may be rented."""
     resources = Resources(**setup.experiment.get("resources", {}))
-    return start_limits({offer.instance_type, *types_of(resources)}, resources.init_delay_s)
+    return boot_timeouts({offer.instance_type, *types_of(resources)}, resources.init_delay_s)
 
 
 def open_cluster(folder: ExperimentFolder, setup: Setup, offer: Offer, rental: Rental) -> ClusterProvider:

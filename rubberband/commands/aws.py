@@ -125,8 +125,8 @@ def _checked(file: Path, home: Path) -> list[str]:
     """Return the notes of the checks before a run. Raises InputError for the first problem."""
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.preflight import preflight
-    from rubberband.cloud.catalogue import offers
-    from rubberband.cloud.prices import live_table
+    from rubberband.cloud.aws.prices import live_table
+    from rubberband.cloud.offers import offers
     from rubberband.executor.run.allowance import require_rate, require_runnable
     from rubberband.spec.loading import load_experiment
 

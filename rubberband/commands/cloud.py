@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rubberband.cloud.aws.s3 import Packages
 from rubberband.commands.common import (
     FileArgument,
     Overrides,
@@ -65,7 +66,7 @@ def prices(
     On-demand prices are refreshed once a day, spot prices every ten minutes. If AWS does not answer, earlier prices, or
     those that come with rubberband, are shown with their age.
     """
-    from rubberband.cloud.prices import prices_of
+    from rubberband.cloud.aws.prices import prices_of
     from rubberband.installation import default_home
     from rubberband.views.estimate.prices import HEADER, chosen, price_notes, price_rows, prices_json
 
@@ -271,8 +272,8 @@ def _counted(ended: Ended, owner: str, region: str) -> list[str]:
 def _spent_by_heads(session: AwsSession, instances: Iterable[FoundInstance], until: float) -> list[str]:
     """Return a line with the bill of each head that ran until then (Unix time), which no report has in full."""
     from rubberband.cloud.aws.errors import FAILURES
-    from rubberband.cloud.aws.pricing import on_demand_price
-    from rubberband.cloud.side_costs import ADDRESS_USD_PER_HOUR
+    from rubberband.cloud.aws.quotes import on_demand_price
+    from rubberband.cloud.offers import ADDRESS_USD_PER_HOUR
 
     lines = []
     for one in instances:
@@ -440,6 +441,8 @@ def build(file: FileArgument, overrides: Overrides = None, yes: YesOption = Fals
 
 
 def _built(session: AwsSession, resources: Resources, *, yes: bool) -> list[str]:
+    from rubberband.cloud.aws.boot import resolve
+    from rubberband.cloud.aws.client import type_facts
     from rubberband.cloud.aws.images import (
         BOOT_S,
         Build,
@@ -448,18 +451,17 @@ def _built(session: AwsSession, resources: Resources, *, yes: bool) -> list[str]
         image_key,
         most_usd,
         own_images,
-        type_facts,
     )
-    from rubberband.cloud.aws.pricing import on_demand_price
+    from rubberband.cloud.aws.installing import what_to_install
     from rubberband.cloud.aws.provider import device_of
-    from rubberband.cloud.aws.resolving import resolve, what_to_install
+    from rubberband.cloud.aws.quotes import on_demand_price
     from rubberband.cloud.catalogue import table_of, types_of
     from rubberband.cloud.clock import Waiting
     from rubberband.executor.run.allowance import require_image
     from rubberband.installation import default_home
 
     words, name = resources.aws, types_of(resources)[0]
-    installed = what_to_install(session, words, resources.checkpoints)
+    installed = what_to_install(Packages(session, resources.checkpoints), words)
     if not installed.requirements:
         raise InputError("resources.aws.install: none installs nothing, so there is no image to build")
     key = image_key(words, installed, type_facts(session, name))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rubberband.cloud.aws.head import HeadRefusedError
 from rubberband.commands.common import confirm_bill
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.installation import default_home
@@ -21,8 +22,7 @@ from rubberband.units import format_duration, format_usd, parse_usd
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
-    from rubberband.cloud.aws.head import HeadInstance
-    from rubberband.cloud.aws.remote import HeadAnswer, RemoteHead
+    from rubberband.cloud.aws.head import HeadAnswer, HeadInstance, RemoteHead
     from rubberband.cloud.catalogue import Table
     from rubberband.spec.experiment import Experiment
     from rubberband.spec.resources import Resources
@@ -91,7 +91,7 @@ def run_on_head(
 
 def head_told(resources: Resources, table: Table | None) -> tuple[str, str]:
     """Return the type and price of a head, and what ends it, in words."""
-    from rubberband.cloud.catalogue import offers
+    from rubberband.cloud.offers import offers
 
     usd, idle_s = 0.0, resources.aws.head_idle_s
     with suppress(InputError):  # a price that only EC2 knows
@@ -239,12 +239,12 @@ def _require_same(name: str, known: Mapping[str, Any], made_of: str) -> None:
 
 
 def _tell_older(made_of: str) -> None:
-    from rubberband.cloud.aws import wheel
+    from rubberband.cloud.aws import installing
 
     _, _, has = made_of.partition(" ")
     with suppress(InputError):  # a changed installation: nothing to compare with
-        own = wheel.build()[0]
-        if made_of and (not has or own in has or has.endswith(f"=={wheel.public_version()}")):
+        own = installing.build_wheel()[0]
+        if made_of and (not has or own in has or has.endswith(f"=={installing.public_version()}")):
             return
         note(f"note: the head's rubberband is {has or 'an older one'}, and this one is {own.removesuffix('.whl')}")
 
@@ -296,11 +296,10 @@ def _started(remote: RemoteHead, name: str, words: list[str], packed: str | None
 @contextmanager
 def _adding(what: str) -> Iterator[None]:
     """Add to an error what that means for the run, unless the head itself refuses, or has gone."""
-    from rubberband.cloud.aws.remote import HeadError
 
     try:
         yield
-    except HeadError:
+    except HeadRefusedError:
         raise
     except RubberbandError as error:
         raise type(error)(f"{error}; {what}" if what else str(error)) from None
@@ -341,7 +340,7 @@ def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
 def remote_head(session: AwsSession, instance_id: str, checkpoints: str | None, owner: str) -> RemoteHead:
     """Return a head whose long answers and copies go to the bucket of this checkpoint store, if it is one, and whose
     month's bill counts in that of this home."""
-    from rubberband.cloud.aws.remote import RemoteHead
+    from rubberband.cloud.aws.head import RemoteHead
     from rubberband.cloud.aws.s3 import is_bucket, place_in
     from rubberband.executor.run.allowance import note_of_head
 

@@ -13,7 +13,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rubberband.cloud.catalogue import offers, table_of
+from rubberband.cloud.catalogue import table_of
+from rubberband.cloud.offers import offers
 from rubberband.errors import InputError
 from rubberband.integrations.ray_tune_space import space_of_function
 from rubberband.integrations.ray_tune_trials import Stop

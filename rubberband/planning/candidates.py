@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rubberband.cloud.catalogue import Table, offers, similar_types, table_of
+from rubberband.cloud.catalogue import Table, similar_types, table_of
+from rubberband.cloud.offers import offers
 from rubberband.errors import InputError
 from rubberband.planner.estimate import Case
 from rubberband.planner.reserve import Reserve

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rubberband.cloud.catalogue import Table, offers, price_source, row_source, spot_source, types_of
-from rubberband.cloud.prices import LiveTable, live_table
+from rubberband.cloud.aws.prices import LiveTable, live_table
+from rubberband.cloud.catalogue import Table, row_source, types_of
+from rubberband.cloud.offers import offers, price_source, spot_source
 from rubberband.errors import InputError, ProviderError
 from rubberband.planner.estimate import Case, Estimate
 from rubberband.planning.assumptions import Assumption, Basis, Name, assumptions, bill_lines
@@ -37,7 +38,7 @@ from rubberband.values.plan import Market, Plan, Policy, Size
 from rubberband.values.profile import Profile
 
 if TYPE_CHECKING:
-    from rubberband.cloud.aws import quota
+    from rubberband.cloud.aws import capacity
     from rubberband.cloud.aws.calls import AwsSession
 
 
@@ -245,7 +246,7 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
 
     session = open_aws(resources.region)
     table = live_table(resources, home, session=session)
-    from rubberband.cloud.aws.side_costs import with_side_facts
+    from rubberband.cloud.aws.quotes import with_side_facts
 
     beside = with_side_facts(table, session, resources)
     if resources.aws.reservation is not None:
@@ -272,8 +273,8 @@ def _reserved(session: AwsSession, experiment: Experiment, table: LiveTable) -> 
 
     Raises InputError if it cannot be used as the experiment asks.
     """
+    from rubberband.cloud.aws.capacity import check_size, check_time, reservation_of, with_reservation
     from rubberband.cloud.aws.errors import in_one_line
-    from rubberband.cloud.aws.reservations import check_size, check_time, reservation_of, with_reservation
 
     resources, now = experiment.resources, time.time()
     with in_one_line():
@@ -300,8 +301,8 @@ def _pool_notes(experiment: Experiment) -> list[str]:
     if pool.aws.reservation is None or pool.instance_type is None:
         return []
     from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.capacity import check_time, reservation_of
     from rubberband.cloud.aws.errors import in_one_line
-    from rubberband.cloud.aws.reservations import check_time, reservation_of
 
     with in_one_line():
         held = reservation_of(open_aws(pool.region), pool.aws.reservation, pool.instance_type)
@@ -311,7 +312,7 @@ def _pool_notes(experiment: Experiment) -> list[str]:
 def _block_note(session: AwsSession, found: Estimate) -> str | None:
     if found.job is None or found.prediction is None:
         return None
-    from rubberband.cloud.aws.reservations import block_note
+    from rubberband.cloud.aws.capacity import block_note
 
     rent_usd = sum(line.usd for line in bill_lines(found) if line.line == "instances")
     most = max(stage.instances for stage in found.job.plan.stages)
@@ -330,9 +331,9 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], No
             announce(note)
         return Terms()
     from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.capacity import quotas
     from rubberband.cloud.aws.preflight import preflight, sign_in
-    from rubberband.cloud.aws.quota import quotas
-    from rubberband.cloud.aws.side_costs import with_side_facts
+    from rubberband.cloud.aws.quotes import with_side_facts
 
     session = open_aws(resources.region)
     sign_in(session)  # before prices, which would be missing for the same reason
@@ -345,7 +346,7 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], No
     return Terms(table=table, room=_room(quotas(session, types_of(resources), MARKETS)))
 
 
-def _room(rooms: Sequence[quota.Room]) -> Room:
+def _room(rooms: Sequence[capacity.Room]) -> Room:
     """Return instance type -> market -> number of instances."""
     found: dict[str, dict[Market, int]] = {}
     for room in rooms:
@@ -355,12 +356,12 @@ def _room(rooms: Sequence[quota.Room]) -> Room:
 
 def _rooms(
     session: AwsSession, experiment: Experiment, notes: Sequence[str]
-) -> tuple[Sequence[quota.Room], tuple[str, ...]]:
+) -> tuple[Sequence[capacity.Room], tuple[str, ...]]:
     """Return the account's quota for each type on each market that a plan may use, or a remark why it is unknown.
 
     `notes` are the remarks on prices: their reason is not repeated.
     """
-    from rubberband.cloud.aws.quota import quotas
+    from rubberband.cloud.aws.capacity import quotas
 
     resources = experiment.resources
     markets = MARKETS if resources.market == "spot" else MARKETS[:1]
@@ -372,7 +373,7 @@ def _rooms(
     return (), (f"quota: not known ({reason}); max_instances={resources.max_instances} is used unchecked.",)
 
 
-def _consequence(room: quota.Room, rooms: Sequence[quota.Room], max_instances: int) -> str:
+def _consequence(room: capacity.Room, rooms: Sequence[capacity.Room], max_instances: int) -> str:
     """Return the effect on the plan of a quota below the file's max_instances."""
     if room.instances >= max_instances:
         return ""

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from rubberband.atomic import make_directories, write_atomically
-from rubberband.cloud.catalogue import Table, offers
+from rubberband.cloud.catalogue import Table
 from rubberband.cloud.local.gpus import gpus_to_share, one_taken
+from rubberband.cloud.offers import offers
 from rubberband.errors import Cancelled, EntrypointError, InputError
 from rubberband.executor.run.allowance import require_runnable
 from rubberband.executor.training.checking import CheckOrder, TrialCheck, TrialFault, check

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rubberband.cloud.boot_timeouts import start_limits
-from rubberband.cloud.catalogue import offer, types_of
+from rubberband.cloud.aws.prices import live_table
+from rubberband.cloud.catalogue import boot_timeouts, types_of
 from rubberband.cloud.clock import Waiting
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
+from rubberband.cloud.offers import offer
 from rubberband.cloud.pool import FileJournal, Pool, PoolLimits, PoolServer, RemotePool
 from rubberband.cloud.pool.broker import Broker
-from rubberband.cloud.prices import live_table
 from rubberband.cloud.provider import ClusterProvider
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.executor.ray.fork_server import ForkServer
@@ -133,9 +133,9 @@ def _offered(pool: PoolFile, home: Path, announce: Callable[[str], None]) -> Off
         )
     require_capped(pool)
     from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.capacity import reservation_of, with_reservation
     from rubberband.cloud.aws.preflight import preflight, sign_in
-    from rubberband.cloud.aws.reservations import reservation_of, with_reservation
-    from rubberband.cloud.aws.side_costs import with_side_facts
+    from rubberband.cloud.aws.quotes import with_side_facts
 
     try:
         session = open_aws(resources.region)
@@ -189,7 +189,7 @@ def limits_of(pool: PoolFile, offered: Offer) -> PoolLimits:
     """Return the broker's limits."""
     lease_s = pool.kind.lease_s if pool.lease_s is None else pool.lease_s
     if pool.kind.is_rented:  # while an instance boots, its lease covers that as well
-        lease_s = max(lease_s, start_limits(types_of(resources_of(pool)), resources_of(pool).init_delay_s).lease_s)
+        lease_s = max(lease_s, boot_timeouts(types_of(resources_of(pool)), resources_of(pool).init_delay_s).lease_s)
     return PoolLimits(
         instances=pool.instances,
         gpus=offered.gpus,
@@ -279,7 +279,7 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
         cluster,
         lease_s=lease_s,
         interval_s=min(pool.kind.lease_interval_s, lease_s / 4.0),
-        ready_s=start_limits(types_of(resources), resources.init_delay_s).ready_s,
+        ready_s=boot_timeouts(types_of(resources), resources.init_delay_s).ready_s,
     )
 
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rubberband.cloud.boot_timeouts import start_limits
-from rubberband.cloud.catalogue import Table, offer
+from rubberband.cloud.catalogue import Table, boot_timeouts
 from rubberband.cloud.clock import elapsed_s
+from rubberband.cloud.offers import offer
 from rubberband.errors import InputError, ProfileMissingError, RubberbandError
 from rubberband.executor.core.backend import Backend
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -381,7 +381,7 @@ def _profiling_limits(
     margin_s = experiment.resources.kind.release_margin_s
     found = ProfilingLimits(iteration_s=experiment.constraints.iteration_timeout_s)
     if experiment.resources.kind.is_rented:
-        slowest = start_limits([rented.instance_type], experiment.resources.init_delay_s)
+        slowest = boot_timeouts([rented.instance_type], experiment.resources.init_delay_s)
         found = replace(found, ready_s=max(found.ready_s, slowest.ready_s))
     if limits.deadline_s is not None:
         deadline = f"deadline ({format_duration(limits.deadline_s)} from now)"

@@ -12,10 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rubberband.cloud.boot_timeouts import start_limits
-from rubberband.cloud.catalogue import Table, offers, types_of
+from rubberband.cloud.catalogue import Table, boot_timeouts, types_of
 from rubberband.cloud.clock import elapsed_s
 from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
+from rubberband.cloud.offers import offers
 from rubberband.errors import Cancelled, InputError, briefly
 from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.state import Job, lanes_of
@@ -103,7 +103,7 @@ def _boot_lease_s(experiment: Experiment) -> float | None:
     resources = experiment.resources
     if not resources.kind.is_rented or resources.pool is not None:  # what boots for a pool is its own
         return None
-    return start_limits(types_of(resources), resources.init_delay_s).lease_s
+    return boot_timeouts(types_of(resources), resources.init_delay_s).lease_s
 
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]

@@ -48,7 +48,7 @@ KINDS: Mapping[str, ProviderKind] = MappingProxyType(
         ),
         "virtual": ProviderKind(is_simulated=True, default_type="virtual", release_margin_s=0.0),
         # The delays are a guess, which a measured profile replaces: booting (longer on bare metal and on p4, p5 and p6,
-        # see `start_limits`), and installing torch.
+        # see `boot_timeouts`), and installing torch.
         "aws": ProviderKind(
             is_rented=True,
             provision_s=20.0,

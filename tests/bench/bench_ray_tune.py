@@ -31,8 +31,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from rubberband.cloud.ray_head.guarding import end_all  # noqa: E402
 from rubberband.cloud.ray_head.instance import load, tagged  # noqa: E402
+from rubberband.cloud.ray_head.ray_node import end_all  # noqa: E402
 from rubberband.executor.core.state import Job  # noqa: E402
 from rubberband.executor.journal.folder import ExperimentFolder  # noqa: E402
 from rubberband.spec.experiment import Experiment  # noqa: E402

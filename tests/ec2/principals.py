@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from rubberband.cloud.aws.rights import GUARD, HEAD, WORKER, Bounds, roles
+from rubberband.cloud.aws.account_parts import GUARD, HEAD, WORKER, Bounds, roles
 from tests.ec2.policy import Statement, statements
 from tests.ec2.world import ACCOUNT
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any, Literal, TypeVar
 
-from rubberband.cloud.side_costs import side_costs
+from rubberband.cloud.offers import side_costs
 from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.fleet import TrialEnd

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.boot_timeouts import start_limits
+from rubberband.cloud.catalogue import boot_timeouts
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.executor.core import backend
@@ -36,7 +36,7 @@ from tests.harness.crash_world import BOOT_LEASE_S, LEASE_S, STEP_S, TYPE, World
 RETRY_S = 2.0
 NODE_DEAD_S = 40.0
 """Ray takes a node for dead that has not answered for so long."""
-READY_S = start_limits([TYPE]).ready_s
+READY_S = boot_timeouts([TYPE]).ready_s
 
 
 @dataclass(slots=True)

@@ -17,21 +17,14 @@ from typing import Literal
 
 import pytest
 
-from rubberband.cloud.aws import resolving, wheel
-from rubberband.cloud.aws.boot import Installation
+from rubberband.cloud.aws import boot, installing
+from rubberband.cloud.aws.boot import resolve
+from rubberband.cloud.aws.client import type_facts
 from rubberband.cloud.aws.errors import in_one_line
 from rubberband.cloud.aws.fleet import VISIBILITY_S
-from rubberband.cloud.aws.images import (
-    BOOT_S,
-    LEASE_S,
-    Build,
-    OwnImage,
-    delete_image,
-    image_key,
-    listed_images,
-    type_facts,
-)
-from rubberband.cloud.aws.resolving import resolve, what_to_install
+from rubberband.cloud.aws.images import BOOT_S, LEASE_S, Build, OwnImage, delete_image, image_key, listed_images
+from rubberband.cloud.aws.installing import Installation, what_to_install
+from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.clock import Waiting
 from rubberband.errors import RubberbandError
 from tests.builders.aws_account import START_AT, Account, boot_times
@@ -141,7 +134,7 @@ class BuildWorld(Account):
         """One driver."""
         self.dead = False
         aws, checkpoints = self.words.aws, self.words.checkpoints
-        installed = what_to_install(self.session, aws, checkpoints)
+        installed = what_to_install(Packages(self.session, checkpoints), aws)
         key = image_key(aws, installed, type_facts(self.session, TYPE))
         machines = resolve(
             self.session,
@@ -194,9 +187,9 @@ def quick() -> Iterator[Path]:
     installed = Installation(python="3.11", requirements=("scikit-learn", "ray==2.9.0"))
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setenv("RUBBERBAND_HOME", f"{folder}/home")
-        for module in (resolving, sys.modules[__name__]):
+        for module in (boot, sys.modules[__name__]):
             patch.setattr(module, "what_to_install", lambda *_: installed)
-        patch.setattr(wheel, "needs", list)
+        patch.setattr(installing, "needs", list)
         patch.setattr(images, "PENDING_S", 30.0)
         yield Path(folder)
 

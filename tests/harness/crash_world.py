@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws.guards import Schedules
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws.resolving import resolve
-from rubberband.cloud.boot_timeouts import start_limits
+from rubberband.cloud.catalogue import boot_timeouts
 from rubberband.cloud.provider import Head
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.state import Job
@@ -27,7 +27,7 @@ STEP_S = 5.0
 ORPHANED_S = 30.0
 """So long after its head has gone an instance shuts down, as its boot script says."""
 TYPE = "g5.xlarge"
-BOOT_LEASE_S = start_limits([TYPE]).lease_s
+BOOT_LEASE_S = boot_timeouts([TYPE]).lease_s
 
 
 def name_of(one: Instance | BillLine) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.aws.boot import Boot, Installation, worker_script
+from rubberband.cloud.aws.boot import Boot, worker_script
 from rubberband.cloud.aws.calls import NodeStart
+from rubberband.cloud.aws.installing import Installation
 
 UNSHARED = ["unshare", "--map-root-user", "--mount", "--"]
 INSIDE = """

@@ -16,9 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from rubberband.cloud.aws.boot import Boot, Installation, worker_script
+from rubberband.cloud.aws.boot import Boot, worker_script
 from rubberband.cloud.aws.calls import NodeStart, name_in
 from rubberband.cloud.aws.client import open_session
+from rubberband.cloud.aws.installing import Installation
 from rubberband.cloud.aws.provider import AwsProvider
 from tests.builders.fake_ec2 import ONE_GPU, Standing, machines_of
 from tests.ec2.core import FakeAws

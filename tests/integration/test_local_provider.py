@@ -23,9 +23,9 @@ from rubberband.cloud.clock import steady_clock
 from rubberband.cloud.local import LocalProvider, sweep
 from rubberband.cloud.local.gpus import holder
 from rubberband.cloud.provider import HeadError
-from rubberband.cloud.ray_head import guarding, ray_node
-from rubberband.cloud.ray_head.guarding import RayHead
+from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import STARTED, cores, last_words, load
+from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import ProviderError
 from tests.builders import fake_nodes
 from tests.builders.conversation import eventually, nothing_left, processes_of
@@ -303,7 +303,7 @@ def test_where_even_locks_cannot_be_opened_instances_are_given_back(
     provider = open_provider()
     _launch(provider, "a", "b")
     with monkeypatch.context() as read_only:
-        read_only.setattr("rubberband.cloud.ray_head.guarding.lock", _no_space)
+        read_only.setattr("rubberband.cloud.ray_head.ray_node.lock", _no_space)
         assert provider.release("a").state == "terminated"
         provider.close()
     assert nothing_left(tmp_path)
@@ -352,8 +352,8 @@ def test_a_head_is_found_by_the_next_driver_and_holds_its_directory(tmp_path: Pa
 
 
 def test_a_guard_that_is_slow_to_go_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarding, "_RELEASE_S", 0.01)
-    guards = guarding.Guards("slow", tmp_path, tmp_path / "token", 30.0, steady_clock(tmp_path))
+    monkeypatch.setattr(ray_node, "_RELEASE_S", 0.01)
+    guards = ray_node.Guards("slow", tmp_path, tmp_path / "token", 30.0, steady_clock(tmp_path))
     slow = subprocess.Popen(["sleep", "1000"])
     guards._processes.append(slow)
     guards.wait()

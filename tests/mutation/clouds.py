@@ -78,8 +78,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lease-longer-than-the-budget",
         harm="an instance is armed to live longer than the budget pays for",
         file="cloud/aws/launching.py",
-        old="return boot_timeouts.armed_s(reach_s, boot_timeouts.firmware_s(choice.instance_type))",
-        new="return reach_s + boot_timeouts.firmware_s(choice.instance_type)",
+        old="return catalogue.armed_s(reach_s, catalogue.firmware_s(choice.instance_type))",
+        new="return reach_s + catalogue.firmware_s(choice.instance_type)",
         tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
@@ -165,7 +165,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="quota-of-the-other-market",
         harm="a plan relies on the quota of on-demand for spot",
-        file="cloud/aws/quota.py",
+        file="cloud/aws/capacity.py",
         old="            if on == market and ",
         new="            if ",
         tests=("tests/unit/test_prices_quota.py",),
@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="oldest-spot-price",
         harm="plans are made with the first spot price of the history instead of the latest",
-        file="cloud/aws/pricing.py",
+        file="cloud/aws/quotes.py",
         old="latest[place][0] < told[0]:",
         new="latest[place][0] > told[0]:",
         tests=("tests/unit/test_prices.py", "tests/unit/test_fake_services.py"),
@@ -320,7 +320,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="killed-guard-ends-when-seen",
         harm="an instance whose process was killed is billed until the next look",
-        file="cloud/ray_head/guarding.py",
+        file="cloud/ray_head/ray_node.py",
         old="ended_at=lambda: last_sign",
         new="ended_at=_clock(record)",
         tests=("tests/unit/test_local_guard.py",),
@@ -336,7 +336,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="never-started-is-waited-for",
         harm="an instance whose driver died before it started is waited for, and keeps its GPUs, for hours",
-        file="cloud/ray_head/guarding.py",
+        file="cloud/ray_head/ray_node.py",
         old="_SPAWN_S = 120.0",
         new="_SPAWN_S = 12000.0",
         tests=("tests/unit/test_local_guard.py",),
@@ -344,7 +344,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="slow-spawn-is-no-start",
         harm="on a busy machine an instance is reported as never started while its process starts",
-        file="cloud/ray_head/guarding.py",
+        file="cloud/ray_head/ray_node.py",
         old="_SPAWN_S = 120.0",
         new="_SPAWN_S = 1.2",
         tests=("tests/unit/test_local_guard.py",),

@@ -53,7 +53,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="gone-head-is-waited-for",
         harm="a head that was terminated is told five minutes later, as one that boots",
-        file="cloud/aws/remote.py",
+        file="cloud/aws/head.py",
         old="            if sent is None and not missed:\n",
         new="            if False:\n",
         tests=_STORIES,
@@ -109,7 +109,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="price-of-the-next-hour",
         harm="an hour of spot is billed at the price of the one after it",
-        file="cloud/aws/pricing.py",
+        file="cloud/aws/fleet.py",
         old="begins_at = _begins_at(intent, len(prices))",
         new="begins_at = _begins_at(intent, len(prices) + 1)",
         tests=("tests/property/test_spot_bill.py",),
@@ -117,7 +117,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lowest-price-of-the-doubt",
         harm="where it is not known when an hour began, the bill takes the lowest price and max_cost is passed",
-        file="cloud/aws/pricing.py",
+        file="cloud/aws/fleet.py",
         old="return max([before[-1], *during]) if before else None",
         new="return min([before[-1], *during]) if before else None",
         tests=("tests/property/test_spot_bill.py",),
@@ -141,10 +141,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="firmware-is-no-time",
         harm="what metal and p5 take in their firmware is not in the budget: their leases outlive it",
-        file="cloud/boot_timeouts.py",
+        file="cloud/catalogue.py",
         old="return float(math.floor(LEASE_SHARE * reach_s - firmware_s))",
         new="return float(math.floor(LEASE_SHARE * reach_s))",
-        tests=("tests/unit/test_start_limits.py",),
+        tests=("tests/unit/test_boot_timeouts.py",),
     ),
     Mutant(
         name="too-few-gpus-join",
@@ -333,7 +333,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="region-without-the-type",
         harm="a type that the region lacks is planned at the price of the catalogue, and no launch succeeds",
-        file="cloud/catalogue.py",
+        file="cloud/offers.py",
         old="    if not row.live_in(resources.region).offered:\n",
         new="    if False:\n",
         tests=("tests/unit/test_prices.py",),
@@ -341,7 +341,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="no-spot-market-is-a-gap-of-the-catalogue",
         harm="whoever asks for spot that the region does not have is told to ask AWS, which has answered",
-        file="cloud/catalogue.py",
+        file="cloud/offers.py",
         old="        if row is not None and row.live_in(resources.region).spot_at is not None:\n",
         new="        if False:\n",
         tests=("tests/unit/test_prices.py",),
@@ -405,7 +405,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="command-not-there-is-an-error",
         harm="a command that SSM does not know in its first second ends `--on head`, and the run is not followed",
-        file="cloud/aws/remote.py",
+        file="cloud/aws/head.py",
         old='code_of(error) in ("InvalidInstanceId", _NOT_THERE)',
         new='code_of(error) == "InvalidInstanceId"',
         tests=("tests/unit/test_aws_on_head.py",),
@@ -478,7 +478,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="late-refusals-are-failed-starts",
         harm="a zone without room ends each launch after EC2 has accepted it, and is tried again and again",
         file="cloud/aws/fleet.py",
-        old="if sold_out := states.sold_out(machine):",
+        old="if sold_out := client.sold_out(machine):",
         new="if sold_out := False:",
         tests=("tests/unit/test_aws_provider.py",),
     ),
@@ -677,7 +677,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="several-interfaces-in-a-public-subnet",
         harm="an instance of p5 gets no public address, cannot install anything and is paid until its lease ends",
-        file="cloud/aws/fabric.py",
+        file="cloud/aws/network.py",
         old="if card == 0) if public else facts.efa_cards",
         new="if public or True)",
         tests=_FABRIC,
@@ -685,7 +685,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="efa-without-a-way-out",
         harm="EFA's traffic is dropped: every trial that spans instances hangs in its first step",
-        file="cloud/aws/fabric.py",
+        file="cloud/aws/network.py",
         old='        ("IpPermissionsEgress", ec2.authorize_security_group_egress),\n',
         new="",
         tests=_FABRIC,
@@ -701,7 +701,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="stand-in-without-efa",
         harm="a type that stands in has no EFA and the others have: trials that span them hang",
-        file="cloud/aws/fabric.py",
+        file="cloud/aws/network.py",
         old="    if lacking := [one.instance_type for one in facts if not one.efa_cards]:\n",
         new="    if lacking := list[str]():\n",
         tests=_FABRIC,
@@ -749,7 +749,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="only-the-root-volume-is-billed",
         harm="further volumes of an image are charged, and neither estimate nor max_cost has them",
-        file="cloud/aws/side_costs.py",
+        file="cloud/aws/quotes.py",
         old="(volume_gb or 0) + image.further_gb",
         new="volume_gb or 0",
         tests=("tests/unit/test_side_costs.py",),
@@ -885,7 +885,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="block-ends-at-its-end",
         harm="a deadline in the last half hour of a block is accepted, and EC2 ends the instances before it",
-        file="cloud/aws/reservations.py",
+        file="cloud/aws/capacity.py",
         old="held.ends_at - (BLOCK_ENDS_S if held.is_block else 0.0)",
         new="held.ends_at",
         tests=_RESERVATIONS,
@@ -893,7 +893,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="block-is-paid-twice",
         harm="max_cost and the bill count the rent of a block that is paid for",
-        file="cloud/aws/reservations.py",
+        file="cloud/aws/capacity.py",
         old="    if not held.is_block or name not in rows:",
         new="    if name:",
         tests=_RESERVATIONS,
@@ -901,7 +901,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="more-than-is-reserved",
         harm="a plan has more instances than the reservation, and misses its deadline",
-        file="cloud/aws/reservations.py",
+        file="cloud/aws/capacity.py",
         old="    if resources.max_instances > held.instances:",
         new="    if held.instances < 1:",
         tests=_RESERVATIONS,
@@ -909,7 +909,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="reservation-is-free",
         harm="an on-demand reservation counts as paid for, and its rent passes max_cost",
-        file="cloud/aws/reservations.py",
+        file="cloud/aws/capacity.py",
         old='shown.get("ReservationType") == "capacity-block"',
         new='shown.get("ReservationType") is not None',
         tests=_RESERVATIONS,
@@ -941,7 +941,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="half-made-role-is-complete",
         harm="a role whose instance profile was cut off counts as made: no instance can be launched with it",
-        file="cloud/aws/roles.py",
+        file="cloud/aws/account_parts.py",
         old="    if role.has_profile and not _holds(iam, role.name):\n        amiss",
         new="    if False:\n        amiss",
         tests=_SETUP,
@@ -949,7 +949,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="wide-policies-stay",
         harm="roles of the earlier instructions go on reading every parameter of the account",
-        file="cloud/aws/roles.py",
+        file="cloud/aws/account_parts.py",
         old='_TOO_MUCH = ("arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore",)',
         new="_TOO_MUCH = ()",
         tests=_SETUP,
@@ -981,7 +981,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="refused-quota-asked-for-again",
         harm="each set-up opens another case with AWS for what it refused",
-        file="cloud/aws/account_limits.py",
+        file="cloud/aws/account_parts.py",
         old='one["Status"] != _INVALID\n',
         new='one["Status"] not in (_INVALID, *_REFUSED)\n',
         tests=_SETUP,
@@ -989,7 +989,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="packages-expire-under-a-pool",
         harm="instances that a pool launches after a month find no packages, and end in their boot script",
-        file="cloud/aws/resolving.py",
+        file="cloud/aws/boot.py",
         old="    packages.renew()\n",
         new="",
         tests=_SETUP,
@@ -1005,7 +1005,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="rules-of-the-user-replaced",
         harm="setup deletes the lifecycle rules that the user gave the bucket",
-        file="cloud/aws/buckets.py",
+        file="cloud/aws/account_parts.py",
         old='*(held for held in rules or () if held.get("ID") not in ours), ',
         new="",
         tests=_SETUP,
@@ -1053,7 +1053,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="quota-asked-for-beside-an-open-request",
         harm="a set-up stops at a quota for which AWS has an open request, and never gets to the bucket's name",
-        file="cloud/aws/account_limits.py",
+        file="cloud/aws/account_parts.py",
         old='(one["DesiredValue"] >= vcpus or one["Status"] in _OPEN)',
         new='(one["DesiredValue"] >= vcpus)',
         tests=_SETUP_AGAIN,
@@ -1061,7 +1061,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="first-page-of-requests",
         harm="a quota that was asked for long ago is asked for again",
-        file="cloud/aws/account_limits.py",
+        file="cloud/aws/account_parts.py",
         old='pages(listed, "RequestedQuotas", ServiceCode="ec2", QuotaCode=code)',
         new='listed(ServiceCode="ec2", QuotaCode=code)["RequestedQuotas"]',
         tests=_SETUP_AGAIN,
@@ -1077,7 +1077,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="budget-of-a-quarter",
         harm="the budget mails when three months have cost what one may",
-        file="cloud/aws/account_limits.py",
+        file="cloud/aws/account_parts.py",
         old='"TimeUnit": "MONTHLY"',
         new='"TimeUnit": "QUARTERLY"',
         tests=_SETUP_AGAIN,
@@ -1085,7 +1085,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="bucket-of-another-region",
         harm="a set-up takes its own bucket of another region, to which each GB costs",
-        file="cloud/aws/buckets.py",
+        file="cloud/aws/account_parts.py",
         old='next((name for name in ours if s3.head_bucket(Bucket=name).get("BucketRegion") == session.region), None)',
         new="next(iter(ours), None)",
         tests=_SETUP_AGAIN,
@@ -1093,7 +1093,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="bucket-of-another-owner",
         harm="a teardown deletes a bucket whose name begins alike",
-        file="cloud/aws/buckets.py",
+        file="cloud/aws/account_parts.py",
         old='return re.fullmatch(rf"{re.escape(_start(owner))}[0-9a-f]{{{2 * _SUFFIX_BYTES}}}", bucket) is not None',
         new="return bucket.startswith(_start(owner))",
         tests=_SETUP_AGAIN,
@@ -1101,7 +1101,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="schedules-of-anybody-end-instances",
         harm="schedules of other accounts may assume the guard's role",
-        file="cloud/aws/rights.py",
+        file="cloud/aws/account_parts.py",
         old="trust=_trust(bounds.account if kind == GUARD else None)",
         new="trust=_trust(None)",
         tests=_SETUP_AGAIN,
@@ -1109,7 +1109,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="head-rents-in-any-region",
         harm="a poisoned package on the head rents in regions that nobody looks at",
-        file="cloud/aws/rights.py",
+        file="cloud/aws/account_parts.py",
         old="    if bounds.region is not None:\n",
         new="    if False:\n",
         tests=_SETUP_AGAIN,
@@ -1133,7 +1133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="first-page-of-versions",
         harm="a teardown leaves a bucket with more than a thousand objects",
-        file="cloud/aws/buckets.py",
+        file="cloud/aws/account_parts.py",
         old='    for page in session.client("s3").get_paginator("list_object_versions").paginate(Bucket=bucket):\n',
         new='    for page in [session.client("s3").list_object_versions(Bucket=bucket)]:\n',
         tests=_SETUP,
@@ -1141,7 +1141,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="markers-of-deleted-objects-stay",
         harm="a teardown leaves a bucket that keeps versions",
-        file="cloud/aws/buckets.py",
+        file="cloud/aws/account_parts.py",
         old='        yield from page.get("DeleteMarkers", ())\n',
         new="",
         tests=_SETUP,
@@ -1245,7 +1245,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="one-type-of-two-with-efa",
         harm="of two types that a trial spans one has EFA in a zone and the other none: they do not reach each other",
-        file="cloud/aws/fabric.py",
+        file="cloud/aws/network.py",
         old="for zone, each in cards.items() if all(each.values())",
         new="for zone, each in cards.items() if any(each.values())",
         tests=_FABRIC,
@@ -1253,7 +1253,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="efa-that-nobody-gets-is-not-told",
         harm="no instance has EFA, and no line says why, as the first type alone could have it",
-        file="cloud/aws/fabric.py",
+        file="cloud/aws/network.py",
         old="    least = min(len(chosen.get((first.instance_type, zone), ())) for zone in cards)\n",
         new="    least = min(len(each[first.instance_type]) for each in cards.values())\n",
         tests=_FABRIC,
@@ -1294,7 +1294,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="begun-hour-is-free",
         harm="the last hour of a spot instance is in no bill where nobody looked in it",
-        file="cloud/aws/pricing.py",
+        file="cloud/aws/fleet.py",
         old="return max(1, math.ceil((intent.ended_at - intent.running_at) / HOUR_S))",
         new="return max(1, math.floor((intent.ended_at - intent.running_at) / HOUR_S))",
         tests=("tests/unit/test_aws_launching.py",),

@@ -15,7 +15,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="guards-drop-locks",
         harm="two runs at once train on one GPU, while another idles",
-        file="cloud/ray_head/guarding.py",
+        file="cloud/ray_head/ray_node.py",
         old="                    pass_fds=held,\n",
         new="",
         tests=_RUNS,

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from rubberband.cloud.aws import calls, fleet, guards, pricing, sweeping
+from rubberband.cloud.aws import calls, fleet, guards, sweeping
 from rubberband.cloud.aws.intents import Intents
 from rubberband.executor.core.controller import Controller
 from tests.harness.crash_cases import AFTERWARDS, HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
@@ -109,8 +109,8 @@ def test_a_driver_that_lets_leases_reach_beyond_the_budget_is_found_out(monkeypa
 def test_a_ledger_that_counts_every_hour_at_the_first_price_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     dear_later = [undisturbed("hours", "roomy")]
     assert failures(dear_later) == []
-    found = pricing._with_more
-    monkeypatch.setattr(pricing, "_with_more", lambda *of: (hours := found(*of))[:1] * len(hours))
+    found = fleet._with_more
+    monkeypatch.setattr(fleet, "_with_more", lambda *of: (hours := found(*of))[:1] * len(hours))
     assert found_out(dear_later, "USD are billed, and the ledger says")
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.cloud.aws.pricing import highest
+from rubberband.cloud.aws.fleet import highest
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.executor.core.budget import instance_cost_usd, purse
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus

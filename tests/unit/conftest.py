@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.aws import wheel
+from rubberband.cloud.aws import installing
 from tests.builders.fake_cuda import fake_cuda as fake_cuda
 from tests.builders.service_runs import House, template
 
@@ -30,9 +30,9 @@ def house(tmp_path: Path, done_run: Path) -> Iterator[House]:
 @pytest.fixture(scope="session", autouse=True)
 def _each_wheel_is_compressed_once() -> Iterator[None]:
     compressed = lru_cache(lambda *files: _zipped(dict(files)))
-    _zipped = wheel.zipped
+    _zipped = installing.zipped
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wheel, "zipped", lambda content: compressed(*content.items()))
+        patch.setattr(installing, "zipped", lambda content: compressed(*content.items()))
         yield
 
 

@@ -21,9 +21,9 @@ from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.cloud.catalogue import offer
+from rubberband.cloud.offers import offer
 from rubberband.cloud.pool import FileJournal
-from rubberband.cloud.pool.events import MachineEnded, MachineRuns, Opened, PoolLimits, SliceRequested
+from rubberband.cloud.pool.journal import MachineEnded, MachineRuns, Opened, PoolLimits, SliceRequested
 from rubberband.commands import common
 from rubberband.commands.local_experiment import local_experiment
 from rubberband.commands.run import resume

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rubberband.api.routes import service as prices
+from rubberband.cloud.aws.prices import LiveTable
 from rubberband.cloud.catalogue import catalogue
-from rubberband.cloud.prices import LiveTable
 from tests.builders.fake_runs import FakeService, fake_service
 
 

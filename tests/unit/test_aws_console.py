@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.aws import states
+from rubberband.cloud.aws import client
 from tests.builders.aws_account import Account
 from tests.ec2 import Fault
 from tests.ec2.faults import FakeError
@@ -45,7 +45,7 @@ rubberband: 18:14:25 ending
     ],
 )
 def test_the_last_words_name_the_step_and_what_it_said(shown: str, told: str) -> None:
-    assert states.last_words(shown) == told
+    assert client.last_words(shown) == told
 
 
 def machine_of(account: Account) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def test_the_driver_reads_the_console_of_what_powered_itself_off() -> None:
     account = Account()
     machine = machine_of(account)
     account.fake.world.console = lambda _: SETUP
-    assert "`setup: pip install nothing`" in states.why_ended(account.session, machine, lease_over=False)
-    assert states.why_ended(account.session, machine, lease_over=True) == "lease expired"
+    assert "`setup: pip install nothing`" in client.why_ended(account.session, machine, lease_over=False)
+    assert client.why_ended(account.session, machine, lease_over=True) == "lease expired"
 
 
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "InternalError", "UnsupportedOperation"])
@@ -82,7 +82,7 @@ def test_where_the_console_cannot_be_read_the_command_that_shows_it_is_reported(
     account.fake.fault = lambda call: (
         Fault(error=FakeError(code, "no", 400)) if call.operation == "GetConsoleOutput" else None
     )
-    why = states.why_ended(account.session, machine, lease_over=False)
+    why = client.why_ended(account.session, machine, lease_over=False)
     assert f"get-console-output --latest --instance-id {machine['InstanceId']}" in why
 
 
@@ -93,7 +93,7 @@ def test_a_type_that_cannot_show_the_latest_shows_what_it_has() -> None:
     account.fake.fault = lambda call: (
         Fault(error=FakeError("UnsupportedOperation", "no", 400)) if call.params.get("Latest") else None
     )
-    assert "No matching distribution" in states.why_ended(account.session, machine, lease_over=False)
+    assert "No matching distribution" in client.why_ended(account.session, machine, lease_over=False)
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_a_type_that_cannot_show_the_latest_shows_what_it_has() -> None:
     ],
 )
 def test_a_boot_step_that_takes_too_long_is_named(shown: str, told: str) -> None:
-    assert states.current_step(shown) == told
+    assert client.current_step(shown) == told

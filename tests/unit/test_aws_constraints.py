@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from rubberband.cloud.aws.resolving import what_to_install
-from rubberband.cloud.aws.wheel import canonical, constraints
+from rubberband.cloud.aws.installing import canonical, constraints, what_to_install
+from rubberband.cloud.aws.s3 import Packages
 from rubberband.spec.resources import Aws
 from tests.builders.aws_account import Account
 
@@ -86,7 +86,7 @@ def test_names_are_compared_as_an_index_does() -> None:
 
 def test_the_drivers_versions_go_to_the_bucket_with_their_digest() -> None:
     account = Account()
-    asked = what_to_install(account.session, Aws(), f"s3://{account.bucket}/c")
+    asked = what_to_install(Packages(account.session, f"s3://{account.bucket}/c"), Aws())
 
     address, _, digest = asked.constraints.partition("#sha256=")
     content = account.fake.world.buckets[account.bucket][address.removeprefix(f"s3://{account.bucket}/")]
@@ -96,7 +96,7 @@ def test_the_drivers_versions_go_to_the_bucket_with_their_digest() -> None:
 
 def test_without_a_bucket_they_are_in_the_boot_script(tmp_path: Path) -> None:
     words = Aws(index_url="https://packages.example.org/simple/")
-    asked = what_to_install(Account().session, words, str(tmp_path))
+    asked = what_to_install(Packages(Account().session, str(tmp_path)), words)
 
     assert gzip.decompress(base64.b64decode(asked.constraints)).decode() == constraints()
-    assert what_to_install(Account().session, Aws(install="none"), None).constraints == ""
+    assert what_to_install(Packages(Account().session, None), Aws(install="none")).constraints == ""

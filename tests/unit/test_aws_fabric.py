@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.aws.fabric import fabric_of
-from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.network import ensure_group, group_name
+from rubberband.cloud.aws.client import type_facts
+from rubberband.cloud.aws.network import ensure_group, fabric_of, group_name
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.errors import ProviderError

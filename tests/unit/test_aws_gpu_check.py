@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rubberband.cloud.aws.gpu_check import WAIT_S, amiss
-from rubberband.cloud.catalogue import offer
+from rubberband.cloud.offers import offer
 from rubberband.errors import InputError
 from rubberband.spec.resources import Resources
 

@@ -17,7 +17,7 @@ from rubberband.cloud.aws.fleet import SHUTDOWN_S
 from rubberband.cloud.aws.guards import LEAST_SLACK_S, SLACK_S, Schedules
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.catalogue import offer as catalogue_offer
+from rubberband.cloud.offers import offer as catalogue_offer
 from rubberband.errors import ProviderError
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account, offer

@@ -16,7 +16,7 @@ import pytest
 from rubberband.cloud.aws import intents
 from rubberband.cloud.aws.calls import Purchase, amiss
 from rubberband.cloud.aws.intents import Intents, renew_requests, runs_in
-from rubberband.cloud.aws.pricing import spot_prices
+from rubberband.cloud.aws.quotes import spot_prices
 from rubberband.errors import ProviderError
 from tests.builders.aws_account import offer
 from tests.builders.fake_ec2 import ONE_GPU, World, asked, machines_of, once

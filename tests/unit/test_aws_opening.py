@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud import catalogue
+from rubberband.cloud import offers
 from rubberband.cloud.aws.provider import AwsProvider, open_provider, stand_ins
 from rubberband.cloud.provider import Head
-from rubberband.cloud.ray_head.guarding import RayHead
+from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
 from tests.builders.fake_ec2 import START_AT
@@ -43,7 +43,7 @@ def opened(fake: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(RayHead, "living", lambda _: head)
 
     def opened(words: Resources, environment: dict[str, str] | None = None, **more: Any) -> AwsProvider:
-        offer = catalogue.offer(words, instance_type="g5.xlarge")
+        offer = offers.offer(words, instance_type="g5.xlarge")
         session = fake.session("driver")
         providers.append(
             open_provider(
@@ -110,7 +110,7 @@ def test_one_driver_at_a_time(opened: Any) -> None:
 
 def test_types_with_the_same_gpus_replace_each_other() -> None:
     words = resources(instance_type=None, instance_types=G5)
-    others = stand_ins(words, catalogue.offer(words, instance_type="g5.xlarge"))
+    others = stand_ins(words, offers.offer(words, instance_type="g5.xlarge"))
     assert [offer.instance_type for offer in others] == ["g5.2xlarge"]
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.cloud.aws import reservations
+from rubberband.cloud.aws import capacity
+from rubberband.cloud.aws.capacity import quotas
 from rubberband.cloud.aws.network import choose_subnets, delete_groups, ensure_group, zones_of
-from rubberband.cloud.aws.pricing import on_demand_price, spot_prices
-from rubberband.cloud.aws.quota import quotas
+from rubberband.cloud.aws.quotes import on_demand_price, spot_prices
 from rubberband.cloud.aws.sweeping import living
 from tests.builders.aws_account import Account, started
 from tests.ec2 import filters
@@ -48,7 +48,7 @@ def test_the_groups_of_all_networks_are_deleted(account: Account) -> None:
 
 
 def test_the_cheapest_block_may_be_on_the_last_page(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = reservations.cheapest_block(account.session, "p5.48xlarge", 1, 3600.0)
+    found = capacity.cheapest_block(account.session, "p5.48xlarge", 1, 3600.0)
     monkeypatch.setattr(filters, "shown_at_once", filters.PAGE)
     assert found is not None
-    assert found == reservations.cheapest_block(account.session, "p5.48xlarge", 1, 3600.0)
+    assert found == capacity.cheapest_block(account.session, "p5.48xlarge", 1, 3600.0)

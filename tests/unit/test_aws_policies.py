@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.aws import rights
+from rubberband.cloud.aws import account_parts
+from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import NodeStart, Purchase, client_token, launch_request, tags_of
 from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.cloud.aws.preflight import preflight
-from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.cloud.aws.token import read_token, token_parameter
 from rubberband.errors import InputError
@@ -89,7 +89,7 @@ ACTIONS = {"HeadObject": "GetObject", "HeadBucket": "ListBucket", "ListObjectsV2
 
 
 def policy(name: str) -> dict[str, Any]:
-    return rights.policy(name, rights.Bounds(account="123456789012", owner="rubberband", bucket=BUCKET))
+    return account_parts.policy(name, account_parts.Bounds(account="123456789012", owner="rubberband", bucket=BUCKET))
 
 
 def actions(document: dict[str, Any]) -> set[str]:
@@ -199,7 +199,7 @@ def test_every_operation_that_the_code_names_is_allowed_and_no_other_of_ec2() ->
     assert {one for one in actions(policy("driver")) if one.startswith("ec2:")} <= named | {"ec2:CreateTags"}
 
 
-ADMINISTRATORS = ("account.py", "account_limits.py", "buckets.py", "roles.py")
+ADMINISTRATORS = ("account.py", "account_parts.py")
 """Modules that only `rubberband aws` uses, with an administrator's rights."""
 
 

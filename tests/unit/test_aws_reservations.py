@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rubberband.cloud.aws import calls, preflight, reservations
+from rubberband.cloud.aws import calls, capacity, preflight
+from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import Reservation
 from rubberband.cloud.aws.preflight import preflight as checked
-from rubberband.cloud.aws.resolving import resolve
-from rubberband.cloud.catalogue import offers
+from rubberband.cloud.offers import offers
 from rubberband.errors import InputError, NoCapacityError
 from rubberband.planning import prices_and_quotas
 from rubberband.planning.prices_and_quotas import answer, live_terms
@@ -245,11 +245,11 @@ def test_the_rent_in_a_block_is_paid_and_its_end_bounds_the_deadline(account: Ac
 
 def test_blocks_last_days_or_weeks_and_have_certain_sizes(account: Account) -> None:
     for hours, days in ((1, 1), (23.6, 2), (13 * 24 + 2, 14), (15 * 24, 21)):
-        found = reservations.cheapest_block(account.session, "p5.48xlarge", 3, hours * 3600.0)
+        found = capacity.cheapest_block(account.session, "p5.48xlarge", 3, hours * 3600.0)
         assert found is not None
         assert (found.instances, found.duration_s) == (4, days * DAY_S)
-    assert reservations.cheapest_block(account.session, "g5.xlarge", 1, 60.0) is None
+    assert capacity.cheapest_block(account.session, "g5.xlarge", 1, 60.0) is None
     account.fake.world.block_currency = "CNY"
-    assert reservations.cheapest_block(account.session, "p5.48xlarge", 3, 3600.0) is None, "a bill is in USD"
-    assert reservations.cheapest_block(account.session, "p5.48xlarge", 65, 60.0) is None
-    assert reservations.cheapest_block(account.session, "p5en.48xlarge", 1, 60.0) is None, "not sold here"
+    assert capacity.cheapest_block(account.session, "p5.48xlarge", 3, 3600.0) is None, "a bill is in USD"
+    assert capacity.cheapest_block(account.session, "p5.48xlarge", 65, 60.0) is None
+    assert capacity.cheapest_block(account.session, "p5en.48xlarge", 1, 60.0) is None, "not sold here"

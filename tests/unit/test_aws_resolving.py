@@ -16,10 +16,11 @@ from botocore.parsers import ResponseParserError
 from pydantic import ValidationError
 
 import rubberband
-from rubberband.cloud.aws import wheel
+from rubberband.cloud.aws import installing
+from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import Machines, NodeStart
+from rubberband.cloud.aws.installing import what_to_install
 from rubberband.cloud.aws.network import delete_groups, ensure_group, own_place
-from rubberband.cloud.aws.resolving import resolve, what_to_install
 from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.aws.token import main as fetch_token
 from rubberband.cloud.aws.token import publish_token, read_token, token_parameter
@@ -330,12 +331,12 @@ def test_the_drivers_wheel_is_put_beside_the_checkpoints_once_and_named_with_its
 
 
 def test_another_file_in_the_place_of_the_wheel_is_replaced(account: Account) -> None:
-    address = wheel.upload(Packages(account.session, f"s3://{account.bucket}/c"))
+    address = installing.upload_wheel(Packages(account.session, f"s3://{account.bucket}/c"))
     objects = account.fake.world.buckets[account.bucket]
     (key,) = objects
     content, objects[key] = objects[key], b"somebody else's"
 
-    assert wheel.upload(Packages(account.session, f"s3://{account.bucket}/c")) == address
+    assert installing.upload_wheel(Packages(account.session, f"s3://{account.bucket}/c")) == address
     assert objects[key] == content
 
 
@@ -352,7 +353,7 @@ def test_another_file_in_the_place_of_the_wheel_is_replaced(account: Account) ->
 def test_requirements_of_a_trial_are_installed_beside_the_drivers_package(
     account: Account, install: str, adds: bool
 ) -> None:
-    asked = what_to_install(account.session, Aws(install=install), f"s3://{account.bucket}/c")
+    asked = what_to_install(Packages(account.session, f"s3://{account.bucket}/c"), Aws(install=install))
 
     assert any("/packages/c/wheels/rubberband_tune-" in one for one in asked.wheels) == adds
     assert (asked.requirements[1:2] == (install,)) == adds
@@ -360,23 +361,23 @@ def test_requirements_of_a_trial_are_installed_beside_the_drivers_package(
 
 def test_an_index_of_the_users_own_takes_the_place_of_the_wheel(account: Account) -> None:
     words = Aws(index_url="https://packages.example.org/simple/", install="scikit-learn")
-    asked = what_to_install(account.session, words, "/shared")
+    asked = what_to_install(Packages(account.session, "/shared"), words)
 
-    own = f"rubberband-tune[ray,aws]=={wheel.public_version()}"
+    own = f"rubberband-tune[ray,aws]=={installing.public_version()}"
     assert asked.requirements[:2] == (own, "scikit-learn")
     assert (asked.index_url, asked.wheels) == (words.index_url, ())
     assert "PutObject" not in account.operations()
     other = Aws(index_url=words.index_url, install="rubberband-tune[ray,aws]==9")
-    assert what_to_install(account.session, other, None).requirements[0] == "rubberband-tune[ray,aws]==9"
+    assert what_to_install(Packages(account.session, None), other).requirements[0] == "rubberband-tune[ray,aws]==9"
 
 
 def test_a_package_that_was_never_installed_has_no_version_to_ask_an_index_for(
     account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wheel.rubberband, "__version__", "0+unknown", raising=False)
+    monkeypatch.setattr(installing.rubberband, "__version__", "0+unknown", raising=False)
 
     with pytest.raises(InputError, match="was never installed and has no version"):
-        what_to_install(account.session, Aws(index_url="https://packages.example.org/simple/"), None)
+        what_to_install(Packages(account.session, None), Aws(index_url="https://packages.example.org/simple/"))
 
 
 @pytest.mark.parametrize(
@@ -401,9 +402,9 @@ def test_a_store_that_is_no_bucket_has_no_place_for_the_wheel(account: Account) 
 
 
 def test_the_wheel_holds_the_whole_package_and_can_be_imported(tmp_path: Path) -> None:
-    name, content = wheel.build()
+    name, content = installing.build_wheel()
 
-    assert (name, content) == wheel.build()
+    assert (name, content) == installing.build_wheel()
     path = tmp_path / name
     path.write_bytes(content)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -431,7 +432,7 @@ def test_a_wheel_that_needs_something_else_has_another_name(tmp_path: Path) -> N
     names = []
     for needs in ('["ray>=2.49"]', '["ray>=2.52"]'):
         (tmp_path / "pyproject.toml").write_text(f"{project}dependencies = {needs}\n")
-        names.append(wheel.build(package)[0])
+        names.append(installing.build_wheel(package)[0])
 
     assert names[0] != names[1]
 
@@ -477,7 +478,7 @@ def test_an_answer_that_is_not_of_aws_is_one_line(account: Account, tmp_path: Pa
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package as an installer lays it out, and puts down in RECORD."""
     folder = tmp_path / "site-packages"
-    with zipfile.ZipFile(io.BytesIO(wheel.build()[1])) as archive:
+    with zipfile.ZipFile(io.BytesIO(installing.build_wheel()[1])) as archive:
         archive.extractall(folder)
     monkeypatch.syspath_prepend(folder)
     return folder / "rubberband"
@@ -487,16 +488,16 @@ def test_an_installed_package_is_packed_as_the_checkout_that_it_came_from(instal
     (installed / "__pycache__").mkdir()
     (installed / "__pycache__/cli.cpython-311.pyc").write_bytes(b"compiled")
 
-    assert wheel.build(installed) == wheel.build(Path(rubberband.__file__).parent)
+    assert installing.build_wheel(installed) == installing.build_wheel(Path(rubberband.__file__).parent)
 
 
 def test_an_instance_prints_the_digest_of_the_drivers_wheel(
     installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wheel.main()
+    installing.main()
     driver = capsys.readouterr().out
     paths = [str(installed.parent), *(path for path in sys.path if path and path != str(ROOT))]
-    code = f"import sys; sys.path[:] = {paths!r}; import rubberband.cloud.aws.wheel as wheel; wheel.main()"
+    code = f"import sys; sys.path[:] = {paths!r}; from rubberband.cloud.aws import installing; installing.main()"
     there = subprocess.run(
         [sys.executable, "-I", "-c", code],
         capture_output=True,
@@ -506,7 +507,7 @@ def test_an_instance_prints_the_digest_of_the_drivers_wheel(
     ).stdout
 
     assert there == driver
-    assert driver.split()[0] == hashlib.sha256(wheel.build()[1]).hexdigest()
+    assert driver.split()[0] == hashlib.sha256(installing.build_wheel()[1]).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -526,7 +527,7 @@ def test_an_installation_that_is_not_as_it_was_installed_is_refused(
         (installed / path).write_bytes(content)
 
     with pytest.raises(InputError, match=rf"changed after its installation \({told}\); reinstall it"):
-        wheel.build(installed)
+        installing.build_wheel(installed)
 
 
 def test_files_that_cannot_be_read_or_were_never_installed_are_refused(tmp_path: Path) -> None:
@@ -534,9 +535,9 @@ def test_files_that_cannot_be_read_or_were_never_installed_are_refused(tmp_path:
     package.mkdir()
     (package / "cli.py").symlink_to(tmp_path / "gone")
     with pytest.raises(InputError, match=r"cli\.py of this rubberband cannot be packed for instances"):
-        wheel.build(package)
+        installing.build_wheel(package)
 
     (package / "cli.py").unlink()
     (package / "cli.py").write_text("")
     with pytest.raises(InputError, match="its files are not listed"):
-        wheel.build(package)
+        installing.build_wheel(package)

@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband.cli import app
+from rubberband.cloud.aws.account_parts import Bounds, policy, roles
+from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import NodeStart
+from rubberband.cloud.aws.client import never_ran, why
 from rubberband.cloud.aws.preflight import preflight
-from rubberband.cloud.aws.resolving import resolve
-from rubberband.cloud.aws.rights import Bounds, policy, roles
 from rubberband.cloud.aws.s3 import put_package
-from rubberband.cloud.aws.states import never_ran, why
 from rubberband.errors import InputError
 from rubberband.spec.loading import load_experiment, load_pool
 from rubberband.spec.remembered import FILE, Remembered, remember, remembered

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.aws.buckets import is_own, new_name, own_bucket
-from rubberband.cloud.aws.rights import Bounds, roles
+from rubberband.cloud.aws.account_parts import Bounds, is_own, new_name, own_bucket, roles
 from rubberband.errors import InputError
 from rubberband.spec.loading import load_pool
 from rubberband.spec.remembered import FILE, Remembered, remember, remembered

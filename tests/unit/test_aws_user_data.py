@@ -32,16 +32,15 @@ from rubberband.cloud.aws.boot import (
     UV_SHA256,
     UV_VERSION,
     Boot,
-    Installation,
     head_script,
-    installation,
     made_of,
     remake_script,
     script,
     worker_script,
 )
 from rubberband.cloud.aws.calls import NodeStart
-from rubberband.cloud.aws.states import last_words
+from rubberband.cloud.aws.client import last_words
+from rubberband.cloud.aws.installing import Installation, installation
 from rubberband.cloud.pool.provider import BROKER_MODULE
 from rubberband.errors import InputError
 from rubberband.spec.remembered import Remembered, remembered

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.catalogue import catalogue, offer, offers, price_source
+from rubberband.cloud.catalogue import catalogue
+from rubberband.cloud.offers import offer, offers, price_source
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import Spot

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.ray_head import guarding
-from rubberband.cloud.ray_head.guarding import Guards, RayHead
+from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import Record, _Guard, load, save
+from rubberband.cloud.ray_head.ray_node import Guards, RayHead
 
 LEASE_S = 30.0
 
@@ -105,22 +105,22 @@ def test_an_instance_whose_process_was_killed_ended_at_its_last_sign_of_life(
     while stop.now < 1600.0:
         assert guard._ends() is None
         stop.wait(10.0)
-    monkeypatch.setattr(guarding, "time_of", lambda _folder: 5000.0)
-    seen = guarding.observe(path)
+    monkeypatch.setattr(ray_node, "time_of", lambda _folder: 5000.0)
+    seen = ray_node.observe(path)
     assert (seen.ended_at, seen.reason) == (1590.0, "its process died"), (
         "nobody looked for an hour, which costs nothing"
     )
-    assert guarding.observe(path) == seen
+    assert ray_node.observe(path) == seen
 
 
 def test_an_instance_whose_driver_died_before_it_was_started_is_given_up_in_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = _recorded(tmp_path)
-    monkeypatch.setattr(guarding, "time_of", lambda _folder: 1060.0)
-    assert guarding.observe(path).ended_at is None, "a busy machine may take a minute to start a process"
-    monkeypatch.setattr(guarding, "time_of", lambda _folder: 1300.0)
-    seen = guarding.observe(path)
+    monkeypatch.setattr(ray_node, "time_of", lambda _folder: 1060.0)
+    assert ray_node.observe(path).ended_at is None, "a busy machine may take a minute to start a process"
+    monkeypatch.setattr(ray_node, "time_of", lambda _folder: 1300.0)
+    seen = ray_node.observe(path)
     assert (seen.ended_at, seen.reason) == (1300.0, "its process never started")
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.cloud import catalogue
+from rubberband.cloud import offers
 from rubberband.cloud.aws.provider import stand_ins
 from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core.controller import Controller
@@ -148,7 +148,7 @@ def an_experiment(**changes: Any) -> Experiment:
 
 def test_types_of_another_model_stand_in_where_their_speed_is_known_and_memory_suffices() -> None:
     resources = Resources(provider="aws", instance_types=TYPES, max_instances=4, checkpoints="s3://b/x")
-    offer = catalogue.offer(resources, instance_type="g5.xlarge")
+    offer = offers.offer(resources, instance_type="g5.xlarge")
     assert stand_ins(resources, offer) == []
     found = stand_ins(resources, offer, speeds={"g6.xlarge": 0.5, "g4dn.xlarge": 0.25})
     assert [one.instance_type for one in found] == ["g6.xlarge"]

@@ -11,14 +11,17 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from rubberband.cli import app
-from rubberband.cloud.aws import calls, images, resolving, sweeping
+from rubberband.cloud.aws import boot, calls, images, sweeping
+from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import NodeStart
-from rubberband.cloud.aws.images import builder_type, built_image, delete_image, image_key, type_facts
-from rubberband.cloud.aws.resolving import resolve, what_to_install
-from rubberband.cloud.aws.side_costs import side_facts
+from rubberband.cloud.aws.client import type_facts
+from rubberband.cloud.aws.images import builder_type, built_image, delete_image, image_key
+from rubberband.cloud.aws.installing import what_to_install
+from rubberband.cloud.aws.quotes import side_facts
+from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.catalogue import table_of
 from rubberband.cloud.clock import Waiting
-from rubberband.cloud.side_costs import side_costs
+from rubberband.cloud.offers import side_costs
 from rubberband.errors import InputError
 from rubberband.spec.resources import Aws, Resources
 from tests.ec2 import FakeCall, Fault
@@ -57,7 +60,7 @@ def test_a_run_boots_the_image_once_it_is_built_and_installs_its_own_package_alo
 
 def test_the_key_covers_the_environment_and_not_the_code(world: BuildWorld) -> None:
     facts = type_facts(world.session, TYPE)
-    installed = what_to_install(world.session, world.words.aws, world.words.checkpoints)
+    installed = what_to_install(Packages(world.session, world.words.checkpoints), world.words.aws)
     key = image_key(world.words.aws, installed, facts)
     code = [word.replace("rubberband_tune-", "rubberband_tune-9") for word in installed.requirements]
     assert image_key(world.words.aws, replace(installed, requirements=tuple(code)), facts) == key
@@ -116,7 +119,7 @@ def test_an_image_that_is_being_made_is_not_booted(world: BuildWorld) -> None:
     world.build()
     made = world.own()[0]
     world.fake.world.images[made.image_id] = replace(made, available_at=world.now + 60.0)
-    installed = what_to_install(world.session, world.words.aws, world.words.checkpoints)
+    installed = what_to_install(Packages(world.session, world.words.checkpoints), world.words.aws)
     facts = type_facts(world.session, TYPE)
     assert built_image(world.session, world.words.aws, installed, facts) is None
     booted, _ = user_data(world)
@@ -203,6 +206,6 @@ def test_a_snapshot_that_a_deletion_left_is_listed_with_its_cost(
 
 def test_an_image_needs_a_bucket_and_something_to_install(world: BuildWorld) -> None:
     assert images.base_of(None, type_facts(world.session, TYPE)).startswith("/aws/service/deeplearning")
-    machines = resolving.resolve(world.session, Aws(install="none"), TYPE, place=world.place, builds=True)
+    machines = boot.resolve(world.session, Aws(install="none"), TYPE, place=world.place, builds=True)
     with pytest.raises(Exception, match=r"resources\.checkpoints: a builder reports through the bucket"):
         images.Build(world.session, machines, TYPE, "k", None, Waiting())

@@ -17,8 +17,7 @@ import pytest
 from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool import pool as module
 from rubberband.cloud.pool import provider as provider_module
-from rubberband.cloud.pool.events import Compacted, MachinePriced, MachineWarned, Opened, SliceReturned
-from rubberband.cloud.pool.journal import PoolJournal
+from rubberband.cloud.pool.journal import Compacted, MachinePriced, MachineWarned, Opened, PoolJournal, SliceReturned
 from rubberband.cloud.pool.server import standing
 from rubberband.cloud.provider import InstanceDescription, NoRecordError
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli, estimate
-from rubberband.cloud.catalogue import offer
+from rubberband.cloud.offers import offer
 from rubberband.errors import InputError
 from rubberband.spec.loading import load_experiment, load_pool
 from rubberband.spec.pool import PoolFile, on_pool, pool_folder

@@ -13,9 +13,10 @@ import pytest
 from botocore.parsers import ResponseParserError
 
 from rubberband.cloud.aws.client import open_session
-from rubberband.cloud.aws.pricing import PATIENCE_S, facts_of, fetch, on_demand_price, spot_prices
-from rubberband.cloud.catalogue import catalogue, offer, offers, price_source, spot_source
-from rubberband.cloud.prices import ON_DEMAND_GOOD_S, SPOT_GOOD_S, live_table, prices_of
+from rubberband.cloud.aws.prices import ON_DEMAND_GOOD_S, SPOT_GOOD_S, live_table, prices_of
+from rubberband.cloud.aws.quotes import PATIENCE_S, facts_of, fetch, on_demand_price, spot_prices
+from rubberband.cloud.catalogue import catalogue
+from rubberband.cloud.offers import offer, offers, price_source, spot_source
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
 from tests.ec2 import FakeAws, FakeCall, FakeDisconnect, FakeError, Fault

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.cloud.aws.quota import quota_code, quotas
+from rubberband.cloud.aws.capacity import quota_code, quotas
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
 from tests.ec2 import FakeAws, FakeCall, FakeError, Fault

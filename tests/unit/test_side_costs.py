@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.aws.side_costs import side_facts, with_side_facts
-from rubberband.cloud.catalogue import catalogue, offer
-from rubberband.cloud.prices import LiveTable
-from rubberband.cloud.side_costs import SideFacts, side_costs, side_prices
+from rubberband.cloud.aws.prices import LiveTable
+from rubberband.cloud.aws.quotes import side_facts, with_side_facts
+from rubberband.cloud.catalogue import SideFacts, catalogue
+from rubberband.cloud.offers import offer, side_costs, side_prices
 from rubberband.executor.core.budget import bill_lines, bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.result.result import summarise

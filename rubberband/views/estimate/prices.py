@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
+from rubberband.cloud.aws.prices import LiveTable
 from rubberband.cloud.catalogue import InstanceType, Live, is_cpu_type
-from rubberband.cloud.prices import LiveTable
 from rubberband.errors import InputError
 from rubberband.units import shown
 from rubberband.views.formatting import usd

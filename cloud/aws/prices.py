@@ -17,22 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rubberband.atomic import make_directories, write_atomically
-from rubberband.cloud.catalogue import (
-    ENVIRONMENT_VARIABLE,
-    InstanceType,
-    Live,
-    Table,
-    catalogue,
-    offers,
-    table_of,
-    types_of,
-)
+from rubberband.cloud.aws.calls import AwsSession
+from rubberband.cloud.catalogue import ENVIRONMENT_VARIABLE, InstanceType, Live, Table, catalogue, table_of, types_of
+from rubberband.cloud.offers import offers
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.spec.resources import Resources
 
 if TYPE_CHECKING:
-    from rubberband.cloud.aws.calls import AwsSession
-    from rubberband.cloud.aws.pricing import PricesTold
+    from rubberband.cloud.aws.quotes import FetchedQuotes
+
 
 # The cache: one file for each region, with the time of every price. No network.
 
@@ -213,13 +206,13 @@ def _recent(told_at: float | None, now: float, good_s: float) -> bool:
 
 def _asked(
     region: str, types: Sequence[str] | None, parts: frozenset[Part], session: AwsSession | None, clock: Clock
-) -> tuple[PricesTold | None, tuple[str, ...]]:
+) -> tuple[FetchedQuotes | None, tuple[str, ...]]:
     """Return AWS's answers, and why some are missing."""
     from rubberband.cloud.aws.calls import open_aws
 
     try:
         session = session or open_aws(region)
-        from rubberband.cloud.aws.pricing import fetch
+        from rubberband.cloud.aws.quotes import fetch
 
         answer = fetch(session, types, parts, clock=clock)
     except RubberbandError as error:
@@ -227,7 +220,7 @@ def _asked(
     return answer, answer.problems
 
 
-def _with(book: Book, answer: PricesTold, *, everything: bool) -> Book:
+def _with(book: Book, answer: FetchedQuotes, *, everything: bool) -> Book:
     quotes = dict(book.quotes)
     for name, quote in answer.quotes.items():
         if quote != Quote():

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.cloud.boot_timeouts import armed_s, firmware_s, reach_s, start_limits
-from rubberband.cloud.catalogue import offer
+from rubberband.cloud.catalogue import armed_s, boot_timeouts, firmware_s, reach_s
+from rubberband.cloud.offers import offer
 from rubberband.spec.resources import Resources
 
 
@@ -28,16 +28,16 @@ from rubberband.spec.resources import Resources
 )
 def test_slow_firmware_has_its_own_bound(instance_type: str, seconds: float) -> None:
     assert firmware_s(instance_type) == seconds
-    assert start_limits([instance_type]).ready_s == seconds + 900.0
+    assert boot_timeouts([instance_type]).ready_s == seconds + 900.0
 
 
 def test_the_limits_of_several_types_are_those_of_the_slowest() -> None:
-    assert start_limits(["g5.xlarge", "p4d.24xlarge"]) == start_limits(["p4d.24xlarge"])
+    assert boot_timeouts(["g5.xlarge", "p4d.24xlarge"]) == boot_timeouts(["p4d.24xlarge"])
 
 
 def test_a_longer_installation_that_the_file_says_has_room() -> None:
-    assert start_limits(["g5.xlarge"], 1200.0).install_s == 1800.0
-    assert start_limits(["g5.xlarge"], 60.0).install_s == 900.0
+    assert boot_timeouts(["g5.xlarge"], 1200.0).install_s == 1800.0
+    assert boot_timeouts(["g5.xlarge"], 60.0).install_s == 900.0
 
 
 @given(lease_s=st.floats(1.0, 1e6), firmware=st.sampled_from([60.0, 600.0, 1500.0]))

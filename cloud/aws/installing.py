@@ -1,5 +1,7 @@
-"""The wheel of this package that instances install, built from the running files, always with the same bytes; and the
-versions of the driver's packages as constraints (pip's -c), so that every instance installs the same ones.
+"""What an instance installs: the file's requirements, and the driver's own package and versions.
+
+The wheel of this package is built from the running files, always with the same bytes. The versions of the driver's
+packages are constraints (pip's -c), so that every instance installs the same ones.
 """
 
 from __future__ import annotations
@@ -10,24 +12,145 @@ import hashlib
 import importlib.metadata
 import io
 import re
+import shlex
+import sys
 import tomllib
 import zipfile
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
 import rubberband
+from rubberband.cloud.aws import installing
 from rubberband.cloud.aws.s3 import Packages, is_bucket
 from rubberband.errors import InputError
-from rubberband.installation import DISTRIBUTION
+from rubberband.installation import DISTRIBUTION, install_hint, requirement
+from rubberband.spec.resources import Aws
+from rubberband.units import shown
+
+_OUR_WHEEL = re.compile(r"(https|s3)://\S*/rubberband_tune-[^/\s]+\.whl(#\S*)?")
+_OURS = re.compile(r"rubberband[-_.]+tune(?![-\w.]).*", re.IGNORECASE | re.DOTALL)
+_OTHERS = re.compile(r"rubberband(?![-\w.]).*|\S*/rubberband-[^/\s]+\.whl(#\S*)?", re.IGNORECASE | re.DOTALL)
+"""On a package index this name belongs to another project."""
+_S3_WHEEL = re.compile(r"s3://[^/\s]+/\S*[^/\s]\.whl(#sha256=[0-9a-f]{64})?")
+_EXTRAS = "[ray,aws]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """Packages that an instance installs first; none without requirements."""
+
+    python: str
+    """Such as `3.11`: the driver's, as Ray requires."""
+    requirements: tuple[str, ...] = ()
+    """pip's requirements; wheels of `wheels` by their path, such as `./wheels/mine-0.1-py3-none-any.whl`."""
+    wheels: tuple[str, ...] = ()
+    """s3:// addresses of wheels, which the instance fetches with its role into ./wheels, and checks if the address
+    ends in #sha256=…."""
+    index_url: str | None = None
+    """pip's index; None: PyPI, or as configured in the image."""
+    constraints: str = ""
+    """Versions of the driver's packages, as `wheel.sent` returns them; empty: any that fit."""
+
+
+def brings_the_package(install: str) -> bool:
+    """Return whether `resources.aws.install` names this package, or is `none`. Raises InputError."""
+    return install.strip() == "none" or any(
+        _OURS.fullmatch(word) or _OUR_WHEEL.fullmatch(word) for word in words_of(install)
+    )
+
+
+def installation(install: str, *, python: str, ray: str, index_url: str | None = None) -> Installation:
+    """Return the installation of `resources.aws.install`: requirements, wheels by URL, or `none`.
+
+    `ray` is the driver's version. A wheel of this package gets its extras. Raises InputError for an unclosed quote, and
+    for words that would install this package from a public index, or the other project of its name.
+    """
+    if install.strip() == "none":
+        return Installation(python=python)
+    words = words_of(install)
+    for word in words:
+        if word.startswith("s3://") and not _S3_WHEEL.fullmatch(word):
+            raise InputError(f"resources.aws.install: {shown(word)} is not a wheel; write s3://bucket/….whl")
+        if _OTHERS.fullmatch(word):
+            raise InputError(
+                f"resources.aws.install: {shown(word)} is another project on the package index; this one is "
+                f"{DISTRIBUTION}, and instances install the driver's by themselves: leave it out"
+            )
+        if index_url is None and _OURS.fullmatch(word) and "@" not in word:
+            raise InputError(
+                f"resources.aws.install: {shown(word)} does not say where to install from; give the index that has it "
+                "(resources.aws.index_url), write the URL of a wheel, or leave it out for the driver's own"
+            )
+    return Installation(
+        python=python,
+        requirements=(*(_requirement(word) for word in words), f"ray=={ray}"),
+        wheels=tuple(word for word in words if word.startswith("s3://")),
+        index_url=index_url,
+    )
+
+
+def words_of(install: str) -> tuple[str, ...]:
+    """Split `resources.aws.install` as a shell would. Raises InputError."""
+    try:
+        return tuple(shlex.split(install))
+    except ValueError as error:
+        raise InputError(
+            f"resources.aws.install: {shown(install)} has an unclosed quote ({error}); write requirements as on pip's "
+            "command line"
+        ) from None
+
+
+def _requirement(word: str) -> str:
+    ours = _OUR_WHEEL.fullmatch(word) is not None
+    if word.startswith("s3://"):
+        return f"./wheels/{word.partition('#')[0].rpartition('/')[2]}{_EXTRAS if ours else ''}"
+    return f"{DISTRIBUTION}{_EXTRAS} @ {word}" if ours else word
+
+
+def what_to_install(packages: Packages, words: Aws) -> Installation:
+    """Return what an instance installs: the file's requirements, and the driver's rubberband unless they name one.
+
+    Packages have the driver's versions, except those whose version the file names. The driver's rubberband is sent as
+    a wheel through the bucket of the checkpoints; with an index of the user's, its version is installed from there.
+    Without a session nothing is put into the bucket. Raises InputError if there is neither.
+    """
+    install = words.install or ""
+    if not brings_the_package(install):
+        own = installing.upload_wheel(packages) if words.index_url is None else _at_the_index()
+        install = f"{own} {install}"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    found = installation(install, python=python, ray=_ray_version(), index_url=words.index_url)
+    if not found.requirements:
+        return found
+    return replace(found, constraints=sent(packages, constraints(words_of(install))))
+
+
+def _at_the_index() -> str:
+    version = installing.public_version()
+    if version == "0":
+        raise InputError(
+            "resources.aws.index_url: this rubberband was never installed and has no version to ask for there; install "
+            f"it (pip install -e .), or name one by resources.aws.install: {DISTRIBUTION}[ray,aws]==VERSION"
+        )
+    return f"{requirement('ray', 'aws')}=={version}"
+
+
+def _ray_version() -> str:
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        raise InputError(f"ray is not installed here; run {install_hint('ray', 'aws')}") from None
+
 
 _FILE_NAME = DISTRIBUTION.replace("-", "_")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _OTHER_WAYS = "or name what instances install instead: resources.aws.index_url, or install: the URL of a wheel"
 
 
-def upload(packages: Packages) -> str:
+def upload_wheel(packages: Packages) -> str:
     """Put the wheel into the bucket of the checkpoint store, unless it is there. Return its s3:// address and digest.
 
     Without a session nothing is written. Raises InputError if the store is no bucket or cannot be written, or if this
@@ -38,12 +161,12 @@ def upload(packages: Packages) -> str:
             "resources.checkpoints: instances install this driver's rubberband from a bucket; give "
             f"s3://bucket/prefix, {_OTHER_WAYS}"
         )
-    name, content = build()
+    name, content = build_wheel()
     address = packages.put(f"wheels/{name}", content)
     return f"{address}#sha256={hashlib.sha256(content).hexdigest()}"
 
 
-def build(root: Path | None = None) -> tuple[str, bytes]:
+def build_wheel(root: Path | None = None) -> tuple[str, bytes]:
     """Return name and content of the wheel, whose version ends in a plus and the digest of its content.
 
     `root`: the package's folder, in a checkout or as pip installed it. Raises InputError if a file cannot be read, or
@@ -71,7 +194,7 @@ def build(root: Path | None = None) -> tuple[str, bytes]:
 
 
 def needs(root: Path | None = None) -> list[str]:
-    """Return the metadata lines with the package's requirements. Raises as `build` does."""
+    """Return the metadata lines with the package's requirements. Raises as `build_wheel` does."""
     root = root or Path(rubberband.__file__).parent
     return _needs(root, _files(root))
 
@@ -173,16 +296,6 @@ def _record(content: dict[str, bytes], own: str) -> bytes:
     return "\n".join((*lines, f"{own},,", "")).encode()
 
 
-def main() -> None:
-    """Print name and digest of the wheel of the running files: the same on the driver and its instances."""
-    name, content = build()
-    print(f"{hashlib.sha256(content).hexdigest()}  {name}")
-
-
-if __name__ == "__main__":
-    main()
-
-
 # A constraint requires no package: it only sets the version of one that is installed. So packages that exist only on
 # the driver's platform do no harm.
 
@@ -237,3 +350,13 @@ def _chosen(word: str) -> str:
         return canonical(wheel["name"])
     found = _REQUIREMENT.fullmatch(word)
     return canonical(found["name"]) if found and found["rest"].partition(";")[0].strip() else ""
+
+
+def main() -> None:
+    """Print name and digest of the wheel of the running files: the same on the driver and its instances."""
+    name, content = build_wheel()
+    print(f"{hashlib.sha256(content).hexdigest()}  {name}")
+
+
+if __name__ == "__main__":
+    main()

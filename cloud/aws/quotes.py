@@ -1,4 +1,5 @@
-"""Prices of instance types: facts and spot prices from EC2, on-demand prices from the price list; spot bills by hour.
+"""AWS's quotes: facts and spot prices of instance types from EC2, on-demand prices from the price list, and what this
+account is charged beside the rent.
 
 Linux, shared tenancy, US dollars. Parts that the role may not read, or that come late, are left out with a note.
 """
@@ -6,22 +7,25 @@ Linux, shared tenancy, US dollars. Parts that the role may not read, or that com
 from __future__ import annotations
 
 import json
-import logging
-import math
 import re
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.client import described_types, pages
+from rubberband.cloud.aws.client import TypeFacts, described_types, pages, type_facts
 from rubberband.cloud.aws.errors import FAILURES, explain, lacks_rights
-from rubberband.cloud.aws.intents import HOUR_S, Intent, Intents, billed_prices_usd
-from rubberband.cloud.prices import ALL_PARTS, Facts, Part, Quote
+from rubberband.cloud.aws.images import Image, built_image, find_image, root_volume_gb
+from rubberband.cloud.aws.installing import what_to_install
+from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place, ways_out
+from rubberband.cloud.aws.prices import ALL_PARTS, Facts, LiveTable, Part, Quote
+from rubberband.cloud.aws.s3 import Packages
+from rubberband.cloud.catalogue import SideFacts, types_of
+from rubberband.errors import InputError
+from rubberband.spec.resources import Resources
 
 T = TypeVar("T")
 
@@ -35,7 +39,7 @@ AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PricesTold:
+class FetchedQuotes:
     """Answers of AWS."""
 
     quotes: Mapping[str, Quote]
@@ -50,8 +54,8 @@ def fetch(
     parts: Collection[Part] = ALL_PARTS,
     *,
     clock: Callable[[], float] = time.time,
-) -> PricesTold:
-    """Return facts and prices of `types`, or of all types with GPUs. Errors of AWS become `PricesTold.problems`.
+) -> FetchedQuotes:
+    """Return facts and prices of `types`, or of all types with GPUs. Errors of AWS become `FetchedQuotes.problems`.
 
     Without the part `facts`, the types must be given.
     """
@@ -78,7 +82,7 @@ def fetch(
         )
         for name in names
     }
-    return PricesTold(quotes=quotes, problems=tuple(asking.problems))
+    return FetchedQuotes(quotes=quotes, problems=tuple(asking.problems))
 
 
 def facts_of(
@@ -201,107 +205,54 @@ class _Asking:
             return None
 
 
-# Hourly prices of spot instances: each hour since an instance began to run costs the price at its beginning.
-#
-# "You pay the Spot price that's in effect at the beginning of each instance-hour for your running instance. If Spot
-# price changes after you launch the instance, the new price is charged against the instance usage for the subsequent
-# hour" (Amazon EC2 FAQs, Spot Instances). So a price is requested once an hour has begun, and stays. EC2 does not show
-# the exact second at which an instance began to run: the highest price that may have been in effect counts.
+def side_facts(
+    session: AwsSession, resources: Resources, instance_type: str, place: OwnInstance | None = None
+) -> SideFacts:
+    """Return what instances of a type are charged for besides rent. Raises InputError if they could not be launched;
+    botocore's errors."""
+    words = resources.aws
+    facts = type_facts(session, instance_type)
+    installs = (words.install or "").strip() != "none"
+    is_head = instance_type == words.head_instance_type
+    own = None if is_head else _built(session, resources, facts)
+    image = own or find_image(session, None if is_head and installs else words.image, facts, installs=installs)
+    plain = words.image is None and not facts.gpus and installs and own is None
+    volume_gb = root_volume_gb(None if is_head else words.volume_gb, image, plain=plain) or image.root_gb
+    _, subnets = choose_subnets(session, words.subnets, instance_type, place)
+    out = ways_out(session, list(subnets.values()))
+    return SideFacts(
+        volume_gb=(volume_gb or 0) + image.further_gb,
+        public_address=len(out.private) < len(subnets),
+        nat=out.nat,
+        s3_endpoint=out.s3_endpoint,
+        installed=installs and own is None,
+    )
 
 
-PAUSE_S = 60.0
-"""Pause before missing prices are requested again."""
-ROUNDING_S = 1.0
-"""EC2's times are in whole seconds, rounded down."""
-
-Changes = Sequence[tuple[float, float]]
-"""(start time, USD per hour), in order."""
-_log = logging.getLogger(__name__)
-
-
-class SpotHours:
-    """Looks up the prices of all hours that the spot instances of a run have begun. Thread-safe."""
-
-    def __init__(self, session: AwsSession, intents: Intents) -> None:
-        self._session = session
-        self._intents = intents
-        self._mutex = threading.Lock()
-        self._ask_at = -math.inf
-
-    def look(self, now: float) -> None:
-        """Request all unknown prices at once; repeat those that EC2 lacks at most once a minute."""
-        with self._mutex:
-            unknown = [one for one in self._intents.all() if len(billed_prices_usd(one)) < _hours(one, now)]
-            if not unknown or now < self._ask_at:
-                return
-            try:
-                found = priced(self._session, unknown, now)
-            except FAILURES as error:
-                _log.warning("this hour's spot prices are not known yet: %s", explain(error))
-                found = {}
-            self._ask_at = now if len(found) == len(unknown) else now + PAUSE_S
-            for name, hour_prices_usd in found.items():
-                self._intents.price(name, hour_prices_usd)
+def _built(session: AwsSession, resources: Resources, facts: TypeFacts) -> Image | None:
+    """Return the owner's image that instances would boot, if there is one. Nothing is written into the bucket."""
+    try:
+        installed = what_to_install(Packages(None, resources.checkpoints), resources.aws)
+    except InputError:  # preflight reports it
+        return None
+    return built_image(session, resources.aws, installed, facts)
 
 
-def _hours(intent: Intent, now: float) -> int:
-    """Return the number of hours of a spot instance that have begun, for a living one with certainty."""
-    if intent.market != "spot" or intent.running_at is None or intent.last is None:
-        return 0
-    if intent.ended_at is not None:
-        return max(1, math.ceil((intent.ended_at - intent.running_at) / HOUR_S))
-    return math.floor((now - intent.running_at - _doubt_s(intent)) / HOUR_S) + 1
+def with_side_facts(table: LiveTable, session: AwsSession, resources: Resources) -> LiveTable:
+    """Return the table with the side costs of the experiment's types (and its head) in this account.
 
-
-def _doubt_s(intent: Intent) -> float:
-    """Return the uncertainty of its start."""
-    if intent.running_at is None or intent.seen_running_at is None:
-        return 0.0
-    return max(0.0, intent.seen_running_at - intent.running_at)
-
-
-def priced(session: AwsSession, intents: Sequence[Intent], now: float) -> dict[str, tuple[float, ...]]:
-    """Return name -> prices of all begun hours, for the instances with new prices.
-
-    One request serves all types and zones. Raises botocore's errors.
+    A note says why they are unknown, if they are.
     """
-    since = min(_begins_at(intent, len(intent.hour_prices_usd)) for intent in intents) - ROUNDING_S
-    choices = [intent.last.choice for intent in intents if intent.last is not None]
-    changes: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for one in pages(
-        session.client("ec2").describe_spot_price_history,
-        "SpotPriceHistory",
-        InstanceTypes=sorted({choice.instance_type for choice in choices}),
-        ProductDescriptions=["Linux/UNIX"],
-        Filters=[{"Name": "availability-zone", "Values": sorted({choice.zone for choice in choices})}],
-        StartTime=datetime.fromtimestamp(since, UTC),
-        EndTime=datetime.fromtimestamp(now, UTC),
-    ):
-        place = one["InstanceType"], one["AvailabilityZone"]
-        changes.setdefault(place, []).append((one["Timestamp"].timestamp(), float(one["SpotPrice"])))
-    found = ((intent, _with_more(intent, changes, now)) for intent in intents)
-    return {intent.instance: prices for intent, prices in found if prices != intent.hour_prices_usd}
-
-
-def _with_more(intent: Intent, changes: Mapping[tuple[str, str], Changes], now: float) -> tuple[float, ...]:
-    prices = list(intent.hour_prices_usd)
-    assert intent.last is not None, "what runs was asked for"
-    told = sorted(changes.get((intent.last.choice.instance_type, intent.last.choice.zone), ()))
-    while len(prices) < _hours(intent, now):
-        begins_at = _begins_at(intent, len(prices))
-        price = highest(told, begins_at - ROUNDING_S, begins_at + _doubt_s(intent))
-        if price is None:
+    rows, notes, place = dict(table), list(table.notes), own_place()
+    names = dict.fromkeys([*types_of(resources), resources.aws.head_instance_type])
+    for name in [name for name in names if name in rows]:
+        try:
+            beside = side_facts(session, resources, name, place)
+        except InputError:  # preflight reports it
+            continue
+        except FAILURES as error:
+            notes.append(f"volumes and addresses are those of a new account, with no NAT gateway: {explain(error)}")
             break
-        prices.append(price)
-    return tuple(prices)
-
-
-def _begins_at(intent: Intent, hour: int) -> float:
-    return (intent.running_at or 0.0) + hour * HOUR_S
-
-
-def highest(changes: Changes, since: float, until: float) -> float | None:
-    """Return the highest price in effect between two times; None if it is unknown at the first."""
-    before = [price for at, price in changes if at <= since]
-    during = [price for at, price in changes if since < at <= until]
-    return max([before[-1], *during]) if before else None
+        live = replace(rows[name].live_in(resources.region), beside=beside)
+        rows[name] = replace(rows[name], live={**rows[name].live, resources.region: live})
+    return LiveTable(rows, notes)

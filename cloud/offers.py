@@ -1,0 +1,351 @@
+"""Offers that an experiment can rent: prices, delays, and costs beside the rent.
+
+Values of the experiment file come first, then the profile's measurements, then the table (see
+`rubberband.cloud.catalogue`).
+
+An EC2 instance costs, beside its rent, its root volume, its public address, and traffic through a NAT gateway. Their
+prices come from a dated table, `side_costs.csv`. AWS describes the account (`SideFacts`); if it is not asked, a new
+account is assumed. Traffic between zones (0.01 USD/GB each way) is left out: a gang is in one zone, S3 is free within a
+region, and the driver sends instances in other zones only its code and a few bytes an iteration.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from rubberband.cloud.catalogue import (
+    InstanceType,
+    Live,
+    SideFacts,
+    Table,
+    check_accelerator,
+    instant,
+    nearest_types,
+    row_source,
+    table_of,
+    types_of,
+    usual_firmware_s,
+)
+from rubberband.errors import InputError, ProfileMissingError
+from rubberband.spec.fields import Delay, delay_of
+from rubberband.spec.resources import Resources
+from rubberband.units import nearest, shown
+from rubberband.values.offer import SECONDS_PER_HOUR, Offer, SideCost, Spot
+from rubberband.values.profile import FIXED, Profile, Spread
+
+
+def offer(
+    resources: Resources,
+    profile: Profile | None = None,
+    *,
+    instance_type: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+    table: Table | None = None,
+) -> Offer:
+    """Return the offer of the one type that `resources` names, or of `instance_type` among several.
+
+    `table` is the one with live prices (`rubberband.cloud.aws.prices`), if there is one.
+
+    Raises InputError for a type that neither table nor file describes, for an unknown price in the region, and if
+    `instance_type` is missing with several types.
+    """
+    types = types_of(resources)
+    if instance_type is None and len(types) > 1:
+        raise InputError(
+            f"resources.instance_types: one type is needed here and {len(types)} are given; choose one of "
+            f"{', '.join(types)} as instance_type"
+        )
+    name = types[0] if instance_type is None else instance_type
+    if name not in types:
+        raise InputError(f"resources.instance_type: {shown(name)} is not asked for; {nearest(name, types)}")
+    return _offer(resources, profile, name, table_of(resources, environment, table))
+
+
+def offers(
+    resources: Resources,
+    profiles: Profile | Mapping[str, Profile] | None = None,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    table: Table | None = None,
+) -> tuple[Offer, ...]:
+    """Return the offer of every type that `resources` names, in that order; `profiles` is one, or type -> profile.
+
+    Raises InputError as `offer` does, and if one profile cannot hold for all types, as their GPUs differ or are
+    unknown; ProfileMissingError for a type without a profile.
+    """
+    types, table = types_of(resources), table_of(resources, environment, table)
+    if isinstance(profiles, Profile) and len(types) > 1:
+        _check_same_gpus(types, table)
+    return tuple(_offer(resources, _profile_of(profiles, name), name, table) for name in types)
+
+
+def price_source(resources: Resources, instance_type: str, *, table: Table | None = None) -> str:
+    """Return the source of a type's on-demand price, for a report: the file, or the table (see `row_source`)."""
+    row = table_of(resources, table=table).get(instance_type)
+    if resources.price_usd_per_hour is not None:
+        return "the file"
+    if row is None:
+        return "free of charge"
+    return row_source(row, resources.region)
+
+
+def spot_source(resources: Resources, instance_type: str, *, table: Table | None = None) -> str:
+    """Return the source of a type's spot price, for a report: the file, AWS with zone and time, or the table."""
+    row = table_of(resources, table=table).get(instance_type)
+    live = row.live_in(resources.region) if row is not None else Live()
+    if resources.spot.price_usd_per_hour is not None:
+        return "the file"
+    if not live.spot_usd_per_hour or live.spot_at is None:
+        return "the catalogue, indicative"
+    zone = min(live.spot_usd_per_hour, key=lambda zone: live.spot_usd_per_hour[zone])
+    return f"AWS, {zone} (the lowest of {len(live.spot_usd_per_hour)} zones), {instant(live.spot_at)}"
+
+
+def _profile_of(profiles: Profile | Mapping[str, Profile] | None, name: str) -> Profile | None:
+    if profiles is None or isinstance(profiles, Profile):
+        return profiles
+    if name not in profiles:
+        raise ProfileMissingError(f"profile.by_instance_type: {shown(name)} has none; {nearest(name, profiles)}")
+    return profiles[name]
+
+
+def _check_same_gpus(types: tuple[str, ...], table: Table) -> None:
+    models = [(name, table[name].gpu_model or "unknown ones") for name in types if name in table]
+    for name, model in models[1:]:
+        first, of_first = models[0]
+        if model != of_first or model == "unknown ones":
+            raise InputError(
+                f"profile: one profile holds for one kind of GPU, and {first} has {of_first}, {name} {model}; write "
+                f"profile: {{by_instance_type: {{{first}: ..., {name}: ...}}}}"
+            )
+
+
+def _offer(resources: Resources, profile: Profile | None, name: str, table: Table) -> Offer:
+    check_accelerator(resources, name)
+    row = table.get(name)
+    kind = resources.kind
+    default_init_s = kind.init_s + (usual_firmware_s(name) if kind.is_rented else 0.0)
+    provision_delay_s, provision_spread = _delay(
+        resources.provision_delay,
+        (profile.provision_delay_s, profile.provision_spread) if profile else (None, FIXED),
+        kind.provision_s,
+    )
+    init_delay_s, init_spread = _delay(
+        resources.init_delay, (profile.init_delay_s, profile.init_spread) if profile else (None, FIXED), default_init_s
+    )
+    gpus = _gpus(resources, name, row, table)
+    price_usd_per_hour = _price_usd_per_hour(resources, name, row, table)
+    restart_s = provision_delay_s + init_delay_s + (profile.trial_startup_s if profile else 0.0)
+    head_usd_per_hour, head_side_usd_per_hour = _head_usd_per_hour(resources, table)
+    return Offer(
+        instance_type=name,
+        gpus=gpus,
+        price_usd_per_hour=price_usd_per_hour,
+        max_instances=resources.max_instances,
+        provision_delay_s=provision_delay_s,
+        provision_spread=provision_spread,
+        init_delay_s=init_delay_s,
+        init_spread=init_spread,
+        billing=resources.billing,
+        minimum_billed_s=resources.minimum_billed_s,
+        data_usd_per_instance=resources.dataset_gb * resources.data_price_usd_per_gb,
+        head_price_usd_per_hour=head_usd_per_hour,
+        head_side_usd_per_hour=head_side_usd_per_hour,
+        spot=_spot(resources, name, row, price_usd_per_hour, restart_s) if resources.market == "spot" else None,
+        side_costs=_side_costs(resources, name, row, provision_delay_s),
+    )
+
+
+def _side_costs(
+    resources: Resources, name: str, row: InstanceType | None, provision_delay_s: float
+) -> tuple[SideCost, ...]:
+    if not resources.kind.is_rented or resources.billing == "per_function":
+        return ()
+    if resources.side_usd_per_hour is not None:
+        return (given_side_cost(resources.side_usd_per_hour, provision_delay_s),)
+    gpus = row is None or row.gpus > 0
+    beside = row.live_in(resources.region).beside if row is not None else None
+    return side_costs(resources, beside, gpus=gpus, provision_delay_s=provision_delay_s)
+
+
+def _delay(asked: Delay | None, measured: tuple[float | None, Spread], default_s: float) -> tuple[float, Spread]:
+    if asked is not None:
+        return delay_of(asked)
+    measured_s, spread = measured
+    return (default_s, FIXED) if measured_s is None else (measured_s, spread)
+
+
+def _gpus(resources: Resources, name: str, row: InstanceType | None, table: Table) -> int:
+    if resources.gpus_per_instance is not None:
+        return resources.gpus_per_instance
+    if row is not None and row.gpus:
+        return row.gpus
+    if row is not None:
+        raise InputError(
+            f"resources.instance_type: {name} has no GPUs; give gpus_per_instance (how many workers train on one's "
+            "CPUs), or choose a type with GPUs (`rubberband cloud prices` lists them)"
+        )
+    if name == resources.kind.default_type:
+        return 1
+    raise InputError(
+        f"resources.instance_type: {shown(name)} is not in the catalogue; "
+        + nearest_types(name, table, "or give gpus_per_instance and price_per_hour")
+    )
+
+
+def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | None, table: Table) -> float:
+    if resources.price_usd_per_hour is not None:
+        return resources.price_usd_per_hour
+    if row is None:
+        if resources.kind.is_this_machine:
+            return 0.0
+        raise InputError(f"resources.price_per_hour: {shown(name)} is not in the catalogue; give its price per hour")
+    if not row.live_in(resources.region).offered:
+        others = _others(resources.region, row, table)
+        raise InputError(
+            f"resources.instance_type: AWS has no {name} in {resources.region}; choose another type or region{others}"
+        )
+    if resources.region not in row.prices_usd_per_hour:
+        known = ", ".join(row.prices_usd_per_hour) or "no region"
+        raise InputError(
+            f"resources.region: the catalogue has a price of {name} for {known}, not for {resources.region}; give "
+            "price_per_hour, or a table that has it as resources.catalogue"
+        )
+    return row.prices_usd_per_hour[resources.region]
+
+
+def _others(region: str, row: InstanceType, table: Table) -> str:
+    """Return, in words, types of a region with as many GPUs and memory, and other regions that have a type.
+
+    Types of the same model come first, then cheap ones.
+    """
+    memory_gib = row.gpu_memory_gib or 0.0
+    fit = [one for one in table.values() if one.gpus == row.gpus and (one.gpu_memory_gib or 0.0) >= memory_gib]
+    priced = [one for one in fit if region in one.prices_usd_per_hour]
+    cheapest = sorted(priced, key=lambda one: (one.gpu != row.gpu, one.prices_usd_per_hour[region]))[:3]
+    types = ", ".join(one.instance_type for one in cheapest)
+    regions = ", ".join(list(row.prices_usd_per_hour)[:3])
+    told = [f"here there is {types}"] * bool(types) + [f"it is in {regions}"] * bool(regions)
+    return f" ({'; '.join(told)})" if told else ""
+
+
+def _head_usd_per_hour(resources: Resources, table: Table) -> tuple[float, float]:
+    """Return the head's price, and its share for volume and address.
+
+    It is the file's, or AWS's for the head's type; a price that is only in the shipped table does not count.
+    """
+    asked = not resources.kind.is_rented or "head_price_usd_per_hour" in resources.model_fields_set
+    row = None if asked else table.get(resources.aws.head_instance_type)
+    if row is None or row.live_in(resources.region).on_demand_at is None:
+        return resources.head_price_usd_per_hour, 0.0
+    costs = side_costs(resources, row.live_in(resources.region).beside, gpus=row.gpus > 0)
+    beside = sum(cost.usd_per_hour for cost in costs)
+    return row.prices_usd_per_hour[resources.region] + beside, beside
+
+
+def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: float, restart_s: float) -> Spot:
+    asked = resources.spot
+    price_usd_per_hour = asked.price_usd_per_hour
+    if price_usd_per_hour is None and row is not None:
+        price_usd_per_hour = row.live_spot_usd_per_hour(resources.region)
+    if price_usd_per_hour is None:
+        if row is not None and row.live_in(resources.region).spot_at is not None:
+            raise InputError(
+                f"resources.market: AWS has no {name} on spot in {resources.region}; set market: on_demand, give "
+                "resources.spot.price_per_hour, or choose another type or region"
+            )
+        if row is None or row.spot_share is None:
+            raise InputError(
+                f"resources.spot.price_per_hour: the catalogue has no spot price of {name}; give it (or, for "
+                "several types, a table with spot_share as resources.catalogue), ask AWS by `rubberband estimate "
+                "--live`, or set market: on_demand"
+            )
+        price_usd_per_hour = row.spot_share * on_demand
+    return Spot(
+        price_usd_per_hour=price_usd_per_hour,
+        interruptions_per_hour=asked.interruptions_per_hour,
+        checkpoint_iterations=asked.checkpoint_iterations,
+        restart_s=restart_s if asked.restart_s is None else asked.restart_s,
+    )
+
+
+VOLUME_LINE = "root volumes"
+ADDRESS_LINE = "public IPv4 addresses"
+NAT_LINE = "NAT gateway (estimated)"
+
+HOURS_PER_MONTH = 720.0
+"""AWS's own examples bill a month of 30 days; a real month differs by up to 7 %."""
+ADDRESS_USD_PER_HOUR = 0.005
+"""In every region. Volumes and addresses are billed by the second, at least for 60 s, as instances are."""
+GPU_IMAGE_GB = 75
+PLAIN_IMAGE_GB = 60
+"""Assumed root volumes: that of the Deep Learning AMI, and the packages' on a plain image."""
+_ENDING_S = 60.0
+"""Volume and address are billed from the launch until the machine is off, the rent only from running to the end."""
+_INSTALLED_GB = {True: 4.0, False: 1.0}
+"""Download of torch, Ray and the rest: with CUDA, and without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidePrices:
+    """Prices of one region, in US dollars."""
+
+    volume_usd_per_gb_month: float
+    snapshot_usd_per_gb_month: float
+    nat_usd_per_gb: float
+
+
+@cache
+def _table() -> Mapping[str, SidePrices]:
+    text = files("rubberband.cloud").joinpath("side_costs.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return {
+        row["region"]: SidePrices(
+            volume_usd_per_gb_month=float(row["volume"]),
+            snapshot_usd_per_gb_month=float(row["snapshot"]),
+            nat_usd_per_gb=float(row["nat"]),
+        )
+        for row in rows
+    }
+
+
+def side_prices(region: str) -> SidePrices:
+    """Return the prices of a region; for one that the table lacks, the highest."""
+    known = _table()
+    return known[region] if region in known else max(known.values(), key=lambda one: one.volume_usd_per_gb_month)
+
+
+def side_costs(
+    resources: Resources, facts: SideFacts | None, *, gpus: bool, provision_delay_s: float = 0.0
+) -> tuple[SideCost, ...]:
+    """Return the costs beside the rent of an instance; `gpus`: whether its type has any, if `facts` are missing."""
+    prices = side_prices(resources.region)
+    if facts is None:
+        assumed_gb = resources.aws.volume_gb or (GPU_IMAGE_GB if gpus else PLAIN_IMAGE_GB)
+        facts = SideFacts(volume_gb=assumed_gb, public_address=True, nat=False)
+    around_h = (provision_delay_s + _ENDING_S) / SECONDS_PER_HOUR
+    volume_usd_per_hour = facts.volume_gb * prices.volume_usd_per_gb_month / HOURS_PER_MONTH
+    found = [SideCost(line=VOLUME_LINE, usd_per_hour=volume_usd_per_hour, usd_once=volume_usd_per_hour * around_h)]
+    if facts.public_address:
+        usd_once = ADDRESS_USD_PER_HOUR * around_h
+        found.append(SideCost(line=ADDRESS_LINE, usd_per_hour=ADDRESS_USD_PER_HOUR, usd_once=usd_once))
+    if facts.nat and (passed_gb := _passed_gb(resources, facts, gpus=gpus)):
+        found.append(SideCost(line=NAT_LINE, usd_once=passed_gb * prices.nat_usd_per_gb))
+    return tuple(found)
+
+
+def given_side_cost(usd_per_hour: float, provision_delay_s: float) -> SideCost:
+    """Return the costs beside the rent of an instance whose volume and address cost `usd_per_hour`."""
+    around_h = (provision_delay_s + _ENDING_S) / SECONDS_PER_HOUR
+    return SideCost(line="volumes and addresses", usd_per_hour=usd_per_hour, usd_once=usd_per_hour * around_h)
+
+
+def _passed_gb(resources: Resources, facts: SideFacts, *, gpus: bool) -> float:
+    """Return the assumed download through a NAT gateway, without checkpoints, whose size is unknown."""
+    data_gb = 0.0 if facts.s3_endpoint else resources.dataset_gb
+    return data_gb + (_INSTALLED_GB[gpus] if facts.installed else 0.0)
