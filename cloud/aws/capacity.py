@@ -66,6 +66,7 @@ _CODES: Mapping[str, Mapping[Market, tuple[str, str]]] = {
 }
 """Family -> market -> code and name of its quota in Service Quotas, under `ec2`. That of p6 on spot is missing."""
 _FAMILIES = {"g": "g", "gr": "g", "vt": "g", "p": "p", **dict.fromkeys("acdhimrtz", "standard")}
+_FAMILIES |= {"im": "standard", "is": "standard", **{family: family for family in ("trn", "inf", "dl", "f", "x")}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.cloud.aws.s3 import Packages
 from rubberband.commands.common import (
     FileArgument,
     Overrides,
@@ -455,6 +454,7 @@ def _built(session: AwsSession, resources: Resources, *, yes: bool) -> list[str]
     from rubberband.cloud.aws.installing import what_to_install
     from rubberband.cloud.aws.provider import device_of
     from rubberband.cloud.aws.quotes import on_demand_price
+    from rubberband.cloud.aws.s3 import Packages
     from rubberband.cloud.catalogue import table_of, types_of
     from rubberband.cloud.clock import Waiting
     from rubberband.executor.run.allowance import require_image
