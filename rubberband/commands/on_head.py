@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rubberband.cloud.aws.head import HeadRefusedError
 from rubberband.commands.common import confirm_bill
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.installation import default_home
@@ -296,6 +295,7 @@ def _started(remote: RemoteHead, name: str, words: list[str], packed: str | None
 @contextmanager
 def _adding(what: str) -> Iterator[None]:
     """Add to an error what that means for the run, unless the head itself refuses, or has gone."""
+    from rubberband.cloud.aws.head import HeadRefusedError
 
     try:
         yield
