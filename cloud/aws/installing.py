@@ -1,4 +1,4 @@
-"""What an instance installs: the file's requirements, and the driver's own package and versions.
+"""Packages that an instance installs: the file's requirements, and the driver's own package and versions.
 
 The wheel of this package is built from the running files, always with the same bytes. The versions of the driver's
 packages are constraints (pip's -c), so that every instance installs the same ones.
