@@ -243,14 +243,14 @@ class _Division:
             middle_s = min(low_s * (1.0 + step), math.sqrt(low_s * high_s))
         return best
 
-    def _too_dear_for(self, deadline_s: float, dearer: float = 1.0) -> bool:
+    def _too_dear_for(self, deadline_s: float, cost_ratio: float = 1.0) -> bool:
         """Return whether the bounds show that no division keeps a deadline within the budget.
 
-        Plans are assumed to cost `dearer` times the mean.
+        Plans are assumed to cost `cost_ratio` times the mean.
         """
         if self.constraints.max_cost_usd is None:
             return False
-        budget_usd = self.constraints.max_cost_usd / dearer
+        budget_usd = self.constraints.max_cost_usd / cost_ratio
         return self._bound(deadline_s) * (1.0 - _ROUNDED) > budget_usd
 
     def _bound(self, deadline_s: float) -> float:
@@ -263,11 +263,11 @@ class _Division:
     def _soonest_certain_s(self, cheapest: JobPlan) -> float:
         """Return about the shortest deadline kept by a division in budget, if plans vary as the cheapest one does."""
         self.slowed, cost = 1.0, cheapest.prediction.cost
-        dearer = 1.0 if cost is None else cost.p95 / cost.mean
+        cost_ratio = 1.0 if cost is None else cost.p95 / cost.mean
         low_s, high_s = self._shortest_certain_s(), _late_s(cheapest)
-        while high_s > low_s * (1.0 + _NEARLY) and self._too_dear_for(low_s, dearer):
+        while high_s > low_s * (1.0 + _NEARLY) and self._too_dear_for(low_s, cost_ratio):
             middle_s = math.sqrt(low_s * high_s)
-            low_s, high_s = (middle_s, high_s) if self._too_dear_for(middle_s, dearer) else (low_s, middle_s)
+            low_s, high_s = (middle_s, high_s) if self._too_dear_for(middle_s, cost_ratio) else (low_s, middle_s)
         return low_s * _LATE
 
     def _shortest_certain_s(self) -> float:

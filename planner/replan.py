@@ -344,7 +344,7 @@ def _difference(rest: _JobRest, present: Planned, chosen: Planned) -> str:
     by_cost = rest.by_cost
     cost = _usd(abs(extra_usd), unsure if by_cost else None)
     change = f"costs {cost} more" if extra_usd > 0.0 else f"saves {cost}"
-    cost = change if abs(extra_usd) >= 5e-5 else "no dearer"
+    cost = change if abs(extra_usd) >= 5e-5 else "no extra cost"
     time = _seconds(abs(extra_s), None if by_cost else unsure)
     return f"{cost}, {time} {'later' if extra_s > 0.0 else 'sooner'}" if abs(extra_s) >= 1.0 else cost
 

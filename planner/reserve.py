@@ -25,7 +25,7 @@ class Reserve:
 
     margin_s: float = 0.0
     """Longest time to release instances."""
-    dearest_usd_per_hour: float | None = None
+    highest_price_usd_per_hour: float | None = None
     """The highest price of a type that may be used instead; None: no other type is."""
     ready: int = 0
     """Instances that are ready now, where the rest of a job is planned."""
@@ -34,7 +34,7 @@ class Reserve:
 
     def is_asked_for(self, offer: Offer) -> bool:
         """Whether plans on an offer have any: not where all is released at once, and costs what is expected."""
-        may_cost_more = offer.spot is not None or self.dearest_usd_per_hour is not None
+        may_cost_more = offer.spot is not None or self.highest_price_usd_per_hour is not None
         return may_cost_more or self.margin_s > 0.0 or self.beside_usd > 0.0
 
     def usd(self, offer: Offer, choices: Sequence[StagePlan], costs_usd: Sequence[float]) -> float:
@@ -71,5 +71,5 @@ class Reserve:
 
     def _highest_usd_per_s(self, offer: Offer) -> float:
         """Return the highest price of an instance that is still to be bought."""
-        highest = max(offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)
+        highest = max(offer.price_usd_per_hour, self.highest_price_usd_per_hour or 0.0)
         return (highest + offer.side_usd_per_hour) / SECONDS_PER_HOUR

@@ -309,7 +309,7 @@ def _remedy(
         "jct_s": jct_s,
         "cost_usd": cost_usd,
         "later_s": later_s,
-        "dearer_usd": 0.0,
+        "extra_usd": 0.0,
     }
 
 

@@ -421,7 +421,7 @@ async def _acted(
 async def extend(
     request: Request, service: Serving, principal: Submitter, experiment: Known, body: Body, key: IdempotencyKey = None
 ) -> Response:
-    """Shows what later or dearer limits would change; with `dry_run: false` they are in force from then on."""
+    """Shows what other limits would change; with `dry_run: false` they are in force from then on."""
     limits = read_limits(body, request.headers.get("content-type", ""))
     given = asked(request, principal, key, body)
     name, caller = experiment.name, caller_of(request)

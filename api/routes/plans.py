@@ -98,7 +98,7 @@ _REMEDIES = [
         "jct_s": 58.0,
         "cost_usd": 4.1,
         "later_s": 0.0,
-        "dearer_usd": 0.0,
+        "extra_usd": 0.0,
     },
     {
         "changes": [{"key": "constraints.deadline", "value": "2m22s", "was": "1m"}],
@@ -106,7 +106,7 @@ _REMEDIES = [
         "jct_s": 142.0,
         "cost_usd": 3.45,
         "later_s": 82.0,
-        "dearer_usd": 0.0,
+        "extra_usd": 0.0,
     },
 ]
 _INFEASIBLE = HttpProblem(

@@ -294,7 +294,7 @@ def open_provider(
     *,
     run: str,
     session: AwsSession | None = None,
-    dearest_usd_per_hour: float | None = None,
+    highest_price_usd_per_hour: float | None = None,
     speeds: Mapping[str, float] | None = None,
     table: Table | None = None,
     environment: Mapping[str, str] = os.environ,
@@ -304,7 +304,7 @@ def open_provider(
     """Open EC2 for one run of the experiment `name`, which keeps its records in `directory`.
 
     If `offer`'s type is sold out, other types of the experiment are used that have the same GPUs, or GPUs of a known
-    speed (`speeds`, see `stand_ins`), and cost no more than `dearest_usd_per_hour` (None: than the offer); `table` has
+    speed (`speeds`, see `stand_ins`), and cost no more than `highest_price_usd_per_hour` (None: than the offer); `table` has
     their prices.
 
     `together`: trials may span instances, so all of them must be in one zone.
@@ -325,7 +325,7 @@ def open_provider(
         place=place,
         device=device,
     )
-    limit_usd = max(offer.price_usd_per_hour, dearest_usd_per_hour or 0.0)
+    limit_usd = max(offer.price_usd_per_hour, highest_price_usd_per_hour or 0.0)
     others = stand_ins(resources, offer, speeds=speeds, table=table, environment=environment)
     head = RayHead(name, directory, host=host, lease_s=resources.lease_length_s, not_before=not_before)
     return AwsProvider(

@@ -91,8 +91,8 @@ def _missing_usd(job: Job, state: State, lane: GroupState, count: int) -> float:
     if job.max_cost_usd is None:
         return 0.0
     left_s = stage_left_s(job, state, lane, state.now)
-    dearer = market_usd_per_s(job.offer, "on_demand") - market_usd_per_s(job.offer, "spot")
-    cost_usd = forecast(job, state, state.now).cost_usd + count * max(0.0, dearer) * left_s
+    extra_usd_per_s = market_usd_per_s(job.offer, "on_demand") - market_usd_per_s(job.offer, "spot")
+    cost_usd = forecast(job, state, state.now).cost_usd + count * max(0.0, extra_usd_per_s) * left_s
     return cost_usd - job.max_cost_usd - MONEY_SLACK_USD
 
 
@@ -442,7 +442,7 @@ def release_all(job: Job, state: State, lane: GroupState) -> list[Command]:
     return give_up(job, state, lane, state.held(lane).live)
 
 
-# What one lane does not need goes warm to another that lacks it. Only where that is surely no dearer than to buy anew.
+# What one lane does not need goes warm to another that lacks it. Only where that is surely no more expensive than to buy anew.
 
 
 def give_up(job: Job, state: State, lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command]:

@@ -2,7 +2,7 @@
 
 It knows two courses of the bill: what it will be at the prices that are known (on spot those of the hours that have
 begun; after them, the most that they may be), and what is reserved, at the prices that may still come (spot up to its
-maximum price, an instance that is not bought yet up to the dearest type that may be used instead).
+maximum price, an instance that is not bought yet up to the most expensive type that may be used instead).
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class Purse:
                 paid_until = line.bound_until
             growths.append((paid_until, usd_per_s))
             if line.known_until < math.inf and usd_per_s < line.reserved_usd_per_s:
-                dearer_from = line.known_until if line.known_until > paid_until else paid_until
-                growths.append((dearer_from, line.reserved_usd_per_s - usd_per_s))
+                rises_at = line.known_until if line.known_until > paid_until else paid_until
+                growths.append((rises_at, line.reserved_usd_per_s - usd_per_s))
         for coming in self.coming:
             left_usd -= coming.reserved_usd_per_s * coming.bound_s + coming.data_usd
             growths.append((now + coming.bound_s, coming.reserved_usd_per_s))

@@ -68,8 +68,8 @@ class Job:
     """Limit of a replan. None: the most that the plan gives."""
     confidence: float = 0.95
     """With which a replan keeps the limits, where times vary."""
-    dearest_usd_per_hour: float | None = None
-    """Highest price of an instance, if dearer types may be used instead. None: the offer's price."""
+    highest_price_usd_per_hour: float | None = None
+    """Highest price of an instance, if more expensive types may be used instead. None: the offer's price."""
     lease_s: float | None = None
     """How long an instance may outlive the driver at most. None: not at all, as far as the budget is concerned."""
     boot_lease_s: float | None = None
@@ -146,12 +146,12 @@ class Job:
     @property
     def reserve(self) -> Reserve:
         """The terms of the money that a plan leaves of max_cost."""
-        return Reserve(margin_s=self.release_margin_s, dearest_usd_per_hour=self.dearest_usd_per_hour)
+        return Reserve(margin_s=self.release_margin_s, highest_price_usd_per_hour=self.highest_price_usd_per_hour)
 
     @property
     def reserved_usd_per_hour(self) -> float:
         """The price with side costs that is reserved until an instance's price is known; of a spot one also after."""
-        rent = max(self.offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)
+        rent = max(self.offer.price_usd_per_hour, self.highest_price_usd_per_hour or 0.0)
         return rent + self.offer.side_usd_per_hour
 
 

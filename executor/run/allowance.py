@@ -195,7 +195,7 @@ def _require_per_run(policy: AccountPolicy, most_usd: float | None, what: str) -
 
 
 def _usd_per_hour(offered: Offer, instances: int) -> float:
-    """Return the price of that many instances, on the dearer market, with their volumes, addresses and head."""
+    """Return the price of that many instances, on the more expensive market, with their volumes, addresses and head."""
     price_usd = offered.price_usd_per_hour
     if offered.spot is not None:
         price_usd = max(price_usd, offered.spot.price_usd_per_hour)

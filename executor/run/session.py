@@ -345,7 +345,7 @@ def make_backend(
         known_points,
         store=store,
         rental=Rental(
-            dearest_usd_per_hour=job.dearest_usd_per_hour,
+            highest_price_usd_per_hour=job.highest_price_usd_per_hour,
             speeds=job.speeds if job.balances else {},
             not_before=last_event_at or 0.0,
             largest_gang=job.largest_gang,
@@ -358,7 +358,7 @@ def make_backend(
 class Rental:
     """Terms of renting instances beside the offer."""
 
-    dearest_usd_per_hour: float | None = None
+    highest_price_usd_per_hour: float | None = None
     """Highest price of an instance of another type that is used instead; None: the offer's."""
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Type with other GPUs that may be used instead -> their speed over that of the offer's."""
@@ -477,7 +477,7 @@ def open_cluster(folder: ExperimentFolder, setup: Setup, offer: Offer, rental: R
         resources,
         offer,
         run=setup.run,
-        dearest_usd_per_hour=rental.dearest_usd_per_hour,
+        highest_price_usd_per_hour=rental.highest_price_usd_per_hour,
         speeds=rental.speeds,
         table=table,
         not_before=rental.not_before,

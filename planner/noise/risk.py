@@ -490,7 +490,7 @@ class _SampledCandidates:
     def improved(self) -> Plan | None:
         """Return the best candidate after steps to better ones; judging reveals how lucky the samples are.
 
-        A refused candidate has kept dearer ones from being looked at: the steps are taken again without it.
+        A refused candidate has kept more expensive ones from being looked at: the steps are taken again without it.
         """
         self.improve()
         before = self.judge.best()

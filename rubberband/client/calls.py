@@ -341,7 +341,7 @@ def unreachable(url: str, error: Exception) -> ServiceError:
 
 def _remedy(words: dict[str, Any]) -> Remedy:
     changes = tuple(Change(key=one["key"], value=one["value"], was=one["was"]) for one in words["changes"])
-    figures = {name: words[name] for name in ("jct_s", "cost_usd", "later_s", "dearer_usd")}
+    figures = {name: words[name] for name in ("jct_s", "cost_usd", "later_s", "extra_usd")}
     return Remedy(changes=changes, **figures)
 
 

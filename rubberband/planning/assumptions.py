@@ -228,21 +228,21 @@ def _longer(delay_s: float, from_nothing_s: float) -> tuple[float, str]:
 def _prices(now: Case) -> Iterator[_Change]:
     offer = now.offer
     if price := offer.price_usd_per_hour:
-        dearer = _with_offer(now, price_usd_per_hour=MORE * price)
-        yield _Change("price of an instance", f"{format_usd(price)}/h on demand", "+10 %", dearer)
+        raised = _with_offer(now, price_usd_per_hour=MORE * price)
+        yield _Change("price of an instance", f"{format_usd(price)}/h on demand", "+10 %", raised)
     if offer.spot is not None:
         spot = offer.spot
         price, rate = spot.price_usd_per_hour, spot.interruptions_per_hour
-        dearer = _with_offer(now, spot=replace(spot, price_usd_per_hour=MORE * price))
-        yield _Change("price of a spot instance", f"{format_usd(price)}/h", "+10 %", dearer)
+        raised = _with_offer(now, spot=replace(spot, price_usd_per_hour=MORE * price))
+        yield _Change("price of a spot instance", f"{format_usd(price)}/h", "+10 %", raised)
         often = _with_offer(now, spot=replace(spot, interruptions_per_hour=2.0 * rate))
         yield _Change("spot interruptions", f"{rate:g} per instance-hour", "twice as often", often)
     if head := offer.head_price_usd_per_hour:
-        dearer = _with_offer(now, head_price_usd_per_hour=MORE * head)
-        yield _Change("head node", f"{format_usd(head)}/h", "+10 %", dearer)
+        raised = _with_offer(now, head_price_usd_per_hour=MORE * head)
+        yield _Change("head node", f"{format_usd(head)}/h", "+10 %", raised)
     if data := offer.data_usd_per_instance:
-        dearer = _with_offer(now, data_usd_per_instance=MORE * data)
-        yield _Change("data", f"{format_usd(data)} per instance started", "+10 %", dearer)
+        raised = _with_offer(now, data_usd_per_instance=MORE * data)
+        yield _Change("data", f"{format_usd(data)} per instance started", "+10 %", raised)
 
 
 def _noise(now: Case) -> _Change:
@@ -324,8 +324,8 @@ def bill_lines(estimate: Estimate) -> tuple[BillLine, ...]:
     lines: list[BillLine] = []
     if offer.side_costs or offer.data_usd_per_instance:
         now_usd = predicted_usd(estimate, offer)
-        hours = predicted_usd(estimate, _dearer(offer, SideCost(line="", usd_per_hour=1.0))) - now_usd
-        started = predicted_usd(estimate, _dearer(offer, SideCost(line="", usd_once=1.0))) - now_usd
+        hours = predicted_usd(estimate, _with_cost(offer, SideCost(line="", usd_per_hour=1.0))) - now_usd
+        started = predicted_usd(estimate, _with_cost(offer, SideCost(line="", usd_once=1.0))) - now_usd
         lines += [
             BillLine(line=cost.line, usd=cost.usd_per_hour * hours + cost.usd_once * started)
             for cost in offer.side_costs
@@ -337,5 +337,5 @@ def bill_lines(estimate: Estimate) -> tuple[BillLine, ...]:
     return tuple(line for line in found if abs(line.usd) > _LEAST_USD)
 
 
-def _dearer(offer: Offer, cost: SideCost) -> Offer:
+def _with_cost(offer: Offer, cost: SideCost) -> Offer:
     return replace(offer, side_costs=(*offer.side_costs, cost))

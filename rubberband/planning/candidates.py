@@ -109,11 +109,13 @@ def cases(
         )
         for offer in chosen
     ]
-    reserve = Reserve(margin_s=resources.kind.release_margin_s, dearest_usd_per_hour=dearest(experiment, chosen))
+    reserve = Reserve(
+        margin_s=resources.kind.release_margin_s, highest_price_usd_per_hour=highest_price(experiment, chosen)
+    )
     return tuple(replace(case, constraints=_left(case.constraints, used), reserve=reserve) for case in found)
 
 
-def dearest(experiment: Experiment, chosen: Sequence[Offer]) -> float | None:
+def highest_price(experiment: Experiment, chosen: Sequence[Offer]) -> float | None:
     """Return the price of the most expensive type that may replace a sold-out one; None without fallback."""
     prices = [offer.price_usd_per_hour for offer in chosen]
     return max(prices) if experiment.resources.kind.is_rented and len(prices) > 1 else None

@@ -178,7 +178,7 @@ class _Finder:
             jct_s=plan.jct_s,
             cost_usd=plan.cost_usd,
             later_s=(after.deadline_s or 0.0) - (before.deadline_s or 0.0) if DEADLINE in keys else 0.0,
-            dearer_usd=(after.max_cost_usd or 0.0) - (before.max_cost_usd or 0.0) if MAX_COST in keys else 0.0,
+            extra_usd=(after.max_cost_usd or 0.0) - (before.max_cost_usd or 0.0) if MAX_COST in keys else 0.0,
         )
 
     def _raised(self, key: str, experiment: Experiment) -> Changed | None:
@@ -391,7 +391,7 @@ def settings(remedy: Remedy) -> str:
 def concessions(remedy: Remedy) -> str:
     """Return the time and money that a remedy asks for, such as `6m5s later, 2.48 USD more`; empty if none."""
     later = f"{format_duration(remedy.later_s)} later" if remedy.later_s else ""
-    return ", ".join(filter(None, (later, f"{format_usd(remedy.dearer_usd)} more" if remedy.dearer_usd else "")))
+    return ", ".join(filter(None, (later, f"{format_usd(remedy.extra_usd)} more" if remedy.extra_usd else "")))
 
 
 _NAMES = {

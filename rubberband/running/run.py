@@ -84,7 +84,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         min_gpus_per_trial=constraints.min_gpus_per_trial,
         max_gpus_per_trial=constraints.max_gpus_per_trial,
         confidence=constraints.confidence,
-        dearest_usd_per_hour=case.reserve.dearest_usd_per_hour,
+        highest_price_usd_per_hour=case.reserve.highest_price_usd_per_hour,
         lease_s=None if experiment.resources.kind.is_simulated else experiment.resources.lease_length_s,
         boot_lease_s=_boot_lease_s(experiment),
         start_attempts=START_ATTEMPTS,

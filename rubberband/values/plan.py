@@ -201,7 +201,7 @@ class Remedy:
     cost_usd: float
     later_s: float = 0.0
     """Extension of the deadline."""
-    dearer_usd: float = 0.0
+    extra_usd: float = 0.0
     """Increase of the budget."""
 
 

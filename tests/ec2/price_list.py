@@ -30,7 +30,7 @@ LOCATIONS: Mapping[str, str] = {
     "us-west-2": "US West (Oregon)",
 }
 ELSEWHERE = 1.1
-"""How much dearer machines are in another region than the account's."""
+"""Price factor of machines in another region than the account's."""
 VARIANTS: tuple[tuple[Mapping[str, str], float], ...] = (
     ({}, 1.0),
     ({"operatingSystem": "Windows", "licenseModel": "Windows"}, 1.5),
@@ -65,13 +65,13 @@ def _products(request: Request, only: Mapping[str, str]) -> Iterator[tuple[dict[
     for region, location in LOCATIONS.items():
         if only.get("regionCode", region) != region:
             continue
-        dearer = 1.0 if region == request.world.region else ELSEWHERE
+        factor = 1.0 if region == request.world.region else ELSEWHERE
         for machine in request.world.machine_types.values():
             if only.get("instanceType", machine.name) != machine.name:
                 continue
             for differs, share in VARIANTS:
                 attributes = {**_attributes(machine, region, location), **differs}
-                yield attributes, round(machine.price_usd_per_hour * dearer * share, 10)
+                yield attributes, round(machine.price_usd_per_hour * factor * share, 10)
 
 
 def _attributes(machine: MachineType, region: str, location: str) -> dict[str, str]:

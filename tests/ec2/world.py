@@ -240,7 +240,7 @@ class World:
         self.dedicated_usd_per_hour = 2.0
         """What a region costs while any instance of a dedicated VPC runs in it."""
         self.dedicated_factor, self.local_zone_factor = 1.05, 1.2
-        """By how much instances of such a VPC, or in a Local Zone, are dearer."""
+        """By how much instances of such a VPC, or in a Local Zone, cost more."""
         self.free_plan = False
         """Whether the account is on the Free plan, which may launch a few small types."""
         self.downloads_gb = 4.0

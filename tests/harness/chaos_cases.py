@@ -211,7 +211,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         prediction = divided.prediction(profile)
     tightness = source.choice([0.2, 0.6, 1.0, 1.02, 1.1, 1.3, 2.0]) * source.uniform(1.0, 1.1)
     room = tightness if source.random() < 0.7 else None
-    dearest = source.uniform(1.0, 1.5) if source.random() < 0.1 else None
+    highest_price = source.uniform(1.0, 1.5) if source.random() < 0.1 else None
     replanned = source.random() < 0.02
     job = replace(
         JOB,
@@ -225,7 +225,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         max_cost_usd=None if room is None else room * prediction.cost_usd,
         release_margin_s=RELEASE_MARGIN_S,
         replan=replanned if replan is None else replan,
-        dearest_usd_per_hour=None if dearest is None else dearest * offer.price_usd_per_hour,
+        highest_price_usd_per_hour=None if highest_price is None else highest_price * offer.price_usd_per_hour,
         lease_s=LEASE_S,
         start_attempts=3,
         hung_replacements=3,
@@ -354,11 +354,11 @@ class Chance:
         source: Random,
         weather: Weather,
         offer: Offer,
-        dearest_usd_per_hour: float,
+        highest_price_usd_per_hour: float,
         now: Callable[[], float],
         disk: Random,
     ) -> None:
-        """`dearest_usd_per_hour` is what another type may cost that stands in; `now` the clock.
+        """`highest_price_usd_per_hour` is what another type may cost that stands in; `now` the clock.
 
         What becomes of checkpoints is drawn from `disk`.
         """
@@ -366,7 +366,7 @@ class Chance:
         self._disk = disk
         self._weather = weather
         self._offer = offer
-        self._dearest_usd_per_hour = dearest_usd_per_hour
+        self._highest_price_usd_per_hour = highest_price_usd_per_hour
         self._now = now
         self._sold_out_until: dict[Market, float] = {}
         self.ends: str | None = None
@@ -417,8 +417,8 @@ class Chance:
     def _price_usd_per_hour(self, market: Market) -> float | None:
         if market == "spot":
             return self._offer.price_usd_per_hour * self._source.uniform(0.2, 1.0)
-        if self._dearest_usd_per_hour > self._offer.price_usd_per_hour and self._happens(0.2, "another type"):
-            return self._dearest_usd_per_hour
+        if self._highest_price_usd_per_hour > self._offer.price_usd_per_hour and self._happens(0.2, "another type"):
+            return self._highest_price_usd_per_hour
         return None
 
     def _hour_prices_usd(self, market: Market) -> tuple[float, ...] | None:

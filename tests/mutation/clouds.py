@@ -10,7 +10,7 @@ _FAULTS = (*_LAUNCHING, "tests/unit/test_aws_crash_points.py", "tests/unit/test_
 MUTANTS: tuple[Mutant, ...] = (
     # Named in the issue.
     Mutant(
-        name="dearest-zone-first",
+        name="highest-priced-zone-first",
         harm="spot is bought in the dearest zone",
         file="cloud/aws/launching.py",
         old="return sorted(found, key=lambda choice: choice.price_usd_per_hour)",

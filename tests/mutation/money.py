@@ -176,10 +176,10 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_purse.py",),
     ),
     Mutant(
-        name="dearest-not-reserved",
+        name="highest-price-not-reserved",
         harm="a dearer type that stands in takes the bill past max_cost",
         file="executor/core/state.py",
-        old="rent = max(self.offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)",
+        old="rent = max(self.offer.price_usd_per_hour, self.highest_price_usd_per_hour or 0.0)",
         new="rent = self.offer.price_usd_per_hour",
         tests=("tests/unit/test_controller_cloud.py",),
     ),
@@ -656,7 +656,7 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_purse.py",),
     ),
     Mutant(
-        name="dearer-than-its-plan-for-nothing",
+        name="costs-more-than-its-plan-for-nothing",
         harm="an experiment that becomes dearer than its plan takes money that is given to others",
         file="api/experiments/budgets.py",
         old="return max(summary.cost_usd, *known)",

@@ -170,7 +170,7 @@ def test_those_that_concede_nothing_come_first_and_then_the_cheapest() -> None:
     best, other = estimated(words, "constraints.max_cost=13", "resources.gpus_per_trial.max=8").remedies
     assert [best.changes[0].key, other.changes[0].key] == ["constraints.deadline", "constraints.max_cost"]
     assert best.cost_usd < other.cost_usd
-    assert (best.later_s, other.dearer_usd) == (pytest.approx(499.0), pytest.approx(1.48))
+    assert (best.later_s, other.extra_usd) == (pytest.approx(499.0), pytest.approx(1.48))
     both = estimated(words, "constraints.max_cost=5").remedies
     assert [change.setting for change in both[0].changes] == [first, "constraints.max_cost=14.48"]
 

@@ -92,11 +92,11 @@ def test_one_replacement_ends_the_run_no_later_and_costs_no_more_than_was_expect
             return
         tolerance_s = 0.03 * found.left_s
         assert jct_s(state) <= jct_s(before) + tolerance_s
-        dearer_usd = bill_usd(job, state, state.now) - bill_usd(job, before, before.now)
+        extra_usd = bill_usd(job, state, state.now) - bill_usd(job, before, before.now)
         usd_per_s = job.offer.max_instances * job.offer.price_usd_per_s
         if job.objective == "min_cost" and job.deadline_s is None:
-            assert dearer_usd <= tolerance_s * usd_per_s
-        assert dearer_usd <= max(0.0, found.extra_usd) + tolerance_s * usd_per_s
+            assert extra_usd <= tolerance_s * usd_per_s
+        assert extra_usd <= max(0.0, found.extra_usd) + tolerance_s * usd_per_s
 
 
 @settings(deadline=None, max_examples=examples(60))

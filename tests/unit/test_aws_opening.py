@@ -114,12 +114,14 @@ def test_types_with_the_same_gpus_replace_each_other() -> None:
     assert [offer.instance_type for offer in others] == ["g5.2xlarge"]
 
 
-@pytest.mark.parametrize(("dearest_usd_per_hour", "bought"), [(None, []), (2.0, ["g5.2xlarge"])])
+@pytest.mark.parametrize(("highest_price_usd_per_hour", "bought"), [(None, []), (2.0, ["g5.2xlarge"])])
 def test_a_dearer_type_is_used_only_where_the_budget_covers_it(
-    fake: FakeAws, opened: Any, dearest_usd_per_hour: float | None, bought: list[str]
+    fake: FakeAws, opened: Any, highest_price_usd_per_hour: float | None, bought: list[str]
 ) -> None:
     fake.set_capacity(0, instance_type="g5.xlarge")
-    provider = opened(resources(instance_type=None, instance_types=G5), dearest_usd_per_hour=dearest_usd_per_hour)
+    provider = opened(
+        resources(instance_type=None, instance_types=G5), highest_price_usd_per_hour=highest_price_usd_per_hour
+    )
     with nullcontext() if bought else pytest.raises(ProviderError, match="no room"):
         provider.launch("a")
     assert [instance.machine_type.name for instance in fake.living] == bought

@@ -138,7 +138,7 @@ def test_problems_are_the_errors_that_the_same_mistake_raises_here(
 
 def test_an_infeasible_plan_shows_the_nearest_limits() -> None:
     remedy = {"changes": [{"key": "resources.max_instances", "value": 24, "was": 16}], "jct_s": 58.0, "cost_usd": 4.1}
-    remedies = [remedy | {"set": ["resources.max_instances=24"], "later_s": 0.0, "dearer_usd": 0.0}]
+    remedies = [remedy | {"set": ["resources.max_instances=24"], "later_s": 0.0, "extra_usd": 0.0}]
     answer = problem(422, "infeasible", "no plan", nearest={"jct_s": 90.0, "cost_usd": 2.5}, remedies=remedies)
     with answering(lambda _: answer) as client, pytest.raises(InfeasibleError, match="no plan") as caught:
         client.plan(words())

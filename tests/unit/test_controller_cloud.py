@@ -256,7 +256,7 @@ def test_spot_is_reserved_at_the_price_on_demand() -> None:
 
 
 def test_a_dearer_fallback_type_is_reserved_for() -> None:
-    story = Story(dataclasses.replace(SPOT, max_cost_usd=0.1201, dearest_usd_per_hour=7.2))
+    story = Story(dataclasses.replace(SPOT, max_cost_usd=0.1201, highest_price_usd_per_hour=7.2))
     assert len(story.tell(Started)) == 1
 
 

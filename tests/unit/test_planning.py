@@ -218,9 +218,9 @@ def test_an_earlier_stage_is_given_back_from_what_later_ones_cost() -> None:
 def test_a_stage_that_grows_is_started_at_the_highest_price_from_what_is_left_then() -> None:
     grows = tuple(StagePlan(instances=instances, gpus_per_trial=1, market="spot") for instances in (2, 4))
     starts_usd = (2 * 72.0 * 30.0 + 2 * 72.0 * 60.0) / 3600.0  # those held until they are ready, new ones at least 60 s
-    reserve_usd = Reserve(dearest_usd_per_hour=72.0).usd(SPOT, grows, [5.0, 1.0])
+    reserve_usd = Reserve(highest_price_usd_per_hour=72.0).usd(SPOT, grows, [5.0, 1.0])
     assert reserve_usd == pytest.approx(starts_usd - 1.0)
-    assert Reserve(dearest_usd_per_hour=72.0, ready=4).usd(SPOT, grows[1:], [1.0]) == pytest.approx(
+    assert Reserve(highest_price_usd_per_hour=72.0, ready=4).usd(SPOT, grows[1:], [1.0]) == pytest.approx(
         4 * (72.0 - 12.0) * 2.0 / 3600.0  # nothing starts: what the stop needs at the highest price
     )
 

@@ -68,7 +68,7 @@ def test_a_plan_that_would_be_late_is_changed_and_the_reason_says_how() -> None:
     assert found.plan == instances(4, 4, 1)
     assert found.reason == (
         "30 % slower than profiled; the plan would end 44s after the deadline; "
-        "stage 1 gets 4 instances instead of 2 (no dearer, 2m36s sooner)"
+        "stage 1 gets 4 instances instead of 2 (no extra cost, 2m36s sooner)"
     )
 
 
@@ -100,7 +100,7 @@ def test_it_is_changed_for_a_saving_that_is_worth_it_only() -> None:
 def test_where_time_counts_it_is_changed_for_a_shorter_one() -> None:
     found = from_first_sync(objective="min_time", max_cost_usd=2.0)
     assert found.plan == instances(4, 4, 1)
-    assert found.reason == "stage 1 gets 4 instances instead of 2 (no dearer, 2m sooner)"
+    assert found.reason == "stage 1 gets 4 instances instead of 2 (no extra cost, 2m sooner)"
 
 
 def test_a_deadline_that_cannot_be_met_is_missed_by_as_little_as_the_budget_allows() -> None:

@@ -106,7 +106,7 @@ function limitsOf(form) {
 
 function extension({ before, after, added_s, added_usd }) {
   const time = Math.abs(added_s) < 0.5 ? "no later" : `${duration(Math.abs(added_s))} ${added_s > 0 ? "later" : "earlier"}`;
-  const money = Math.abs(added_usd) < 5e-7 ? "no dearer" : `${usd(Math.abs(added_usd))} USD ${added_usd > 0 ? "more" : "less"}`;
+  const money = Math.abs(added_usd) < 5e-7 ? "no extra cost" : `${usd(Math.abs(added_usd))} USD ${added_usd > 0 ? "more" : "less"}`;
   const line = (label, outlook) => make("p", { class: outlook.feasible ? null : "warn" },
     make("b", {}, `${label}: `), `${duration(outlook.jct_s)} and ${usd(outlook.cost_usd)} USD expected`,
     make("small", { class: "faint" }, ` (${limit(outlook)}) ${outlook.reason}`));

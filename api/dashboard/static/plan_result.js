@@ -136,10 +136,10 @@ function stages(estimate) {
   const markets = estimate.plan.stages.some((stage) => stage.market !== "on_demand");
   const columns = [["stage", ""], ...(several ? [["bracket", ""]] : []), ["trials", ""], ["iterations", ""], ["instances", ""],
     ...(markets ? [["market", "words"]] : []), ["GPUs per trial", ""], ["starts", ""], ["start-up", ""], ["training", ""], ["cost (USD)", ""]];
-  const dearest = Math.max(...estimate.plan.stages.map((stage) => stage.cost_usd));
+  const highest_usd = Math.max(...estimate.plan.stages.map((stage) => stage.cost_usd));
   const rows = estimate.plan.stages.map((stage) => [String(stage.stage), ...(several ? [String(stage.bracket)] : []),
     String(stage.trials), `${estimate.scheduler ? "up to " : ""}${stage.iterations}`, String(stage.instances), ...(markets ? [stage.market.replace("_", " ")] : []),
-    String(stage.gpus_per_trial), duration(stage.start_s), duration(stage.provisioning_s), duration(stage.duration_s), usd(stage.cost_usd, dearest)]);
+    String(stage.gpus_per_trial), duration(stage.start_s), duration(stage.provisioning_s), duration(stage.duration_s), usd(stage.cost_usd, highest_usd)]);
   return table("The plan by stage", columns, rows);
 }
 
