@@ -182,7 +182,7 @@ class _AllocationSearch:
 def _marginal_benefit(before: Figures, after: Figures) -> tuple[float, float]:
     """Equation 1, m = (C(a*) - C(a)) / (T(a) - T(a*)), and the saving for ties.
 
-    Two cases the paper leaves undefined, or would reward a more expensive plan in: no saving ranks last, a saving that takes
+    Two cases the paper leaves undefined, or would reward at a higher cost: no saving ranks last, a saving that takes
     no time ranks first.
     """
     (cost_before_usd, before_s), (cost_after_usd, after_s) = before, after

@@ -304,8 +304,8 @@ def open_provider(
     """Open EC2 for one run of the experiment `name`, which keeps its records in `directory`.
 
     If `offer`'s type is sold out, other types of the experiment are used that have the same GPUs, or GPUs of a known
-    speed (`speeds`, see `stand_ins`), and cost no more than `highest_price_usd_per_hour` (None: than the offer); `table` has
-    their prices.
+    speed (`speeds`, see `stand_ins`), and cost no more than `highest_price_usd_per_hour` (None: than the offer);
+    `table` has their prices.
 
     `together`: trials may span instances, so all of them must be in one zone.
 

@@ -442,7 +442,7 @@ def release_all(job: Job, state: State, lane: GroupState) -> list[Command]:
     return give_up(job, state, lane, state.held(lane).live)
 
 
-# What one lane does not need goes warm to another that lacks it. Only where that is surely no more expensive than to buy anew.
+# Instances that a lane does not need go warm to another that lacks them, where that surely costs no more than to buy.
 
 
 def give_up(job: Job, state: State, lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command]:
