@@ -43,7 +43,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SteadyClock:
+class ExperimentClock:
     """Clock that returns Unix time in seconds when called."""
 
     boot: str
@@ -56,7 +56,7 @@ class SteadyClock:
         return self.booted_at + elapsed_s()
 
 
-def steady_clock(directory: Path, *, not_before: float = 0.0) -> SteadyClock:
+def experiment_clock(directory: Path, *, not_before: float = 0.0) -> ExperimentClock:
     """Return the clock kept in `directory`, or a new one that starts at `not_before` or later if none is of this boot.
 
     For the driver that holds the directory. Raises OSError if it cannot be written.
@@ -65,7 +65,7 @@ def steady_clock(directory: Path, *, not_before: float = 0.0) -> SteadyClock:
     found = _read(directory)
     if found is not None and boot and found.boot == boot:
         return found
-    clock = SteadyClock(boot=boot, booted_at=max(time.time(), not_before) - elapsed_s())
+    clock = ExperimentClock(boot=boot, booted_at=max(time.time(), not_before) - elapsed_s())
     write_atomically(directory / FILE, json.dumps(asdict(clock)).encode(), durable=False, mode=0o600)
     return clock
 
@@ -76,9 +76,9 @@ def time_of(directory: Path) -> float:
     return found() if found is not None and found.boot and found.boot == _boot() else time.time()
 
 
-def _read(directory: Path) -> SteadyClock | None:
+def _read(directory: Path) -> ExperimentClock | None:
     try:
-        return SteadyClock(**json.loads((directory / FILE).read_text()))
+        return ExperimentClock(**json.loads((directory / FILE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 

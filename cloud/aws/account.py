@@ -31,10 +31,10 @@ from rubberband.cloud.aws.account_parts import (
     roles,
 )
 from rubberband.cloud.aws.calls import AwsSession
+from rubberband.cloud.aws.cleanup import living, living_elsewhere
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import OF_AWS, code_of, denied_by, explain, missing_action
 from rubberband.cloud.aws.preflight import sign_in
-from rubberband.cloud.aws.sweeping import living, living_elsewhere
 from rubberband.errors import InputError
 from rubberband.spec.remembered import FILE, Remembered, remember, remembered
 from rubberband.units import counted, format_bytes

@@ -95,7 +95,7 @@ INSTANCE_TAG = "rubberband:instance"
 OWNER_TAG = "rubberband:owner"
 ROLE_TAG = "rubberband:role"
 
-Role = Literal["worker", "head", "builder"]
+InstanceRole = Literal["worker", "head", "builder"]
 
 _TAG_CHARACTERS = 256
 _BURSTS = re.compile(r"t\d+[a-z]*\.")
@@ -125,7 +125,9 @@ def client_token(experiment: str, run: str, instances: Sequence[str], attempt: i
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
-def tags_of(experiment: str, run: str, instances: Sequence[str], owner: str, role: Role = "worker") -> dict[str, str]:
+def tags_of(
+    experiment: str, run: str, instances: Sequence[str], owner: str, role: InstanceRole = "worker"
+) -> dict[str, str]:
     """Return the tags that EC2 gives to all instances and volumes of one request."""
     own = f" {instances[0]}" if len(instances) == 1 else ""
     return {

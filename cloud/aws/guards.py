@@ -3,7 +3,7 @@
 An instance ends itself with its lease, which its boot script arms. The driver terminates a guest that never runs that
 script; if the driver has died too, the schedule (EventBridge Scheduler) does. It is created once the instance's id is
 known, moved while the lease is renewed, and deleted when the instance has ended. One that is left behind runs once,
-finds no instance and deletes itself, so nothing has to be swept. It may terminate only instances with the owner's tag.
+finds no instance and deletes itself. It may terminate only instances with the owner's tag.
 """
 
 from __future__ import annotations

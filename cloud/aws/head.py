@@ -22,7 +22,15 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.boot import head_script, made_of, remake_script, security_group
-from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, AwsSession, Role, by_tags, changed_disks, machine_request
+from rubberband.cloud.aws.calls import (
+    OWNER_TAG,
+    ROLE_TAG,
+    AwsSession,
+    InstanceRole,
+    by_tags,
+    changed_disks,
+    machine_request,
+)
 from rubberband.cloud.aws.client import age, described, instances, type_facts, why_not_started
 from rubberband.cloud.aws.errors import FAILURES, code_of, ignoring, in_one_line, verdict
 from rubberband.cloud.aws.images import find_image, root_volume_gb
@@ -219,7 +227,7 @@ def launch_in_some_zone(
     subnets: Mapping[str, str],
     profile: str,
     sleep: Callable[[float], None],
-    role: Role = "head",
+    role: InstanceRole = "head",
     *,
     before: Callable[[str], object] = lambda zone: None,
 ) -> str:
@@ -244,7 +252,9 @@ def launch_in_some_zone(
     )
 
 
-def _with_a_token(session: AwsSession, request: dict[str, Any], sleep: Callable[[float], None], role: Role) -> str:
+def _with_a_token(
+    session: AwsSession, request: dict[str, Any], sleep: Callable[[float], None], role: InstanceRole
+) -> str:
     """Launch once for the same request, however often it is repeated; launch again once that instance has ended.
 
     Raises ProviderError if the instance of this call ends at once.

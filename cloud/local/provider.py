@@ -212,8 +212,8 @@ def _status(record: Record) -> InstanceDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweptInstance:
-    """An instance (or a head) of a crashed driver that a sweep ended."""
+class EndedInstance:
+    """An instance (or a head) of a crashed driver that a cleanup ended."""
 
     experiment: str
     instance: str
@@ -222,16 +222,16 @@ class SweptInstance:
     """Number of its running processes."""
 
 
-def sweep(home: Path, experiment: str | None = None) -> list[SweptInstance]:
+def clean_up(home: Path, experiment: str | None = None) -> list[EndedInstance]:
     """End and return every instance of `experiment` (None: of all) below `home` whose driver is dead.
 
     Instances of a living driver are left alone.
     """
-    swept = []
+    ended = []
     for (directory, name, owner), processes in sorted(_running(home.resolve()).items()):
-        if experiment in (None, owner) and (processes := _sweep_instance(directory, name, processes)):
-            swept.append(SweptInstance(experiment=owner, instance=name, directory=directory, processes=processes))
-    return swept
+        if experiment in (None, owner) and (processes := _clean_up(directory, name, processes)):
+            ended.append(EndedInstance(experiment=owner, instance=name, directory=directory, processes=processes))
+    return ended
 
 
 def _running(home: Path) -> dict[tuple[Path, str, str], int]:
@@ -248,7 +248,7 @@ def _running(home: Path) -> dict[tuple[Path, str, str], int]:
     return counts
 
 
-def _sweep_instance(directory: Path, name: str, processes: int) -> int:
+def _clean_up(directory: Path, name: str, processes: int) -> int:
     if not directory.exists():
         return len(end_tagged(str(directory), name))
     with lock(directory / "driver") as dead:
@@ -258,6 +258,6 @@ def _sweep_instance(directory: Path, name: str, processes: int) -> int:
             path = directory / folder / f"{name}.json"
             if path.exists():
                 observe(path)
-                end(path, "swept")
+                end(path, "ended by cleanup")
         end_tagged(str(directory), name)
         return processes

@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol
 
 from rubberband.atomic import make_directories
 from rubberband.cloud.clock import FILE as CLOCK_FILE
-from rubberband.cloud.clock import steady_clock
+from rubberband.cloud.clock import experiment_clock
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.journal import FileJournal
 from rubberband.cloud.pool.pool import LentInstance, lent
@@ -354,7 +354,7 @@ def open_pool(
     pool.ensure_broker()
     make_directories(directory)
     shutil.copyfile(folder.machines / CLOCK_FILE, directory / CLOCK_FILE)
-    clock = steady_clock(directory)
+    clock = experiment_clock(directory)
     return PoolProvider(
         experiment,
         pool,

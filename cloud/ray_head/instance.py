@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rubberband.atomic import write_atomically
-from rubberband.cloud.clock import SteadyClock
+from rubberband.cloud.clock import ExperimentClock
 from rubberband.errors import InputError, ProviderError
 from rubberband.file_systems import EXCLUSIVE, try_lock
 
@@ -354,7 +354,7 @@ def run(path: Path, lease: Path, lease_s: float, booted_at: float, starts: Path)
 
     `starts` is the folder of this machine's turns to start.
     """
-    clock, stop = SteadyClock(boot="", booted_at=booted_at), threading.Event()
+    clock, stop = ExperimentClock(boot="", booted_at=booted_at), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with lock(path, wait_s=1.0) as held:

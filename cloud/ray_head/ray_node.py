@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-from rubberband.cloud.clock import SteadyClock, steady_clock, time_of
+from rubberband.cloud.clock import ExperimentClock, experiment_clock, time_of
 from rubberband.cloud.provider import INSTANCE_LABEL, Head, HeadError
 from rubberband.cloud.ray_head import instance as guard
 from rubberband.cloud.ray_head import ray_start
@@ -210,7 +210,9 @@ _log = logging.getLogger("rubberband.cloud")
 class Guards:
     """Guarding processes that this one started. Thread-safe."""
 
-    def __init__(self, experiment: str, directory: Path, token_path: Path, lease_s: float, clock: SteadyClock) -> None:
+    def __init__(
+        self, experiment: str, directory: Path, token_path: Path, lease_s: float, clock: ExperimentClock
+    ) -> None:
         """`clock` is that of the processes. `lease_s`: after this machine was suspended, the time for the first
         renewal."""
         self._experiment = experiment
@@ -437,7 +439,7 @@ class RayHead:
                 "it"
             )
         self.token_path = ensure_token(token_path or default_token_path())
-        self.clock = steady_clock(self._directory, not_before=not_before)
+        self.clock = experiment_clock(self._directory, not_before=not_before)
         self.guards = Guards(self._experiment, self._directory, self.token_path, lease_s, self.clock)
         if not self.guards.leased():  # else the budget of an earlier driver's instances may reach no further
             self.renew_lease(self.clock() + lease_s)

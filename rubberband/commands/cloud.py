@@ -33,7 +33,7 @@ from rubberband.units import counted, format_duration, format_usd
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
-    from rubberband.cloud.aws.sweeping import Ended, FoundInstance
+    from rubberband.cloud.aws.cleanup import Ended, FoundInstance
     from rubberband.spec.resources import Resources
 
 
@@ -177,8 +177,8 @@ def down(
     chosen_region, chosen_owner = meant(file, region, owner)
     session = open_aws(chosen_region)
 
+    from rubberband.cloud.aws.cleanup import end_everything, living
     from rubberband.cloud.aws.client import account_of
-    from rubberband.cloud.aws.sweeping import end_everything, living
     from rubberband.executor.run.allowance import note_end_of_head
     from rubberband.installation import default_home
 
@@ -319,7 +319,7 @@ def _other_accounts(account: str) -> list[str]:
 def _elsewhere(session: AwsSession, owner: str) -> list[str]:
     """Return a line for each other region in which the owner has instances, or which does not answer."""
     from rubberband.cloud.aws.calls import open_aws
-    from rubberband.cloud.aws.sweeping import living_elsewhere
+    from rubberband.cloud.aws.cleanup import living_elsewhere
 
     found, unknown = living_elsewhere(session, owner, open_aws)
     lines = [
@@ -356,7 +356,7 @@ def cleanup(
     Instances of a living driver keep running. Nothing is lost: `rubberband resume` starts new ones and continues from
     the last reported iterations.
     """
-    from rubberband.cloud.local.provider import sweep
+    from rubberband.cloud.local.provider import clean_up
     from rubberband.installation import default_home
 
     if name is not None and Path(name).suffix in (".yaml", ".yml", ".json"):
@@ -364,7 +364,7 @@ def cleanup(
             f"{name} is a file, and `cleanup` takes the NAME of an experiment; to run a search: rubberband run {name}"
         )
     home = default_home()
-    ended = [f"{found.instance} of {found.experiment} ({found.processes} processes)" for found in sweep(home, name)]
+    ended = [f"{found.instance} of {found.experiment} ({found.processes} processes)" for found in clean_up(home, name)]
     for line in ended:
         print(f"ended {line}")
     ended += _cleanup_ec2(home, name)
@@ -382,22 +382,22 @@ def _cleanup_ec2(home: Path, name: str | None) -> list[str]:
     from rubberband.cloud.aws.calls import open_aws
 
     require("AWS", "boto3")
-    from rubberband.cloud.aws.sweeping import sweep
+    from rubberband.cloud.aws.cleanup import clean_up
 
-    swept = sweep(directories, open_aws, name)
-    for found in swept.ended:
+    cleaned = clean_up(directories, open_aws, name)
+    for found in cleaned.ended:
         print(f"ended {found}")
-    for note in swept.notes:
+    for note in cleaned.notes:
         print(note, file=sys.stderr)
-    for found in swept.unknown:
+    for found in cleaned.unknown:
         print(
             f"not touched: {found}, which belongs to no experiment here; `rubberband cloud down` ends it if no "
             "driver does",
             file=sys.stderr,
         )
-    if swept.troubles:
-        raise RubberbandError("; ".join(swept.troubles))
-    return [str(found) for found in swept.ended]
+    if cleaned.troubles:
+        raise RubberbandError("; ".join(cleaned.troubles))
+    return [str(found) for found in cleaned.ended]
 
 
 # `rubberband cloud image`: AMIs with the driver's environment, which save each instance the minutes of its set-up.

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from rubberband.cloud.aws.calls import INSTANCE_TAG
+from rubberband.cloud.aws.cleanup import clean_up, end_everything
 from rubberband.cloud.aws.fleet import SHUTDOWN_S, VISIBILITY_S
 from rubberband.cloud.aws.guards import SLACK_S
-from rubberband.cloud.aws.sweeping import end_everything, sweep
 from rubberband.errors import RubberbandError
 from rubberband.executor import sampling
 from rubberband.executor.core.budget import bill_usd
@@ -250,12 +250,12 @@ class Story:
         world = self.world
         self._leave()
         self._tell("sweep")
-        swept = sweep([world.directory], lambda _: world.session, clock=world.clock.now, sleep=world.sleep)
-        self._tell(str(swept))
-        if swept.troubles:
+        cleaned = clean_up([world.directory], lambda _: world.session, clock=world.clock.now, sleep=world.sleep)
+        self._tell(str(cleaned))
+        if cleaned.troubles:
             self._wait()
         else:
-            self.ended = "swept"
+            self.ended = "cleaned up"
 
     def _down(self) -> None:
         world = self.world
@@ -318,7 +318,7 @@ class Story:
         state = self._controller().state
         billed = {name_of(line) for line in self.world.fake.bill().lines}
         known = {name for name, record in state.instances.items() if record.running_at is not None}
-        if self.ended in ("swept", "down", "left alone"):  # its ledger is not kept any more
+        if self.ended in ("cleaned up", "down", "left alone"):  # its ledger is not kept any more
             known |= set(state.instances)
         for name in sorted(billed - known):
             yield f"{name} is billed, and the ledger does not know it ran"

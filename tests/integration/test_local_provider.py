@@ -19,8 +19,8 @@ from typing import NoReturn
 
 import pytest
 
-from rubberband.cloud.clock import steady_clock
-from rubberband.cloud.local import LocalProvider, sweep
+from rubberband.cloud.clock import experiment_clock
+from rubberband.cloud.local import LocalProvider, clean_up
 from rubberband.cloud.local.gpus import holder
 from rubberband.cloud.provider import HeadError
 from rubberband.cloud.ray_head import ray_node
@@ -163,13 +163,13 @@ def test_sweep_ends_what_dead_drivers_left_and_nothing_else(open_provider: Open,
     provider = open_provider()
     _launch(provider, "a")
     eventually(lambda: len(processes_of(tmp_path / "dead", "a")) == 3)
-    assert sweep(tmp_path, "another") == []
-    swept = sweep(tmp_path)
-    assert {(found.experiment, found.instance) for found in swept} == {("crash", "a"), ("crash", "head-0")}
-    assert all(found.processes >= 2 for found in swept)
+    assert clean_up(tmp_path, "another") == []
+    ended = clean_up(tmp_path)
+    assert {(found.experiment, found.instance) for found in ended} == {("crash", "a"), ("crash", "head-0")}
+    assert all(found.processes >= 2 for found in ended)
     assert nothing_left(tmp_path / "dead")
     assert provider.describe()[0].state == "running"
-    assert sweep(tmp_path) == []
+    assert clean_up(tmp_path) == []
 
 
 def test_two_drivers_cannot_hold_one_directory(open_provider: Open) -> None:
@@ -215,7 +215,7 @@ def test_runs_at_once_take_different_gpus_and_a_killed_one_gives_its_own_back(
     eventually(lambda: holder("GPU-0") is None)
     provider.launch("b")
     assert load(tmp_path / "instances" / "b.json").devices == ("GPU-0", "GPU-1")
-    assert sweep(tmp_path / "other"), "nothing else ends what a killed driver and a killed guard left"
+    assert clean_up(tmp_path / "other"), "nothing else ends what a killed driver and a killed guard left"
 
 
 def test_a_closed_provider_starts_nothing(open_provider: Open) -> None:
@@ -353,7 +353,7 @@ def test_a_head_is_found_by_the_next_driver_and_holds_its_directory(tmp_path: Pa
 
 def test_a_guard_that_is_slow_to_go_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_node, "_RELEASE_S", 0.01)
-    guards = ray_node.Guards("slow", tmp_path, tmp_path / "token", 30.0, steady_clock(tmp_path))
+    guards = ray_node.Guards("slow", tmp_path, tmp_path / "token", 30.0, experiment_clock(tmp_path))
     slow = subprocess.Popen(["sleep", "1000"])
     guards._processes.append(slow)
     guards.wait()

@@ -21,7 +21,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="protected-one-saves-all",
         harm="`down` leaves every instance of a zone running in which one has termination protection",
-        file="cloud/aws/sweeping.py",
+        file="cloud/aws/cleanup.py",
         old="        for identity in identities:\n            try:",
         new="        for identity in identities[:1]:\n            try:",
         tests=_STORIES,
@@ -43,12 +43,12 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_STORIES,
     ),
     Mutant(
-        name="swept-in-any-account",
+        name="cleaned-up-in-any-account",
         harm="`sweep` with credentials of another account closes the records of instances that run",
-        file="cloud/aws/sweeping.py",
+        file="cloud/aws/cleanup.py",
         old="if account and (here := account_of(session)) != account:",
         new="if (here := account_of(session)) != here:",
-        tests=("tests/unit/test_aws_sweeping.py",),
+        tests=("tests/unit/test_aws_cleanup.py",),
     ),
     Mutant(
         name="gone-head-is-waited-for",
@@ -437,7 +437,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="other-regions-unseen",
         harm="`down` says that nothing runs, while a head in another region costs 80 USD a month",
-        file="cloud/aws/sweeping.py",
+        file="cloud/aws/cleanup.py",
         old="    regions = sorted(one",
         new="    regions = []; sorted(one",
         tests=("tests/unit/test_aws_head.py",),
@@ -1261,7 +1261,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="down-looks-once",
         harm="`down` leaves an instance that EC2 omits for a moment, in a security group of the user's",
-        file="cloud/aws/sweeping.py",
+        file="cloud/aws/cleanup.py",
         old="_LOOKS = 2\n",
         new="_LOOKS = 1\n",
         tests=("tests/unit/test_aws_head.py",),

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from rubberband.cloud.aws import calls, fleet, guards, sweeping
+from rubberband.cloud.aws import calls, cleanup, fleet, guards
 from rubberband.cloud.aws.intents import Intents
 from rubberband.executor.core.controller import Controller
 from tests.harness.crash_cases import AFTERWARDS, HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
@@ -96,7 +96,7 @@ def test_a_driver_that_writes_nothing_down_is_found_out(monkeypatch: pytest.Monk
 
 def test_a_driver_that_trusts_the_first_missing_answer_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "VISIBILITY_S", 0.0)
-    monkeypatch.setattr(sweeping, "VISIBILITY_S", 0.0)
+    monkeypatch.setattr(cleanup, "VISIBILITY_S", 0.0)
     assert found_out(unseen("sweep"), "lives on")
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.aws.calls import name_in
+from rubberband.cloud.aws.cleanup import clean_up
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws.sweeping import sweep
 from rubberband.errors import ProviderError
 from tests.builders.fake_ec2 import World
 from tests.ec2 import FakeCall, Fault
@@ -92,7 +92,7 @@ def story(folder: Path, *, kill_at: int, after: bool, weather: str, at: int, hid
         world.sleep(2.0 * LEASE_S)
         return world
     if then == "sweep":
-        found = sweep(
+        found = clean_up(
             [world.directory],
             lambda _region: world.fake.session("driver"),
             clock=lambda: world.now,

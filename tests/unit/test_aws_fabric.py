@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from rubberband.cloud.aws.cleanup import end_everything
 from rubberband.cloud.aws.client import type_facts
 from rubberband.cloud.aws.network import ensure_group, fabric_of, group_name
 from rubberband.cloud.aws.preflight import preflight
-from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.errors import ProviderError
 from rubberband.spec.resources import GpusPerTrial
 from tests.builders.aws_account import Account, offer

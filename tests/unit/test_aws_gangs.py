@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
+from rubberband.cloud.aws.cleanup import end_everything
 from rubberband.cloud.aws.network import ensure_cluster
-from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.errors import InputError
 from rubberband.executor.core.state import Job
 from tests.builders.aws_account import Account, offer

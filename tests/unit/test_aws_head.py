@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from rubberband.cli import app
 from rubberband.cloud.aws.calls import tags_of
+from rubberband.cloud.aws.cleanup import Ended, end_everything, living
 from rubberband.cloud.aws.head import HeadInstance, RemoteHead, ensure_head, upload_folder
 from rubberband.cloud.aws.network import OwnInstance, ensure_group
-from rubberband.cloud.aws.sweeping import Ended, end_everything, living
 from rubberband.cloud.aws.token import publish_token
 from rubberband.cloud.clock import Waiting
 from rubberband.errors import Cancelled, InputError, ProviderError
@@ -61,7 +61,7 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
     )
     passing: dict[str, Any] = {"clock": lambda: account.now, "sleep": account.sleep}
     monkeypatch.setattr("rubberband.cloud.aws.head.ensure_head", partial(ensure_head, **passing))
-    monkeypatch.setattr("rubberband.cloud.aws.sweeping.end_everything", partial(end_everything, **passing))
+    monkeypatch.setattr("rubberband.cloud.aws.cleanup.end_everything", partial(end_everything, **passing))
     monkeypatch.setattr("rubberband.cloud.aws.head.RemoteHead", partial(RemoteHead, waiting=Waiting(**passing)))
     account.fake.world.runs_command = lambda instance_id, script: lambda: (0, sent_made_of(account, instance_id), "")
     return account

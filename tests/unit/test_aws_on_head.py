@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 from rubberband.cli import app
 from rubberband.cloud.aws import on_head
+from rubberband.cloud.aws.cleanup import end_everything
 from rubberband.cloud.aws.head import RemoteHead, ensure_head, running_head
 from rubberband.cloud.aws.s3 import S3Folder
-from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.cloud.clock import Waiting
 from rubberband.errors import InputError, ProviderError
 from rubberband.executor.run.allowance import committed_usd
@@ -86,7 +86,7 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
     waiting = Waiting(**passing)
     monkeypatch.setattr("rubberband.cloud.aws.head.ensure_head", partial(ensure_head, **passing))
     monkeypatch.setattr("rubberband.cloud.aws.head.running_head", partial(running_head, **passing))
-    monkeypatch.setattr("rubberband.cloud.aws.sweeping.end_everything", partial(end_everything, **passing))
+    monkeypatch.setattr("rubberband.cloud.aws.cleanup.end_everything", partial(end_everything, **passing))
     monkeypatch.setattr("rubberband.cloud.aws.head.RemoteHead", partial(RemoteHead, waiting=waiting))
     monkeypatch.setattr("rubberband.commands.on_head.time.sleep", account.sleep)
     return account

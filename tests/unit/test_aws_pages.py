@@ -8,9 +8,9 @@ import pytest
 
 from rubberband.cloud.aws import capacity
 from rubberband.cloud.aws.capacity import quotas
+from rubberband.cloud.aws.cleanup import living
 from rubberband.cloud.aws.network import choose_subnets, delete_groups, ensure_group, zones_of
 from rubberband.cloud.aws.quotes import on_demand_price, spot_prices
-from rubberband.cloud.aws.sweeping import living
 from tests.builders.aws_account import Account, started
 from tests.ec2 import filters
 

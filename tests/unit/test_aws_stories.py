@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rubberband.cloud.aws.cleanup import living
 from rubberband.cloud.aws.network import choose_subnets
-from rubberband.cloud.aws.sweeping import living
 from rubberband.errors import InputError, ProviderError
 from rubberband.executor.ray.code import pack
 from rubberband.executor.run.allowance import committed_usd

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from rubberband.cli import app
-from rubberband.cloud.aws import boot, calls, images, sweeping
+from rubberband.cloud.aws import boot, calls, cleanup, images
 from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import NodeStart
 from rubberband.cloud.aws.client import type_facts
@@ -153,7 +153,7 @@ def test_with_a_built_image_nothing_is_installed_through_a_nat_gateway(world: Bu
 def test_down_names_the_images_that_stay(world: BuildWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     built = world.build()
     monkeypatch.setattr(calls, "open_aws", lambda region: world.session)
-    monkeypatch.setattr(sweeping, "_LOOK_S", 0.0)
+    monkeypatch.setattr(cleanup, "_LOOK_S", 0.0)
     command = ["cloud", "down", "--region", "us-east-1"]
     said = CliRunner().invoke(app, command)
     assert said.exit_code == 0, said.output

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud import clock as steady
-from rubberband.cloud.clock import steady_clock, time_of
+from rubberband.cloud.clock import experiment_clock, time_of
 from rubberband.cloud.ray_head import instance
 from rubberband.cloud.ray_head.instance import STARTED, Record, load, release_marker, save
 from rubberband.executor.journal.reading import read
@@ -28,7 +28,7 @@ def test_the_clock_goes_on_while_the_machine_sleeps(tmp_path: Path, monkeypatch:
     """Instances that are rented are paid meanwhile."""
     slept_s, really = 0.0, time.clock_gettime
     monkeypatch.setattr(time, "clock_gettime", lambda id: really(id) + (slept_s if id == time.CLOCK_BOOTTIME else 0.0))
-    clock = steady_clock(tmp_path)
+    clock = experiment_clock(tmp_path)
     before = clock()
     slept_s = HALF_AN_HOUR_S
     assert clock() - before >= HALF_AN_HOUR_S
@@ -44,10 +44,10 @@ def step(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
 def test_a_step_of_the_clock_moves_neither_the_driver_s_nor_the_next_one_s_nor_an_onlooker_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
 ) -> None:
-    clock = steady_clock(tmp_path)
+    clock = experiment_clock(tmp_path)
     before = clock()
     step(monkeypatch, by_s)
-    seen = [before, clock(), steady_clock(tmp_path)(), time_of(tmp_path), clock()]
+    seen = [before, clock(), experiment_clock(tmp_path)(), time_of(tmp_path), clock()]
     assert seen == sorted(seen)
     assert seen[-1] < before + HALF_AN_HOUR_S / 2
 
@@ -55,17 +55,17 @@ def test_a_step_of_the_clock_moves_neither_the_driver_s_nor_the_next_one_s_nor_a
 def test_a_driver_after_a_reboot_continues_after_the_last_that_was_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last_event_at = steady_clock(tmp_path)()
+    last_event_at = experiment_clock(tmp_path)()
     monkeypatch.setattr(steady, "_boot", lambda: "another")
     step(monkeypatch, -HALF_AN_HOUR_S)
     assert time_of(tmp_path) < last_event_at, "a clock of another boot, or machine, tells nothing"
-    assert steady_clock(tmp_path, not_before=last_event_at)() >= last_event_at
+    assert experiment_clock(tmp_path, not_before=last_event_at)() >= last_event_at
     assert time_of(tmp_path) >= last_event_at
 
 
 @pytest.mark.parametrize("by_s", [HALF_AN_HOUR_S, -HALF_AN_HOUR_S])
 def test_an_instance_counts_its_lease_and_its_time_by_that_clock(tmp_path: Path, by_s: float) -> None:
-    clock = steady_clock(tmp_path)
+    clock = experiment_clock(tmp_path)
     path, lease = tmp_path / "i-001.json", tmp_path / "lease"
     lease.touch()
     os.utime(lease, (clock() + 600.0, clock() + 600.0))
@@ -104,7 +104,7 @@ def test_a_reader_sees_no_progress_of_time_money_or_lateness(
     run = replace(run, events=events[:1], setup={**run.setup, "provider": "local"})
     folder = run.put(tmp_path)
     folder.instances.mkdir()
-    steady_clock(folder.instances)
+    experiment_clock(folder.instances)
     with closing(JournalFollower(folder)) as follower:
         follower.refresh(live=True)
         before = follower.result().actual_jct_s, follower.present

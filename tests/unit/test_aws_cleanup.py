@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rubberband.cloud.aws.sweeping import Swept, sweep
+from rubberband.cloud.aws.cleanup import CleanupResult, clean_up
 from rubberband.cloud.ray_head.instance import lock
-from rubberband.commands.cloud import sweep as sweep_command
+from rubberband.commands.cloud import cleanup as cleanup_command
 from tests.builders.fake_ec2 import World
 from tests.ec2 import Fault
 
@@ -25,8 +25,8 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "experiments" / "digits" / "local")
 
 
-def swept(world: World, *others: Path, experiment: str | None = None) -> Swept:
-    return sweep(
+def cleaned(world: World, *others: Path, experiment: str | None = None) -> CleanupResult:
+    return clean_up(
         [world.directory, *others],
         lambda _region: world.fake.session("driver"),
         experiment,
@@ -36,7 +36,7 @@ def swept(world: World, *others: Path, experiment: str | None = None) -> Swept:
 
 
 def test_where_there_is_no_run_aws_is_not_asked(world: World) -> None:
-    assert swept(world) == Swept()
+    assert cleaned(world) == CleanupResult()
     assert world.fake.calls == []
 
 
@@ -45,11 +45,11 @@ def test_instances_of_a_dead_driver_are_ended(world: World) -> None:
     driver.launch("a")
     driver.launch("b")
     driver.release("b")
-    found = swept(world)
+    found = cleaned(world)
     assert [(one.experiment, one.instance) for one in found.ended] == [("digits", "a")]
     assert found.troubles == ()
     assert world.living == []
-    assert swept(world).ended == ()
+    assert cleaned(world).ended == ()
 
 
 def test_a_sweep_with_credentials_of_another_account_says_so_and_ends_no_record(world: World) -> None:
@@ -58,18 +58,18 @@ def test_a_sweep_with_credentials_of_another_account_says_so_and_ends_no_record(
     other = World(world.directory)
     other.now, other.fake.world.account = world.now, "999999999999"
 
-    found = swept(other)
+    found = cleaned(other)
     assert found.ended == ()
     (trouble,) = found.troubles
     assert f"that is in account {world.fake.world.account}, and these credentials are of 999999999999" in trouble
 
-    assert [one.instance for one in swept(world).ended] == ["a"]
+    assert [one.instance for one in cleaned(world).ended] == ["a"]
 
 
 def test_an_instance_that_ended_itself_is_not_reported_as_ended_by_sweep(world: World) -> None:
     world.driver().launch("a")
     world.sleep(2000.0)
-    assert swept(world) == Swept()
+    assert cleaned(world) == CleanupResult()
     status = world.look(world.driver())["a"]
     assert "lease" in status.reason
 
@@ -84,7 +84,7 @@ def test_a_driver_killed_while_it_asked_leaves_nothing(world: World, took_effect
     with pytest.raises(Killed):
         world.driver().launch("a")
     world.fake.fault = None
-    found = swept(world)
+    found = cleaned(world)
     assert world.living == []
     assert [one.instance for one in found.ended] == (["a"] if took_effect else [])
     assert sum(call.operation == "RunInstances" for call in world.fake.calls) == 1
@@ -100,7 +100,7 @@ def test_a_broken_record_is_reported_and_keeps_no_other_run_from_being_swept(
     world.directory, world.run = tmp_path / "experiments" / "other" / "local", "run-2"
     world.driver().launch("a")
 
-    found = swept(world, tmp_path / "experiments" / "digits" / "local")
+    found = cleaned(world, tmp_path / "experiments" / "digits" / "local")
 
     assert len(found.ended) == 1
     assert f"{broken} cannot be read" in "; ".join(found.troubles)
@@ -109,13 +109,13 @@ def test_a_broken_record_is_reported_and_keeps_no_other_run_from_being_swept(
 def test_instances_of_a_living_driver_are_left_alone(world: World) -> None:
     world.driver().launch("a")
     with lock(world.directory / "driver"):
-        assert swept(world).ended == ()
+        assert cleaned(world).ended == ()
     assert world.living == ["a"]
 
 
 def test_only_the_named_experiment_is_swept(world: World) -> None:
     world.driver().launch("a")
-    assert swept(world, experiment="other").ended == ()
+    assert cleaned(world, experiment="other").ended == ()
     assert world.living == ["a"]
 
 
@@ -124,7 +124,7 @@ def test_sweep_ends_only_the_named_experiment_of_an_owner(world: World, tmp_path
     other.fake, other.machines = world.fake, world.machines
     other.driver().launch("x")
     world.driver().launch("a")
-    assert [one.instance for one in swept(world, other.directory, experiment="other").ended] == ["x"]
+    assert [one.instance for one in cleaned(world, other.directory, experiment="other").ended] == ["x"]
     assert world.living == ["a"]
 
 
@@ -133,7 +133,7 @@ def test_files_outside_known_folders_are_reported_and_left(world: World, tmp_pat
     elsewhere.fake, elsewhere.machines = world.fake, world.machines
     elsewhere.driver().launch("x")
     world.driver().launch("a")
-    found = swept(world)
+    found = cleaned(world)
     assert [one.instance for one in found.unknown] == ["x"]
     assert world.living == ["x"]
 
@@ -142,11 +142,11 @@ def test_trouble_is_reported_if_something_may_run_and_noted_if_not(world: World)
     driver = world.driver()
     driver.launch("a")
     world.fake.fault = lambda call: Fault.timeout(took_effect=False)
-    assert "does not answer" in swept(world).troubles[0]
+    assert "does not answer" in cleaned(world).troubles[0]
     world.fake.fault = None
     driver.close()
     world.fake.fault = lambda call: Fault.timeout(took_effect=False)
-    found = swept(world)
+    found = cleaned(world)
     assert found.troubles == ()
     assert "does not answer" in found.notes[0]
 
@@ -158,7 +158,7 @@ def test_the_command_sweeps_ec2_as_well(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
     monkeypatch.setattr("rubberband.cloud.aws.calls.open_aws", lambda _region: world.fake.session("driver"))
     app = typer.Typer()
-    app.command()(sweep_command)
+    app.command()(cleanup_command)
     assert CliRunner().invoke(app, []).output == "nothing was left behind\n"
     world.driver().launch("a")
     result = CliRunner().invoke(app, [])

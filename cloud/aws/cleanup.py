@@ -24,7 +24,7 @@ from rubberband.cloud.clock import elapsed_s
 from rubberband.cloud.ray_head.instance import lock
 from rubberband.errors import InputError, ProviderError, RubberbandError
 
-SWEPT = "swept: its driver was dead"
+CLEANED_UP = "ended by cleanup: its driver was dead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class FoundInstance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
-    """Result of a sweep."""
+class CleanupResult:
+    """Result of a cleanup."""
 
     ended: tuple[FoundInstance, ...] = ()
     unknown: tuple[FoundInstance, ...] = ()
@@ -61,14 +61,14 @@ class Swept:
     """Reasons why AWS could not be asked, where no instance is known to be left."""
 
 
-def sweep(
+def clean_up(
     directories: Iterable[Path],
     open_session: Callable[[str], AwsSession],
     experiment: str | None = None,
     *,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
-) -> Swept:
+) -> CleanupResult:
     """Terminate every instance of `experiment` (None: of all) that a directory knows and whose driver is dead.
 
     Instances of a living driver are left alone. AWS is not called if the directories know no run.
@@ -82,7 +82,7 @@ def sweep(
         try:
             for run in runs_in(directory):
                 places[run.region, run.owner, run.account].append((directory, run))
-        except ProviderError as error:  # the others are still swept
+        except ProviderError as error:  # the others are still ended
             troubles.append(str(error))
     known = {(run.experiment, run.run) for runs in places.values() for _, run in runs}
     for (region, owner, account), runs in sorted(places.items()):
@@ -99,7 +99,7 @@ def sweep(
         except RubberbandError as error:
             told = f"{owner} in {region}: {error}"
             (troubles if any(not _over(directory, run, clock()) for directory, run in runs) else notes).append(told)
-    return Swept(ended=tuple(ended), unknown=tuple(unknown), troubles=tuple(troubles), notes=tuple(notes))
+    return CleanupResult(ended=tuple(ended), unknown=tuple(unknown), troubles=tuple(troubles), notes=tuple(notes))
 
 
 def _over(directory: Path, run: Run, now: float) -> bool:
@@ -152,13 +152,13 @@ class _OwnerRegion:
         fleet = Ec2Fleet(self._session, run, intents, clock=self._clock, sleep=self._sleep)
         before = {intent.instance for intent in intents.living()}
         try:
-            fleet.end_all(lambda instance: fleet.end(instance, SWEPT))
+            fleet.end_all(lambda instance: fleet.end(instance, CLEANED_UP))
         except ProviderError as error:
             troubles.append(str(error))
-        ours = [i for i in intents.all() if i.instance in before and i.reason == SWEPT]
-        swept = {i.last.instance_id: _intended(i) for i in ours if i.last is not None and i.last.instance_id}
+        ours = [i for i in intents.all() if i.instance in before and i.reason == CLEANED_UP]
+        cleaned = {i.last.instance_id: _intended(i) for i in ours if i.last is not None and i.last.instance_id}
         strays = {identity: _found(machine) for identity, machine in fleet.strays.items()}
-        return list((strays | swept).values())
+        return list((strays | cleaned).values())
 
 
 def _run_of(machine: Mapping[str, Any]) -> tuple[str, str]:
