@@ -3,7 +3,8 @@
 import gc
 import os
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import xdist.scheduler
@@ -13,6 +14,9 @@ from rubberband.cloud.ray_head import ray_node
 from tests.builders.databases import postgresql as postgresql
 from tests.builders.databases import postgresql_url as postgresql_url
 from tests.builders.databases import store_url as store_url
+
+if TYPE_CHECKING:
+    from rubberband.executor.checkpoints import CheckpointStore
 
 # How long an example takes, and how fast examples are made, is the machine's to say.
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -56,6 +60,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByWhatIsShar
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Give this process a home: what the user's runs measured changes estimates, and credentials change errors."""
     os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of this test's own, which commands use, too."""
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> "CheckpointStore":
+    """Where the checkpoints of a test go."""
+    from rubberband.executor.checkpoints import open_store
+
+    return open_store(str(tmp_path))
 
 
 def pytest_collection_finish() -> None:

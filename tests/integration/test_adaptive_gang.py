@@ -5,20 +5,17 @@ from __future__ import annotations
 import io
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment, SegmentReport, SegmentStarted
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments, trials
-from tests.builders.processes.segment_worker import Worker, run_again, run_gang
+from tests.builders.processes.segment_worker import Worker, gang_of, run_again, run_gang
 
 NOISY = trials.entrypoint("adaptive_trials:Noisy")
 SEGMENT = replace(
@@ -28,27 +25,6 @@ SEGMENT = replace(
     until_iterations=6,
     batch=AdaptiveBatch(max=512, interval=8),
 )
-
-
-@contextmanager
-def gang_of(num_workers: int) -> Iterator[list[Worker]]:
-    started = [Worker() for _ in range(num_workers)]
-    try:
-        yield started
-    finally:
-        for worker in started:
-            worker.stop()
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[list[Worker]]:
-    with gang_of(2) as started:
-        yield started
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 def run(workers: list[Worker], segment: Segment, store: CheckpointStore) -> list[SegmentReport]:

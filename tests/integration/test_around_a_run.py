@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -53,11 +52,6 @@ if __name__ == "__main__":
         "threads": [thread.name for thread in threading.enumerate() if thread.name.startswith("rubberband ")],
     }))
 """
-
-
-@pytest.fixture
-def command_line(tmp_path: Path) -> CommandLine:
-    return CommandLine(tmp_path)
 
 
 def test_tune_calls_back_shows_its_course_and_returns_the_trained_trial(command_line: CommandLine) -> None:

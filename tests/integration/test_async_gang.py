@@ -7,13 +7,12 @@ import os
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
@@ -39,11 +38,6 @@ def content(store: CheckpointStore, ref: CheckpointRef | None) -> dict[str, Any]
     assert ref is not None
     found: dict[str, Any] = torch.load(io.BytesIO(store.load(ref)), weights_only=False)
     return found
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 def test_without_staleness_it_equals_synchronous_training(store: CheckpointStore) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import GlobalBatchSampler, reseed
@@ -23,21 +20,9 @@ from tests.builders.segments import reports
 SLEEPY = trials.entrypoint("balance_trials:Sleepy")
 NORMED = trials.entrypoint("balance_trials:Normed")
 WEIGHED = trials.entrypoint("segment_trials:Weighed")
+NUM_WORKERS = 3
 SEGMENT = replace(segments.SEGMENT, until_iterations=2)
 SHARES = [[11, 4, 1], [0, 9, 7], [16, 0, 0], [5, 0, 11]]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[list[Worker]]:
-    started = [Worker() for _ in range(3)]
-    yield started
-    for worker in started:
-        worker.stop()
 
 
 def test_a_worker_without_samples_takes_no_pass(workers):
@@ -113,8 +98,8 @@ def test_shares_follow_the_speed_and_the_report_says_what_that_saves(workers, st
     found = reports(run_gang(workers, SLEEPY, segment, store)[0])
     uses = [each.batch.balance for each in found if each.batch.balance is not None]
     assert all(sum(use.shares) == 16 for use in uses)
-    # On a busy machine, another worker may be as slow for a while.
-    assert any(use.shares[2] < min(use.shares[:2]) and use.equal_step_s > use.step_s for use in uses), uses
+    # On a busy machine, another worker may be slower still for a while.
+    assert any(use.shares[2] < 16 // 3 and use.equal_step_s > use.step_s for use in uses), uses
 
 
 def test_shares_are_equal_on_demand(workers, store):

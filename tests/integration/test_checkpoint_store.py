@@ -12,11 +12,6 @@ from tests.builders.command_line import PATIENCE_S, CommandLine
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
 
-@pytest.fixture
-def command_line(tmp_path: Path) -> CommandLine:
-    return CommandLine(tmp_path)
-
-
 def store_of(command_line: CommandLine) -> Path:
     return command_line.home / "experiments" / "sleepy" / "checkpoints"
 

@@ -21,7 +21,7 @@ from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
-from tests.builders.browser import chromium, served, visiting
+from tests.builders.browser import served, visiting
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.journalled_runs import Recorded, recorded, words
 from tests.builders.results import UPDATES, a_result, cut_short, hostile
@@ -197,12 +197,6 @@ HALF = 0.6
 def run() -> Recorded:
     faults = Faults(failures={(2, 1): "raised", (2, 2): "died", (7, 1): "not_a_number"})
     return recorded(words(name="grown"), faults=faults)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as made:
-        yield made
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

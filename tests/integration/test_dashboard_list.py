@@ -21,7 +21,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store, open_store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
-from tests.builders.browser import chromium, served, visiting
+from tests.builders.browser import served, visiting
 from tests.builders.fake_runs import FakeRuns
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
@@ -61,12 +61,6 @@ class Site:
     def change(self, name: str, **changes: Any) -> None:
         self.store.change(name, at=time.time(), **changes)
         self.feed.wake()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 class NoPlans(Plans):

@@ -17,7 +17,7 @@ from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from tests.builders.browser import Visit, chromium, served, visiting
+from tests.builders.browser import Visit, served, visiting
 from tests.builders.fake_runs import FakeRuns
 from tests.builders.service_runs import until
 
@@ -37,12 +37,6 @@ SCALING = re.sub(
     (Path(__file__).parents[2] / "examples" / "scaling.yaml").read_text(encoding="utf-8"),
 )
 """The example with these figures, whatever its own are."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

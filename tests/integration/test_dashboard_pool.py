@@ -17,7 +17,7 @@ from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings, SharedPool
 from rubberband.api.store.sql import open_store
 from rubberband.spec.pool import PoolFile
-from tests.builders.browser import chromium, served, visiting
+from tests.builders.browser import served, visiting
 from tests.builders.fake_runs import FakeRuns, NearPlans, words
 from tests.builders.pools import broker, lending_pool
 
@@ -46,12 +46,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         parts = Service(settings=settings, store=store, plans=NearPlans(settings, store), runs=runs, feed=EventFeed())
         with served(app_of(parts)) as found:
             yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 def test_a_preview_shows_its_promise_and_the_deadline_that_would_do(browser: Any, address: str) -> None:

@@ -21,7 +21,7 @@ from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.sql import Store, open_store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
-from tests.builders.browser import chromium, served, visiting
+from tests.builders.browser import served, visiting
 from tests.builders.fake_runs import FakeRuns
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
@@ -33,12 +33,6 @@ class NoPlans(Plans):
 
     async def start(self) -> None:
         pass
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import SegmentFailure
 from tests.builders import segments, trials
-from tests.builders.processes.segment_worker import Worker, run_gang, run_unequal
+from tests.builders.processes.segment_worker import run_gang, run_unequal
 
 SEGMENT = replace(segments.SEGMENT, until_iterations=6, max_iterations=6)
 SHARES = [[11, 5], [0, 16], [16, 0], [3, 13], [5, 11]]
@@ -23,14 +22,6 @@ SHARES = [[11, 5], [0, 16], [16, 0], [3, 13], [5, 11]]
 
 def entrypoint(name: str) -> Entrypoint:
     return trials.entrypoint(f"gang_trials:{name}")
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[list[Worker]]:
-    started = [Worker() for _ in range(2)]
-    yield started
-    for worker in started:
-        worker.stop()
 
 
 def own_state(payload: bytes) -> Any:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.checkpoints import CheckpointStore, LocalCheckpointStore, Payload, open_store
+from rubberband.executor.checkpoints import LocalCheckpointStore, Payload
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import SegmentReport
 from tests.builders import segments
-from tests.builders.processes.segment_worker import Worker, run_gang
+from tests.builders.processes.segment_worker import Worker, gang_of, run_gang
 from tests.builders.segments import reports
 
 LOSSY = Entrypoint.parse("tests.builders.trials.nccl_trials:Lossy", [Path(__file__).parents[2]])
@@ -25,15 +25,8 @@ SEGMENT = replace(segments.SEGMENT, until_iterations=3)
 
 @pytest.fixture
 def workers() -> Iterator[list[Worker]]:
-    started = [Worker() for _ in range(2)]
-    yield started
-    for worker in started:
-        worker.stop()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
+    with gang_of(2) as started:
+        yield started
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,19 +9,11 @@ import pytest
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.segment import SegmentReport
 from tests.builders import segments, trials
-from tests.builders.processes.segment_worker import Worker, run_gang
+from tests.builders.processes.segment_worker import run_gang
 
 pytest.importorskip("lightning.pytorch", reason="pip install 'rubberband-tune[lightning]'")
 
 SEGMENT = replace(segments.SEGMENT, metric="val_loss", data_seed=3, until_iterations=4, max_iterations=4)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[list[Worker]]:
-    started = [Worker() for _ in range(2)]
-    yield started
-    for worker in started:
-        worker.stop()
 
 
 @pytest.mark.long

@@ -3,12 +3,9 @@ gang; the size is remembered."""
 
 from __future__ import annotations
 
-import io
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,25 +18,13 @@ from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments, trials
 from tests.builders.command_line import CommandLine
 from tests.builders.processes.segment_worker import Worker, run_again
+from tests.builders.segments import content
 
 GROWING, NARROW, AT_MOST_TWO, PARTLY = (
     trials.entrypoint(f"memory_trials:{name}") for name in ("Growing", "Narrow", "AtMostTwo", "Partly")
 )
 SEGMENT = replace(segments.SEGMENT, metric="train_loss", config={}, until_iterations=2)
 PLACES = ["before", "forward", "loss", "backward"]
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[list[Worker]]:
-    started = [Worker() for _ in range(2)]
-    yield started
-    for worker in started:
-        worker.stop()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 def run(
@@ -57,11 +42,6 @@ def run(
 
 def last(run: tuple[CheckpointStore, list[SegmentReport]]) -> tuple[CheckpointStore, SegmentReport]:
     return run[0], run[1][-1]
-
-
-def content(store: CheckpointStore, report: SegmentReport) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(io.BytesIO(store.load(report.checkpoint)), weights_only=False)
-    return loaded
 
 
 @pytest.fixture(scope="module")

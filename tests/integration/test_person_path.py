@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.builders.browser import Visit, chromium, visiting
+from tests.builders.browser import Visit, visiting
 from tests.builders.server_process import ROOT, ServerProcess, serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
@@ -49,12 +49,6 @@ resources:
   init_delay: 10s
 profile: {seconds_per_iteration: {1: 1.5}, trial_startup: 3s}
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @contextmanager

@@ -33,11 +33,6 @@ MEMCG = Path("/sys/fs/cgroup/memory")
 LIMIT_BYTES = 2_600 * 2**20
 
 
-@pytest.fixture
-def command_line(tmp_path: Path) -> CommandLine:
-    return CommandLine(tmp_path)
-
-
 def iterations(result: Result) -> int:
     return sum(trial.iterations for trial in result.trials)
 

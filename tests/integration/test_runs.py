@@ -17,11 +17,6 @@ from tests.builders.invariants import validate
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 
 
-@pytest.fixture
-def command_line(tmp_path: Path) -> CommandLine:
-    return CommandLine(tmp_path)
-
-
 def acknowledged(result: Result) -> dict[int, int]:
     return {trial.trial: trial.iterations for trial in result.trials}
 

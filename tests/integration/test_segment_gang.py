@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.evaluation import EvalLoader
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
 from tests.builders import segments, trials
 from tests.builders.processes.segment_worker import Worker, run_gang, run_unequal
-from tests.builders.segments import reports
+from tests.builders.segments import content, reports
 
 REGRESSION = trials.entrypoint("segment_trials:Regression")
 ACCUMULATING = trials.entrypoint("segment_trials:Accumulating")
@@ -28,25 +24,8 @@ WIDE = trials.entrypoint("segment_trials:Wide")
 QUASI = trials.entrypoint("segment_trials:Quasi")
 WEIGHED = trials.entrypoint("segment_trials:Weighed")
 SYNCED = trials.entrypoint("segment_trials:Synced")
+NUM_WORKERS = 3
 SEGMENT = replace(segments.SEGMENT, until_iterations=6)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[list[Worker]]:
-    started = [Worker() for _ in range(3)]
-    yield started
-    for worker in started:
-        worker.stop()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
-
-
-def content(store: CheckpointStore, report: SegmentReport) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(io.BytesIO(store.load(report.checkpoint)), weights_only=False)
-    return loaded
 
 
 @pytest.mark.parametrize(

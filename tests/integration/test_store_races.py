@@ -25,7 +25,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, encode_event
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
-from tests.builders.databases import database
+from tests.builders.databases import cut_off, database
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.service_runs import until
 
@@ -252,16 +252,6 @@ def test_a_database_that_does_not_keep_utf_8_is_refused_with_the_remedy(postgres
         pytest.raises(InputError, match=r"stores text as SQL_ASCII; .*createdb --encoding=UTF8"),
     ):
         Store(url)
-
-
-def cut_off(url: str) -> None:
-    """End all other connections to the database, as a restart of the server does, and see them gone."""
-    engine = sql.create_engine(url, poolclass=sql.NullPool)
-    with engine.connect() as connection:
-        connection.exec_driver_sql(
-            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
 
 
 def test_a_server_that_was_restarted_is_connected_to_again(postgresql_url: str) -> None:

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentReport
 from tests.builders import segments, trials
 from tests.builders.processes.segment_worker import Worker, run_gang
-from tests.builders.segments import reports
+from tests.builders.segments import content, reports
 
 pytestmark = pytest.mark.long
 
 ITERATIONS = 4
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[list[Worker]]:
-    started = [Worker() for _ in range(2)]
-    yield started
-    for worker in started:
-        worker.stop()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 def trained(
@@ -58,11 +41,6 @@ def trained(
             else run_gang(workers[:num_workers], entrypoint, part, store)[0]
         )
     return straight, resized
-
-
-def content(store: CheckpointStore, report: SegmentReport) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(io.BytesIO(store.load(report.checkpoint)), weights_only=False)
-    return loaded
 
 
 @pytest.mark.parametrize(

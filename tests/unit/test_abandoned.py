@@ -14,7 +14,6 @@ import pytest
 
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import (
-    CheckpointRef,
     Event,
     Slot,
     StartTrial,
@@ -26,9 +25,9 @@ from rubberband.executor.ray import attempt, connection
 from rubberband.executor.ray.attempt import Attempt, Gathered
 from rubberband.executor.ray.workers import Workers
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import SegmentFailure, SegmentStarted
+from tests.builders.ray_actors import DEATH, Actor, Stream, ray, report  # noqa: F401 - the stand-in for Ray is a fixture
 from tests.builders.segments import SEGMENT
-from tests.unit.test_async_attempt import DEATH, Actor, Stream, ray  # noqa: F401 - the stand-in for Ray is a fixture
 
 
 @pytest.fixture
@@ -111,11 +110,6 @@ def test_a_worker_that_does_not_end_is_replaced(workers, replaced, monkeypatch):
     _, events = abandoned(workers, [lambda: False], stops=False)
     assert not workers.worker(0).done()
     assert (replaced, events) == (["replace-0"], [])
-
-
-def report(iterations: int) -> SegmentReport:
-    ref = CheckpointRef(url=f"memory:{iterations}", digest="", size_bytes=1)
-    return SegmentReport(iterations=iterations, metrics={"loss": 1.0}, checkpoint=ref)
 
 
 def test_a_gang_that_ran_out_of_memory_begins_again_from_its_latest_report(monkeypatch):

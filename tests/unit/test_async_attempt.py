@@ -7,14 +7,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
-from ray.exceptions import RayError
-
 from rubberband.executor.core.events import (
-    CheckpointRef,
     Event,
     Slot,
     StartTrial,
@@ -22,54 +17,12 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStarted,
 )
-from rubberband.executor.ray import attempt
 from rubberband.executor.ray.attempt import AsyncAttempt
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import SegmentFailure, SegmentStarted
 from rubberband.values.asynchronous import AsyncTraining
+from tests.builders.ray_actors import DEATH, Actor, report
+from tests.builders.ray_actors import ray as ray
 from tests.builders.segments import SEGMENT
-
-DEATH = RayError("The actor is dead because its process was killed")
-
-
-def report(iterations: int) -> SegmentReport:
-    ref = CheckpointRef(url=f"memory:{iterations}", digest="", size_bytes=1)
-    return SegmentReport(iterations=iterations, metrics={"loss": 1.0}, checkpoint=ref)
-
-
-class Stream:
-    """Items of an actor; the last one is its end. It waits at a function until that is true."""
-
-    def __init__(self, script: list[Any]) -> None:
-        self._script = script
-
-    @property
-    def is_ready(self) -> bool:
-        while self._script and callable(self._script[0]):
-            if not self._script[0]():
-                return False
-            self._script.pop(0)
-        return True
-
-    def __next__(self) -> Any:
-        while not self.is_ready:
-            time.sleep(0.001)
-        if not self._script:
-            raise StopIteration
-        return self._script.pop(0)
-
-
-class Actor:
-    """A worker or server, with the script of each of its runs; it notes its orders."""
-
-    def __init__(self, *scripts: list[Any]) -> None:
-        self.scripts, self.orders, self.is_dropped = list(scripts), list[Segment](), False
-        self.vitals = SimpleNamespace(remote=lambda log: (0, 0))
-        self.death_cause = SimpleNamespace(remote=lambda before, log: "")
-        self.run = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._run))
-
-    def _run(self, segment: Segment, _: Any) -> Stream:
-        self.orders.append(segment)
-        return Stream(self.scripts.pop(0))
 
 
 class Place:
@@ -95,26 +48,6 @@ class Place:
 
     def drop_server(self, place: tuple[int, int], server: Actor) -> None:
         server.is_dropped = True
-
-
-@pytest.fixture(autouse=True)
-def ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get(item: Any, timeout: float | None = None) -> Any:
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    def wait(streams: list[Stream], num_returns: int, timeout: float) -> tuple[list[Stream], list[Stream]]:
-        until = time.monotonic() + 0.05
-        while time.monotonic() < until:
-            if ready := [each for each in streams if each.is_ready][:1]:
-                return ready, []
-            time.sleep(0.001)
-        return [], streams
-
-    fake = SimpleNamespace(get=get, wait=wait)
-    monkeypatch.setattr(attempt, "ray", fake)
-    monkeypatch.setattr(attempt, "GRACE_S", 0.2)
 
 
 def carried_out(place: Place, *, stopped: bool = False) -> list[Event]:

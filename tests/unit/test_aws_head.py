@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import shlex
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,86 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from rubberband.cli import app
-from rubberband.cloud.aws.calls import tags_of
 from rubberband.cloud.aws.cleanup import Ended, end_everything, living
-from rubberband.cloud.aws.head import HeadInstance, RemoteHead, ensure_head, upload_folder
-from rubberband.cloud.aws.network import OwnInstance, ensure_group
+from rubberband.cloud.aws.head import ensure_head, upload_folder
+from rubberband.cloud.aws.network import OwnInstance
 from rubberband.cloud.aws.token import publish_token
-from rubberband.cloud.clock import Waiting
 from rubberband.errors import Cancelled, InputError, ProviderError
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account
+from tests.builders.heads import account as account
+from tests.builders.heads import file as file
+from tests.builders.heads import head_of, say, worker
 from tests.ec2 import Fault
 from tests.ec2.faults import FakeCall, FakeDisconnect, FakeError
-from tests.ec2.instance import Instance
-
-EXPERIMENT = """
-name: digits
-entrypoint: digits:Trial
-search:
-  space: {lr: {type: choice, values: [0.1, 0.2]}}
-  metric: accuracy
-  mode: max
-  scheduler: {type: sha, num_samples: 2, grace_period: 1, max_t: 2, reduction_factor: 2}
-constraints: {deadline: 1h}
-resources:
-  provider: aws
-  instance_type: g5.xlarge
-  checkpoints: s3://BUCKET/digits
-  aws: {install: none}
-"""
-
-
-@pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
-    """As its administrator, who may start a head."""
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
-        monkeypatch.delenv(variable, raising=False)
-    account = Account()
-    account.session = account.fake.session("admin")
-    monkeypatch.setattr(
-        "rubberband.cloud.aws.client.open_session", lambda region: account.fake.session("admin", region=region)
-    )
-    passing: dict[str, Any] = {"clock": lambda: account.now, "sleep": account.sleep}
-    monkeypatch.setattr("rubberband.cloud.aws.head.ensure_head", partial(ensure_head, **passing))
-    monkeypatch.setattr("rubberband.cloud.aws.cleanup.end_everything", partial(end_everything, **passing))
-    monkeypatch.setattr("rubberband.cloud.aws.head.RemoteHead", partial(RemoteHead, waiting=Waiting(**passing)))
-    account.fake.world.runs_command = lambda instance_id, script: lambda: (0, sent_made_of(account, instance_id), "")
-    return account
-
-
-def sent_made_of(account: Account, instance_id: str) -> str:
-    """What a head is made of, as its boot script says."""
-    (line,) = re.findall(r"^MADE_OF=(.*)$", account.fake.world.instances[instance_id].user_data, re.MULTILINE)
-    return shlex.split(line)[0]
-
-
-def head_of(account: Account, **aws: Any) -> HeadInstance:
-    return ensure_head(account.session, account.resources(aws=aws), clock=lambda: account.now, sleep=account.sleep)
 
 
 def ended(account: Account, owner: str = "rubberband", place: OwnInstance | None = None) -> Ended:
     return end_everything(account.session, owner, place=place, clock=lambda: account.now, sleep=account.sleep)
-
-
-def worker(account: Account, name: str, owner: str = "rubberband", group_of: str | None = None) -> Instance:
-    tags = [{"Key": key, "Value": value} for key, value in tags_of("digits", "r", (name,), owner).items()]
-    image = next(name for name, image in account.fake.world.images.items() if image.architecture == "x86_64")
-    account.session.client("ec2").run_instances(
-        ImageId=image,
-        InstanceType="g5.xlarge",
-        MinCount=1,
-        MaxCount=1,
-        SubnetId=account.place.subnet,
-        SecurityGroupIds=[ensure_group(account.session, group_of or owner, account.vpc)],
-        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
-    )
-    return account.fake.instances[-1]
 
 
 def test_the_head_is_started_once_and_found_after_that(account: Account) -> None:
@@ -332,21 +268,6 @@ def test_down_that_is_throttled_is_one_line(account: Account) -> None:
 
     with pytest.raises(InputError, match="AWS is busy"):
         ended(account)
-
-
-@pytest.fixture
-def file(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    path = tmp_path / "work" / "digits.yaml"
-    path.write_text(EXPERIMENT.replace("BUCKET", account.bucket))
-    (tmp_path / "work" / "digits.py").write_text("class Trial: ...\n")
-    return path
-
-
-def say(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, words)
-    return result.exit_code, result.output + (str(result.exception) if result.exception else "")
 
 
 def test_up_shows_what_the_head_costs_and_the_command_for_a_run(account: Account, file: Path) -> None:

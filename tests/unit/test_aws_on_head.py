@@ -6,13 +6,10 @@ import base64
 import io
 import json
 import re
-import shlex
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,81 +18,19 @@ from typer.testing import CliRunner
 
 from rubberband.cli import app
 from rubberband.cloud.aws import on_head
-from rubberband.cloud.aws.cleanup import end_everything
-from rubberband.cloud.aws.head import RemoteHead, ensure_head, running_head
+from rubberband.cloud.aws.head import ensure_head
 from rubberband.cloud.aws.s3 import S3Folder
-from rubberband.cloud.clock import Waiting
 from rubberband.errors import InputError, ProviderError
 from rubberband.executor.run.allowance import committed_usd
 from rubberband.units import month_end
 from tests.builders.aws_account import Account
+from tests.builders.heads import Head, say, sent_made_of, shown
+from tests.builders.heads import account as account
+from tests.builders.heads import file as file
 from tests.ec2 import Fault
 from tests.ec2.faults import FakeCall, FakeError
-from tests.unit.test_aws_head import EXPERIMENT, sent_made_of
 
-Work = Callable[[str, dict[str, Any]], dict[str, Any] | tuple[int, str]]
-
-
-class Head:
-    """A head of a fake account whose answers a test writes."""
-
-    def __init__(self, account: Account) -> None:
-        self.account = account
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.answers: Work = lambda what, words: {}
-        self.made_of: list[str | None] = [None]
-        """What it says of itself, one after the other; None: what its boot script says."""
-        self.remade, self.remakes, self.fetched = 0, 0, list[str]()
-        account.fake.world.runs_command = self._run
-
-    def _run(self, instance_id: str, script: str) -> Callable[[], tuple[int, str, str]]:
-        work = shlex.split(script.strip().splitlines()[-1])
-        if work[:2] == ["cat", "made-of"]:
-            found = self.made_of.pop(0) if len(self.made_of) > 1 else self.made_of[0]
-            return lambda: (0, sent_made_of(self.account, instance_id) if found is None else found, "")
-        if work[0].startswith("file="):
-            self.remade += 1
-            return lambda: (self.remakes, "", "")
-        if work[0] == "rubberband-fetch":
-            self.fetched.append(work[1])
-            return lambda: (0, "", "")
-        assert work[:3] == ["python3", "-m", "rubberband.cloud.aws.on_head"]
-        self.asked.append((work[3], json.loads(work[4])))
-        answer = self.answers(*self.asked[-1])
-        code, out = answer if isinstance(answer, tuple) else (0, json.dumps(answer))
-        return lambda: (code, out, "")
-
-    def remote(self) -> RemoteHead:
-        account = self.account
-        head = ensure_head(account.session, account.resources(), clock=lambda: account.now, sleep=account.sleep)
-        waiting = Waiting(clock=lambda: account.now, sleep=account.sleep)
-        store = f"s3://{account.bucket}/heads"
-        return RemoteHead(session=account.session, instance_id=head.instance_id, store=store, waiting=waiting)
-
-
-@pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    account = Account()
-    account.session = account.fake.session("admin")
-    monkeypatch.setattr(
-        "rubberband.cloud.aws.client.open_session", lambda region: account.fake.session("admin", region=region)
-    )
-    passing: dict[str, Any] = {"clock": lambda: account.now, "sleep": account.sleep}
-    waiting = Waiting(**passing)
-    monkeypatch.setattr("rubberband.cloud.aws.head.ensure_head", partial(ensure_head, **passing))
-    monkeypatch.setattr("rubberband.cloud.aws.head.running_head", partial(running_head, **passing))
-    monkeypatch.setattr("rubberband.cloud.aws.cleanup.end_everything", partial(end_everything, **passing))
-    monkeypatch.setattr("rubberband.cloud.aws.head.RemoteHead", partial(RemoteHead, waiting=waiting))
-    monkeypatch.setattr("rubberband.commands.on_head.time.sleep", account.sleep)
-    return account
-
-
-def shown(log: bytes, *, exit_code: int | None = None, lives: bool = True, more: bool = False) -> dict[str, Any]:
-    return {"log": base64.b64encode(log).decode(), "more": more, "exit": exit_code, "lives": lives}
-
-
+LIMITS = "{deadline: 1h, max_cost: 2}"
 BAD_WEATHER = [
     Fault(error=FakeError("ThrottlingException", "Rate exceeded", 400)),
     Fault(error=FakeError("InternalServerError", "", 500)),
@@ -164,22 +99,6 @@ def test_a_head_of_an_older_version_is_named(account: Account) -> None:
     head.answers = lambda what, words: (1, "No module named rubberband.cloud.aws.on_head")
     with pytest.raises(ProviderError, match=r"No module named rubberband\.cloud\.aws\.on_head.* older than this one"):
         head.remote().look("digits", None, 0)
-
-
-@pytest.fixture
-def file(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    path = tmp_path / "work" / "digits.yaml"
-    text = EXPERIMENT.replace("BUCKET", account.bucket).replace("{deadline: 1h}", "{deadline: 1h, max_cost: 2}")
-    path.write_text(text)
-    (tmp_path / "work" / "digits.py").write_text("class Trial: ...\n")
-    return path
-
-
-def say(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, words)
-    return result.exit_code, result.output + (str(result.exception) if result.exception else "")
 
 
 def test_a_run_on_the_head_sends_the_folder_starts_a_unit_and_follows_it(account: Account, file: Path) -> None:

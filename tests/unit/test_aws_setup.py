@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from rubberband.cli import app
 from rubberband.cloud.aws.account_parts import Bounds, policy, roles
 from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import NodeStart
@@ -21,34 +19,15 @@ from rubberband.errors import InputError
 from rubberband.spec.loading import load_experiment, load_pool
 from rubberband.spec.remembered import FILE, Remembered, remember, remembered
 from tests.builders.aws_account import Account, offer, started
+from tests.builders.aws_setups import account as account
+from tests.builders.aws_setups import home as home
+from tests.builders.aws_setups import say
 from tests.ec2 import FakeError, Fault
 from tests.ec2.policy import statements
 from tests.ec2.world import BucketFacts
 
 QUOTAS = {"L-3819A6DF", "L-DB2E81BA"}
 READS = ("Get", "List", "Head", "Describe")
-
-
-@pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch, home: Path) -> Account:
-    """One with nothing in it, open to an administrator."""
-    account = Account()
-    account.fake.world.empty()
-    account.session = account.fake.session("admin")
-    monkeypatch.setattr("rubberband.cloud.aws.calls.open_aws", lambda region: account.fake.session("admin"))
-    return account
-
-
-def say(*words: str, answer: str = "") -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["aws", *words], input=answer)
-    return result.exit_code, result.output if result.exception is None else f"{result.output}\n{result.exception}"
 
 
 def changes(account: Account) -> list[str]:

@@ -11,11 +11,11 @@ from rubberband.errors import InputError
 from rubberband.spec.loading import load_pool
 from rubberband.spec.remembered import FILE, Remembered, remember, remembered
 from tests.builders.aws_account import Account
+from tests.builders.aws_setups import account as account
+from tests.builders.aws_setups import home as home
+from tests.builders.aws_setups import say
 from tests.ec2 import FakeError, Fault
 from tests.ec2.world import BucketFacts
-from tests.unit.test_aws_setup import account as account
-from tests.unit.test_aws_setup import home as home
-from tests.unit.test_aws_setup import say
 
 NOT_YET = FakeError("NoSuchEntity", "The role with name rubberband-worker cannot be found.", 404)
 

@@ -14,13 +14,13 @@ from rubberband.errors import InputError, ProviderError
 from rubberband.executor.ray.code import pack
 from rubberband.executor.run.allowance import committed_usd
 from tests.builders.aws_account import Account
+from tests.builders.heads import Head, head_of, say, shown, worker
+from tests.builders.heads import account as account
+from tests.builders.heads import file as file
 from tests.ec2 import Fault
 from tests.ec2.faults import FakeCall, FakeError
-from tests.unit import test_aws_on_head
-from tests.unit.test_aws_head import head_of, worker
-from tests.unit.test_aws_on_head import Head, say, shown
 
-account, file = test_aws_on_head.account, test_aws_on_head.file
+LIMITS = "{deadline: 1h, max_cost: 2}"
 OTHER = "999999999999"
 
 

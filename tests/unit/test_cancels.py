@@ -18,12 +18,6 @@ from tests.builders.service_runs import cut_off, experiment, template
 CANCEL = DriverRequest(id="c-1", kind="cancel", asked_at=1.0)
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
-    return tmp_path
-
-
 def test_a_cancel_of_an_earlier_try_does_not_end_a_new_run(home: Path) -> None:
     """As one that came while `rubberband run` planned, and was refused a plan."""
     inbox = Inbox(ExperimentFolder(home=home, name="one").inbox)

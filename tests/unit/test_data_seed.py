@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -14,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset, random_split
 
 import rubberband
-from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result.result import TrialResult
 from rubberband.executor.run.session import Setup
@@ -63,11 +62,6 @@ class Split(rubberband.TorchTrial):
     def loss(self, model, batch):
         self.seen.setdefault("order", batch[0].flatten().tolist())
         return model(batch[0] / 40).square().mean()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 def trained(store: CheckpointStore, **changes: Any) -> tuple[Mapping[str, Any], SegmentReport]:

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 import rubberband
 from rubberband.api.dashboard.sentences import stage_rows
 from rubberband.errors import CheckpointError
-from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     Event,
@@ -55,11 +55,6 @@ from tests.builders.virtual_runs import run_until_killed, run_virtual
 from tests.harness.chaos_cases import climb_prediction
 
 # What the worker says
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 def run(trial: Any, store: CheckpointStore, **changes: Any) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,16 +12,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentReport
 from tests.builders.segments import SEGMENT
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 class Line(rubberband.TorchTrial):

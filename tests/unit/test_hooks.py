@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,20 +14,12 @@ from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.errors import EntrypointError
-from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.checking import CheckOrder, _Check, _check_restored
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.runner import TrialFailure
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
-from tests.builders.segments import reports
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
+from tests.builders.segments import content, failure, reports, variant
 
 
 class Tokens(rubberband.TorchTrial):
@@ -88,25 +80,7 @@ class Metrics(Tokens):
         return loss, {"first": inputs[labels >= 0].mean(), "double": 2 * loss, "one": 1}
 
 
-def variant(trial: type, **members: Any) -> type:
-    """Return a subclass that is sent to workers by value."""
-    return type("Variant", (trial,), {"__module__": __name__, "__qualname__": "<made>.Variant", **members})
-
-
-def train(trial: type, store: CheckpointStore, **changes: Any) -> list[Any]:
-    segment = replace(segments.SEGMENT, until_iterations=3)
-    return list(run_segment(Entrypoint.from_object(trial), replace(segment, **changes), store))
-
-
-def failure(items: list[Any]) -> str:
-    assert isinstance(items[-1], SegmentFailure), items
-    assert "\n" not in items[-1].message
-    return items[-1].message
-
-
-def content(store: CheckpointStore, report: SegmentReport) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(io.BytesIO(store.load(report.checkpoint)), weights_only=False)
-    return loaded
+train = partial(segments.train, until_iterations=3)
 
 
 @pytest.mark.parametrize("parts", [Small, One])
@@ -221,7 +195,7 @@ def test_a_checkpoint_without_a_state_still_loads_and_one_with_a_state_needs_the
     reports(train(Averaged, store, from_iterations=1, checkpoint=old.checkpoint))
     assert "older than load_state_dict(), which is not called" in capsys.readouterr().err
     new = reports(train(Averaged, store, until_iterations=1))[-1]
-    message = failure(train(Tokens, store, from_iterations=1, checkpoint=new.checkpoint))
+    message = failure(train(Tokens, store, from_iterations=1, checkpoint=new.checkpoint)).message
     assert message == (
         "the checkpoint does not fit the trial: ValueError: it holds what state_dict() returned, and Tokens has none"
     )
@@ -278,7 +252,7 @@ def test_methods_that_cannot_be_called_are_refused_before_anything_starts(method
     ],
 )
 def test_bad_weights_are_one_line(store, weight, message):
-    assert message in failure(train(variant(Tokens, weight=lambda self, batch: weight), store))
+    assert message in failure(train(variant(Tokens, weight=lambda self, batch: weight), store)).message
 
 
 @pytest.mark.parametrize(
@@ -298,7 +272,7 @@ def test_bad_losses_and_metrics_are_one_line(store, returned, message):
     def loss(self, model, batch):
         return returned(Tokens.loss(self, model, batch))
 
-    assert message in failure(train(variant(Tokens, loss=loss), store))
+    assert message in failure(train(variant(Tokens, loss=loss), store)).message
 
 
 @pytest.mark.parametrize(

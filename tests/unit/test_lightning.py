@@ -6,7 +6,6 @@ import random
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, random_split
 
 import rubberband
-from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.result.result import TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.restoring import restore_trial
@@ -31,11 +30,6 @@ L = pytest.importorskip("lightning.pytorch", reason="pip install 'rubberband-tun
 torchmetrics = pytest.importorskip("torchmetrics")
 
 SEGMENT = replace(segments.SEGMENT, metric="val_loss", config={"lr": 0.1})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 def samples() -> TensorDataset:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.checking import _is_ours
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
@@ -83,11 +82,6 @@ class Stopping(Net):
 class StoppingTrial(LightningTrial):
     def build_module(self, config):
         return Stopping()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 def train(trial: type, store: CheckpointStore, **changes: Any) -> list[SegmentReport]:

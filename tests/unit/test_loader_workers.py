@@ -3,108 +3,32 @@
 from __future__ import annotations
 
 import copy
-import io
 import multiprocessing
 import os
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
 
-import rubberband
-from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.data import DatasetBatches, Feed
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gradient_noise import GradientNoise
 from rubberband.executor.training.loading import LoaderSettings, Part
-from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import GlobalBatchSampler, sample_keys
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.executor.training.snapshot import Snapshot
 from rubberband.planner.balancing import even_shares
 from tests.builders import segments
-from tests.builders.segments import reports
+from tests.builders.loaders import Augmented, curve, made, raising, run
+from tests.builders.segments import failure, reports
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SEGMENT = replace(segments.SEGMENT, until_iterations=3)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
-
-
-class Augmented(Dataset[Any]):
-    """Samples with noise from every source of randomness that there is."""
-
-    def __len__(self):
-        return 22
-
-    def __getitem__(self, index):
-        noise = random.random() + float(np.random.rand()) + float(torch.rand(()))
-        x = torch.full((3,), index / 22, dtype=torch.float64) + 0.1 * noise
-        return {"index": index, "x": x, "pid": os.getpid()}
-
-
-class Trained(rubberband.TorchTrial):
-    """Remembers the samples of each batch."""
-
-    batch_size = 8
-    seen: ClassVar[list[Any]] = []
-
-    def build_model(self, config):
-        return torch.nn.Linear(3, 1).double()
-
-    def build_optimizer(self, config, model):
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-    def train_dataset(self, config):
-        return Augmented()
-
-    def eval_dataset(self, config):
-        return None
-
-    def loss(self, model, batch):
-        loaded_here = (batch["pid"] == os.getpid()).all()
-        assert loaded_here == (self.num_workers == 0)
-        self.seen.append(batch["index"].tolist())
-        return (model(batch["x"]) ** 2).mean()
-
-
-def made(num_workers: int | None, base: type = Trained, **words: Any) -> type:
-    place = {"__module__": __name__, "__qualname__": "made.<locals>.Made"}
-    return type("Made", (base,), {**place, "num_workers": num_workers, "seen": [], **words})
-
-
-def run(trial: type, store: CheckpointStore, **changes: Any) -> list[Any]:
-    segment = replace(SEGMENT, metric="train_loss", **changes)
-    items = list(run_segment(Entrypoint.from_object(trial), segment, store))
-    assert multiprocessing.active_children() == [], "its loader workers ended with it"
-    return items
-
-
-def failure(items: list[Any]) -> SegmentFailure:
-    assert isinstance(items[-1], SegmentFailure), items
-    return items[-1]
-
-
-def content(store: CheckpointStore, report: SegmentReport) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(io.BytesIO(store.load(report.checkpoint)), weights_only=False)
-    return loaded
-
-
-def curve(found: list[SegmentReport]) -> list[float]:
-    return [report.metrics["train_loss"] for report in found]
 
 
 def test_batches_and_curve_do_not_depend_on_the_loader_workers_nor_on_a_resume_in_mid_epoch(store):
@@ -144,13 +68,6 @@ class Broken(Augmented):
         if index == 5:
             self.act()
         return super().__getitem__(index)
-
-
-def raising(error: type[BaseException], *words: Any) -> Any:
-    def act():
-        raise error(*words)
-
-    return act
 
 
 @pytest.mark.parametrize(

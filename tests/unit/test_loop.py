@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -14,62 +12,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-import rubberband
-from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training import loop
 from rubberband.executor.training.data import DatasetBatches
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.evaluation import EvalLoader
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loop import first_step, warm_kernels
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.executor.training.segment import SegmentReport
 from rubberband.planner.balancing import even_shares
 from tests.builders import segments
-from tests.builders.segments import reports
+from tests.builders.loops import Exact, Noisy, assert_identical, content
+from tests.builders.segments import failure, reports, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SEGMENT = segments.SEGMENT
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
-
-
-class Noisy(rubberband.TorchTrial):
-    """Dropout, noise from NumPy and Python's own dropout: everything random there is."""
-
-    batch_size = 8
-
-    def build_model(self, config):
-        return torch.nn.Sequential(
-            torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(0.2), torch.nn.Linear(6, 1)
-        )
-
-    def build_optimizer(self, config, model):
-        if config.get("optimizer") == "adam":
-            return torch.optim.Adam(model.parameters(), lr=0.01)
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-
-    def build_scheduler(self, config, optimizer):
-        if config.get("scheduler") == "plateau":
-            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=100)
-
-    def train_dataset(self, config):
-        inputs = torch.randn(20, 4)
-        return TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
-
-    def eval_dataset(self, config):
-        return self.train_dataset(config)
-
-    def loss(self, model, batch):
-        inputs, targets = batch
-        noise = torch.from_numpy(np.random.normal(size=inputs.shape)).float()
-        return torch.nn.functional.mse_loss(model(inputs + 0.1 * noise), targets)
 
 
 class EveryBatch(Noisy):
@@ -77,17 +33,6 @@ class EveryBatch(Noisy):
 
     scheduler_step = "batch"
     samples_per_iteration = 13
-
-
-class Exact(Noisy):
-    """Nothing random and nothing that depends on the micro-batch, in float64."""
-
-    def build_model(self, config):
-        return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)).double()
-
-    def loss(self, model, batch):
-        inputs, targets = batch
-        return torch.nn.functional.mse_loss(model(inputs.double()), targets.double())
 
 
 class Accumulating(Exact):
@@ -104,36 +49,6 @@ class Plateau(Exact):
     def on_iteration(self, model, iterations):
         assert model.training
         print(f"iteration {iterations}")
-
-
-def train(trial: type, store: CheckpointStore, **changes: Any) -> list[Any]:
-    return list(run_segment(Entrypoint.from_object(trial), replace(SEGMENT, **changes), store))
-
-
-def failure(items: list[Any]) -> SegmentFailure:
-    assert isinstance(items[-1], SegmentFailure), items
-    return items[-1]
-
-
-def content(store: CheckpointStore, ref: CheckpointRef) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(io.BytesIO(store.load(ref)), weights_only=False)
-    return loaded
-
-
-def assert_identical(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        for name in one:
-            assert_identical(one[name], other[name])
-    elif isinstance(one, (list, tuple)):
-        for left, right in zip(one, other, strict=True):
-            assert_identical(left, right)
-    else:
-        assert one == other
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,36 +12,14 @@ from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.errors import EntrypointError
-from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.options import Group
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentFailure
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
-from tests.builders.segments import reports
+from tests.builders.segments import failure, reports, variant
 from tests.builders.trials.segment_trials import Adversarial, Quasi
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
-
-
-def variant(trial: type, **members: Any) -> type:
-    """Return a subclass that is sent to workers by value."""
-    return type("Variant", (trial,), {"__module__": __name__, "__qualname__": "<made>.Variant", **members})
-
-
-def train(trial: type, store: CheckpointStore, **changes: Any) -> list[Any]:
-    segment = replace(segments.SEGMENT, until_iterations=4, metric="train_loss")
-    return list(run_segment(Entrypoint.from_object(trial), replace(segment, **changes), store))
-
-
-def failure(items: list[Any]) -> str:
-    assert isinstance(items[-1], SegmentFailure), items
-    assert "\n" not in items[-1].message
-    return items[-1].message
+train = partial(segments.train, metric="train_loss")
 
 
 @pytest.mark.parametrize("trial", [Adversarial, Quasi])
@@ -87,7 +64,7 @@ def test_batches_are_fixed_which_is_said_before_anything_starts(store):
     with pytest.raises(EntrypointError) as refused:
         entrypoint.check(1, adaptive=True)
     assert line in str(refused.value)
-    assert line in failure(train(Adversarial, store, batch=AdaptiveBatch()))
+    assert line in failure(train(Adversarial, store, batch=AdaptiveBatch())).message
 
 
 @pytest.mark.parametrize(
@@ -110,7 +87,7 @@ def test_batches_are_fixed_which_is_said_before_anything_starts(store):
     ],
 )
 def test_bad_input_is_one_line(store, members, message):
-    assert message in failure(train(variant(Adversarial, **members), store))
+    assert message in failure(train(variant(Adversarial, **members), store)).message
 
 
 def test_a_step_that_cannot_be_called_or_a_class_without_a_loss_is_refused():
@@ -126,7 +103,7 @@ def test_the_default_evaluation_needs_a_loss(store):
     def eval_dataset(self, config):
         return TensorDataset(torch.zeros(4, 2))
 
-    message = failure(train(variant(Adversarial, eval_dataset=eval_dataset), store))
+    message = failure(train(variant(Adversarial, eval_dataset=eval_dataset), store)).message
     assert message == "NotImplementedError: Variant has no loss() for the default evaluate(); write one of them"
 
 
@@ -134,7 +111,7 @@ def test_lack_of_memory_names_the_samples(store):
     def step(self, model, optimizers, batch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    message = failure(train(variant(Adversarial, step=step), store))
+    message = failure(train(variant(Adversarial, step=step), store)).message
     assert message.endswith("step() takes 16 samples at once: use a smaller batch_size, or divide the batch in step()")
 
 

@@ -27,7 +27,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile, wide_spread
-from tests.unit.test_measured import PROFILE, seen
+from tests.builders.measured_runs import PROFILE, seen
 
 OFFER = Offer(instance_type="virtual", gpus=2, price_usd_per_hour=1.0, max_instances=1)
 

@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune import Checkpoint, get_checkpoint, report
 
 from rubberband.errors import InputError
-from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.runner import unpickled
@@ -25,11 +25,6 @@ from rubberband.integrations.ray_tune_trials import Stop, trial_of, unwrapped
 from tests.builders import segments
 
 SEGMENT = replace(segments.SEGMENT, until_iterations=4, config={"lr": 0.25})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 def train(config, tmp=Path("/tmp")):

@@ -30,12 +30,6 @@ WORDS: dict[str, Any] = {
 SCALING = str(Path(__file__).parents[2] / "examples/scaling.yaml")
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
-    return tmp_path
-
-
 def test_the_next_free_name_is_used_and_said(home: Path) -> None:
     arguments = ["run", SCALING, "-s", "resources.provider=virtual"]
     for name in ("scaling", "scaling-2", "scaling-3"):

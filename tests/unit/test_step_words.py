@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -18,7 +17,6 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 import rubberband
-from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gang import Gang
@@ -29,15 +27,10 @@ from rubberband.executor.training.sampler import GlobalBatchSampler
 from rubberband.executor.training.segment import SegmentReport, SegmentStarted
 from rubberband.executor.training.worker_process import Leftovers
 from rubberband.values.adaptive import AdaptiveBatch
-from tests.builders.segments import SEGMENT
-from tests.unit.test_loop import Exact, Noisy, assert_identical, content, failure, reports, train
+from tests.builders.loops import Exact, Noisy, assert_identical, content
+from tests.builders.segments import SEGMENT, failure, reports, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 class Plain(Noisy):

@@ -25,8 +25,8 @@ from rubberband.executor.journal.inbox import Inbox
 from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
+from tests.builders.databases import cut_off
 from tests.builders.service_runs import experiment, until
-from tests.integration.test_store_races import cut_off
 
 QUEUED, RUNNING = ExperimentState.QUEUED, ExperimentState.RUNNING
 ANN, BEN = "1a gpu-1:/home/ann", "2b gpu-2:/home/ben"

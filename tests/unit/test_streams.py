@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.data import Stream
 from rubberband.executor.training.loading import Part
 from rubberband.values.adaptive import AdaptiveBatch
-from tests.unit.test_loader_workers import content, curve, failure, made, raising, reports, run
+from tests.builders.loaders import curve, made, raising, run
+from tests.builders.segments import content, failure, reports
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 def item(index: int) -> dict[str, Any]:

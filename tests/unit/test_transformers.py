@@ -6,16 +6,12 @@ import dataclasses
 import pickle
 import re
 import sys
-from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentReport
 from rubberband.executor.training.trial import FolderCheckpoint
 from rubberband.integrations.transformers import REFUSED, _check_arguments, fit
@@ -24,7 +20,7 @@ from tests.builders import segments
 transformers = pytest.importorskip("transformers", reason="pip install 'rubberband-tune[transformers]'")
 pytest.importorskip("accelerate", reason="pip install 'rubberband-tune[transformers]'")
 
-SEGMENT = replace(segments.SEGMENT, metric="eval_loss", config={"lr": 0.01}, until_iterations=2)
+run = partial(segments.train, metric="eval_loss", config={"lr": 0.01}, until_iterations=2)
 
 
 HONOURED = """
@@ -48,11 +44,6 @@ torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id tr
 train_sampling_strategy use_cache use_cpu use_liger_kernel warmup_steps weight_decay
 """
 """Arguments that the Trainer itself acts on, or that `fit` sets or keeps (`output_dir`, `save_strategy`)."""
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 class Tiny(torch.nn.Module):
@@ -84,10 +75,6 @@ def trainer(config: dict[str, Any], **words: Any) -> Any:
 
 def train(config):
     fit(trainer(config), steps_per_iteration=config.get("steps"))
-
-
-def run(function: Any, store: CheckpointStore, **changes: Any) -> list[Any]:
-    return list(run_segment(Entrypoint.from_object(function), replace(SEGMENT, **changes), store))
 
 
 def losses(items: list[Any]) -> list[tuple[float, float]]:

@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,17 @@ import pytest
 
 import rubberband
 from rubberband.errors import CheckpointError
-from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment, warm_up
 from rubberband.executor.training.runner import MOST_DETAILS
-from rubberband.executor.training.segment import SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import SegmentRepeated, SegmentReport, SegmentStarted
 from tests.builders import segments
-from tests.builders.segments import reports
+from tests.builders.segments import failure, reports, train
 
 SEGMENT = replace(segments.SEGMENT, until_iterations=3)
+run = partial(train, until_iterations=3)
 
 calls: list[Any] = []
 
@@ -35,11 +37,6 @@ calls: list[Any] = []
 @pytest.fixture(autouse=True)
 def no_calls() -> None:
     calls.clear()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return open_store(str(tmp_path))
 
 
 class Counting(rubberband.Trial):
@@ -67,16 +64,6 @@ class Counting(rubberband.Trial):
 
     def close(self):
         calls.append("close")
-
-
-def run(trial: Any, store: CheckpointStore, **changes: Any) -> list[Any]:
-    return list(run_segment(Entrypoint.from_object(trial), replace(SEGMENT, **changes), store))
-
-
-def failure(items: list[Any]) -> SegmentFailure:
-    assert isinstance(items[-1], SegmentFailure), items
-    assert "\n" not in items[-1].message
-    return items[-1]
 
 
 def test_a_trial_resumes_where_it_was_saved(store):

@@ -6,7 +6,8 @@ The protocol is pickles in a pipe.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import current_process
 from multiprocessing.connection import Connection
@@ -93,6 +94,17 @@ class Worker:
         self._process.kill()
         self._process.join()
         self._jobs.close()
+
+
+@contextmanager
+def gang_of(num_workers: int) -> Iterator[list[Worker]]:
+    """Warm workers, which end with the block."""
+    started = [Worker() for _ in range(num_workers)]
+    try:
+        yield started
+    finally:
+        for worker in started:
+            worker.stop()
 
 
 def run_gang(
