@@ -38,7 +38,6 @@ from rubberband.api.routes import service as about_service
 from rubberband.api.routes.answers import HEAD, DocumentedApp, invalid
 from rubberband.api.routes.events import EventFeed
 from rubberband.api.routes.metrics import ExperimentMeasures, PoolMeasures, RequestMeasures
-from rubberband.api.security import authentication
 from rubberband.api.security.authentication import Tokens
 from rubberband.api.security.middleware import secure
 from rubberband.api.settings import Settings
@@ -57,7 +56,6 @@ _ROUTERS = (
     experiment.router,
     compare.router,
     pool.router,
-    authentication.router,
 )
 
 

@@ -17,8 +17,7 @@ from markupsafe import Markup
 from rubberband.api.dashboard.experiment import result_of
 from rubberband.api.dashboard.pages import render
 from rubberband.api.dashboard.sentences import badge
-from rubberband.api.routes import NAME_PATTERN, Service, Serving
-from rubberband.api.security.authentication import Reader
+from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving
 from rubberband.executor.result.result import Result, StageResult
 from rubberband.states import ACTIVE
 from rubberband.units import counted, duration, shown

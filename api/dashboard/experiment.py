@@ -24,8 +24,7 @@ from markupsafe import Markup
 from rubberband.api.dashboard import sentences as words
 from rubberband.api.dashboard.pages import render
 from rubberband.api.problems import NOT_FOUND, HttpProblem
-from rubberband.api.routes import Known, Service, Serving
-from rubberband.api.security.authentication import Reader
+from rubberband.api.routes import Known, Reader, Service, Serving
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result, TrialResult

@@ -16,10 +16,10 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import yaml
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Form, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -27,8 +27,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rubberband import views
 from rubberband.api.body import read_experiment, require_allowed
 from rubberband.api.problems import NOT_FOUND, HttpProblem
-from rubberband.api.routes import NAME_PATTERN, Service, Serving
-from rubberband.api.security.authentication import STRANGER, Reader, principal_of
+from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving, authenticator_of, principal_of
+from rubberband.api.security.authentication import COOKIE, STRANGER, cookie_of
 from rubberband.api.security.checks import safe_next
 from rubberband.api.store.schema import Principal
 from rubberband.errors import InputError
@@ -478,3 +478,43 @@ async def check(request: Request, service: Serving, reader: Reader, set: Overrid
     """Expected effect of submitting the body, as JSON for the form."""
     body, media_type = await request.body(), request.headers.get("content-type", "")
     return JSONResponse(await run_in_threadpool(preflight, service, reader, body, media_type, set))
+
+
+# Signing in and out: requests of the form at /login.
+
+
+@router.post("/login")
+async def sign_in(
+    request: Request,
+    token: Annotated[str, Form(max_length=1000)] = "",
+    next: Annotated[str, Form(max_length=2000)] = "/",
+) -> Response:
+    """Sign in and redirect to `next`; with a wrong token back to the form (`problem=token`)."""
+    address = request.client.host if request.client else ""
+    authenticator = authenticator_of(request)
+    wanted = safe_next(next)
+    session = await authenticator.sign_in(token, address) if authenticator.required else ""
+    if session is None:
+        return RedirectResponse(f"/login?problem=token&next={quote(wanted, safe='')}", 303)
+    answer = RedirectResponse(wanted, 303)
+    if session:
+        answer.set_cookie(
+            COOKIE,
+            session,
+            max_age=int(authenticator.tokens.session_s),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+    return answer
+
+
+@router.post("/logout")
+async def sign_out(request: Request) -> Response:
+    """Sign out. Copies of the cookie are invalid, too."""
+    session = cookie_of(request.headers.get("cookie", ""))
+    if session is not None:
+        await authenticator_of(request).sign_out(session)
+    answer = RedirectResponse("/login", 303)
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+    return answer

@@ -16,9 +16,8 @@ from markupsafe import Markup
 from rubberband.api.dashboard.pages import render
 from rubberband.api.dashboard.sentences import Card, Gauge
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.routes import Service, Serving
+from rubberband.api.routes import Reader, Service, Serving
 from rubberband.api.routes.service import pool_view
-from rubberband.api.security.authentication import Reader
 from rubberband.api.settings import SharedPool
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError

@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Annotated, Any
 
+import yaml
 from fastapi import FastAPI, Header, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
 from starlette.concurrency import run_in_threadpool
 
 import rubberband
@@ -29,9 +32,9 @@ from rubberband.api.problems import (
     HttpProblem,
     Kind,
 )
-from rubberband.api.routes.models import ProblemAnswer
 from rubberband.api.store.schema import KeptAnswer, Principal
 from rubberband.api.store.sql import Store
+from rubberband.client.models import ProblemAnswer
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import read_yaml
 from rubberband.units import nearest, shown
@@ -173,24 +176,22 @@ def _response(kinds: Sequence[Kind]) -> dict[str, Any]:
     }
 
 
-EXPERIMENT_YAML = """\
-version: 1
-name: digits-sha
-entrypoint: examples.digits:DigitsTrial
-search:
-  space:
-    lr: {type: loguniform, lower: 1e-3, upper: 0.3}
-    momentum: {type: uniform, lower: 0.5, upper: 0.95}
-    weight_decay: {type: loguniform, lower: 1e-6, upper: 1e-3}
-    width: {type: choice, values: [8, 12, 16]}
-  scheduler: {type: sha, num_samples: 8, grace_period: 1, max_t: 9, reduction_factor: 3}
-  metric: accuracy
-  mode: max
-constraints: {deadline: 20m, max_cost: 40}
-resources: {provider: local, price_per_hour: 3.6, max_instances: 8}
-profile: {seconds_per_iteration: {1: 10, 2: 6}}
-"""
-EXPERIMENT_EXAMPLE: Any = read_yaml(EXPERIMENT_YAML)[0]
+EXAMPLES: Mapping[str, Any] = yaml.safe_load(resources.files(__package__).joinpath("examples.yaml").read_text("utf-8"))
+"""Name -> an example of an answer, or of an experiment file."""
+_OF_SCHEMAS = {
+    "PlanView": "plan",
+    "PoolView": "pool",
+    "TokenView": "token",
+    "MadeToken": "made_token",
+    "TokenList": "tokens",
+}
+"""Schema -> its example."""
+
+
+def example(description: str, name: str) -> dict[str, Any]:
+    """Return the `responses` entry of an answer in JSON, with an example of `EXAMPLES`."""
+    return {"description": description, "content": {"application/json": {"example": EXAMPLES[name]}}}
+
 
 EXPERIMENT_BODY: dict[str, Any] = {
     "required": True,
@@ -198,11 +199,11 @@ EXPERIMENT_BODY: dict[str, Any] = {
     "content": {
         "application/json": {
             "schema": {"$ref": _REF.format(model="Experiment")},
-            "examples": {"sha": {"summary": "Successive halving", "value": EXPERIMENT_EXAMPLE}},
+            "examples": {"sha": {"summary": "Successive halving", "value": read_yaml(EXAMPLES["experiment_yaml"])[0]}},
         },
         "application/yaml": {
             "schema": {"type": "string"},
-            "examples": {"sha": {"summary": "Successive halving", "value": EXPERIMENT_YAML}},
+            "examples": {"sha": {"summary": "Successive halving", "value": EXAMPLES["experiment_yaml"]}},
         },
     },
 }
@@ -261,10 +262,12 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas = components.setdefault("schemas", {})
     for gone in ("HTTPValidationError", "ValidationError"):
         schemas.pop(gone, None)
-    schemas["Problem"] = ProblemAnswer.model_json_schema() | {"title": "Problem"}
+    schemas["Problem"] = TypeAdapter(ProblemAnswer).json_schema() | {"title": "Problem"}
     experiment = Experiment.model_json_schema(by_alias=True, ref_template=_REF)
     schemas.update(experiment.pop("$defs", {}))
     schemas["Experiment"] = experiment
+    for name, example_name in _OF_SCHEMAS.items():
+        schemas[name]["examples"] = [EXAMPLES[example_name]]
     schemas.update(sorted(schemas.items()))
     components["securitySchemes"] = {
         TOKEN: {"type": "http", "scheme": "bearer", "description": "`rubberband token create` makes one."}

@@ -15,9 +15,8 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.problems import EVENTS_GONE, MALFORMED, HttpProblem
-from rubberband.api.routes import NAME_PATTERN, Service, Serving
+from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving, always, still_allowed
 from rubberband.api.routes.answers import HEAD, only_documented, refusals
-from rubberband.api.security.authentication import Reader, always, still_allowed
 from rubberband.api.store.schema import FeedEvent
 from rubberband.api.store.sql import Store
 from rubberband.errors import JournalError

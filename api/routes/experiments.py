@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.body import JSON_TYPE, json_object, read_experiment, require_allowed
@@ -37,57 +37,31 @@ from rubberband.api.problems import (
     HttpProblem,
     Kind,
 )
-from rubberband.api.routes import Known, Service, Serving
+from rubberband.api.routes import Known, Reader, Service, Serving, Submitter, caller_of
 from rubberband.api.routes.answers import (
     EXPERIMENT_BODY,
     IdempotencyKey,
     asked,
+    example,
     invalid,
     json_answer,
     once,
     only_documented,
     refusals,
 )
-from rubberband.api.routes.models import (
-    ALLOCATIONS,
-    COSTS,
-    DECISIONS,
-    DETAIL,
-    EXTENSION,
-    LOGS,
-    PAGE,
-    TRIALS,
-    VIEW,
-    Allocations,
-    Answer,
-    Costs,
-    Decisions,
-    ExperimentDetail,
-    ExperimentPage,
-    ExperimentView,
-    ExtendBody,
-    ExtensionView,
-    LimitBody,
-    LogPage,
-    Report,
-    SubmittedView,
-    TrialPage,
-    example,
-)
-from rubberband.api.security.authentication import Reader, Submitter, caller_of
 from rubberband.api.store.schema import Principal
+from rubberband.client import models
 from rubberband.executor.core.extending import Extension
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result import rows
 from rubberband.executor.result.result import Result
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.fields import Usd
 from rubberband.states import ExperimentState
 from rubberband.units import shown
 from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission
 from rubberband.views import experiment as views_json
-
-# `/v1/experiments`: submit, list and show experiments, and act on them.
 
 # Other limits: a planning process previews them; they are granted if nothing changed meanwhile.
 
@@ -132,6 +106,30 @@ def _require_money(service: Service, name: str, extension: Extension) -> None:
     if service.admission is not None and row is not None:
         budgets = service.admission.budgets
         budgets.require_extension(row, extension, time.time(), bill_usd=budgets.bill_usd(row))
+
+
+class ExtendBody(BaseModel):
+    """Other limits for an experiment. Only raising them is granted."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+    deadline: str | float | None = Field(
+        default=None, description="A duration such as `40m` (from the submission), seconds, or an absolute time."
+    )
+    max_cost: Annotated[Usd, Field(gt=0)] | None = Field(
+        default=None, description="In US dollars, such as `5` or `$5`."
+    )
+    dry_run: bool = Field(default=True, description="Only show what would change; false changes it.")
+
+
+class LimitBody(BaseModel):
+    """How many instances a running experiment may hold from now on."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    max_instances: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
+        description="0 pauses it; null lifts the limit: as many as its file allows."
+    )
 
 
 def read_limits(body: bytes, media_type: str) -> ExtendBody:
@@ -197,8 +195,8 @@ Overrides = Annotated[
     "",
     summary="List experiments",
     operation_id="listExperiments",
-    response_model=ExperimentPage,
-    responses={200: example("A page of experiments.", PAGE)},
+    response_model=models.ExperimentPage,
+    responses={200: example("A page of experiments.", "experiments")},
 )
 def list_experiments(
     service: Serving,
@@ -222,10 +220,10 @@ def list_experiments(
     status_code=201,
     summary="Submit an experiment",
     operation_id="submitExperiment",
-    response_model=SubmittedView,
+    response_model=models.SubmittedView,
     openapi_extra={"requestBody": EXPERIMENT_BODY},
     responses={
-        201: example("Accepted; it starts as soon as a slot is free.", VIEW | {"notes": []})
+        201: example("Accepted; it starts as soon as a slot is free.", "submitted")
         | {"headers": _LOCATION | _REPLAYED},
         **refusals(
             NAME_TAKEN, KEY_BUSY, MEDIA, INVALID, REFUSED, PROFILE_MISSING, INFEASIBLE, TOO_LONG, KEY_REUSED, PROVIDER
@@ -328,8 +326,8 @@ def _accepted(submission: Submission, notes: Sequence[str] = ()) -> Response:
     "/{name}",
     summary="Get an experiment",
     operation_id="getExperiment",
-    response_model=ExperimentDetail,
-    responses={200: example("The experiment, with its settings and stages.", DETAIL), **refusals(NOT_FOUND)},
+    response_model=models.ExperimentDetail,
+    responses={200: example("The experiment, with its settings and stages.", "detail"), **refusals(NOT_FOUND)},
 )
 def get_experiment(service: Serving, _reader: Reader, experiment: Known) -> Response:
     """How it stands, stage by stage."""
@@ -346,9 +344,9 @@ def _action(
         status_code=202,
         summary=summary,
         operation_id=operation_id,
-        response_model=ExperimentView,
+        response_model=models.ExperimentView,
         responses={
-            202: example(accepted, VIEW) | {"headers": _REPLAYED},
+            202: example(accepted, "experiment") | {"headers": _REPLAYED},
             **refusals(NOT_FOUND, CONFLICT, *refused, *_KEYED),
         },
         **more,
@@ -405,7 +403,7 @@ async def _acted(
     "/{name}/extend",
     summary="Extend an experiment's deadline or budget",
     operation_id="extendExperiment",
-    response_model=ExtensionView,
+    response_model=models.ExtensionView,
     openapi_extra=_body(
         ExtendBody,
         {
@@ -414,7 +412,7 @@ async def _acted(
         },
     ),
     responses={
-        200: example("Expected time and cost, before and after.", EXTENSION) | {"headers": _REPLAYED},
+        200: example("Expected time and cost, before and after.", "extension") | {"headers": _REPLAYED},
         **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, TOO_LONG, UNAVAILABLE, *_KEYED),
     },
 )
@@ -464,11 +462,10 @@ async def limit(
 
 _CSV = "text/csv"
 MAX_TRIAL = (1 << 31) - 1
-_REPORT = {"schema": "rubberband.report/1", "name": "digits-sha", "outcome": "done"}
 
 
 def _part(
-    path: str, summary: str, id: str, model: type[Answer], description: str, sample: Any, *refused: Kind
+    path: str, summary: str, id: str, model: type, description: str, sample: str, *refused: Kind
 ) -> Callable[[_Route], _Route]:
     """Declare a route below an experiment; `sample` is an example of its answer."""
     responses = {200: example(description, sample), **refusals(NOT_FOUND, *refused)}
@@ -476,7 +473,13 @@ def _part(
 
 
 @_part(
-    "/trials", "List an experiment's trials", "listTrials", TrialPage, "A page of trials, by number.", TRIALS, INVALID
+    "/trials",
+    "List an experiment's trials",
+    "listTrials",
+    models.TrialPage,
+    "A page of trials, by number.",
+    "trials",
+    INVALID,
 )
 def list_trials(
     service: Serving,
@@ -511,16 +514,18 @@ def _place(cursor: str) -> int:
     "/allocations",
     "Get an experiment's instances and their use",
     "getAllocations",
-    Allocations,
+    models.Allocations,
     "Instances, busy GPUs, and the plan.",
-    ALLOCATIONS,
+    "allocations",
 )
 def get_allocations(service: Serving, _reader: Reader, experiment: Known) -> Response:
     """All instants are seconds from the start. Empty until it began."""
     return json_answer(views_json.allocations(service.runs.result(experiment.name)))
 
 
-@_part("/costs", "Get an experiment's bill", "getCosts", Costs, "The bill so far, against plan and cap.", COSTS)
+@_part(
+    "/costs", "Get an experiment's bill", "getCosts", models.Costs, "The bill so far, against plan and cap.", "costs"
+)
 def get_costs(service: Serving, _reader: Reader, experiment: Known) -> Response:
     """In US dollars, by stage and by instance, and where the paid time of GPUs went."""
     return json_answer(views_json.costs(experiment, service.runs.result(experiment.name)))
@@ -530,16 +535,16 @@ def get_costs(service: Serving, _reader: Reader, experiment: Known) -> Response:
     "/decisions",
     "Get an experiment's decisions",
     "listDecisions",
-    Decisions,
+    models.Decisions,
     "Decisions and extensions, in order.",
-    DECISIONS,
+    "decisions",
 )
 def list_decisions(service: Serving, _reader: Reader, experiment: Known) -> Response:
     """At the end of each stage the rest is planned again; also how limits were extended."""
     return json_answer(views_json.decisions(service.runs.result(experiment.name)))
 
 
-@_part("/logs", "Read an experiment's logs", "readLogs", LogPage, "Lines, oldest first.", LOGS, INVALID)
+@_part("/logs", "Read an experiment's logs", "readLogs", models.LogPage, "Lines, oldest first.", "logs", INVALID)
 def read_logs(
     service: Serving,
     _reader: Reader,
@@ -560,9 +565,9 @@ def read_logs(
     "/report",
     "Get an experiment's report",
     "getReport",
-    Report,
+    models.Report,
     "As `rubberband report -o json` prints it.",
-    _REPORT,
+    "report",
     CONFLICT,
 )
 def get_report(service: Serving, _reader: Reader, experiment: Known) -> Response:

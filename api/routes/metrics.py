@@ -21,8 +21,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rubberband.api.routes import Reader
 from rubberband.api.routes.answers import only_documented
-from rubberband.api.security.authentication import Reader
 from rubberband.api.store.sql import Store
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError

@@ -33,116 +33,13 @@ from rubberband.api.problems import (
     UNAVAILABLE,
     HttpProblem,
 )
-from rubberband.api.routes import Service, Serving
-from rubberband.api.routes.answers import EXPERIMENT_BODY, invalid, refusals, require_documented
-from rubberband.api.security.authentication import Reader, caller_of
+from rubberband.api.routes import Reader, Service, Serving, caller_of
+from rubberband.api.routes.answers import EXAMPLES, EXPERIMENT_BODY, invalid, refusals, require_documented
+from rubberband.client.models import PlanView
 from rubberband.units import shown
 from rubberband.values.plan import Policy
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
-
-_ID = "mT0Yp2cK8nQ5vX1rB7dZ3sW6uJ9aLfEh"
-_STAGE = {
-    "stage": 0,
-    "trials": 32,
-    "iterations": 1,
-    "instances": 8,
-    "gpus_per_trial": 1,
-    "slots": 32,
-    "instance_type": "p3.8xlarge",
-    "market": "on_demand",
-    "start_s": 0.0,
-    "provisioning_s": 30.0,
-    "duration_s": 112.0,
-    "cost_usd": 3.45,
-}
-
-
-def _spread(value: float) -> dict[str, float]:
-    return dict.fromkeys(("mean", "p10", "p50", "p90", "p95"), value)
-
-
-_PLAN: dict[str, Any] = {
-    "schema": "rubberband.estimate/1",
-    "feasible": True,
-    "experiment": "digits-sha",
-    "policy": "optimal",
-    "objective": "min_cost",
-    "instance_type": "p3.8xlarge",
-    "batch": "fixed",
-    "constraints": {"deadline_s": 1800.0, "max_cost_usd": 40.0, "confidence": 0.95},
-    "plan": {"stages": [_STAGE]},
-    "prediction": {
-        "jct_s": _spread(142.0),
-        "cost_usd": _spread(3.45),
-        "p_deadline": 1.0,
-        "p_budget": 1.0,
-        "p_both": 1.0,
-        "num_samples": 0,
-    },
-    "baselines": {},
-    "options": [],
-    "frontier": [{"jct_s": 142.0, "cost_usd": 3.45}],
-    "static_frontier": [],
-    "planning_s": 0.004,
-    "seed": 0,
-    "assumptions": [],
-    "notes": [],
-    "bill": [{"line": "instances", "usd": 3.45}],
-    "id": _ID,
-}
-_REMEDIES = [
-    {
-        "changes": [{"key": "resources.max_instances", "value": 24, "was": 8}],
-        "set": ["resources.max_instances=24"],
-        "jct_s": 58.0,
-        "cost_usd": 4.1,
-        "later_s": 0.0,
-        "extra_usd": 0.0,
-    },
-    {
-        "changes": [{"key": "constraints.deadline", "value": "2m22s", "was": "1m"}],
-        "set": ["constraints.deadline=2m22s"],
-        "jct_s": 142.0,
-        "cost_usd": 3.45,
-        "later_s": 82.0,
-        "extra_usd": 0.0,
-    },
-]
-_INFEASIBLE = HttpProblem(
-    INFEASIBLE,
-    "deadline 1m cannot be met: the shortest plan takes 2m22s; raise max_instances to 24 "
-    "(-s resources.max_instances=24: 58s, 4.10 USD)",
-    nearest={"jct_s": 142.0, "cost_usd": 3.45},
-    nearest_words={"deadline": "2m22s", "max_cost": 3.45},
-    remedies=_REMEDIES,
-    estimate={key: value for key, value in _PLAN.items() if key != "id"}
-    | {"feasible": False, "plan": None, "bill": []},
-    id=_ID,
-).to_json()
-
-
-class PlanView(BaseModel):
-    """An estimate: what `rubberband estimate -o json` prints (`rubberband.estimate/1`), and its id."""
-
-    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [_PLAN]})
-
-    id: str
-    """The same question has the same one."""
-    feasible: bool
-    experiment: str
-    policy: str
-    instance_type: str
-    plan: dict[str, Any]
-    """`stages`, each with its instances, GPUs per trial, time and cost."""
-    prediction: dict[str, Any]
-    """Time in seconds and cost in US dollars, each a mean with quantiles."""
-    frontier: list[dict[str, float]]
-    """Plans that no other beats on both time and cost, fastest first."""
-    promise: dict[str, float] | None = None
-    """`start_at` and `end_at` (Unix time) that a pool would promise a submission; only with a pool and a deadline."""
-    size: dict[str, Any] | None = None
-    """The size of a search that was sized to the limits: its `key`, `number` and `trials`."""
 
 
 class PlanQuery(BaseModel):
@@ -187,7 +84,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 def _refusals(*kinds: Any) -> dict[int | str, dict[str, Any]]:
     """Return `refusals` with a full example of INFEASIBLE."""
     found = refusals(*kinds, INFEASIBLE)
-    found[422]["content"][MEDIA_TYPE]["examples"][INFEASIBLE.slug] = {"value": _INFEASIBLE}
+    found[422]["content"][MEDIA_TYPE]["examples"][INFEASIBLE.slug] = {"value": EXAMPLES["infeasible"]}
     return found
 
 
@@ -265,7 +162,9 @@ async def get_plan(
     request: Request,
     service: Serving,
     _reader: Reader,
-    id: Annotated[str, Path(description="The plan's id.", pattern="^[A-Za-z0-9_-]{1,64}$", examples=[_ID])],
+    id: Annotated[
+        str, Path(description="The plan's id.", pattern="^[A-Za-z0-9_-]{1,64}$", examples=[EXAMPLES["plan"]["id"]])
+    ],
 ) -> Response:
     """The answer of a preview, as it was given; 422 again for what had no plan. Old ones are let go in time."""
     require_documented(request)

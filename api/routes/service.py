@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field
 
 from rubberband.api.problems import INVALID, KINDS, NAME_TAKEN, NOT_FOUND, HttpProblem
-from rubberband.api.routes import Service, Serving
-from rubberband.api.routes.answers import json_answer, only_documented, refusals
-from rubberband.api.routes.models import PRICES, Health, KindView, PriceList, example
-from rubberband.api.security.authentication import Admin, Reader, authenticator_of
+from rubberband.api.routes import Admin, Reader, Service, Serving, authenticator_of
+from rubberband.api.routes.answers import example, json_answer, only_documented, refusals
 from rubberband.api.settings import Settings
-from rubberband.api.store.schema import Scope, TokenRecord
+from rubberband.api.store.schema import Scope
+from rubberband.client.models import Health, KindView, MadeToken, MemberView, PoolView, PriceList, TokenList
 from rubberband.cloud.aws.prices import LiveTable, overlaid, prices_of, read_book
 from rubberband.cloud.catalogue import catalogue
 from rubberband.errors import RubberbandError
@@ -137,7 +137,7 @@ _MAX_TYPES = 50
     summary="List prices of instance types",
     operation_id="listPrices",
     response_model=PriceList,
-    responses={200: example("As `rubberband cloud prices -o json` prints them.", PRICES), **refusals(INVALID)},
+    responses={200: example("As `rubberband cloud prices -o json` prints them.", "prices"), **refusals(INVALID)},
 )
 def list_prices(
     service: Serving,
@@ -173,65 +173,6 @@ def _table(settings: Settings, types: list[str], region: str) -> LiveTable:
 # `/v1/pool`: the pool that experiments share: who may hold how much of it, and what is promised.
 
 
-_POOL_EXAMPLE: dict[str, Any] = {
-    "name": "team",
-    "provider": "local",
-    "instances": 4,
-    "gpus_per_instance": 2,
-    "policy": "default",
-    "experiments": [
-        {
-            "name": "digits-sha",
-            "owner": "ann",
-            "weight": 2.0,
-            "state": "running",
-            "instances": 2,
-            "max_instances": 2,
-            "promised_gpus": 4,
-            "promise": {"start_at": 1795291200.0, "end_at": 1795292400.0},
-        }
-    ],
-}
-
-
-class PromiseView(BaseModel):
-    """From when to when a pool's GPUs are promised (Unix time)."""
-
-    start_at: float
-    end_at: float
-
-
-class MemberView(BaseModel):
-    """An experiment that runs on the pool, or waits."""
-
-    name: str
-    owner: str
-    weight: float
-    """Its share relative to others."""
-    state: str
-    instances: int
-    """Held now."""
-    max_instances: int | None
-    """The most that the pool allots it now; null before its first allotment."""
-    promised_gpus: int
-    """GPUs that it is promised now."""
-    promise: PromiseView | None
-    """Null without a promise."""
-
-
-class PoolView(BaseModel):
-    """A pool, and the experiments that share it."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_POOL_EXAMPLE]})
-
-    name: str
-    provider: str
-    instances: int
-    gpus_per_instance: int
-    policy: str
-    experiments: list[MemberView]
-
-
 @router.get(
     "/v1/pool",
     tags=["pool"],
@@ -239,20 +180,20 @@ class PoolView(BaseModel):
     summary="Get the pool",
     operation_id="getPool",
     response_model=PoolView,
-    responses={200: example("The pool, and the experiments that share it.", _POOL_EXAMPLE), **refusals(NOT_FOUND)},
+    responses={200: example("The pool, and the experiments that share it.", "pool"), **refusals(NOT_FOUND)},
 )
 def get_pool(service: Serving, _reader: Reader) -> Response:
     """The experiments that run or wait, with what each may hold and what it is promised. 404 without a pool."""
     return json_answer(pool_view(service, time.time()))
 
 
-def pool_view(service: Service, now: float) -> dict[str, Any]:
+def pool_view(service: Service, now: float) -> PoolView:
     """Return the pool at `now` (Unix time) as JSON values. Raises Problem NOT_FOUND without a pool."""
     pool, admission = service.settings.pool, service.admission
     if pool is None or admission is None:
         raise HttpProblem(NOT_FOUND, "this service shares no pool; start it with --pool FILE")
     promises = {promise.experiment: promise for promise in service.store.promises()}
-    calendar, members = admission.calendar(), list[dict[str, Any]]()
+    calendar, members = admission.calendar(), list[MemberView]()
     for row in service.store.submissions(states=list(ACTIVE), limit=500).items:
         if row.words.get("resources", {}).get("provider") != pool.provider:
             continue
@@ -269,22 +210,17 @@ def pool_view(service: Service, now: float) -> dict[str, Any]:
                 "promise": None if promise is None else {"start_at": promise.start_at, "end_at": promise.end_at},
             }
         )
-    shape = ("name", "provider", "instances", "gpus_per_instance", "policy")
-    return {name: getattr(pool, name) for name in shape} | {"experiments": members}
+    return {
+        "name": pool.name,
+        "provider": pool.provider,
+        "instances": pool.instances,
+        "gpus_per_instance": pool.gpus_per_instance,
+        "policy": pool.policy,
+        "experiments": members,
+    }
 
 
 # `/v1/tokens`: make, list and revoke tokens. For admins.
-
-
-_TOKEN_EXAMPLE: dict[str, JsonValue] = {
-    "id": "0123456789ab",
-    "name": "ci",
-    "scope": "submit",
-    "created_at": 1795291200.0,
-    "expires_at": 1803067200.0,
-    "revoked_at": 1803000000.0,
-    "last_used_at": 1795291260.0,
-}
 
 
 class NewToken(BaseModel):
@@ -300,45 +236,12 @@ class NewToken(BaseModel):
     expires: Annotated[str | None, Field(max_length=64, description="After this duration, such as 90d.")] = None
 
 
-class TokenView(BaseModel):
-    """A token, without its secret. Times are Unix seconds."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_TOKEN_EXAMPLE]})
-
-    id: str
-    name: str
-    scope: Scope
-    created_at: float
-    expires_at: float | None
-    revoked_at: float | None
-    last_used_at: float | None
-
-
-class MadeToken(TokenView):
-    """A new token."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [_TOKEN_EXAMPLE | {"token": "rb_0123456789ab_" + "0" * 64}]}
-    )
-
-    token: str
-    """The token itself. It is not shown again."""
-
-
-class TokenList(BaseModel):
-    """All tokens, oldest first."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"items": [_TOKEN_EXAMPLE]}]})
-
-    items: list[TokenView]
-
-
 @router.get(
     "/v1/tokens", tags=["tokens"], operation_id="listTokens", summary="List the tokens", response_model=TokenList
 )
 def list_tokens(request: Request, _admin: Admin) -> Response:
     """All tokens, those that are revoked or expired included; never their secrets."""
-    return JSONResponse({"items": [_view(record) for record in authenticator_of(request).tokens.records()]})
+    return JSONResponse({"items": [asdict(record) for record in authenticator_of(request).tokens.records()]})
 
 
 @router.post(
@@ -353,7 +256,7 @@ def create_token(request: Request, body: NewToken, _admin: Admin) -> Response:
     """Make a token. Its secret is in this answer, and nowhere else."""
     lasts_s = None if body.expires is None else parse_duration(body.expires)
     record, token = authenticator_of(request).tokens.create(body.name, body.scope, lasts_s=lasts_s)
-    return JSONResponse(_view(record) | {"token": token}, 201, {"Location": f"/v1/tokens/{record.id}"})
+    return JSONResponse(asdict(record) | {"token": token}, 201, {"Location": f"/v1/tokens/{record.id}"})
 
 
 @router.delete(
@@ -373,7 +276,3 @@ def revoke_token(
     if not authenticator_of(request).tokens.revoke(id):
         raise HttpProblem(NOT_FOUND, f"there is no token {shown(id)}")
     return Response(status_code=204)
-
-
-def _view(record: TokenRecord) -> dict[str, Any]:
-    return {field: getattr(record, field) for field in TokenView.model_fields}

@@ -19,17 +19,12 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated
-from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Form, Request
-from fastapi.responses import RedirectResponse, Response
-
-from rubberband.api.problems import FORBIDDEN, UNAUTHENTICATED, HttpProblem
-from rubberband.api.security.checks import Buckets, address_key, safe_next
+from rubberband.api.problems import UNAUTHENTICATED, HttpProblem
+from rubberband.api.security.checks import Buckets, address_key
 from rubberband.api.settings import KEEPING
 from rubberband.api.store.schema import NOBODY, Principal, Scope, TokenRecord
 from rubberband.api.store.sql import Store
@@ -213,65 +208,9 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-# Authentication by a token (Authorization: Bearer), or by the cookie of a browser that signed in with one.
-
-# Scopes of routes. The middleware (rubberband.api.security.middleware) has authenticated the caller. Without it, a
-# route is open only if the service needs no tokens.
-
 STRANGER = Principal(token="", name="", scope="read")
 """Caller without the required token, who may see only public paths. Compare by identity."""
 SIGN_IN = "this needs a token; send it as `Authorization: Bearer rb_...`, or sign in at /login"
-
-
-def principal_of(request: Request) -> Principal:
-    """Return the caller; STRANGER if it is unknown and the service requires tokens."""
-    found: Principal | None = getattr(request.state, "principal", None)
-    if found is not None:
-        return found
-    service = getattr(request.app.state, "service", None)
-    return STRANGER if service is not None and service.settings.auth else NOBODY
-
-
-async def always() -> bool:
-    """Return True: the caller needs no token."""
-    return True
-
-
-def still_allowed(request: Request) -> Callable[[], Awaitable[bool]]:
-    """Return a check whether the credential of a long request is still valid.
-
-    It reads the store at most every few seconds. It raises JournalError if the store cannot be read.
-    """
-    found: Callable[[], Awaitable[bool]] = getattr(request.state, "still_allowed", always)
-    return found
-
-
-def caller_of(request: Request) -> str:
-    """Return the key for limits and turns: the token's id, or the address."""
-    found: str = getattr(request.state, "caller", "")
-    return found
-
-
-def needs(scope: Scope) -> Callable[[Request], Awaitable[Principal]]:
-    """Return a dependency: the caller, if it has `scope`. Raises Problem otherwise."""
-
-    async def allowed(request: Request) -> Principal:
-        principal = principal_of(request)
-        if principal is STRANGER:
-            raise HttpProblem(UNAUTHENTICATED, SIGN_IN, headers={"WWW-Authenticate": "Bearer"})
-        if not principal.may(scope):
-            raise HttpProblem(
-                FORBIDDEN, f"this needs the scope {scope}; the token {principal.name!r} has {principal.scope}"
-            )
-        return principal
-
-    allowed.__name__ = f"needs_{scope}"
-    return allowed
-
-
-Reader = Annotated[Principal, Depends(needs("read"))]
-Submitter = Annotated[Principal, Depends(needs("submit"))]
-Admin = Annotated[Principal, Depends(needs("admin"))]
 
 
 AT_ONCE = 500
@@ -438,51 +377,3 @@ def _token_of(authorization: str) -> str:
     """Return the token in the header; empty for another scheme."""
     scheme, _, token = authorization.strip().partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
-
-
-# Signing in and out: requests of the form at /login.
-
-router = APIRouter(include_in_schema=False)
-
-
-@router.post("/login")
-async def sign_in(
-    request: Request,
-    token: Annotated[str, Form(max_length=1000)] = "",
-    next: Annotated[str, Form(max_length=2000)] = "/",
-) -> Response:
-    """Sign in and redirect to `next`; with a wrong token back to the form (`problem=token`)."""
-    address = request.client.host if request.client else ""
-    authenticator = authenticator_of(request)
-    wanted = safe_next(next)
-    session = await authenticator.sign_in(token, address) if authenticator.required else ""
-    if session is None:
-        return RedirectResponse(f"/login?problem=token&next={quote(wanted, safe='')}", 303)
-    answer = RedirectResponse(wanted, 303)
-    if session:
-        answer.set_cookie(
-            COOKIE,
-            session,
-            max_age=int(authenticator.tokens.session_s),
-            httponly=True,
-            samesite="strict",
-            secure=request.url.scheme == "https",
-        )
-    return answer
-
-
-@router.post("/logout")
-async def sign_out(request: Request) -> Response:
-    """Sign out. Copies of the cookie are invalid, too."""
-    session = cookie_of(request.headers.get("cookie", ""))
-    if session is not None:
-        await authenticator_of(request).sign_out(session)
-    answer = RedirectResponse("/login", 303)
-    answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.url.scheme == "https")
-    return answer
-
-
-def authenticator_of(request: Request) -> Authenticator:
-    """Return the authenticator of the app."""
-    found: Authenticator = request.state.authenticator
-    return found

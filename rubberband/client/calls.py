@@ -8,7 +8,7 @@ import random
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -24,118 +24,9 @@ from rubberband.errors import (
 from rubberband.spec.experiment import Experiment, ProfilesByType
 from rubberband.spec.loading import load_experiment
 from rubberband.spec.profile_file import read_profile_file
-from rubberband.states import State
 from rubberband.values.plan import Change, Remedy
 
-# Answers of the service. Instants are Unix time in seconds, `_s` means seconds, `_usd` US dollars.
-
-
-class SummaryView(TypedDict):
-    """Status of an experiment; zero or None before it started."""
-
-    trials: int
-    stages: int
-    stage: int
-    iterations: int
-    target_iterations: int
-    instances: int
-    max_instances: int | None
-    started_at: float | None
-    ended_at: float | None
-    jct_s: float
-    cost_usd: float
-    planned_jct_s: float | None
-    planned_cost_usd: float | None
-    forecast_jct_s: float | None
-    forecast_cost_usd: float | None
-    deadline_s: float | None
-    max_cost_usd: float | None
-    metric: str
-    mode: Literal["max", "min"]
-    best_value: float | None
-    best_trial: int | None
-
-
-class ExperimentView(TypedDict):
-    """Experiment, as `GET /v1/experiments` lists it."""
-
-    name: str
-    state: State
-    owner: str
-    created_at: float
-    changed_at: float
-    reason: str
-    policy: str
-    plan: str | None
-    attempt: int
-    entrypoint: str | None
-    provider: str | None
-    slack_s: float | None
-    """Time to the deadline by the forecast; negative when late."""
-    summary: SummaryView
-
-
-class SubmittedView(ExperimentView):
-    """Experiment that a service accepted just now."""
-
-    notes: list[str]
-    """Remarks on what was changed, such as fewer instances in a smaller pool."""
-
-
-class ExperimentDetail(ExperimentView):
-    """Experiment with its stages, plan and forecast."""
-
-    words: dict[str, Any]
-    stages: list[dict[str, Any]]
-    planned: dict[str, Any] | None
-    forecast: dict[str, Any] | None
-    best: dict[str, Any] | None
-    extensions: list[dict[str, Any]]
-
-
-class OutlookView(TypedDict):
-    """Forecast of an experiment under given limits."""
-
-    jct_s: float
-    cost_usd: float
-    deadline_s: float | None
-    max_cost_usd: float | None
-    plan: dict[str, Any]
-    feasible: bool
-    reason: str
-
-
-class ExtensionView(TypedDict):
-    """Forecasts of an experiment under its limits and under other limits."""
-
-    before: OutlookView
-    after: OutlookView
-    stage: int
-    added_s: float
-    added_usd: float
-    applied: bool
-
-
-class EventView(TypedDict):
-    """Event of the feed."""
-
-    id: int
-    experiment: str
-    seq: int | None
-    kind: str
-    occurred_at: float
-    data: dict[str, Any]
-
-
-class LogLine(TypedDict):
-    """Line of output of a trial or the experiment's process."""
-
-    trial: int | None
-    text: str
-
-
 # An experiment as the service receives it: without references to files of this machine.
-
 
 Submittable = Experiment | Mapping[str, Any] | str | os.PathLike[str]
 """An experiment, its words as a mapping, or the path of its file."""

@@ -25,8 +25,9 @@ import httpx
 from httpx_sse import SSEError, aconnect_sse, connect_sse
 
 import rubberband
-from rubberband.client import calls
-from rubberband.client.calls import Call, EventView, ExperimentDetail, T, raise_for, unreachable
+from rubberband.client import calls, models
+from rubberband.client.calls import Call, T, raise_for, unreachable
+from rubberband.client.models import EventView, ExperimentDetail
 from rubberband.errors import InputError, ServiceError
 from rubberband.states import ACTIVE, State
 
@@ -175,7 +176,7 @@ class Client(_Connected):
         policy: str = "optimal",
         plan: str | None = None,
         idempotency_key: str | None = None,
-    ) -> calls.SubmittedView:
+    ) -> models.SubmittedView:
         """Plan an experiment and start it. A submission that is repeated with the same key starts it once.
 
         Raises InfeasibleError if no plan meets its constraints, NameTakenError if there is one of its name.
@@ -183,14 +184,14 @@ class Client(_Connected):
         words = calls.self_contained(experiment, overrides)
         return self._send(calls.act("/v1/experiments", words, key=idempotency_key, policy=policy, plan=plan))
 
-    def experiments(self, *states: State, search: str = "") -> Iterator[calls.ExperimentView]:
+    def experiments(self, *states: State, search: str = "") -> Iterator[models.ExperimentView]:
         """Iterate over the experiments, newest first; only over those in one of `states`, if any are given.
 
         Every word of `search` is part of the name, owner or state.
         """
         return self._pages("/v1/experiments", state=states, search=search or None, limit=100)
 
-    def experiment(self, name: str) -> calls.ExperimentDetail:
+    def experiment(self, name: str) -> ExperimentDetail:
         """Return one experiment: its status, stages and forecast."""
         return self._send(calls.get(calls.path(name)))
 
@@ -198,15 +199,15 @@ class Client(_Connected):
         """Iterate over the trials of an experiment; with `curves`, each has its learning curve."""
         return self._pages(calls.path(name, "/trials"), curves=curves, limit=500)
 
-    def allocations(self, name: str) -> dict[str, Any]:
+    def allocations(self, name: str) -> models.Allocations:
         """Return the instances of an experiment, the use of their GPUs, and the plan."""
         return self._send(calls.get(calls.path(name, "/allocations")))
 
-    def costs(self, name: str) -> dict[str, Any]:
+    def costs(self, name: str) -> models.Costs:
         """Return the bill of an experiment, by stage and instance."""
         return self._send(calls.get(calls.path(name, "/costs")))
 
-    def decisions(self, name: str) -> dict[str, Any]:
+    def decisions(self, name: str) -> models.Decisions:
         """Return the decisions at each SYNC, and the extensions of the limits."""
         return self._send(calls.get(calls.path(name, "/decisions")))
 
@@ -222,7 +223,7 @@ class Client(_Connected):
         source: str = "trials",
         follow: bool = False,
         every_s: float = 1.0,
-    ) -> Iterator[calls.LogLine]:
+    ) -> Iterator[models.LogLine]:
         """Iterate over the output of the trials, or with source="process" of the experiment's process.
 
         With `follow`, wait for more lines until the experiment has ended.
@@ -241,11 +242,11 @@ class Client(_Connected):
             if not is_over:
                 self._sleep(every_s)
 
-    def cancel(self, name: str, *, idempotency_key: str | None = None) -> calls.ExperimentView:
+    def cancel(self, name: str, *, idempotency_key: str | None = None) -> models.ExperimentView:
         """Request a clean end: instances are released, and the best result so far is kept."""
         return self._send(calls.act(calls.path(name, "/cancel"), key=idempotency_key))
 
-    def resume(self, name: str, *, idempotency_key: str | None = None) -> calls.ExperimentView:
+    def resume(self, name: str, *, idempotency_key: str | None = None) -> models.ExperimentView:
         """Resume an experiment that was interrupted."""
         return self._send(calls.act(calls.path(name, "/resume"), key=idempotency_key))
 
@@ -257,7 +258,7 @@ class Client(_Connected):
         max_cost: str | float | None = None,
         dry_run: bool = True,
         idempotency_key: str | None = None,
-    ) -> calls.ExtensionView:
+    ) -> models.ExtensionView:
         """Show the effect of a later deadline or a larger budget; with dry_run=False, grant it.
 
         A `deadline` is a duration from the start, as in the experiment's file, or a time with its zone; `max_cost` is
@@ -270,12 +271,12 @@ class Client(_Connected):
 
     def limit(
         self, name: str, max_instances: int | None, *, idempotency_key: str | None = None
-    ) -> calls.ExperimentView:
+    ) -> models.ExperimentView:
         """Limit the instances of a running experiment from now on: 0 pauses it, None lifts the limit."""
         body = {"max_instances": max_instances}
         return self._send(calls.act(calls.path(name, "/limit"), body, key=idempotency_key))
 
-    def prices(self, *types: str, region: str = "us-east-1") -> dict[str, Any]:
+    def prices(self, *types: str, region: str = "us-east-1") -> models.PriceList:
         """Return the resources and prices of instance types."""
         return self._send(calls.get("/v1/prices", type=types, region=region))
 
@@ -415,7 +416,7 @@ class AsyncClient(_Connected):
         source: str = "trials",
         follow: bool = False,
         every_s: float = 1.0,
-    ) -> AsyncIterator[calls.LogLine]:
+    ) -> AsyncIterator[models.LogLine]:
         """Iterate over the output of the trials, as `Client.logs` does."""
         cursor: str | None = None
         is_over = not follow

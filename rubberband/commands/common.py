@@ -17,6 +17,7 @@ from rubberband.errors import InputError
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
+    from rubberband.client.models import ExperimentDetail
     from rubberband.commands.local_experiment import LocalExperiment
 
 
@@ -226,9 +227,9 @@ class RemoteExperiment:
     def __init__(self, client: Client, name: str) -> None:
         self._client, self._name = client, name
 
-    def look(self) -> dict[str, Any]:
+    def look(self) -> ExperimentDetail:
         """Return the answer of `GET /v1/experiments/NAME`."""
-        return dict(self._client.experiment(self._name))
+        return self._client.experiment(self._name)
 
     def cancel(self) -> str:
         """Request a clean end. Returns the effect in one line."""

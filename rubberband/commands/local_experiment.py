@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from rubberband.client.models import ExperimentDetail, ExtensionView
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.hosting import pool_of
@@ -30,7 +31,7 @@ class LocalExperiment:
     def __init__(self, folder: ExperimentFolder, follower: JournalFollower) -> None:
         self._folder, self._follower = folder, follower
 
-    def look(self) -> dict[str, Any]:
+    def look(self) -> ExperimentDetail:
         """Return the answer of `GET /v1/experiments/NAME`. Raises JournalError."""
         follower, busy = self._follower, at_work(self._folder)
         follower.refresh(live=busy)
@@ -47,7 +48,7 @@ class LocalExperiment:
         )
         return experiment_detail(row, follower.result())
 
-    def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> dict[str, Any]:
+    def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> ExtensionView:
         """Return the effect of other limits, and send them to the driver if `granted`. Raises InputError."""
         view, busy = self.look(), at_work(self._folder)
         if why := self._obstacle(view, "extend"):
@@ -65,7 +66,7 @@ class LocalExperiment:
 
                 require_money(Path(pool), found.added_usd, found.added_s, "the extension")
             self._ask("extend", deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd)
-        return extension_view(found) | {"applied": granted}
+        return {**extension_view(found), "applied": granted}
 
     def cancel(self) -> str:
         """Ask its driver for a clean end. Returns the effect in one line."""
@@ -84,7 +85,7 @@ class LocalExperiment:
             raise InputError(f"experiment {view['name']!r} is {view['state']}: {pool_allots(Path(pool).name)}")
         self._ask("limit", max_instances=max_instances)
 
-    def _obstacle(self, view: dict[str, Any], action: Action) -> str:
+    def _obstacle(self, view: ExperimentDetail, action: Action) -> str:
         """Return the reason why the action is not possible; empty if it is."""
 
         def holds(fact: Fact) -> bool:
@@ -93,7 +94,7 @@ class LocalExperiment:
                 return limits.deadline_s is not None or limits.max_cost_usd is not None
             return fact != "open" or self._follower.goes_on()
 
-        return obstacle(view["state"], action, holds)
+        return obstacle(ExperimentState(view["state"]), action, holds)
 
     def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[tuple[int | None, str]]:
         """Iterate over the output of its trials (or one, or its process) and failures, as (trial, text).
@@ -106,7 +107,7 @@ class LocalExperiment:
             raise InputError(f"experiment {view['name']!r} has no trial {trial}; it has 0 to {num_trials - 1}")
         cursor: str | None = None
         while True:
-            is_whole = not follow or view["state"] != ExperimentState.RUNNING
+            is_whole = not follow or view["state"] != "running"
             found, cursor = self._page(trial, process, cursor, is_whole)
             yield from ((line.trial, line.text) for line in found)
             if not found and is_whole:

@@ -27,8 +27,8 @@ from rubberband.commands.common import (
 from rubberband.errors import InputError
 
 if TYPE_CHECKING:
-    from rubberband.client.calls import ExperimentView
     from rubberband.client.client import Client
+    from rubberband.client.models import ExperimentView
     from rubberband.executor.journal.folder import ExperimentFolder
     from rubberband.executor.result.result import Result
 

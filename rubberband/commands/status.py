@@ -24,8 +24,8 @@ from rubberband.units import counted
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
+    from rubberband.client.models import ExperimentDetail
 
-View = dict[str, Any]
 LOOK_EVERY_S = 1.0
 
 
@@ -50,7 +50,7 @@ def watch_remote(client: Client, name: str) -> None:
     _show(RemoteExperiment(client, name).look, TextFormat.text, True)
 
 
-def _show(look: Callable[[], View], output: TextFormat, watch: bool) -> None:
+def _show(look: Callable[[], ExperimentDetail], output: TextFormat, watch: bool) -> None:
     view = _watched(look) if watch else look()
     if output is TextFormat.json:
         print_json({"schema": "rubberband.status/1", **view})
@@ -66,18 +66,18 @@ def _show(look: Callable[[], View], output: TextFormat, watch: bool) -> None:
             raise typer.Exit(code)
 
 
-def _document(view: View) -> tuple[list[str], list[Any]]:
+def _document(view: ExperimentDetail) -> tuple[list[str], list[Any]]:
     from rubberband.views.live.status import lines, stage_table
 
     return lines(view), [stage_table(view["stages"])] if view.get("stages") else []
 
 
-def _watched(look: Callable[[], View]) -> View:
+def _watched(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
     """Look repeatedly, and show changes on stderr. Returns the last view, once the experiment is over."""
     return _redrawn(look) if sys.stderr.isatty() else _printed(look)
 
 
-def _redrawn(look: Callable[[], View]) -> View:
+def _redrawn(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -93,7 +93,7 @@ def _redrawn(look: Callable[[], View]) -> View:
             time.sleep(LOOK_EVERY_S)
 
 
-def _printed(look: Callable[[], View]) -> View:
+def _printed(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
     from rubberband.views.live.status import headline
 
     last = ""
@@ -111,7 +111,7 @@ def _printed(look: Callable[[], View]) -> View:
         time.sleep(LOOK_EVERY_S)
 
 
-def _is_over(view: View) -> bool:
+def _is_over(view: ExperimentDetail) -> bool:
     from rubberband.states import ACTIVE
 
     return view["state"] not in ACTIVE

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from rubberband.client import models
 from rubberband.executor.result.result import Result, StageResult, TrialResult
 from rubberband.states import ACTIVE
 from rubberband.values.offer import PROFILE_LINE, BillLine
@@ -53,7 +54,7 @@ def slack_s(submission: Submission) -> float | None:
     return summary.deadline_s - (summary.jct_s if expected_s is None else expected_s)
 
 
-def experiment_view(submission: Submission) -> dict[str, Any]:
+def experiment_view(submission: Submission) -> models.ExperimentView:
     """Return an experiment as lists show it."""
     words = submission.words
     resources = words.get("resources")
@@ -75,13 +76,14 @@ def experiment_view(submission: Submission) -> dict[str, Any]:
     }
 
 
-def experiment_detail(submission: Submission, result: Result | None) -> dict[str, Any]:
+def experiment_detail(submission: Submission, result: Result | None) -> models.ExperimentDetail:
     """Return an experiment with its stages, plan and forecast."""
     summary = submission.summary
     planned = summary.planned_jct_s, summary.planned_cost_usd
     if result is not None:
         planned = result.planned_jct_s, result.whole_planned_usd
-    return experiment_view(submission) | {
+    return {
+        **experiment_view(submission),
         "words": plain(submission.words),
         "stages": [] if result is None else plain(result.stages),
         "rungs": [] if result is None else plain(result.rungs),
@@ -92,12 +94,12 @@ def experiment_detail(submission: Submission, result: Result | None) -> dict[str
     }
 
 
-def _expectation(jct_s: float | None, cost_usd: float | None) -> dict[str, Any]:
+def _expectation(jct_s: float | None, cost_usd: float | None) -> models.Expectation:
     return {"jct_s": plain(jct_s), "cost_usd": plain(cost_usd)}
 
 
-def _best(trial: TrialResult, metric: str) -> dict[str, Any]:
-    found: dict[str, Any] = plain(
+def _best(trial: TrialResult, metric: str) -> models.Best:
+    found: models.Best = plain(
         {
             "trial": trial.trial,
             "value": trial.metrics.get(metric),
@@ -109,42 +111,30 @@ def _best(trial: TrialResult, metric: str) -> dict[str, Any]:
     return found
 
 
-def extensions(result: Result) -> list[Any]:
+def extensions(result: Result) -> list[models.GrantedLimits]:
     """Return the changes of the limits, in order."""
-    found: list[Any] = plain(result.extensions)
+    found: list[models.GrantedLimits] = plain(result.extensions)
     return found
 
 
-def trial_view(trial: TrialResult, *, curves: bool) -> dict[str, Any]:
+def trial_view(trial: TrialResult, *, curves: bool) -> models.TrialView:
     """Return a trial, with its learning curve, batch sizes and shares of its workers if `curves`."""
-    names = (
-        "trial",
-        "status",
-        "configuration",
-        "iterations",
-        "metrics",
-        "failures",
-        "failure",
-        "checkpoint",
-        "bracket",
-        "seed",
-        "ended",
-    )
-    return _some(trial, (*names, "curve", "batches", "balance", "updates") if curves else names)
+    names = (*models.TrialView.__annotations__, *(("curve", "batches", "balance", "updates") if curves else ()))
+    return cast(models.TrialView, {name: plain(getattr(trial, name)) for name in names})
 
 
-def allocations(result: Result | None) -> dict[str, Any]:
+def allocations(result: Result | None) -> models.Allocations:
     """Return the instances, their use over time, and the plan."""
     if result is None:
         return {"instances": [], "busy": [], "planned": []}
     return {
         "instances": plain(result.instances),
         "busy": plain(result.busy),
-        "planned": plain(list(planned_uses(result.stages))),
+        "planned": list(planned_uses(result.stages)),
     }
 
 
-def planned_uses(stages: Sequence[StageResult]) -> Iterator[dict[str, Any]]:
+def planned_uses(stages: Sequence[StageResult]) -> Iterator[models.PlannedUse]:
     """Iterate over the stages of the first plan, in seconds from the start."""
     for stage, start_s, end_s in planned_spans(stages):
         yield {
@@ -156,10 +146,9 @@ def planned_uses(stages: Sequence[StageResult]) -> Iterator[dict[str, Any]]:
         }
 
 
-def costs(submission: Submission, result: Result | None) -> dict[str, Any]:
+def costs(submission: Submission, result: Result | None) -> models.Costs:
     """Return the bill so far, that of its profile included, against the plan and the budget."""
     summary = submission.summary
-    stage_figures = ("stage", "planned_cost_usd", "actual_cost_usd")
     return {
         "cost_usd": summary.cost_usd if result is None else result.whole_cost_usd,
         "planned_cost_usd": plain(summary.planned_cost_usd if result is None else result.whole_planned_usd),
@@ -169,7 +158,7 @@ def costs(submission: Submission, result: Result | None) -> dict[str, Any]:
         "head_cost_usd": 0.0 if result is None else result.head_cost_usd,
         "bill": [] if result is None else plain(_bill(result)),
         "paid": {} if result is None else plain(result.paid),
-        "stages": [] if result is None else [_some(stage, stage_figures) for stage in result.stages],
+        "stages": [] if result is None else [_cost(stage) for stage in result.stages],
         "instances": [] if result is None else plain(result.instances),
     }
 
@@ -179,18 +168,22 @@ def _bill(result: Result) -> tuple[BillLine, ...]:
     return (*result.bill, profile) if profile.usd else result.bill
 
 
-def _some(value: object, names: Sequence[str]) -> dict[str, Any]:
-    return {name: plain(getattr(value, name)) for name in names}
+def _cost(stage: StageResult) -> models.StageCost:
+    return {
+        "stage": stage.stage,
+        "planned_cost_usd": plain(stage.planned_cost_usd),
+        "actual_cost_usd": plain(stage.actual_cost_usd),
+    }
 
 
-def decisions(result: Result | None) -> dict[str, Any]:
+def decisions(result: Result | None) -> models.Decisions:
     """Return the decisions at each SYNC, and the changes of the limits."""
     if result is None:
         return {"items": [], "extensions": []}
     return {"items": plain(result.decisions), "extensions": extensions(result)}
 
 
-def extension_view(extension: Extension) -> dict[str, Any]:
+def extension_view(extension: Extension) -> models.ExtensionView:
     """Return the effect of other limits."""
     added = {"added_s": plain(extension.added_s), "added_usd": plain(extension.added_usd)}
-    return {**plain(extension), **added}
+    return cast(models.ExtensionView, {**plain(extension), **added})

@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="readers-may-submit",
         harm="a token that may only read spends money",
-        file="api/security/authentication.py",
+        file="api/routes/__init__.py",
         old="        if not principal.may(scope):\n",
         new="        if False:\n",
         tests=("tests/integration/test_auth_matrix.py::test_a_token_opens_what_its_scope_says",),

@@ -186,6 +186,9 @@ def test_the_figure_shows_what_a_report_says(tmp_path: Path) -> None:
     assert words.count("SYNC") == 4
 
 
+FROM_TORCH = {"CUDA out of memory"}
+
+
 def test_the_messages_of_troubleshooting_are_ours() -> None:
     source = " ".join(
         re.sub(r'["\']\s*\n\s*f?["\']', "", path.read_text(encoding="utf-8"))
@@ -193,7 +196,7 @@ def test_the_messages_of_troubleshooting_are_ours() -> None:
         for path in (ROOT / folder).rglob("*.py")
     )
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
-    for heading in re.findall(r"^### `(.*)`$", page, re.MULTILINE):
+    for heading in {*re.findall(r"^### `(.*)`$", page, re.MULTILINE)} - FROM_TORCH:
         longest = max(heading.removeprefix("error: ").split("…"), key=len).strip()
         assert longest in source, f"no message has {longest!r}: {heading}"
 

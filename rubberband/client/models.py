@@ -1,0 +1,431 @@
+"""The JSON of the service's answers, once for all: clients read it, views write it, and the OpenAPI document shows it.
+
+Instants are Unix time in seconds, `_s` means seconds, `_usd` US dollars. Answers are not validated against these types
+when they are sent; `tests/unit/test_wire.py` does that.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, GetPydanticSchema, with_config
+from typing_extensions import TypedDict  # pydantic does not take that of typing before Python 3.12
+
+from rubberband.states import ExperimentState, State
+
+JsonState = Annotated[State, GetPydanticSchema(lambda _, handler: handler(ExperimentState))]
+"""The value of a state; in the OpenAPI document ExperimentState, which explains it."""
+
+
+@with_config(extra="allow", use_attribute_docstrings=True)
+class Answer(TypedDict):
+    """Base of every answer: more may be added to it, so clients leave alone what they do not know."""
+
+
+class ProblemAnswer(Answer):
+    """An error (RFC 9457)."""
+
+    type: str
+    """Kind of problem: a path of this service that explains it."""
+    title: str
+    status: Annotated[int, Field(ge=400, le=599)]
+    detail: str
+    """One line: the problem, the value, the limit and the remedy."""
+
+
+class KindView(Answer):
+    """A kind of problem."""
+
+    type: str
+    title: str
+    status: int
+    explanation: str
+    """The cause, and what to do."""
+
+
+class SummaryView(Answer):
+    """Status of an experiment; all zero or null before it started."""
+
+    trials: int
+    stages: int
+    stage: int
+    """The current stage; of several brackets, how many stages are over."""
+    brackets: int
+    """How many chains of stages there are: one, or several for hyperband."""
+    iterations: int
+    target_iterations: int
+    instances: int
+    max_instances: int | None
+    """The most that it may hold, if it was limited while it ran."""
+    started_at: float | None
+    ended_at: float | None
+    jct_s: float
+    cost_usd: float
+    """With the measuring of the profile, like every cost here, and max_cost."""
+    profiling_cost_usd: float
+    """The part of it for which the profile was measured."""
+    month_at: float | None
+    """Begin of the calendar month (UTC) in which it spent last."""
+    month_cost_usd: float
+    """The part of `cost_usd` that was spent in that month."""
+    planned_jct_s: float | None
+    planned_cost_usd: float | None
+    forecast_jct_s: float | None
+    forecast_cost_usd: float | None
+    deadline_s: float | None
+    """Seconds from the start."""
+    max_cost_usd: float | None
+    metric: str
+    mode: Literal["max", "min"]
+    best_value: float | None
+    best_trial: int | None
+
+
+class ExperimentView(Answer):
+    """An experiment, as lists show it. Instants are Unix time in seconds."""
+
+    name: str
+    state: JsonState
+    owner: Annotated[str, Field(description="Name of the token that submitted it; empty without one.")]
+    created_at: float
+    changed_at: float
+    reason: Annotated[str, Field(description="Reason for its state, in one line.")]
+    policy: str
+    plan: Annotated[str | None, Field(description="Id of the plan with which it was submitted.")]
+    attempt: Annotated[int, Field(description="Number of processes that were started for it.")]
+    entrypoint: str | None
+    provider: str | None
+    slack_s: Annotated[
+        float | None, Field(description="Seconds between its (expected) end and its deadline; null without one.")
+    ]
+    summary: SummaryView
+
+
+class SubmittedView(ExperimentView):
+    """An experiment that was accepted just now."""
+
+    notes: list[str]
+    """Remarks on what was changed, such as fewer instances in a smaller pool."""
+
+
+class ExperimentPage(Answer):
+    """A page of experiments, newest first."""
+
+    items: list[ExperimentView]
+    next: str | None
+    """The cursor of the next page; null on the last one."""
+
+
+class StageView(Answer):
+    """A stage, planned against actual."""
+
+    stage: int
+    trials: int
+    iterations: int
+    gpus_per_trial: int
+    planned_instances: int
+    instances: int
+    planned_s: float
+    actual_s: float | None
+    planned_cost_usd: float
+    actual_cost_usd: float | None
+    promoted: list[int]
+    start_s: float | None
+    bracket: int | None
+    """The bracket that it belongs to; null where there is only one."""
+    rung: int
+    """Its number within its bracket."""
+    lane: int
+    """Brackets of one lane run one after another, lanes side by side."""
+
+
+class RungView(Answer):
+    """A rung of a search whose trials climb rungs without a SYNC (asha)."""
+
+    rung: int
+    iterations: int
+    """Iterations in all that a trial has done at its end."""
+    trials: int
+    """Trials that started in it, or were promoted to it."""
+    ended: int
+    promoted: int
+
+
+class Expectation(Answer):
+    """Time and cost in the end, as planned or forecast."""
+
+    jct_s: float | None
+    cost_usd: float | None
+
+
+class Best(Answer):
+    """The best trial so far."""
+
+    trial: int
+    value: float | None
+    iterations: int
+    configuration: dict[str, Any]
+    metrics: dict[str, float | None]
+
+
+class GrantedLimits(Answer):
+    """More time or money that was granted after the start; null is no limit."""
+
+    at_s: float
+    """Seconds from the start."""
+    deadline_before_s: float | None
+    deadline_s: float | None
+    max_cost_before_usd: float | None
+    max_cost_usd: float | None
+
+
+class ExperimentDetail(ExperimentView):
+    """An experiment with its words and stages."""
+
+    words: dict[str, Any]
+    """The experiment as its file describes it."""
+    stages: list[StageView]
+    rungs: list[RungView]
+    """Rungs of an asha search, whose only stage is the whole run."""
+    planned: Expectation
+    forecast: Expectation
+    best: Best | None
+    extensions: list[GrantedLimits]
+
+
+class TrialView(Answer):
+    """A trial."""
+
+    trial: int
+    status: str
+    configuration: dict[str, Any]
+    iterations: int
+    metrics: dict[str, float | None]
+    """Metrics of its latest report; null for values that are not finite."""
+    failures: int
+    failure: str | None
+    checkpoint: dict[str, Any] | None
+    bracket: int | None
+    """The bracket that it belongs to; null where there is only one."""
+    seed: int
+    """The seed of its initial weights and the order of its data."""
+    ended: bool
+    """Whether it has ended by itself, after its iterations."""
+
+
+class TrialPage(Answer):
+    """A page of trials, by number."""
+
+    items: list[TrialView]
+    next: str | None
+
+
+class PlannedUse(Answer):
+    """Instances of the first plan in a stage; times are seconds from the start."""
+
+    stage: int
+    start_s: float
+    end_s: float
+    instances: int
+    gpus_per_trial: int
+
+
+class Allocations(Answer):
+    """Which instances were held when, what their GPUs did, and what was planned."""
+
+    instances: list[dict[str, Any]]
+    busy: list[dict[str, Any]]
+    planned: list[PlannedUse]
+
+
+class StageCost(Answer):
+    """Cost of a stage."""
+
+    stage: int
+    planned_cost_usd: float
+    actual_cost_usd: float | None
+
+
+class BillLineView(Answer):
+    """An amount of a bill."""
+
+    line: str
+    """Purpose of the charge, such as `instances` or `root volumes`."""
+    usd: float
+
+
+class Costs(Answer):
+    """The bill so far, against the plan and the cap, in US dollars."""
+
+    cost_usd: float
+    planned_cost_usd: float | None
+    max_cost_usd: float | None
+    forecast_cost_usd: float | None
+    profiling_cost_usd: float
+    head_cost_usd: float
+    bill: list[BillLineView]
+    """The lines that add up to `cost_usd`."""
+    paid: dict[str, float]
+    stages: list[StageCost]
+    instances: list[dict[str, Any]]
+
+
+class Decisions(Answer):
+    """Decisions at each SYNC, and extensions of the limits."""
+
+    items: list[dict[str, Any]]
+    extensions: list[GrantedLimits]
+
+
+class LogLine(Answer):
+    """A line that was printed."""
+
+    trial: int | None
+    text: str
+
+
+class LogPage(Answer):
+    """Lines of logs; ask again with `next` for what came since."""
+
+    lines: list[LogLine]
+    next: str
+
+
+class Report(Answer):
+    """Report as `rubberband report -o json` prints it (`rubberband.report/1`)."""
+
+    name: str
+    outcome: str
+
+
+class OutlookView(Answer):
+    """Forecast of an experiment under given limits."""
+
+    jct_s: float | None
+    cost_usd: float | None
+    deadline_s: float | None
+    max_cost_usd: float | None
+    plan: dict[str, Any]
+    feasible: bool
+    reason: str
+
+
+class ExtensionView(Answer):
+    """Forecasts of an experiment under its limits and under other limits."""
+
+    before: OutlookView
+    after: OutlookView
+    stage: int
+    """The first stage that the plans cover."""
+    added_s: float | None
+    added_usd: float | None
+    applied: bool
+    """Whether the limits were changed, not only previewed."""
+
+
+class PriceList(Answer):
+    """Resources and prices of instance types (`rubberband.prices/1`)."""
+
+    region: str
+    types: list[dict[str, Any]]
+    notes: list[str]
+
+
+class Health(Answer):
+    """Whether the service works; `checks` says of each part."""
+
+    status: Literal["ok", "unavailable"]
+    checks: NotRequired[Annotated[dict[str, str], Field(json_schema_extra={"default": {}})]]
+
+
+class EventView(TypedDict):
+    """Event of the feed."""
+
+    id: int
+    experiment: str
+    seq: int | None
+    kind: str
+    occurred_at: float
+    data: dict[str, Any]
+
+
+class PlanView(Answer):
+    """An estimate: what `rubberband estimate -o json` prints (`rubberband.estimate/1`), and its id."""
+
+    id: str
+    """The same question has the same one."""
+    feasible: bool
+    experiment: str
+    policy: str
+    instance_type: str
+    plan: dict[str, Any]
+    """`stages`, each with its instances, GPUs per trial, time and cost."""
+    prediction: dict[str, Any]
+    """Time in seconds and cost in US dollars, each a mean with quantiles."""
+    frontier: list[dict[str, float]]
+    """Plans that no other beats on both time and cost, fastest first."""
+    promise: NotRequired[dict[str, float] | None]
+    """`start_at` and `end_at` (Unix time) that a pool would promise a submission; only with a pool and a deadline."""
+    size: NotRequired[dict[str, Any] | None]
+    """The size of a search that was sized to the limits: its `key`, `number` and `trials`."""
+
+
+class PromiseView(TypedDict):
+    """From when to when a pool's GPUs are promised (Unix time)."""
+
+    start_at: float
+    end_at: float
+
+
+class MemberView(TypedDict):
+    """An experiment that runs on the pool, or waits."""
+
+    name: str
+    owner: str
+    weight: float
+    """Its share relative to others."""
+    state: str
+    instances: int
+    """Held now."""
+    max_instances: int | None
+    """The most that the pool allots it now; null before its first allotment."""
+    promised_gpus: int
+    """GPUs that it is promised now."""
+    promise: PromiseView | None
+    """Null without a promise."""
+
+
+class PoolView(TypedDict):
+    """A pool, and the experiments that share it."""
+
+    name: str
+    provider: str
+    instances: int
+    gpus_per_instance: int
+    policy: str
+    experiments: list[MemberView]
+
+
+class TokenView(TypedDict):
+    """A token, without its secret. Times are Unix seconds."""
+
+    id: str
+    name: str
+    scope: Literal["read", "submit", "admin"]
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+
+
+class MadeToken(TokenView):
+    """A new token."""
+
+    token: str
+    """The token itself. It is not shown again."""
+
+
+class TokenList(TypedDict):
+    """All tokens, oldest first."""
+
+    items: list[TokenView]
