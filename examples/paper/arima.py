@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from rubberband.planner.balancing.speed_balancer import LEAST, Floats, Remembering, known
+from rubberband.planner.balancing.shares import Remembering
+from rubberband.planner.balancing.speed_balancer import LEAST, Floats, known
 
 
 class Arima(Remembering):
     """ARIMA(p, 1, 1) of the speeds, by recursive least squares with the last error as a regressor."""
 
-    arrays = ("speeds", "errors", "weights", "inverse")
+    kept = ("looks", "speeds", "errors", "weights", "inverse")
     noise_share = 1.0
 
     def __init__(self, num_workers: int, order: int = 2, forgetting: float = 0.995) -> None:
-        super().__init__(num_workers)
+        self.looks = 0
         self._order, self._forgetting = order, forgetting
         self.speeds: Floats = np.full((num_workers, order + 1), np.nan)
         """(n, p + 1) The last speeds, newest first."""

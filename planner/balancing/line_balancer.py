@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rubberband.planner.balancing.measured import MeasuredBalancer
-from rubberband.planner.balancing.shares import Line, Look, ShareLimits, aligned_shares, min_max_shares
+from rubberband.planner.balancing.shares import Line, Look, Remembering, ShareLimits, aligned_shares, min_max_shares
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,7 +38,7 @@ KNOWN = 0.1
 """Shares within this part of a kept one are covered by the line: others may be off because the curve bends."""
 
 
-class LineFit:
+class LineFit(Remembering):
     """The lines of a gang's workers.
 
     Each worker's last looks are weighed by their age and by how near their shares are to the present one, since a GPU's
@@ -49,6 +49,8 @@ class LineFit:
     A look that is far from its worker's line waits for the next one. If this one is off in the same direction, the
     worker has changed: its looks before are forgotten, and its line is scaled until new ones say more.
     """
+
+    kept = ("shares", "times_s", "weights", "base_s", "slope_s", "prior_s", "doubts", "idle")
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -147,32 +149,13 @@ class LineFit:
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs, in plain values."""
-        arrays = (
-            self._shares,
-            self._times_s,
-            self._weights,
-            self._base_s,
-            self._slope_s,
-            self._prior_s,
-            self._doubts,
-            self._idle,
-        )
-        return {"looks": self.num_looks, "variance": self._variance, "arrays": [array.tolist() for array in arrays]}
+        arrays = list(super().state().values())
+        return {"looks": self.num_looks, "variance": self._variance, "arrays": arrays}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, of as many workers."""
         self.num_looks, self._variance = state["looks"], state["variance"]
-        arrays = (np.asarray(array, dtype=np.float64) for array in state["arrays"])
-        (
-            self._shares,
-            self._times_s,
-            self._weights,
-            self._base_s,
-            self._slope_s,
-            self._prior_s,
-            self._doubts,
-            self._idle,
-        ) = arrays
+        super().restore(dict(zip(self.kept, state["arrays"], strict=True)))
 
     def lines(self) -> tuple[Line, ...]:
         """Return the lines; one of a worker that has never had samples is the mean of the others'. Empty at first."""
@@ -193,6 +176,8 @@ GROWTH = 2
 
 class LineBalancer(MeasuredBalancer):
     """Finds shares from fitted lines by bisection, in multiples that suit GPUs where these cost little."""
+
+    kept = (*MeasuredBalancer.kept, "fit")
 
     def __init__(self, num_workers: int, *, moves: bool = True) -> None:
         super().__init__(num_workers, moves=moves)
@@ -218,13 +203,3 @@ class LineBalancer(MeasuredBalancer):
 
     def _error(self) -> float:
         return self._fit.error()
-
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in plain values."""
-        return {**super().state(), "fit": self._fit.state()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; one of another number of workers is ignored."""
-        super().restore(state)
-        if state.get("num_workers") == self.num_workers:
-            self._fit.restore(state["fit"])

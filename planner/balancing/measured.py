@@ -12,6 +12,7 @@ from rubberband.planner.balancing.shares import (
     Balancer,
     Line,
     Look,
+    Remembering,
     ShareLimits,
     even_shares,
     held,
@@ -37,7 +38,7 @@ SPREADS = 5.0
 SPREAD_RATE = 0.05
 
 
-class WorkerTimes:
+class WorkerTimes(Remembering):
     """Times of one worker. Shares are samples per step; an equal share need not be a whole number.
 
     A line through looks at a small share says little about a large one: a GPU's time is flat until a batch saturates it
@@ -48,6 +49,8 @@ class WorkerTimes:
     A step with more samples takes more time, but at most in proportion: t(x) <= t(y) <= t(x) y / x for x <= y. The kept
     time stays within these bounds, so errors do not add up in a long run. A worker without samples keeps its times.
     """
+
+    kept = ("share", "looks", "seconds", "equal_share", "equal_s", "spread")
 
     def __init__(self) -> None:
         self._share = 0
@@ -99,11 +102,11 @@ class WorkerTimes:
 
     def state(self) -> list[float]:
         """Return what `restore` needs, in plain values."""
-        return [self._share, self._looks, self._seconds, self._equal_share, self._equal_s, self._spread]
+        return list(super().state().values())
 
-    def restore(self, state: list[Any]) -> None:
+    def restore(self, state: list[float]) -> None:
         """Go on where `state` was taken."""
-        self._share, self._looks, self._seconds, self._equal_share, self._equal_s, self._spread = state
+        super().restore(dict(zip(self.kept, state, strict=True)))
 
 
 def _ratio(line: Line, share: float, other: float) -> float:
@@ -127,14 +130,17 @@ LEAST_WAIT, MOST_WAIT = 20, 2000
 """Looks between two such probes."""
 
 
-class MeasuredBalancer(Balancer):
+class MeasuredBalancer(Remembering, Balancer):
     """Changes shares where the lines say that it pays, and otherwise keeps them."""
+
+    kept: tuple[str, ...] = ("num_workers", "shares", "looks", "idle", "slow_steps", "times")
 
     def __init__(self, num_workers: int, *, moves: bool = True) -> None:
         """Without `moves` the shares stay even, and the lines are only for predictions."""
         self.num_workers = num_workers
         self._moves = moves
-        self._shares: tuple[int, ...] | None = None
+        self._shares: tuple[int, ...] = ()
+        """Those of the last look; none before the first one."""
         self._looks = 0
         self._idle = [0] * num_workers
         """Looks since each worker last had samples."""
@@ -183,7 +189,7 @@ class MeasuredBalancer(Balancer):
     def shares(self, batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
         """Return the present shares, or others that save more than `WORTHWHILE` and more than noise could pretend."""
         lines = self._lines or self.lines()
-        if not lines or self._shares is None:
+        if not lines or not self._shares:
             return self._even(batch_size, limits)
         limits = held(batch_size, limits)
         present = scale_shares(self._shares, batch_size)
@@ -271,23 +277,8 @@ class MeasuredBalancer(Balancer):
         late = slow | idle
         self._slow_steps = [so_far + steps if rank in late else 0 for rank, so_far in enumerate(self._slow_steps)]
 
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in plain values."""
-        return {
-            "num_workers": self.num_workers,
-            "shares": None if self._shares is None else list(self._shares),
-            "looks": self._looks,
-            "idle": list(self._idle),
-            "slow_steps": list(self._slow_steps),
-            "times": [times.state() for times in self._times],
-        }
-
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken; one of another number of workers is ignored."""
-        if state.get("num_workers") != self.num_workers:
-            return
-        self._shares = None if state["shares"] is None else tuple(state["shares"])
-        self._looks, self._lines = state["looks"], ()
-        self._idle, self._slow_steps = list(state["idle"]), list(state["slow_steps"])
-        for times, numbers in zip(self._times, state["times"], strict=True):
-            times.restore(numbers)
+        if state.get("num_workers") == self.num_workers:
+            super().restore(state)
+            self._lines = ()

@@ -12,19 +12,17 @@ memory for less than a step. Where only the straggler has memory left, it is its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rubberband.planner.balancing.line_balancer import LineBalancer
-from rubberband.planner.balancing.shares import Look, ShareLimits, held, keeps, proportional_shares
+from rubberband.planner.balancing.shares import Look, Remembering, ShareLimits, held, keeps, proportional_shares
 from rubberband.planner.balancing.speed_balancer import (
     LEAST,
     Ema,
     Floats,
     ForecastBalancer,
-    Remembering,
     averaged,
     known,
 )
@@ -37,8 +35,10 @@ MOST_MEMORY = 0.95
 """A worker that uses more of its memory is not the leader."""
 
 
-class Algorithm2:
+class Algorithm2(Remembering):
     """Batch sizes of GPU workers. All past times are kept as what lines 7 and 9 ask of them, per pair of workers."""
+
+    kept = ("step", "window", "led", "was_slower")
 
     def __init__(self, num_workers: int) -> None:
         self.step, self.window = STEP, WINDOW
@@ -68,20 +68,11 @@ class Algorithm2:
             self.step, self.window = FINE_STEP, FINE_WINDOW
         return tuple(found)
 
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in plain values."""
-        pairs = {"led": self._led.tolist(), "was_slower": self._was_slower.tolist()}
-        return {"step": self.step, "window": self.window, **pairs}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, of as many workers."""
-        self.step, self.window = state["step"], state["window"]
-        self._led = np.asarray(state["led"], dtype=np.int64)
-        self._was_slower = np.asarray(state["was_slower"], dtype=np.bool_)
-
 
 class PaperGpuBalancer(LineBalancer):
     """Algorithm 2, held to the limits. A look counts as one iteration; the lines are for predictions only."""
+
+    kept = (*LineBalancer.kept, "algorithm")
 
     def __init__(self, num_workers: int) -> None:
         super().__init__(num_workers)
@@ -95,23 +86,13 @@ class PaperGpuBalancer(LineBalancer):
 
     def shares(self, batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
         """Return the algorithm's shares, in proportion where the batch has changed."""
-        if self._shares is None:
+        if not self._shares:
             return self._even(batch_size, limits)
         limits = held(batch_size, limits)
         self._count_stragglers(self.lines(), self._shares, limits)
         if sum(self._shares) == batch_size and keeps(self._shares, limits):
             return self._shares
         return proportional_shares(self._shares, batch_size, limits)
-
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in plain values."""
-        return {**super().state(), "algorithm": self._algorithm.state()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; one of another number of workers is ignored."""
-        super().restore(state)
-        if state.get("num_workers") == self.num_workers:
-            self._algorithm.restore(state["algorithm"])
 
 
 HIDDEN = 10
@@ -141,11 +122,11 @@ class Narx(Remembering):
     workers have them after 65 looks.
     """
 
-    arrays = ("parameters", "first_moments", "second_moments", "history", "means")
-    numbers = ("looks", "samples", "updates")
+    kept = ("looks", "samples", "updates", "parameters", "first_moments", "second_moments", "history", "means", "ema")
+    """The samples that it was trained on are not: training begins again with new ones."""
 
     def __init__(self, num_workers: int, seed: int = 0) -> None:
-        super().__init__(num_workers)
+        self.looks = 0
         self._random = np.random.default_rng(seed)
         self.samples = self.updates = 0
         size = HIDDEN * (INPUTS + 2) + INPUTS + 1
@@ -234,15 +215,6 @@ class Narx(Remembering):
         found = np.tanh(rows @ hidden + biases) @ output + rows @ straight + bias
         return known(np.exp(self.means[:, 0] + np.clip(found, -3.0, 3.0)))
 
-    def state(self) -> dict[str, Any]:
-        """Return the network without the samples that it was trained on."""
-        return {**super().state(), "ema": self._ema.state()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; training begins again with new samples."""
-        super().restore(state)
-        self._ema.restore(state["ema"])
-
 
 class PaperCpuBalancer(ForecastBalancer):
     """Algorithm 1 with NARX, at every look, held to the limits."""
@@ -253,7 +225,7 @@ class PaperCpuBalancer(ForecastBalancer):
     def shares(self, batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
         """Return shares in proportion to the forecast speeds."""
         lines = self.lines()
-        if not lines or self._shares is None:
+        if not lines or not self._shares:
             return self._even(batch_size, limits)
         self._count_stragglers(lines, self._shares, limits)
         return self._proposal(lines, batch_size, limits)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
@@ -56,6 +58,46 @@ class Line:
         if share == 0 and zero_costs_nothing:
             return 0.0
         return self.base_s + self.per_sample_s * share
+
+
+class Remembering:
+    """Knows things that another one of its kind goes on from."""
+
+    kept: tuple[str, ...] = ()
+    """Attributes that `state` carries (without a leading underscore): numbers, arrays, and parts that remember."""
+
+    def state(self) -> Any:
+        """Return what `restore` needs, in plain values."""
+        return {name: _plain(getattr(self, self._attribute(name))) for name in self.kept}
+
+    def restore(self, state: Any) -> None:
+        """Go on where `state` was taken, of as many workers."""
+        for name in self.kept:
+            attribute = self._attribute(name)
+            setattr(self, attribute, _restored(getattr(self, attribute), state[name]))
+
+    def _attribute(self, name: str) -> str:
+        return f"_{name}" if f"_{name}" in vars(self) else name
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Remembering):
+        return value.state()
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _restored(now: Any, value: Any) -> Any:
+    """Return a plain value as one of the kind that is there now; None stands for nothing yet."""
+    if isinstance(now, Remembering):
+        now.restore(value)
+        return now
+    if isinstance(now, list):
+        return [_restored(*pair) for pair in zip(now, value, strict=True)]
+    if isinstance(now, np.ndarray):
+        return np.asarray([] if value is None else value, dtype=now.dtype)
+    return tuple(value or ()) if isinstance(now, tuple) else value
 
 
 class Balancer(Protocol):

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rubberband.planner.balancing.measured import MeasuredBalancer
-from rubberband.planner.balancing.shares import Line, Look, ShareLimits, min_max_shares, proportional_shares
+from rubberband.planner.balancing.shares import (
+    Line,
+    Look,
+    Remembering,
+    ShareLimits,
+    min_max_shares,
+    proportional_shares,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,43 +43,12 @@ class Predictor(Protocol):
     def forecast(self) -> Floats:
         """Return v of the steps to come."""
 
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in plain values."""
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, of as many workers."""
-
 
 class Rescalable(Predictor, Protocol):
     """A predictor that can change the units of speeds."""
 
     def rescale(self, factors: Floats) -> None:
         """Go on as if all past speeds had been `factors` as large."""
-
-
-class Remembering:
-    """Arrays that `state` and `restore` carry; a base of predictors."""
-
-    arrays: tuple[str, ...] = ()
-    """Attributes that are arrays."""
-    numbers: tuple[str, ...] = ("looks",)
-    """Attributes that are numbers."""
-
-    def __init__(self, num_workers: int) -> None:
-        self.num_workers = num_workers
-        self.looks = 0
-
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in plain values."""
-        arrays = {name: getattr(self, name).tolist() for name in self.arrays}
-        return {**arrays, **{name: getattr(self, name) for name in self.numbers}}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, of as many workers."""
-        for name in self.arrays:
-            setattr(self, name, np.asarray(state[name], dtype=np.float64))
-        for name in self.numbers:
-            setattr(self, name, state[name])
 
 
 def known(values: Floats) -> Floats:
@@ -86,11 +62,11 @@ def known(values: Floats) -> Floats:
 class Memoryless(Remembering):
     """The speed of the last look."""
 
-    arrays = ("last",)
+    kept = ("looks", "last")
     noise_share = 1.0
 
     def __init__(self, num_workers: int) -> None:
-        super().__init__(num_workers)
+        self.looks = 0
         self.last: Floats = np.full(num_workers, np.nan)
 
     def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
@@ -107,10 +83,10 @@ class Memoryless(Remembering):
 class Ema(Remembering):
     """The exponential moving average of the speeds; the paper's smoothing factor is 0.2 (Table 3)."""
 
-    arrays = ("mean",)
+    kept = ("looks", "mean")
 
     def __init__(self, num_workers: int, alpha: float = 0.2) -> None:
-        super().__init__(num_workers)
+        self.looks = 0
         self._alpha = alpha
         self.mean: Floats = np.full(num_workers, np.nan)
 
@@ -142,8 +118,7 @@ class NormalisedEma(Remembering):
     shift for which f has no reason, and u begins again from there.
     """
 
-    arrays = ("level", "resources", "means", "moments", "off", "recent", "seen")
-    numbers = ("looks", "variance")
+    kept = ("looks", "variance", "level", "resources", "means", "moments", "off", "recent", "seen")
 
     alpha = 0.1
     clip = 2.5
@@ -158,7 +133,7 @@ class NormalisedEma(Remembering):
     most = 2.0
 
     def __init__(self, num_workers: int) -> None:
-        super().__init__(num_workers)
+        self.looks = 0
         self.level: Floats = np.full(num_workers, np.nan)
         """log u."""
         self.resources: Floats = np.zeros((num_workers, 2))
@@ -255,13 +230,15 @@ GATE_LOOKS = 10
 """Looks before the means are compared."""
 
 
-class Gated:
+class Gated(Remembering):
     """A predictor, or the last speeds (memoryless) where these have been better.
 
     The predictor and the last speeds both forecast every step. They are compared by
     max_i x_i / v_i, the time of the step with shares in proportion to a forecast, not by the error of the forecast: a
     step waits for its slowest worker only.
     """
+
+    kept = ("predictor", "memoryless", "times", "looks")
 
     def __init__(self, predictor: Rescalable, num_workers: int) -> None:
         self._predictor = predictor
@@ -301,17 +278,6 @@ class Gated:
         self._predictor.rescale(factors)
         self._memoryless.rescale(factors)
 
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in plain values."""
-        states = {"predictor": self._predictor.state(), "memoryless": self._memoryless.state()}
-        return {**states, "times": list(self._times), "looks": self._looks}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, of as many workers."""
-        self._predictor.restore(state["predictor"])
-        self._memoryless.restore(state["memoryless"])
-        self._times, self._looks = list(state["times"]), state["looks"]
-
 
 def relative_time(forecast: Floats, speeds: Floats) -> float:
     """Return max_i x_i / v_i with x_i in proportion to a forecast, over what it is with the true speeds; at least 1."""
@@ -329,7 +295,7 @@ PRIOR = 1e-4
 """Error by which a candidate must be better than the one below it, before any look."""
 
 
-class FixedPart:
+class FixedPart(Remembering):
     """Finds x0 of a gang.
 
     The paper has x0 = 0 (LB-BSP §3.2.1). The optimizer's step and what a framework does once per step make it more. It
@@ -340,10 +306,13 @@ class FixedPart:
     compared, for every candidate of x0, and the candidate with the least errors is taken.
     """
 
+    kept = ("unit", "errors", "last")
+
     def __init__(self) -> None:
         self._unit = 0.0
         self._errors: Floats = PRIOR * np.arange(len(CANDIDATES), dtype=np.float64)
-        self._last: tuple[Floats, Floats] | None = None
+        self._last: Floats = np.zeros((2, 0))
+        """(2, n) Shares and times of the last look; empty before the first one."""
 
     @property
     def samples(self) -> float:
@@ -357,7 +326,7 @@ class FixedPart:
         """
         if self._unit == 0.0:
             self._unit = float(shares.mean())
-        if self._last is not None:
+        if self._last.size:
             old_shares, old_times_s = self._last
             both = ~np.isnan(times_s) & ~np.isnan(old_times_s) & (shares > 0.0) & (old_shares > 0.0)
             both[both] = np.abs(np.log(shares[both] / old_shares[both])) > MOVED
@@ -367,19 +336,7 @@ class FixedPart:
                 found = np.log(times_s[both] / old_times_s[both]) + log_gains[both]
                 errors = np.clip(expected - found[:, None], -FAR_ERROR, FAR_ERROR)
                 self._errors = FORGETTING * self._errors + np.square(errors).sum(axis=0)
-        self._last = shares, times_s
-
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in plain values."""
-        last = None if self._last is None else [array.tolist() for array in self._last]
-        return {"unit": self._unit, "errors": self._errors.tolist(), "last": last}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
-        self._unit, self._errors = state["unit"], np.asarray(state["errors"], dtype=np.float64)
-        if state["last"] is not None:
-            shares, times_s = (np.asarray(array, dtype=np.float64) for array in state["last"])
-            self._last = shares, times_s
+        self._last = np.stack([shares, times_s])
 
 
 FIRST_NOISE = 0.07
@@ -394,24 +351,24 @@ FAR = 4.0
 class ForecastBalancer(MeasuredBalancer):
     """Algorithm 1 with any predictor, with a threshold for changes."""
 
+    kept = (*MeasuredBalancer.kept, "predictor", "speeds", "fixed_samples", "variance", "errors_seen")
+
     def __init__(self, num_workers: int, predictor: Predictor) -> None:
         super().__init__(num_workers)
         self._predictor = predictor
-        self._speeds: Floats | None = None
-        """The forecast for the steps to come."""
+        self._speeds: Floats = np.zeros(0)
+        """The forecast for the steps to come; empty before the first look."""
         self._fixed_samples = 0.0
         """x0: the part of a step that is the same for every share, as samples."""
         self._variance, self._errors_seen = FIRST_NOISE**2, 0
 
     def lines(self) -> tuple[Line, ...]:
         """Return t = (x0 + x) / v by the forecast speeds; empty before the first look."""
-        if self._speeds is None:
-            return ()
         return tuple(Line(self._fixed_samples / speed, 1.0 / speed) for speed in self._speeds.tolist())
 
     def _learn(self, look: Look) -> None:
         speeds = speeds_of(look, self._fixed_samples)
-        if self._speeds is not None:
+        if len(self._speeds):
             self._learn_noise(np.log(speeds / self._speeds))
         ones = np.ones(self.num_workers)
         cpu = ones if look.cpu is None else np.asarray(look.cpu, dtype=np.float64)
@@ -441,29 +398,11 @@ class ForecastBalancer(MeasuredBalancer):
     def _error(self) -> float:
         return math.sqrt(self._variance) * self._predictor.noise_share
 
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in plain values."""
-        return {
-            **super().state(),
-            "predictor": self._predictor.state(),
-            "speeds": None if self._speeds is None else self._speeds.tolist(),
-            "fixed_samples": self._fixed_samples,
-            "variance": self._variance,
-            "errors_seen": self._errors_seen,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; one of another number of workers is ignored."""
-        super().restore(state)
-        if state.get("num_workers") == self.num_workers:
-            self._predictor.restore(state["predictor"])
-            self._speeds = None if state["speeds"] is None else np.asarray(state["speeds"], dtype=np.float64)
-            self._fixed_samples = state["fixed_samples"]
-            self._variance, self._errors_seen = state["variance"], state["errors_seen"]
-
 
 class SpeedBalancer(ForecastBalancer):
     """The default: the normalised moving average while it is better than memoryless, and x0 as it is found."""
+
+    kept = (*ForecastBalancer.kept, "fixed", "resources")
 
     def __init__(self, num_workers: int) -> None:
         self._normalised = NormalisedEma(num_workers)
@@ -478,7 +417,7 @@ class SpeedBalancer(ForecastBalancer):
         shares = np.asarray(look.shares, dtype=np.float64)
         self._fixed.observe(shares, shares / speeds_of(look), self._log_gains())
         found = self._fixed.samples
-        if found != self._fixed_samples and self._speeds is not None and self._shares is not None:
+        if found != self._fixed_samples and len(self._speeds) and self._shares:
             measured = np.asarray(self._shares, dtype=np.float64)  # the shares of the speeds that are known so far
             usual = np.where(measured > 0.0, measured, measured.mean())
             factors = (found + usual) / (self._fixed_samples + usual)
@@ -492,17 +431,6 @@ class SpeedBalancer(ForecastBalancer):
         before, self._resources = self._resources, self._normalised.resources.copy()
         changed = self._resources - before if self._normalised.looks > 1 else np.zeros_like(before)
         return self._normalised.log_f(changed)
-
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in plain values."""
-        return {**super().state(), "fixed": self._fixed.state(), "resources": self._resources.tolist()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; one of another number of workers is ignored."""
-        super().restore(state)
-        if state.get("num_workers") == self.num_workers:
-            self._fixed.restore(state["fixed"])
-            self._resources = np.asarray(state["resources"], dtype=np.float64)
 
 
 def speeds_of(look: Look, fixed_samples: float = 0.0) -> Floats:

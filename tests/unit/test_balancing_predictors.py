@@ -128,7 +128,7 @@ class Wrong(NormalisedEma):
     """Forecasts that are off by a factor of three for one worker."""
 
     def forecast(self):
-        return super().forecast() * [3.0, *[1.0] * (self.num_workers - 1)]
+        return super().forecast() * [3.0, *[1.0] * (len(self.level) - 1)]
 
 
 def test_the_gate_closes_where_the_last_speeds_make_faster_steps():
