@@ -22,9 +22,8 @@ import numpy.typing as npt
 from rubberband.errors import InputError
 from rubberband.planner.exact.model import check_plan
 from rubberband.planner.problem import JobPlan
-from rubberband.planner.search import greedy
 from rubberband.values.offer import Offer, slots
-from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
+from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import FIXED, Law, Profile, Spread
 
 NUM_SAMPLES = 20
@@ -338,24 +337,3 @@ def _critical(executions: Sequence[Execution], lane: int) -> list[CriticalTask]:
         for (stage, kind), seconds in sorted(taken_s.items(), key=lambda one: (one[0][0], order[one[0][1]]))
         if seconds > 0.0
     ]
-
-
-def literal_plan(
-    stages: Sequence[Stage],
-    profile: Profile,
-    offer: Offer,
-    constraints: PlanningConstraints,
-    *,
-    num_samples: int = NUM_SAMPLES,
-    seed: int = 0,
-) -> Plan | None:
-    """Return the paper's plan: Algorithm 2 on the means of Algorithm 1's samples, every plan with the same seed.
-
-    None and errors as for `greedy`.
-    """
-
-    def evaluate(plan: Plan) -> tuple[float, float]:
-        sampled = simulate(stages, plan, profile, offer, num_samples=num_samples, seed=seed)
-        return float(sampled.jct_s.mean()), float(sampled.cost_usd.mean())
-
-    return greedy(stages, profile, offer, constraints, evaluate=evaluate)

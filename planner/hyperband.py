@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +18,9 @@ import numpy as np
 from rubberband.errors import InfeasibleError
 from rubberband.planner import search
 from rubberband.planner.asha.planning import Simulations
-from rubberband.planner.exact.labels import TIME_TOLERANCE_S, fastest_s
-from rubberband.planner.exact.solver import Objective, Price
-from rubberband.planner.exact.table import StageTable, build_table, holding_is_free
+from rubberband.planner.exact.labels import TIME_TOLERANCE_S
+from rubberband.planner.exact.solver import Objective, Reach
+from rubberband.planner.exact.table import build_table, holding_is_free
 from rubberband.planner.noise.sampling import Draws, Samples, distribution, steady
 from rubberband.planner.problem import BracketGroup, Infeasible, JobPlan, Problem, too_dear, too_late
 from rubberband.planner.search import keeps
@@ -31,29 +30,6 @@ from rubberband.values.profile import Profile
 
 Group = tuple[int, ...]
 """Numbers of the brackets of a lane."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Lower bounds on time and cost of a lane's plans, on fixed times."""
-
-    fastest_s: list[float]
-    """With at most 1, 2, ... instances; inf where they cannot hold a trial."""
-    price: Price
-
-    @classmethod
-    def of(cls, table: StageTable, *, constant: bool) -> Reach:
-        """Solve the relaxations of the lane's table."""
-        return cls(fastest_s(table, constant=constant).tolist(), Price.of(table, constant=constant))
-
-    def needed(self, deadline_s: float | None) -> float:
-        """Return the fewest instances that a plan in time needs; inf if none is in time."""
-        late_s = sys.float_info.max if deadline_s is None else deadline_s + TIME_TOLERANCE_S
-        return next((count for count, time_s in enumerate(self.fastest_s, 1) if time_s <= late_s), math.inf)
-
-    def least_usd(self, deadline_s: float | None) -> float:
-        """Return a lower bound on the cost of a plan in time, up to rounding."""
-        return self.price.least_usd(math.inf if deadline_s is None else deadline_s)
 
 
 class Solved(NamedTuple):
@@ -124,6 +100,7 @@ class _Division:
     def __init__(self, problem: Problem) -> None:
         self.brackets, self.problem = problem.brackets, problem
         self.profile, self.offer, self.constraints = problem.profile, problem.offer, problem.constraints
+        self.head_usd_per_s = self.offer.head_cost_usd(1.0)
         self.slowed = 1.0
         """Factor by which the fixed times that lanes are chosen on are slower than the mean."""
         self._solved: dict[tuple[Group, float], list[Solved]] = {}
@@ -136,7 +113,7 @@ class _Division:
     def best(self) -> JobPlan | None:
         """Return the best plan in time within the budget; None if there is none."""
         deadline_s, is_enough = self.constraints.deadline_s, self.problem.objective == "min_time"
-        job = self.first = self.in_time(deadline_s, self._budget_usd if is_enough else 0.0)
+        job = self.first = self.in_time(deadline_s, self.problem.box.cost_usd if is_enough else 0.0)
         if job is not None and job.reserve_usd and is_enough and not self._kept(job):
             job = self.first = self.in_time(deadline_s)
         while job is not None and job.reserve_usd and not self._kept(job):
@@ -158,7 +135,7 @@ class _Division:
         """Return a cheap plan in time with the confidence: as much sooner for the head node as on fixed times."""
         lanes = self._surely(deadline_s)
         job = None if lanes is None else self._joined(lanes)
-        if job is None or self._head_usd_per_s == 0.0 or (enough_usd > 0.0 and self._kept(job)):
+        if job is None or self.head_usd_per_s == 0.0 or (enough_usd > 0.0 and self._kept(job)):
             return job
         self.slowed = 1.0
         ends_s = [_figures(found)[1] for found in (self._with_head(deadline_s), self._divide(deadline_s)) if found]
@@ -173,11 +150,13 @@ class _Division:
         end to be worth it.
         """
         lanes = self._divide(deadline_s)
-        if lanes is None or self._head_usd_per_s == 0.0:
+        if lanes is None or self.head_usd_per_s == 0.0:
             return lanes
         best = lanes
         if self._whole_usd(lanes) > enough_usd:
-            best = self._divide(self._hopeful_s(lanes)) or lanes
+            ends_s = [_figures(lanes)[1] * 0.75**step for step in range(1, 12)]
+            hopeful_s = min(ends_s, key=lambda end_s: self._bound(end_s) + self.head_usd_per_s * end_s)
+            best = self._divide(hopeful_s) or lanes
         while lanes is not None:
             best = min(best, lanes, key=self._whole_usd)
             best_usd, (lanes_usd, jct_s) = self._whole_usd(best), _figures(lanes)
@@ -188,24 +167,11 @@ class _Division:
 
     def _whole_usd(self, lanes: Sequence[BracketGroup]) -> float:
         lanes_usd, jct_s = _figures(lanes)
-        return lanes_usd + self._head_usd_per_s * jct_s
-
-    def _hopeful_s(self, lanes: Sequence[BracketGroup]) -> float:
-        """Return an end of at most that of `lanes` at which the bound on the whole cost is about the lowest."""
-        ends_s = [_figures(lanes)[1] * 0.75**step for step in range(1, 12)]
-        return min(ends_s, key=lambda end_s: self._bound(end_s) + self._head_usd_per_s * end_s)
-
-    @property
-    def _budget_usd(self) -> float:
-        return self.problem.box.cost_usd
-
-    @property
-    def _head_usd_per_s(self) -> float:
-        return self.offer.head_cost_usd(1.0)
+        return lanes_usd + self.head_usd_per_s * jct_s
 
     def _even_s(self, best_usd: float, lanes_usd: float) -> float:
         """Return how soon lanes of this cost must end to be cheaper than the best so far, by more than rounding."""
-        return (best_usd * (1.0 - _WORTH_IT) - lanes_usd) / self._head_usd_per_s
+        return (best_usd * (1.0 - _WORTH_IT) - lanes_usd) / self.head_usd_per_s
 
     def _worth_s(self, latest_s: float, best_usd: float) -> float:
         """Return the latest end up to `latest_s` at which lanes may be cheaper than the best, by their bounds."""
@@ -232,7 +198,7 @@ class _Division:
         near = _NEARLY if self.problem.varies else _BISECTION
         step = near
         while middle_s < high_s:
-            job = None if self._too_dear_for(middle_s) else self.in_time(middle_s, self._budget_usd)
+            job = None if self._over_budget(middle_s) else self.in_time(middle_s, self.problem.box.cost_usd)
             if job is not None and self._kept(job):
                 best, high_s = job, min(middle_s, _late_s(job))
             else:
@@ -243,7 +209,7 @@ class _Division:
             middle_s = min(low_s * (1.0 + step), math.sqrt(low_s * high_s))
         return best
 
-    def _too_dear_for(self, deadline_s: float, cost_ratio: float = 1.0) -> bool:
+    def _over_budget(self, deadline_s: float, cost_ratio: float = 1.0) -> bool:
         """Return whether the bounds show that no division keeps a deadline within the budget.
 
         Plans are assumed to cost `cost_ratio` times the mean.
@@ -265,9 +231,9 @@ class _Division:
         self.slowed, cost = 1.0, cheapest.prediction.cost
         cost_ratio = 1.0 if cost is None else cost.p95 / cost.mean
         low_s, high_s = self._shortest_certain_s(), _late_s(cheapest)
-        while high_s > low_s * (1.0 + _NEARLY) and self._too_dear_for(low_s, cost_ratio):
+        while high_s > low_s * (1.0 + _NEARLY) and self._over_budget(low_s, cost_ratio):
             middle_s = math.sqrt(low_s * high_s)
-            low_s, high_s = (middle_s, high_s) if self._too_dear_for(middle_s, cost_ratio) else (low_s, middle_s)
+            low_s, high_s = (middle_s, high_s) if self._over_budget(middle_s, cost_ratio) else (low_s, middle_s)
         return low_s * _LATE
 
     def _shortest_certain_s(self) -> float:
@@ -337,14 +303,14 @@ class _Division:
     def _each_noisy(self, lanes: Sequence[BracketGroup], deadline_s: float | None) -> list[BracketGroup] | None:
         """Return the lanes planned with times that vary; None if one of them has no plan with its confidence."""
         found: list[BracketGroup] = []
-        for lane in self._widened(lanes):
+        for lane in self._with_spare(lanes):
             planned = self._noisy(lane, deadline_s)
             if planned is None:
                 return None
             found.append(replace(lane, planned=planned))
         return found
 
-    def _widened(self, lanes: Sequence[BracketGroup]) -> list[BracketGroup]:
+    def _with_spare(self, lanes: Sequence[BracketGroup]) -> list[BracketGroup]:
         """Share out the spare instances among the lanes."""
         spare = (self.offer.max_instances - sum(lane.max_instances for lane in lanes)) // len(lanes)
         return [replace(lane, max_instances=lane.max_instances + spare) for lane in lanes]
@@ -369,7 +335,7 @@ class _Division:
         """Return the fastest division on fixed times: the deadline that it surely keeps, and its lanes."""
         if self._quickest is None:
             self.slowed = 1.0
-            lanes = self._widened(self._divide(self._shortest_certain_s()) or [])
+            lanes = self._with_spare(self._divide(self._shortest_certain_s()) or [])
             ends_s, fast = [0.0], list[BracketGroup]()
             for lane in lanes:
                 planned = self._noisy(lane, None, "min_time")
@@ -486,7 +452,11 @@ class _Division:
             stages=tuple(stage for prediction in predictions for stage in prediction.stages),
             extrapolated=tuple(sorted({gpus for prediction in predictions for gpus in prediction.extrapolated})),
         )
-        reserve_usd = sum(self._reserve_usd(lane) for lane in lanes)
+        # All lanes may be at their end at once.
+        reserve_usd = sum(
+            self.problem.reserve_usd(lane.planned.plan, [stage.cost_usd for stage in prediction.stages])
+            for lane, prediction in zip(lanes, predictions, strict=True)
+        )
         if not self.problem.varies:
             return JobPlan(lanes=tuple(lanes), prediction=whole, odds=None, head_usd=head_usd, reserve_usd=reserve_usd)
         samples = _sampled(lanes, [self._drawn(lane) for lane in lanes], self.offer)
@@ -500,11 +470,6 @@ class _Division:
             head_usd=head_usd,
             reserve_usd=reserve_usd,
         )
-
-    def _reserve_usd(self, lane: BracketGroup) -> float:
-        """Return the reserve of a lane: all of them may be at their end at once."""
-        planned = lane.planned
-        return self.problem.reserve_usd(planned.plan, [stage.cost_usd for stage in planned.prediction.stages])
 
     def infeasible(self) -> InfeasibleError:
         """Return the error of `best`, with the shortest time that a division surely keeps, or the lowest cost."""

@@ -188,13 +188,14 @@ def replan(
     present = rest.evaluate(Plan(stages=current.stages[done:]))
     chosen, verdict = _choose(rest, present)
     changed = chosen.plan != present.plan
+    changes = _changes(done, name_of, rest, present, chosen) if changed else ""
     return Replanned(
         plan=Plan(stages=(*current.stages[:done], *chosen.plan.stages)),
         prediction=chosen.prediction,
         present=present.prediction,
         changed=changed,
         keeps=rest.kept(chosen),
-        reason=_reason(because, verdict, _changes(done, name_of, rest, present, chosen) if changed else ""),
+        reason="; ".join(filter(None, (because, verdict, changes))),
     )
 
 
@@ -367,8 +368,3 @@ def _seconds(value_s: float, unsure_s: float | None) -> str:
 def _duration(seconds: float) -> str:
     """Format a duration, in whole seconds from 10 s on."""
     return format_duration(round(abs(seconds), 0 if abs(seconds) >= 10.0 else 1))
-
-
-def _reason(because: str, verdict: str, changes: str) -> str:
-    said = "; ".join(part for part in (verdict, changes) if part)
-    return f"{because}; {said}" if because else said

@@ -289,14 +289,13 @@ def frontier(problem: Problem) -> list[tuple[float, float]]:
     """Return (the JCT kept with the confidence, mean cost) of plans that no other beats, fastest first."""
     search, confidence = _AshaCandidates(problem, THOROUGH), problem.constraints.confidence
     rough = [found.mean for found in search.runs.figures(search.candidates, search.runs.rough)]
-    best = [one for one, mean in zip(search.candidates, rough, strict=True) if not _is_beaten(*mean, rough)]
+    best = [
+        one
+        for one, (jct_s, cost_usd) in zip(search.candidates, rough, strict=True)
+        if not any(other_s < jct_s / _NEAR and usd < cost_usd / _NEAR for other_s, usd in rough)
+    ]
     few = search.runs.figures(best, search.runs.few)
     return unbeaten([(_quantile(found.jct_s, confidence), found.mean[1]) for found in few], problem.box)
-
-
-def _is_beaten(jct_s: float, cost_usd: float, others: Iterable[tuple[float, float]]) -> bool:
-    """Return whether another plan is clearly faster and cheaper."""
-    return any(other_s < jct_s / _NEAR and usd < cost_usd / _NEAR for other_s, usd in others)
 
 
 class _AshaCandidates:

@@ -100,7 +100,9 @@ def extend(table: StageTable, stage: int, labels: Labels, parent: Ints, at: Ints
     young, prepaid_s = labels.young[parent], labels.prepaid_s[parent]
     if table.young_cohorts:
         if labels.young.any():
-            young = _remaining(young * (before > 0)[:, None], after)
+            young = young * (before > 0)[:, None]
+            older = np.cumsum(young, axis=1) - young  # these are released first
+            young = np.minimum(np.maximum(after[:, None] - older, 0), young)
             billed_s = billed_s - (young * np.minimum(prepaid_s, elapsed_s[:, None])).sum(axis=1)
         young, prepaid_s = _age(table, young, prepaid_s, elapsed_s, started, init_s + duration_s)
     billed_s = billed_s + started * np.maximum(terms.minimum_s, init_s + duration_s)
@@ -119,12 +121,6 @@ def extend(table: StageTable, stage: int, labels: Labels, parent: Ints, at: Ints
         prepaid_s=prepaid_s,
         held=labels.held[parent] + after,
     )
-
-
-def _remaining(young: Ints, after: Ints) -> Ints:
-    """Return the instances left of each young cohort out of `after` in all: older ones are released first."""
-    older = np.cumsum(young, axis=1) - young
-    return np.minimum(np.maximum(after[:, None] - older, 0), young)
 
 
 def _age(
@@ -328,13 +324,6 @@ def roots(table: StageTable, rows: Rows, *, constant: bool = False, most: Ints |
             to_go = _onward(table, weights, to_go)
     lowest: Floats = (weights.stay[0] + _entry(table, weights) + to_go).min(axis=1)
     return lowest
-
-
-def fastest_s(table: StageTable, *, constant: bool = False) -> Floats:
-    """(m,) Return the seconds of the fastest plan with at most 1, 2, ... instances; inf where there is none."""
-    most = np.arange(1, int(table.instances.max()) + 1)
-    ones = np.ones(len(most))
-    return roots(table, Rows(cost_weight=0.0 * ones, time_weight=ones, alpha=0.0 * ones), constant=constant, most=most)
 
 
 def relax(table: StageTable, rows: Rows, *, constant: bool = False) -> Relaxed:

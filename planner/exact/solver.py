@@ -7,6 +7,8 @@ it returns None; it raises nothing.
 from __future__ import annotations
 
 import itertools
+import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -405,22 +407,34 @@ def _usd_per_s(ends: Floats) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """Lower bounds on the cost of a table's plans, for any deadline."""
+class Reach:
+    """Lower bounds on the time and the cost of a table's plans, for any deadline."""
 
+    fastest_s: list[float]
+    """With at most 1, 2, ... instances; inf where they cannot hold a trial."""
     rows: Rows
     root: Floats
 
     @classmethod
-    def of(cls, table: StageTable, *, constant: bool = False) -> Price:
-        """Solve relaxations that weigh time more and more."""
+    def of(cls, table: StageTable, *, constant: bool) -> Reach:
+        """Solve relaxations of time alone, and others that weigh time more and more."""
+        most = np.arange(1, int(table.instances.max()) + 1)
+        ones = np.ones(len(most))
+        times = Rows(cost_weight=0.0 * ones, time_weight=ones, alpha=0.0 * ones)
         weights = _usd_per_s(_ends(table, constant)) * _FAR
         rows = make_rows(table, np.concatenate([[0.0], weights]))
-        return cls(rows, roots(table, rows, constant=constant))
+        fastest_s = roots(table, times, constant=constant, most=most)
+        return cls(fastest_s.tolist(), rows, roots(table, rows, constant=constant))
 
-    def least_usd(self, deadline_s: float) -> float:
-        """Return a lower bound on the cost of a plan in time."""
-        return float(_dual(self.rows, self.root, Box(time_s=deadline_s), "min_cost").max())
+    def needed(self, deadline_s: float | None) -> float:
+        """Return the fewest instances that a plan in time needs; inf if none is in time."""
+        late_s = sys.float_info.max if deadline_s is None else deadline_s + TIME_TOLERANCE_S
+        return next((count for count, time_s in enumerate(self.fastest_s, 1) if time_s <= late_s), math.inf)
+
+    def least_usd(self, deadline_s: float | None) -> float:
+        """Return a lower bound on the cost of a plan in time, up to rounding."""
+        box = Box(time_s=math.inf if deadline_s is None else deadline_s)
+        return float(_dual(self.rows, self.root, box, "min_cost").max())
 
 
 def _bracket(table: StageTable, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:

@@ -207,7 +207,8 @@ def _block(
 ) -> tuple[Ints, Floats, Floats, Floats, Ints, Bools]:
     """Return a market's part of the table: instances, duration_s, late_s, extra_usd, gpus and valid."""
     trials = np.array([stage.trials for stage in stages])
-    counts = np.arange(1, _most_instances(int(trials.max()), gangs.tolist(), offer) + 1)
+    at_once = max(least_instances(int(trials.max()), offer.gpus, gpus) for gpus in gangs.tolist())
+    counts = np.arange(1, min(at_once, offer.max_instances) + 1)
     slots = _slots(counts, gangs, offer.gpus)
     counts, slots = counts[slots[:, 0] > 0], slots[slots[:, 0] > 0]
     duration_s, late_s = moments(market, gangs, slots)
@@ -346,12 +347,6 @@ def gangs_of(profile: Profile, offer: Offer, constraints: PlanningConstraints) -
         )
     enough = next((gpus for gpus in fitting if gpus >= profile.largest_gpus), fitting[-1])
     return [gpus for gpus in fitting if gpus <= enough]
-
-
-def _most_instances(trials: int, gangs: Sequence[int], offer: Offer) -> int:
-    """Return the instance count that runs all `trials` at once for every gang size, or `max_instances`."""
-    at_once = max(least_instances(trials, offer.gpus, gpus) for gpus in gangs)
-    return min(at_once, offer.max_instances)
 
 
 def _slots(counts: Ints, gangs: Ints, gpus_per_instance: int) -> Ints:

@@ -232,12 +232,8 @@ def _passes(limits: BatchLimits, gpus: Ints, batch_size: Ints, least: int) -> Ca
 
 
 def _joined(one: Candidates, other: Candidates) -> Candidates:
-    return Candidates(
-        batch_size=np.concatenate([one.batch_size, other.batch_size], axis=-1),
-        per_gpu=np.concatenate([one.per_gpu, other.per_gpu], axis=-1),
-        accumulation=np.concatenate([one.accumulation, other.accumulation], axis=-1),
-        feasible=np.concatenate([one.feasible, other.feasible], axis=-1),
-    )
+    names = Candidates.__slots__
+    return Candidates(**{name: np.concatenate([getattr(one, name), getattr(other, name)], axis=-1) for name in names})
 
 
 def _best(

@@ -235,10 +235,8 @@ def _next_to(values: Sequence[int], value: int) -> set[int]:
     return {*([max(below)] if below else []), *([min(above)] if above else [])}
 
 
-@lru_cache(maxsize=16)
-def _fitted(points: tuple[BatchPoint, ...]) -> Throughput:
-    """Return the fit of `points`: a plan asks for many gangs of the same ones."""
-    return fit(points)
+_fitted = lru_cache(maxsize=16)(fit)
+"""A plan asks for many gangs of the same points."""
 
 
 def _kind(instances: int, gpus: int) -> str:

@@ -194,13 +194,11 @@ class Judge:
                 known = self.looks[candidate] = replace(known, jct_s=jct_s, cost_usd=cost_usd)
             else:
                 known = self.looks[candidate] = SampledPlan(jct_s, cost_usd)
-                known.roughly, known.value = known.kept(self.box_of(candidate)), self._value(jct_s, cost_usd)
+                known.roughly = known.kept(self.box_of(candidate))
+                mean_s, mean_usd = float(jct_s.mean()), float(cost_usd.mean())
+                known.value = (mean_usd, mean_s) if self.problem.objective == "min_cost" else (mean_s, mean_usd)
         assert known is not None
         return known
-
-    def _value(self, jct_s: Floats, cost_usd: Floats) -> tuple[float, float]:
-        mean_usd, mean_s = float(cost_usd.mean()), float(jct_s.mean())
-        return (mean_usd, mean_s) if self.problem.objective == "min_cost" else (mean_s, mean_usd)
 
     def value(self, candidate: Plan) -> tuple[float, float]:
         """Return the objective and the tie-breaker, by the samples that every candidate has."""
@@ -536,7 +534,9 @@ class _SampledCandidates:
         """Yield the plans that differ in one run of stages of equal width, in one stage, or in the market."""
         choices, num_stages = candidate.stages, len(candidate.stages)
         for first, last in [(0, num_stages)] if self.problem.constant else _runs(choices):
-            for count in self._counts(choices[first].instances):
+            held = choices[first].instances
+            steps = {held - 1, held + 1, held - 2, held + 2, held * 3 // 4, held * 5 // 4} - {held}
+            for count in sorted(step for step in steps if 1 <= step <= self.offer.max_instances):
                 yield from self._changed(choices, first, last, instances=count)
         if self.offer.spot is not None and self.allowed is None:
             markets: tuple[Market, Market] = ("on_demand", "spot")
@@ -557,10 +557,6 @@ class _SampledCandidates:
         plan = Plan(stages=(*choices[:first], *changed, *choices[last:]))
         if all(slots(choice.instances, self.offer.gpus, choice.gpus_per_trial) for choice in plan.stages):
             yield plan
-
-    def _counts(self, count: int) -> list[int]:
-        steps = {count - 1, count + 1, count - 2, count + 2, count * 3 // 4, count * 5 // 4}
-        return sorted(step for step in steps if 1 <= step <= self.offer.max_instances and step != count)
 
     def _waved(self, index: int, choice: StagePlan, gpus: int) -> list[int]:
         """Return counts of one instance or one wave more or less, or with as many waves, in gangs of `gpus`."""

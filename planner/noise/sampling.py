@@ -187,12 +187,14 @@ class Draws:
 
     def _joined(self, indices: range) -> Times:
         chunks = [self.chunk(index) for index in indices]
-        return chunks[0] if len(chunks) == 1 else Derived(chunks, _one_after_another)
+        if len(chunks) == 1:
+            return chunks[0]
+        return Derived(chunks, lambda values: values[0] if isinstance(values[0], float) else np.concatenate(values))
 
     def least(self, plan: Plan, held: Sequence[Cohort] = ()) -> tuple[float, float]:
         """Return mean seconds of a plan in the first chunk, and a lower bound of its mean cost: bills are convex."""
         if self._means is None:
-            self._means = Derived([self.chunk(0)], _mean)
+            self._means = Derived([self.chunk(0)], lambda values: float(np.mean(values[0])))
         return totals(plan, self.offer, self._means, held)
 
 
@@ -497,14 +499,6 @@ class Derived:
         if key not in self._known:
             self._known[key] = self.combine([times(chunk, *arguments) for chunk in self.chunks])
         return self._known[key]
-
-
-def _one_after_another(values: list[Value]) -> Value:
-    return values[0] if isinstance(values[0], float) else np.concatenate(values)
-
-
-def _mean(values: list[Value]) -> float:
-    return float(np.mean(values[0]))
 
 
 def _bracket(stages: Sequence[Stage], index: int) -> int:

@@ -44,12 +44,7 @@ class Epochs:
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """Measurements of one model on instances of one type.
-
-    An `Application` is what was measured about one model; a `TracedJob` is one training of it. The job sees of the
-    application only what it has run: it fits the time of a step to those (§4.1), and knows the noise of the present
-    epoch.
-    """
+    """Measurements of one model on instances of one type."""
 
     name: str
     max_epochs: int

@@ -446,7 +446,11 @@ def place(
     gets the GPUs that are free on one instance, or none if they are fewer than its `least` (by default 1). It always
     gets the GPUs that it is `promised`, beside other spanning gangs if there is no other room.
     """
-    kept = {name: dict(where) for name, where in current.items() if _stays(gpus.get(name, 0), where, capacity)}
+    kept = {
+        name: dict(where)
+        for name, where in current.items()
+        if gpus.get(name, 0) == sum(where.values()) > 0 and all(0 <= at < capacity.instances for at in where)
+    }
     for tried in (kept, {}):
         board = _Board(capacity, tried)
         waiting = {name: count for name, count in gpus.items() if count > 0 and name not in tried}
@@ -455,10 +459,6 @@ def place(
     board.scatter({name: count for name, count in (promised or {}).items() if name not in board.found and count > 0})
     board.squeeze({name: count for name, count in gpus.items() if name not in board.found}, least or {})
     return board.found
-
-
-def _stays(count: int, where: Mapping[int, int], capacity: Capacity) -> bool:
-    return count == sum(where.values()) > 0 and all(0 <= number < capacity.instances for number in where)
 
 
 class _Board:

@@ -162,7 +162,8 @@ def simulate(
     while run.waiting or run.active:
         if not run.active:
             run.rest()
-            run.now_s = max(run.now_s, _tick(run.waiting[0].submitted_at, interval_s))
+            at = run.waiting[0].submitted_at
+            run.now_s = max(run.now_s, at if interval_s is None else math.ceil(at / interval_s) * interval_s)
         run.admit()
         run.decide()
         step_s = run.next_event_s() if interval_s is None else interval_s
@@ -187,10 +188,6 @@ def fair_gpus(jobs: Sequence[SimulatedJob], gpus: int, now_s: float) -> list[int
         present = float(overlaps_s @ weights) / (end - begin) if end > begin else 0.0
         found.append(max(1, round(gpus * weight / max(weight, present))))
     return found
-
-
-def _tick(at: float, interval_s: float | None) -> float:
-    return at if interval_s is None else math.ceil(at / interval_s) * interval_s
 
 
 @dataclass(slots=True, kw_only=True)

@@ -44,8 +44,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="head-priced-after-the-choice",
         harm="hyperband runs one bracket after another while the head node is paid",
         file="planner/hyperband.py",
-        old="if lanes is None or self._head_usd_per_s == 0.0:",
-        new="if lanes is None or self._head_usd_per_s >= 0.0:",
+        old="if lanes is None or self.head_usd_per_s == 0.0:",
+        new="if lanes is None or self.head_usd_per_s >= 0.0:",
         tests=("tests/property/test_planner_choice.py::test_a_choice_that_was_wrong_is_right",),
     ),
     # Further ones.

@@ -11,7 +11,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.dag import literal_plan, simulate, simulate_job
+from rubberband.planner.dag import simulate, simulate_job
 from rubberband.planner.exact.model import predict
 from rubberband.planner.exact.table import gangs_of
 from rubberband.planner.noise.sampling import sample
@@ -23,6 +23,7 @@ from rubberband.values.profile import Profile, Spread, measured
 from tests.builders import strategies
 from tests.builders.budget import examples
 from tests.builders.enumeration import limited_jobs
+from tests.builders.paper import literal_plan
 from tests.builders.plans import plan, plan_brackets
 from tests.builders.strategies import carried_out
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.planner.dag import Sorted, build_dag, literal_plan, simulate
+from rubberband.planner.dag import Sorted, build_dag, simulate
 from rubberband.planner.exact.model import predict
 from rubberband.planner.search import greedy
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread, measured
+from tests.builders.paper import literal_plan
 
 STAGES = [Stage(trials=4, iterations=1), Stage(trials=2, iterations=2), Stage(trials=1, iterations=4)]
 PROFILE = Profile(seconds_per_iteration={1: 100.0, 2: 50.0, 4: 40.0})
