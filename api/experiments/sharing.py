@@ -34,7 +34,7 @@ from rubberband.executor.core.state import Job, State
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.run.follower import JournalFollower
-from rubberband.planner.sharing import Allotments, Calendar, Capacity, Demand, Scale, make_policy, within
+from rubberband.planner.sharing import Allocations, Calendar, Capacity, Demand, Scale, make_policy, within
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.kinds import KINDS
@@ -149,7 +149,7 @@ class Division:
         self._autoscaling = pool.autoscaling
         self.scale: Scale | None = None
         """The size of the pool by its autoscaling; None before the first decision, and for one that does not scale."""
-        self._current: Allotments = {}
+        self._current: Allocations = {}
         self._hurried: Collection[str] = ()
         """Experiments that were asked to give GPUs back at once, and still hold them."""
         self._cleared: set[tuple[str, str]] = set()
@@ -169,7 +169,7 @@ class Division:
         held = {name: one.job.offer.gpus * one.num_held for name, one in members.items()}
         capacity = self._capacity(demands, sum(held.values()), now)
         current = within(self._current, capacity)
-        self._current = self._policy.allot(demands, capacity, current, now) if capacity.instances else {}
+        self._current = self._policy.allocate(demands, capacity, current, now) if capacity.instances else {}
         lacks = any(gpus > held.get(name, 0) for name, gpus in promised.items())
         grants = {}
         for name in [*asking, *(name for name, one in members.items() if one.away_s is not None)]:

@@ -140,7 +140,7 @@ class MeasuredBalancer(Remembering, Balancer):
         self.num_workers = num_workers
         self._moves = moves
         self._shares: tuple[int, ...] = ()
-        """Those of the last look; none before the first one."""
+        """Shares of the last look; none before the first one."""
         self._looks = 0
         self._idle = [0] * num_workers
         """Looks since each worker last had samples."""

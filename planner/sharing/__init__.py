@@ -1,7 +1,7 @@
 """Sharing a pool: policies that divide its GPUs among experiments, their place on instances, and promises.
 
-`make_policy(name).allot(demands, capacity, current, now_s)` is one decision. `Calendar` says which plans can still be
-promised. All of it is pure.
+`make_policy(name).allocate(demands, capacity, current, now_s)` is one decision. `Calendar` says which plans can still
+be promised. All of it is pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, get_args
 from rubberband.errors import InputError
 from rubberband.planner.sharing.autoscaling import Autoscaling, Scale, within
 from rubberband.planner.sharing.calendar import Calendar, CalendarSlot, Span
-from rubberband.planner.sharing.demand import Allotment, Allotments, Capacity, Demand, Ints, Policy, Table
+from rubberband.planner.sharing.demand import Allocation, Allocations, Capacity, Demand, Ints, Policy, Table
 from rubberband.planner.sharing.policies import (
     Optimus,
     Resizing,
@@ -33,8 +33,8 @@ from rubberband.planner.sharing.policies import (
 
 __all__ = [
     "POLICIES",
-    "Allotment",
-    "Allotments",
+    "Allocation",
+    "Allocations",
     "Autoscaling",
     "Calendar",
     "CalendarSlot",
@@ -59,8 +59,8 @@ class Counting:
     first_gpus: int = 1
     """Most GPUs that a job begins with whose speed is measured as it runs; then it has at most twice those measured."""
 
-    def allot(
-        self, demands: Sequence[Demand], capacity: Capacity, current: Allotments, now_s: float
+    def allocate(
+        self, demands: Sequence[Demand], capacity: Capacity, current: Allocations, now_s: float
     ) -> dict[str, dict[int, int]]:
         """Count the GPUs of every demand, and place them."""
         table = Table.of(demands, capacity, current, now_s)

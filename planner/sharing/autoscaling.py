@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rubberband.planner.sharing.demand import Allotments, Capacity, Demand, Policy, Table
+from rubberband.planner.sharing.demand import Allocations, Capacity, Demand, Policy, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Autoscaling:
         demands: Sequence[Demand],
         largest: Capacity,
         policy: Policy,
-        current: Allotments,
+        current: Allocations,
         now_s: float,
     ) -> Scale:
         """Return the size that follows `instances`, from none to that of `largest`.
@@ -50,8 +50,8 @@ class Autoscaling:
 
         def at(size: int) -> Scale:
             capacity = Capacity(instances=size, gpus_per_instance=largest.gpus_per_instance)
-            allotted = policy.allot(demands, capacity, within(current, capacity), now_s)
-            return Scale(instances=size, efficiency=efficiency(demands, capacity, allotted))
+            allocated = policy.allocate(demands, capacity, within(current, capacity), now_s)
+            return Scale(instances=size, efficiency=efficiency(demands, capacity, allocated))
 
         if low == 0:
             return Scale(instances=0, efficiency=0.0)
@@ -71,7 +71,7 @@ class Autoscaling:
         return found
 
 
-def efficiency(demands: Sequence[Demand], capacity: Capacity, allotted: Allotments) -> float:
+def efficiency(demands: Sequence[Demand], capacity: Capacity, allocated: Allocations) -> float:
     """Return the speed-ups of the demands over the GPUs of the pool: 1 if all are used by gangs that scale perfectly.
 
     A speed-up is that over one GPU; where fewer than w are of no use, w times that over w. GPUs that are promised, and
@@ -80,7 +80,7 @@ def efficiency(demands: Sequence[Demand], capacity: Capacity, allotted: Allotmen
     free = capacity.gpus - sum(demand.promised_gpus for demand in demands)
     if free <= 0:
         return 0.0
-    table = Table.of(demands, capacity, allotted, 0.0)
+    table = Table.of(demands, capacity, allocated, 0.0)
     rows = np.arange(len(demands))
     single_s, held_s = table.single_s(), table.seconds[rows, np.minimum(table.current, capacity.gpus)]
     speedups = np.where(np.isfinite(held_s) & (table.floor == 0), single_s / np.maximum(held_s, 1e-300), 0.0)
@@ -101,18 +101,18 @@ def most_instances(demands: Sequence[Demand], largest: Capacity) -> int:
     return min(largest.instances, int((-(-most // largest.gpus_per_instance)).sum()))
 
 
-def within(allotments: Allotments, capacity: Capacity) -> dict[str, dict[int, int]]:
-    """Return what is left of allotments on a pool of another size: the instances with the most GPUs in use stay."""
+def within(allocations: Allocations, capacity: Capacity) -> dict[str, dict[int, int]]:
+    """Return what is left of allocations on a pool of another size: the instances with the most GPUs in use stay."""
     used: dict[int, int] = {}
-    for where in allotments.values():
+    for where in allocations.values():
         for number, gpus in where.items():
             used[number] = used.get(number, 0) + gpus
     if all(number < capacity.instances for number in used):
-        return {name: dict(where) for name, where in allotments.items()}
+        return {name: dict(where) for name, where in allocations.items()}
     kept = sorted(used, key=lambda number: (-used[number], number))[: capacity.instances]
     numbers = {number: new for new, number in enumerate(sorted(kept))}
     cut = {
         name: {numbers[number]: gpus for number, gpus in where.items() if number in numbers}
-        for name, where in allotments.items()
+        for name, where in allocations.items()
     }
     return {name: where for name, where in cut.items() if where}

@@ -1,4 +1,4 @@
-"""Demands of experiments, the capacity of a pool, and allotments: the plain values of a policy."""
+"""Demands of experiments, the capacity of a pool, and allocations: the plain values of a policy."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-Allotment = Mapping[int, int]
+Allocation = Mapping[int, int]
 """GPUs of one experiment: number of the instance, from 0 -> GPUs there, at least 1 each."""
-Allotments = Mapping[str, Allotment]
+Allocations = Mapping[str, Allocation]
 """Name of a demand -> its GPUs. A demand without GPUs is absent."""
 
 
@@ -64,7 +64,7 @@ class Demand:
     max_gpus: int | None = None
     """Most GPUs that it takes. None: as many as `seconds_left` has."""
     promised_gpus: int = 0
-    """GPUs that it holds a promise for at this instant: every policy allots at least these."""
+    """GPUs that it holds a promise for at this instant: every policy allocates at least these."""
     started_gpus: int = 0
     """GPUs that it began with, 0 before: moldable policies never change them."""
     attained_gpu_s: float = 0.0
@@ -97,10 +97,10 @@ class Demand:
 
 
 class Policy(Protocol):
-    """Rule that divides a pool. Pure: equal arguments give equal allotments."""
+    """Rule that divides a pool. Pure: equal arguments give equal allocations."""
 
-    def allot(
-        self, demands: Sequence[Demand], capacity: Capacity, current: Allotments, now_s: float
+    def allocate(
+        self, demands: Sequence[Demand], capacity: Capacity, current: Allocations, now_s: float
     ) -> dict[str, dict[int, int]]:
         """Return the GPUs of every demand that gets some, from `now_s` on; `current` are those before.
 
@@ -135,7 +135,7 @@ class Table:
     gpus_per_instance: int
 
     @classmethod
-    def of(cls, demands: Sequence[Demand], capacity: Capacity, current: Allotments, now_s: float) -> Table:
+    def of(cls, demands: Sequence[Demand], capacity: Capacity, current: Allocations, now_s: float) -> Table:
         """Read the demands. Raises ValueError for two of one name, or promises beyond the capacity."""
         if len({demand.name for demand in demands}) < len(demands):
             raise ValueError("two demands have one name; name each experiment once")

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from rubberband.planner.sharing.demand import Allotments, Bools, Capacity, Demand, Floats, Ints, Table
+from rubberband.planner.sharing.demand import Allocations, Bools, Capacity, Demand, Floats, Ints, Table
 
 
 def divide(values: Floats, gpus: int) -> Ints:
@@ -247,8 +247,8 @@ class Tiresias:
 
     threshold_gpu_s: float = QUEUE_GPU_S
 
-    def allot(
-        self, demands: Sequence[Demand], capacity: Capacity, current: Allotments, now_s: float
+    def allocate(
+        self, demands: Sequence[Demand], capacity: Capacity, current: Allocations, now_s: float
     ) -> dict[str, dict[int, int]]:
         """Return the GPUs of the jobs that run."""
         free = capacity.gpus
@@ -267,8 +267,8 @@ class Optimus:
     Every job gets its least GPUs, in order; then each GPU goes where it saves the most seconds, until none is saved.
     """
 
-    def allot(
-        self, demands: Sequence[Demand], capacity: Capacity, current: Allotments, now_s: float
+    def allocate(
+        self, demands: Sequence[Demand], capacity: Capacity, current: Allocations, now_s: float
     ) -> dict[str, dict[int, int]]:
         """Return the GPUs of every job."""
         by_name = {demand.name: demand for demand in demands}
@@ -291,7 +291,7 @@ def _saved_s(demand: Demand, gpus: int) -> float:
     return demand.seconds_left[gpus - 1] - demand.seconds_left[gpus] if gpus < demand.most_gpus else 0.0
 
 
-def _spread(gpus: Mapping[str, int], capacity: Capacity, current: Allotments) -> dict[str, dict[int, int]]:
+def _spread(gpus: Mapping[str, int], capacity: Capacity, current: Allocations) -> dict[str, dict[int, int]]:
     """Place the gangs in order; one that keeps its number of GPUs stays."""
     free = [capacity.gpus_per_instance] * capacity.instances
     found = {name: dict(current[name]) for name, count in gpus.items() if sum(current.get(name, {}).values()) == count}
@@ -432,7 +432,7 @@ def _filled(table: Table, gpus: Ints, free: int) -> Ints:
 def place(
     gpus: Mapping[str, int],
     capacity: Capacity,
-    current: Allotments,
+    current: Allocations,
     least: Mapping[str, int] | None = None,
     promised: Mapping[str, int] | None = None,
 ) -> dict[str, dict[int, int]]:

@@ -11,12 +11,12 @@ from typing import Protocol
 import numpy as np
 
 from rubberband.planner.sharing.autoscaling import Autoscaling, within
-from rubberband.planner.sharing.demand import Allotments, Capacity, Demand, Policy
+from rubberband.planner.sharing.demand import Allocations, Capacity, Demand, Policy
 
 INTERVAL_S = 60.0
 """Seconds between two decisions (Pollux §5.1)."""
 _MOST_IDLE = 60
-"""Decisions without an allotment after which the rest of the jobs counts as unfinished."""
+"""Decisions without an allocation after which the rest of the jobs counts as unfinished."""
 
 
 class SimulatedJob(Protocol):
@@ -82,8 +82,8 @@ class Outcome:
     jobs: Sequence[JobOutcome]
     capacity: Capacity
     ended_at: float
-    allotted: Sequence[tuple[float, dict[str, int]]]
-    """Instants at which the allotments changed, and the GPUs of every job from then on."""
+    allocated: Sequence[tuple[float, dict[str, int]]]
+    """Instants at which the allocations changed, and the GPUs of every job from then on."""
     sizes: Sequence[tuple[float, int]]
     """Instants at which the number of instances changed, and the number from then on."""
     cpu_s: float
@@ -106,7 +106,7 @@ class Outcome:
 
     @property
     def utilisation(self) -> float:
-        """Share of the pool's GPU seconds that were allotted, over the makespan."""
+        """Share of the pool's GPU seconds that were allocated, over the makespan."""
         whole = self.capacity.gpus_per_instance * self.instance_s
         return sum(job.gpu_s for job in self.jobs) / whole if whole else 0.0
 
@@ -201,8 +201,8 @@ class _Simulation:
     now_s: float = 0.0
     waiting: list[SimulatedJob] = field(default_factory=list)
     active: dict[str, SimulatedJob] = field(default_factory=dict)
-    allotments: Allotments = field(default_factory=dict)
-    allotted: list[tuple[float, dict[str, int]]] = field(default_factory=list)
+    allocations: Allocations = field(default_factory=dict)
+    allocated: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     sizes: list[tuple[float, int]] = field(default_factory=list)
     started_at: dict[str, float] = field(default_factory=dict)
     idle: int = 0
@@ -220,10 +220,10 @@ class _Simulation:
 
     def decide(self) -> None:
         demands = [job.demand(self.now_s, self.capacity.gpus) for job in self.active.values()]
-        current = {name: where for name, where in self.allotments.items() if name in self.active}
+        current = {name: where for name, where in self.allocations.items() if name in self.active}
         capacity = self._scaled(demands, current)
         kept = within(current, capacity)
-        found = self.policy.allot(demands, capacity, kept, self.now_s)
+        found = self.policy.allocate(demands, capacity, kept, self.now_s)
         for name, job in self.active.items():
             where = found.get(name, {})
             cut = sum(kept.get(name, {}).values()) != sum(current.get(name, {}).values())
@@ -231,13 +231,13 @@ class _Simulation:
                 job.resize(tuple(where[number] for number in sorted(where)))
                 if where:
                     self.started_at.setdefault(name, self.now_s)
-        self.allotments = found
+        self.allocations = found
         self.idle = 0 if found or self.waiting else self.idle + 1
         counts = {name: sum(where.values()) for name, where in found.items()}
-        if not self.allotted or self.allotted[-1][1] != counts:
-            self.allotted.append((self.now_s, counts))
+        if not self.allocated or self.allocated[-1][1] != counts:
+            self.allocated.append((self.now_s, counts))
 
-    def _scaled(self, demands: Sequence[Demand], current: Allotments) -> Capacity:
+    def _scaled(self, demands: Sequence[Demand], current: Allocations) -> Capacity:
         """Return the instances from now on."""
         if self.autoscaling is None:
             return self.capacity
@@ -286,7 +286,7 @@ class _Simulation:
             jobs=jobs,
             capacity=self.capacity,
             ended_at=self.now_s if len(ends) < len(jobs) else max(ends, default=self.now_s),
-            allotted=self.allotted,
+            allocated=self.allocated,
             sizes=self.sizes,
             cpu_s=cpu_s,
         )

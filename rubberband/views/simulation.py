@@ -99,7 +99,7 @@ def render_simulation(found: Simulation) -> str:
         ),
     ]
     sections = [
-        chart_section(f"kinds-{number}", f"Allotments under {policy}", "GPUs that each kind of job holds.", drawn)
+        chart_section(f"kinds-{number}", f"Allocations under {policy}", "GPUs that each kind of job holds.", drawn)
         for number, policy in enumerate(found.outcomes)
     ]
     body = "\n".join(
@@ -184,13 +184,13 @@ def _kinds(outcome: Outcome) -> Figure:
 def _over_time(outcome: Outcome, kinds: Sequence[str | None]) -> tuple[list[float], list[list[float]]]:
     """Return instants, and the GPUs held from each one on by jobs of every kind (None: of all), thinned if many."""
     of = {job.name: job.kind for job in outcome.jobs}
-    every = max(1, len(outcome.allotted) // _MOST_POINTS)
-    allotted = [*outcome.allotted[::every], (outcome.ended_at, {})]
+    every = max(1, len(outcome.allocated) // _MOST_POINTS)
+    allocated = [*outcome.allocated[::every], (outcome.ended_at, {})]
     rows = [
-        [float(sum(gpus for name, gpus in held.items() if kind is None or of[name] == kind)) for _, held in allotted]
+        [float(sum(gpus for name, gpus in held.items() if kind is None or of[name] == kind)) for _, held in allocated]
         for kind in kinds
     ]
-    return [at for at, _ in allotted], rows
+    return [at for at, _ in allocated], rows
 
 
 def _over(unit: str, traces: Sequence[Figure]) -> Figure:

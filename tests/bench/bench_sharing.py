@@ -69,7 +69,7 @@ def decisions(names: Sequence[str]) -> None:
             for left in (asked, asked[num // 50 :]):
                 kept = {demand.name: current[demand.name] for demand in left if demand.name in current}
                 began_s = time.process_time()
-                current = policy.allot(left, capacity, kept, 0.0)
+                current = policy.allocate(left, capacity, kept, 0.0)
                 times_s.append(time.process_time() - began_s)
             print(f"{name:>14} {num:>8} {gpus:>6} {times_s[0]:>12.4f} {times_s[1]:>12.4f}", flush=True)
 

@@ -43,9 +43,9 @@ def pools(draw: st.DrawFn) -> tuple[list[Demand], Capacity]:
 def test_a_policy_keeps_the_capacity_and_every_promise(name: str, pool: tuple[list[Demand], Capacity]) -> None:
     demands, capacity = pool
     policy = make_policy(name)
-    first = policy.allot(demands, capacity, {}, 0.0)
+    first = policy.allocate(demands, capacity, {}, 0.0)
     for current in ({}, first):
-        found = policy.allot(demands, capacity, current, 0.0)
+        found = policy.allocate(demands, capacity, current, 0.0)
         used = [sum(where.get(number, 0) for where in found.values()) for number in range(capacity.instances)]
         assert all(gpus <= capacity.gpus_per_instance for gpus in used)
         for demand in demands:
@@ -54,7 +54,7 @@ def test_a_policy_keeps_the_capacity_and_every_promise(name: str, pool: tuple[li
             assert sum(where.values()) == 0 or sum(where.values()) >= min(demand.min_gpus, capacity.gpus)
             if name not in ("tiresias", "optimus"):  # the baselines know no promises
                 assert sum(where.values()) >= demand.promised_gpus
-        assert policy.allot(demands, capacity, current, 0.0) == found, "equal arguments, equal allotments"
+        assert policy.allocate(demands, capacity, current, 0.0) == found, "equal arguments, equal allocations"
 
 
 @given(pool=pools(), counts=st.lists(st.integers(0, 12), max_size=8))
@@ -92,9 +92,9 @@ def test_equal_follows_weights_and_fifo_the_order() -> None:
     left = [100.0 / gpus for gpus in range(1, 13)]
     early = Demand(name="early", arrived_at=0.0, seconds_left=left)
     late = Demand(name="late", arrived_at=1.0, seconds_left=left, weight=2.0)
-    shares = make_policy("equal").allot([late, early], capacity, {}, 2.0)
+    shares = make_policy("equal").allocate([late, early], capacity, {}, 2.0)
     assert {name: sum(where.values()) for name, where in shares.items()} == {"early": 4, "late": 8}
-    assert set(make_policy("fifo").allot([late, early], capacity, {}, 2.0)) == {"early"}
+    assert set(make_policy("fifo").allocate([late, early], capacity, {}, 2.0)) == {"early"}
 
 
 def test_tiresias_lets_jobs_that_have_had_much_wait_for_those_that_have_not() -> None:
@@ -103,7 +103,7 @@ def test_tiresias_lets_jobs_that_have_had_much_wait_for_those_that_have_not() ->
         Demand(name=name, arrived_at=at, seconds_left=[9.0] * 5, min_gpus=4, attained_gpu_s=had_s)
         for name, at, had_s in (("old", 0.0, 1e6), ("new", 9.0, 10.0))
     )
-    assert set(make_policy("tiresias").allot([old, new], capacity, {"old": {0: 4}}, 10.0)) == {"new"}
+    assert set(make_policy("tiresias").allocate([old, new], capacity, {"old": {0: 4}}, 10.0)) == {"new"}
 
 
 def test_an_unknown_policy_is_one_line() -> None:

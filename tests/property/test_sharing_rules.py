@@ -38,7 +38,7 @@ def demand(name: str, seconds: list[float], **more: float) -> Demand:
 
 def gpus(policy: str, demands: list[Demand], instances: int, **options: object) -> dict[str, int]:
     capacity = Capacity(instances=instances, gpus_per_instance=1)
-    found = make_policy(policy, **options).allot(demands, capacity, {}, 10.0)
+    found = make_policy(policy, **options).allocate(demands, capacity, {}, 10.0)
     return {name: sum(where.values()) for name, where in found.items()}
 
 
@@ -64,7 +64,7 @@ def test_knee_of_whole_instances_is_that_of_the_smooth_curve(alpha: float, expec
     smooth = demand("job", curve)
     stairs = demand("job", [math.inf] * 3 + [curve[count // 4 * 4 - 1] for count in range(4, 65)], min_gpus=4)
     policy = make_policy("knee", alpha=alpha, resizing="moldable")  # which does not fill up the rest
-    knees = [sum(policy.allot([each], capacity, {}, 0.0)["job"].values()) for each in (smooth, stairs)]
+    knees = [sum(policy.allocate([each], capacity, {}, 0.0)["job"].values()) for each in (smooth, stairs)]
     assert knees[1] == expected
     assert abs(knees[0] - knees[1]) <= 4
 
@@ -80,7 +80,7 @@ def test_fitness_serves_as_many_as_it_can_whatever_p_is(p: float) -> None:
     assert gpus("fitness", many, 64, p=p) == {f"e{number}": 1 for number in range(64)}
     held = {f"e{number}": {number - 30: 1} for number in range(30, 80)}
     young = [replace(each, delta_s=30.0, attained_gpu_s=10.0) for each in many]
-    found = make_policy("fitness", p=p).allot(young, Capacity(instances=64, gpus_per_instance=1), held, 100.0)
+    found = make_policy("fitness", p=p).allocate(young, Capacity(instances=64, gpus_per_instance=1), held, 100.0)
     assert {name: found.get(name) for name in held} == held, "where it costs nothing, nobody moves"
     assert sum(sum(where.values()) for where in found.values()) == 64
 
@@ -111,13 +111,13 @@ def test_ranked_moves_only_what_earns_it_soon() -> None:
     capacity = Capacity(instances=4, gpus_per_instance=1)
     long_one, current = demand("a", [1000.0, 600.0, 580.0, 570.0], attained_gpu_s=1.0), {"a": {0: 1}}
     for delta_s, expected in ((0.0, 4), (30.0, 4), (500.0, 1)):
-        found = make_policy("ranked").allot([replace(long_one, delta_s=delta_s)], capacity, current, 100.0)
+        found = make_policy("ranked").allocate([replace(long_one, delta_s=delta_s)], capacity, current, 100.0)
         assert sum(found["a"].values()) == expected
     far_from_its_end = demand("a", [1e5 / count for count in range(1, 5)], delta_s=200.0, attained_gpu_s=1.0)
-    found = make_policy("ranked").allot([far_from_its_end], capacity, {"a": {0: 1, 1: 1}}, 100.0)
+    found = make_policy("ranked").allocate([far_from_its_end], capacity, {"a": {0: 1, 1: 1}}, 100.0)
     assert sum(found["a"].values()) == 4
     near_its_end = demand("a", [60.0, 36.0, 35.0, 34.0], delta_s=30.0, attained_gpu_s=1.0)
-    assert make_policy("ranked").allot([near_its_end], capacity, current, 100.0) == current
+    assert make_policy("ranked").allocate([near_its_end], capacity, current, 100.0) == current
 
 
 def test_ranked_keeps_gpus_for_a_job_that_no_longer_scales() -> None:
@@ -144,7 +144,7 @@ def test_a_demand_that_would_move_in_vain_keeps_its_gpus() -> None:
         for name, moves in (("a", 3), ("b", 3))
     ]
     current = {"a": {0: 1}, "b": {1: 1, 2: 1}}
-    found = make_policy("fitness").allot(moved_often, capacity, current, 100.0)
+    found = make_policy("fitness").allocate(moved_often, capacity, current, 100.0)
     assert found == current
 
 
@@ -170,9 +170,9 @@ def test_a_simulation_ends_every_job_and_counts_every_gpu_second(policy: str, in
     for job in outcome.jobs:
         assert job.started_at is not None
         assert job.submitted_at <= job.started_at < job.submitted_at + job.jct_s
-    ends = [*(at for at, _ in outcome.allotted[1:]), outcome.ended_at]
+    ends = [*(at for at, _ in outcome.allocated[1:]), outcome.ended_at]
     held_gpu_s = sum(
-        sum(counts.values()) * (end_at - at) for (at, counts), end_at in zip(outcome.allotted, ends, strict=True)
+        sum(counts.values()) * (end_at - at) for (at, counts), end_at in zip(outcome.allocated, ends, strict=True)
     )
     assert sum(job.gpu_s for job in outcome.jobs) <= held_gpu_s + 1e-6
     assert 0.0 < outcome.utilisation <= 1.0 + 1e-9

@@ -155,7 +155,7 @@ def test_traces_in_the_public_format(policy: str, pool: Path, public: Path, trac
 
 def test_a_job_begins_on_the_first_gpus_of_its_policy_and_doubles(pool: Path, public: Path, traces: Path) -> None:
     for policy, first in (("ranked", 2), ("ranked:first=1", 1), ("fitness", 1)):
-        allotted = simulated(load_pool(pool), public, [policy], traces).outcomes[policy].allotted
+        allotted = simulated(load_pool(pool), public, [policy], traces).outcomes[policy].allocated
         sizes = [counts["toy-0"] for _, counts in allotted if counts.get("toy-0")]
         assert sizes[0] == first
         assert all(after <= 2 * max(sizes[: at + 1]) for at, after in enumerate(sizes[1:]))
@@ -195,7 +195,7 @@ def test_the_page_shows_policies_completion_times_and_allotments(pool: Path, job
     text = render_simulation(found)
     assert "Job completion times" in text
     assert "Finish-time fairness" in text
-    assert "Allotments under equal" in text
+    assert "Allocations under equal" in text
     assert "nothing was charged" in text
     assert "USD" in text
 
