@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rubberband.cloud.provider import ClusterProvider
 from rubberband.errors import CheckpointError
@@ -32,14 +31,10 @@ from rubberband.executor.ray.attempt import AsyncAttempt, Attempt
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
 from rubberband.executor.ray.fork_server import ForkServer
-from rubberband.executor.ray.slot_worker import Device
 from rubberband.executor.ray.workers import Shipment, Workers
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.segment import Segment
-from rubberband.spec.resources import LOG_LIMIT_BYTES
-from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
-from rubberband.values.asynchronous import AsyncTraining
-from rubberband.values.balance import Balance
+from rubberband.values.adaptive import BatchPoint
 
 _SHORTEST_PROBE_BYTES = 2**16
 
@@ -72,46 +67,24 @@ _STOOD_STILL_S = 30.0
 class RayBackend:
     """Implements `rubberband.executor.core.backend.Backend`. Threads do the work, so no method blocks on it.
 
-    Nothing is rented, and Ray is not touched, before the first command. Instances outlive this driver by `lease_s` at
-    most, renewed every `lease_interval_s`; those that are not ready yet by `first_lease_s`, if that is longer.
+    Nothing is rented, and Ray is not touched, before the first command. Instances outlive this driver by the lease of
+    `spec` at most; those that are not ready yet by `first_lease_s`, if that is longer.
     """
 
     provider: ClusterProvider = field(kw_only=False)
-    entrypoint: Entrypoint
-    configs: Sequence[Mapping[str, Any]] | Mapping[int, Mapping[str, Any]]
-    """By trial."""
-    seeds: Sequence[int] | Mapping[int, int]
-    """By trial."""
-    data_seed: int | None = None
-    """Seed of the data, for all trials; None: that of each trial."""
-    metric: str
+    spec: RunSpec = field(kw_only=False)
     store: CheckpointStore
     gpus_per_instance: int
     gpus_on_machine: int | None = None
     """GPUs that share the CPUs of a machine; None: those of an instance."""
-    device: Device = "cpu"
-    batch: AdaptiveBatch | None = None
-    """How trials adapt their batch size; None: it is fixed."""
-    balance: Balance = field(default_factory=Balance)
-    """How the workers of a trial divide a batch."""
-    verify: bool = True
-    """Whether the weights of a trial's workers are compared at every SYNC."""
-    training: AsyncTraining | None = None
-    """How trials are trained asynchronously; None: all workers take each step together."""
     known_points: Sequence[BatchPoint] = ()
     """Steps that profiling timed."""
-    max_iterations: int | None = None
-    """Iterations of a trial that trains to the end, for LR schedules."""
     logs: Path | None = None
     """A directory of this machine: trial 7 prints to `trial-007.log` in it."""
-    log_limit_bytes: int = LOG_LIMIT_BYTES
-    """Bytes of each log that are kept."""
     code: Code | None = None
     """Sent to instances that are other machines."""
     fork_server: ForkServer | None = None
     """Forks the workers of instances that are this machine; closed with this."""
-    lease_s: float = 60.0
-    lease_interval_s: float = 2.0
     first_lease_s: float | None = None
     ready_timeout_s: float = 180.0
     """An instance whose workers are not warm within it is given up as lost."""
@@ -126,8 +99,8 @@ class RayBackend:
         self._looked_at: float | None = None
         leases = Leases(
             self.provider,
-            lease_s=self.lease_s,
-            interval_s=self.lease_interval_s,
+            lease_s=self.spec.lease_s,
+            interval_s=min(self.spec.kind.lease_interval_s, self.spec.lease_s / 4.0),
             first_lease_s=self.first_lease_s,
             clock=self.clock,
         )
@@ -138,16 +111,17 @@ class RayBackend:
             leases=leases,
             on_gone=self._abandon,
             logs=self.logs,
-            log_limit_bytes=self.log_limit_bytes,
+            log_limit_bytes=self.spec.experiment.resources.log_limit_bytes,
         )
 
     def _make_workers(self, instance: str, on_sick: Callable[[str, str], None]) -> Workers:
+        assert self.spec.entrypoint is not None, "the session asks for one"
         return Workers(
             instance,
             self.gpus_per_instance,
-            self.entrypoint,
+            self.spec.entrypoint,
             self.store,
-            device=self.device,
+            device=self.provider.device,
             gpus_on_machine=self.gpus_on_machine or self.gpus_per_instance,
             timeout_s=self.ready_timeout_s,
             on_sick=on_sick,
@@ -188,31 +162,33 @@ class RayBackend:
             return
         for key in [key for key in self._attempts if key[0] == start.trial]:
             del self._attempts[key]
+        spec, experiment = self.spec, self.spec.experiment
+        training = experiment.training.to_plain()
         segment = Segment(
             trial=start.trial,
             attempt=start.attempt,
-            config=self.configs[start.trial],
-            seed=self.seeds[start.trial],
-            data_seed=self.data_seed,
-            metric=self.metric,
+            config=spec.configurations[start.trial],
+            seed=spec.seed_of(start.trial),
+            data_seed=spec.data_seed,
+            metric=experiment.search.metric,
             rank=0,
             num_workers=len(start.gang),
             rendezvous=None,
-            device=self.device,
+            device=self.provider.device,
             from_iterations=start.from_iterations,
             until_iterations=start.until_iterations,
             checkpoint=start.checkpoint,
             num_instances=len({slot.instance for slot in start.gang}),
             gpus_on_machine=self.gpus_on_machine or self.gpus_per_instance,
-            batch=self.batch,
-            balance=self.balance,
-            verify=self.verify,
+            batch=experiment.batch.to_plain(),
+            balance=experiment.batch.balance.to_plain(),
+            verify=experiment.batch.verify,
             known_points=tuple(self.known_points),
             batch_mode=start.batch_mode,
-            max_iterations=self.max_iterations,
-            training=self.training,
+            max_iterations=spec.max_iterations,
+            training=training,
         )
-        kind = Attempt if self.training is None else AsyncAttempt
+        kind = Attempt if training is None else AsyncAttempt
         attempt = kind(start, segment, self._log(start.trial), self._fleet.workers, self._mailbox.put)
         self._attempts[start.trial, start.attempt] = attempt
         attempt.begin()
@@ -223,7 +199,7 @@ class RayBackend:
             return None
         name = f"trial-{trial:03d}.log"
         path = Path(name) if self.provider.remote else self.logs.resolve() / name
-        return TrialLog(path=path, limit_bytes=self.log_limit_bytes)
+        return TrialLog(path=path, limit_bytes=self.spec.experiment.resources.log_limit_bytes)
 
     def _abandon(self, instance: str) -> None:
         """End the attempts on an instance that is gone, to free their workers on other instances."""

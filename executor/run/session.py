@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import signal
 import sys
@@ -10,12 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import rubberband
 from rubberband.cloud.aws.prices import live_table
 from rubberband.cloud.catalogue import BootTimeouts, boot_timeouts, types_of
 from rubberband.cloud.provider import ClusterProvider
@@ -36,19 +33,14 @@ from rubberband.executor.run.callbacks import Callback, calling
 from rubberband.executor.run.driver import Draw, Observer, drive
 from rubberband.executor.run.follower import open_journal
 from rubberband.executor.run.trackers import callback_threads
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend, curves
 from rubberband.executor.virtual.fleet import Noise
 from rubberband.installation import require_ray
 from rubberband.interrupts import AtOnce, heeded, uninterrupted
 from rubberband.planning import startup_history
-from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
-from rubberband.spec.resources import LOG_LIMIT_BYTES, Resources
-from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
-from rubberband.values.asynchronous import AsyncTraining
-from rubberband.values.balance import Balance
-from rubberband.values.kinds import KINDS, ProviderKind
+from rubberband.values.adaptive import BatchPoint
 from rubberband.values.offer import Offer
 
 READY_TIMEOUT_S = 180.0
@@ -60,107 +52,7 @@ _MOST_NAMED = 5
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """Input of a driver beside the job; plain values, kept in the journal's header."""
-
-    provider: str
-    configurations: Sequence[Mapping[str, Any]] | Mapping[int, Mapping[str, Any]]
-    """By trial; empty in the header where a sampler that learns draws them."""
-    seeds: Sequence[int]
-    data_seed: int | None = None
-    """Seed of what makes data, for all trials; None: an earlier version began the run, with one of each trial."""
-    entrypoint: Entrypoint | None
-    """None for a virtual run."""
-    checkpoints: str
-    """URL of the checkpoint store."""
-    store_mark: str = ""
-    """Mark of the checkpoint store; empty: an earlier version did not mark it."""
-    lease_s: float
-    log_limit_bytes: int = LOG_LIMIT_BYTES
-    """How much is kept of what a trial prints."""
-    run: str = ""
-    """Made once for each experiment, so that another one of the same name is not taken for this one in the cloud."""
-    batch: AdaptiveBatch | None = None
-    """How trials adapt their batch size; None: not at all."""
-    balance: Balance = field(default_factory=Balance)
-    """How the workers of a trial divide a batch."""
-    training: AsyncTraining | None = None
-    """How trials are trained asynchronously; None: they are not."""
-    code: Mapping[str, str] | None = None
-    """Path -> digest of the user's files that trials are made of; None: an earlier version did not note them."""
-    profiling_s: float = 0.0
-    profiling_cost_usd: float = 0.0
-    experiment: Mapping[str, Any]
-    """The experiment as its file describes it."""
-
-    @property
-    def kind(self) -> ProviderKind:
-        """The provider's kind."""
-        return KINDS[self.provider]
-
-    @property
-    def pool(self) -> str | None:
-        """Path of the folder of its pool; None: its instances are its own."""
-        found: str | None = self.experiment.get("resources", {}).get("pool")
-        return found
-
-    @property
-    def verify(self) -> bool:
-        """Whether the weights of a trial's workers are compared at every SYNC."""
-        found: bool = self.experiment.get("batch", {}).get("verify", True)
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        entrypoint = None
-        if self.entrypoint is not None:
-            pickled = self.entrypoint.pickled
-            entrypoint = {
-                "module": self.entrypoint.module,
-                "attribute": self.entrypoint.attribute,
-                "search_path": list(self.entrypoint.search_path),
-                "pickled": None if pickled is None else base64.b64encode(pickled).decode(),
-            }
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        return plain | {
-            "entrypoint": entrypoint,
-            "batch": None if self.batch is None else asdict(self.batch),
-            "balance": asdict(self.balance),
-            "training": None if self.training is None else asdict(self.training),
-        }
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Setup:
-        """Return the setup that `to_json` made this of. Raises JournalError for one of a newer version."""
-        try:
-            return cls._from_json(plain)
-        except TypeError as error:  # a word that this version does not know
-            raise JournalError(
-                f"the journal's setup is unknown to this version of rubberband ({rubberband.__version__}): {error}; "
-                "install the version that began the experiment, or a newer one"
-            ) from None
-
-    @classmethod
-    def _from_json(cls, plain: Mapping[str, Any]) -> Setup:
-        found = plain["entrypoint"]
-        entrypoint = None
-        if found is not None:
-            pickled = None if found["pickled"] is None else base64.b64decode(found["pickled"])
-            entrypoint = Entrypoint(
-                module=found["module"],
-                attribute=found["attribute"],
-                search_path=tuple(found["search_path"]),
-                pickled=pickled,
-            )
-        batch = None if plain.get("batch") is None else AdaptiveBatch(**plain["batch"])
-        balance = Balance(**plain.get("balance", {}))  # earlier versions wrote none
-        training = None if plain.get("training") is None else AsyncTraining(**plain["training"])
-        made = {"entrypoint": entrypoint, "batch": batch, "balance": balance, "training": training}
-        return cls(**{**plain, **made})
-
-
-def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
+def create(folder: ExperimentFolder, job: Job, spec: RunSpec) -> None:
     """Write the experiment's first line; `run` may then be called, now or after a crash.
 
     If this is cut off, the name is free, or taken by an experiment that can be run. Raises NameTakenError,
@@ -169,9 +61,9 @@ def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
     folder.make()
     with folder.driving():
         folder.require_free()
-        setup = replace(setup, store_mark=make_store(setup.checkpoints).mark)
+        spec = replace(spec, store_mark=make_store(spec.checkpoints).mark)
         place = folder.store or folder.journal
-        begin(place, folder.name, created_at=time.time(), job=job, setup=setup.to_json())
+        begin(place, folder.name, created_at=time.time(), job=job, setup=spec.to_json())
 
 
 def run(
@@ -216,28 +108,29 @@ def _run(
         journal.sign(header.job)
         journal.durable = not header.kind.is_simulated  # there, what a power failure takes costs nothing
         controller = Controller(header.job)
-        setup, draw = _drawing(Setup.from_json(header.setup), controller)
+        spec, draw = _drawing(RunSpec.from_json(header.setup), controller)
         store = None
-        if setup.entrypoint is not None:
-            require_ray(f"provider: {setup.provider}")
+        if spec.entrypoint is not None:
+            require_ray(f"provider: {spec.experiment.resources.provider}")
             known = [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None]
-            store = reopen_store(setup.checkpoints, setup.store_mark, known, setup.run)
+            store = reopen_store(spec.checkpoints, spec.store_mark, known, spec.run)
             widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
-            setup.entrypoint.check(widest, adaptive=setup.batch is not None, asynchronous=setup.training is not None)
+            batch, training = spec.experiment.batch, spec.experiment.training
+            spec.entrypoint.check(widest, adaptive=batch.policy == "goodput", asynchronous=training.mode == "async")
         if any(trial.iterations for trial in settled.trials):
-            _say_what_changed(setup)
+            _say_what_changed(spec)
         # Left after the backend is closed: no instance is held while a tracker takes its time.
-        told = stack.enter_context(calling(callback_threads(folder, setup.experiment, setup.run, callbacks)))
+        told = stack.enter_context(calling(callback_threads(folder, spec.experiment.track or (), spec.run, callbacks)))
         with ExitStack() as views:
-            backend = make_backend(folder, setup, header.job, journal.last_event_at(), store)
+            backend = make_backend(folder, spec, header.job, journal.last_event_at(), store)
             views.callback(uninterrupted, backend.close)
             observers: list[Observer] = [_same_folder(folder), *view(header.job, backend.now, views), *told]
             if store is not None:
                 observers.append(partial(_tidy_at_resume, store))
             inbox = Inbox(folder.inbox)
             began_at = backend.now()
-            if setup.kind.is_this_machine and setup.pool is None:  # warm instances start in no time
-                views.callback(lambda: _note_starts(folder.home, str(setup.entrypoint), controller, began_at))
+            if spec.kind.is_this_machine and spec.pool is None:  # warm instances start in no time
+                views.callback(lambda: _note_starts(folder.home, str(spec.entrypoint), controller, began_at))
             drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox, draw=draw)
             now = backend.now()
         if store is not None:
@@ -258,11 +151,11 @@ def _tidy(store: CheckpointStore, controller: Controller) -> None:
         store.tidy(kept)
 
 
-def _say_what_changed(setup: Setup) -> None:
+def _say_what_changed(spec: RunSpec) -> None:
     """Print a line that names the files which are not as they were when the run began; none if all are."""
     from rubberband.executor.training.entrypoint import changed_files
 
-    if changed := [os.path.relpath(path) for path in changed_files(setup.code or {})]:
+    if changed := [os.path.relpath(path) for path in changed_files(spec.code or {})]:
         more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
         print(
             f"code: {', '.join(changed[:_MOST_NAMED])}{more} changed since the first trials were trained; results of "
@@ -294,17 +187,17 @@ def _same_folder(folder: ExperimentFolder) -> Observer:
     return require
 
 
-def _drawing(setup: Setup, controller: Controller) -> tuple[Setup, Draw | None]:
+def _drawing(spec: RunSpec, controller: Controller) -> tuple[RunSpec, Draw | None]:
     """Return the settings with the configurations as they are drawn, and the sampler if any are drawn later.
 
     Raises InputError if that is not installed.
     """
     if not controller.job.draws:
-        return setup, None
-    search = Experiment.kept(setup.experiment).search
+        return spec, None
+    search = spec.experiment.search
     search.require_sampler()
-    known = sampling.configurations(controller.state, {"configurations": setup.configurations})
-    return replace(setup, configurations=known), partial(sampling.draw, search)
+    known = sampling.configurations(controller.state, {"configurations": spec.configurations})
+    return replace(spec, configurations=known), partial(sampling.draw, search)
 
 
 def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: float) -> None:
@@ -319,12 +212,12 @@ def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: 
 
 
 def make_backend(
-    folder: ExperimentFolder, setup: Setup, job: Job, last_event_at: float | None, store: CheckpointStore | None
+    folder: ExperimentFolder, spec: RunSpec, job: Job, last_event_at: float | None, store: CheckpointStore | None
 ) -> Backend:
     """The backend that carries `job` out on the experiment's provider; a virtual clock goes on where it stopped."""
     if store is None:
         clock = VirtualClock(last_event_at or 0.0)
-        seed = f"{job.name} {setup.seeds[:1]}"
+        seed = f"{job.name} {spec.seeds[:1]}"
         noise = Noise(job.profile, job.offer, seed=seed, now=clock.now)
         return VirtualBackend(
             job.name,
@@ -336,21 +229,18 @@ def make_backend(
             faults=noise,
             checkpoint_every=1 if job.offer.spot is None else job.offer.spot.checkpoint_iterations,
         )
-    known_points = () if job.profile.goodput is None else job.profile.goodput.points
     return make_ray_backend(
         folder,
-        setup,
+        spec,
         job.offer,
-        job.metric,
-        known_points,
-        store=store,
-        rental=Rental(
+        Rental(
             highest_price_usd_per_hour=job.highest_price_usd_per_hour,
             speeds=job.speeds if job.balances else {},
             not_before=last_event_at or 0.0,
             largest_gang=job.largest_gang,
         ),
-        max_iterations=job.max_iterations,
+        known_points=() if job.profile.goodput is None else job.profile.goodput.points,
+        store=store,
     )
 
 
@@ -370,113 +260,96 @@ class Rental:
 
 def make_ray_backend(
     folder: ExperimentFolder,
-    setup: Setup,
+    spec: RunSpec,
     offer: Offer,
-    metric: str,
-    known_points: Sequence[BatchPoint] = (),
-    *,
     rental: Rental,
+    *,
+    known_points: Sequence[BatchPoint] = (),
     store: CheckpointStore | None = None,
-    max_iterations: int | None = None,
 ) -> Backend:
     """A backend of real instances; `known_points` is what a profile knows of the trials' steps.
 
-    `store` keeps the checkpoints; None: that of `setup`, made where there is none, for runs that are not resumed.
-    A trial that trains to the end has `max_iterations`. Raises InputError for what cannot be rented or sent to
-    instances, before anything is.
+    `store` keeps the checkpoints; None: that of `spec`, made where there is none, for runs that are not resumed.
+    Raises InputError for what cannot be rented or sent to instances, before anything is.
     """
     from rubberband.executor.ray.backend import RayBackend
     from rubberband.executor.ray.code import pack
     from rubberband.executor.ray.fork_server import ForkServer
 
-    assert setup.entrypoint is not None, "the edge asks for an entry point"
-    kind = setup.kind
-    code = pack(setup.entrypoint.search_path) if kind.is_rented else None
-    limits = _boot_timeouts(setup, offer) if kind.is_rented else None
-    provider = open_cluster(folder, setup, offer, rental)
+    assert spec.entrypoint is not None, "the edge asks for an entry point"
+    code = pack(spec.entrypoint.search_path) if spec.kind.is_rented else None
+    limits = _boot_timeouts(spec, offer) if spec.kind.is_rented else None
+    provider = open_cluster(folder, spec, offer, rental)
     # A pool has a fork server of its own: its experiments have different code.
     fork_server = None
-    gpus_on_machine = _gpus_on_machine(setup, offer)
-    if not kind.is_rented and setup.pool is None:
+    gpus_on_machine = _gpus_on_machine(spec, offer)
+    if not spec.kind.is_rented and spec.pool is None:
         fork_server = ForkServer(
-            folder.name, folder.instances, setup.entrypoint, device=provider.device, gpus_on_machine=gpus_on_machine
+            folder.name, folder.instances, spec.entrypoint, device=provider.device, gpus_on_machine=gpus_on_machine
         )
     return RayBackend(
         provider,
-        fork_server=fork_server,
-        entrypoint=setup.entrypoint,
-        configs=setup.configurations,
-        seeds=sampling.Seeds(setup.seeds, setup.experiment),
-        data_seed=setup.data_seed,
-        metric=metric,
-        store=store or open_store(setup.checkpoints),
+        spec,
+        store=store or open_store(spec.checkpoints),
         gpus_per_instance=offer.gpus,
         gpus_on_machine=gpus_on_machine,
-        device=provider.device,
-        batch=setup.batch,
-        balance=setup.balance,
-        verify=setup.verify,
-        training=setup.training,
         known_points=known_points,
-        max_iterations=max_iterations,
         logs=folder.logs,
-        log_limit_bytes=setup.log_limit_bytes,
         code=code,
-        lease_s=setup.lease_s,
-        lease_interval_s=min(kind.lease_interval_s, setup.lease_s / 4.0),
-        first_lease_s=None if limits is None or setup.pool is not None else limits.lease_s,
+        fork_server=fork_server,
+        first_lease_s=None if limits is None or spec.pool is not None else limits.lease_s,
         ready_timeout_s=READY_TIMEOUT_S if limits is None else limits.ready_s,
         clock=provider.clock,
     )
 
 
-def _gpus_on_machine(setup: Setup, offer: Offer) -> int:
+def _gpus_on_machine(spec: RunSpec, offer: Offer) -> int:
     """Return how many GPUs share the CPUs of the machine that an instance is, or is a part of."""
-    if setup.kind.is_this_machine:
+    if spec.kind.is_this_machine:
         return offer.gpus * offer.max_instances
-    if setup.pool is None:
+    if spec.pool is None:
         return offer.gpus
-    return int(PoolFolder(path=Path(setup.pool)).read()["gpus_per_instance"])
+    return int(PoolFolder(path=Path(spec.pool)).read()["gpus_per_instance"])
 
 
-def _boot_timeouts(setup: Setup, offer: Offer) -> BootTimeouts:
+def _boot_timeouts(spec: RunSpec, offer: Offer) -> BootTimeouts:
     """Return the limits of the slowest type that may be rented."""
-    resources = Resources(**setup.experiment.get("resources", {}))
+    resources = spec.experiment.resources
     return boot_timeouts({offer.instance_type, *types_of(resources)}, resources.init_delay_s)
 
 
-def open_cluster(folder: ExperimentFolder, setup: Setup, offer: Offer, rental: Rental) -> ClusterProvider:
+def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: Rental) -> ClusterProvider:
     """The provider of real instances that keeps its records in the experiment's folder."""
-    if setup.pool is not None:
+    if spec.pool is not None:
         from rubberband.cloud.pool import open_pool
 
         return open_pool(
             folder.name,
             folder.instances,
-            PoolFolder(path=Path(setup.pool)),
+            PoolFolder(path=Path(spec.pool)),
             offer.gpus,
-            run=setup.run,
-            lease_s=setup.lease_s,
+            run=spec.run,
+            lease_s=spec.lease_s,
             not_before=rental.not_before,
         )
-    if setup.kind.is_this_machine:
+    if spec.kind.is_this_machine:
         from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
         from rubberband.cloud.local.provider import LocalProvider
 
         devices = free_gpus(gpus_to_share(offer), offer, folder.instances).ids
         return LocalProvider(
-            folder.name, folder.instances, offer.gpus, setup.lease_s, devices=devices, not_before=rental.not_before
+            folder.name, folder.instances, offer.gpus, spec.lease_s, devices=devices, not_before=rental.not_before
         )
     from rubberband.cloud.aws.provider import open_provider
 
-    resources = Resources(**setup.experiment.get("resources", {}))
+    resources = spec.experiment.resources
     table = live_table(resources, folder.home) if len(types_of(resources)) > 1 else None
     return open_provider(
         folder.name,
         folder.instances,
         resources,
         offer,
-        run=setup.run,
+        run=spec.run,
         highest_price_usd_per_hour=rental.highest_price_usd_per_hour,
         speeds=rental.speeds,
         table=table,

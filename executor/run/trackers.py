@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from rubberband.atomic import write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -30,7 +28,6 @@ from rubberband.spec.tracking import (
     CsvTracker,
     MlflowTracker,
     TensorboardTracker,
-    Trackers,
     WandbTracker,
 )
 
@@ -38,12 +35,6 @@ LAST_S = 60.0
 """The longest wait for a tracker's last calls."""
 _MOST_OPEN = 64
 """Files, or runs, that one tracker keeps open."""
-_ADAPTER: TypeAdapter[tuple[AnyTracker, ...]] = TypeAdapter(Trackers)
-
-
-def trackers_of(words: Mapping[str, Any]) -> tuple[AnyTracker, ...]:
-    """Return the trackers of an experiment in the words of its file."""
-    return _ADAPTER.validate_python(words.get("track") or ())
 
 
 def require_trackers(wanted: Sequence[AnyTracker]) -> None:
@@ -377,13 +368,12 @@ def _scalar(value: Any) -> Any:
 
 
 def callback_threads(
-    folder: ExperimentFolder, words: Mapping[str, Any], run: str, callbacks: Sequence[Callback] = ()
+    folder: ExperimentFolder, wanted: Sequence[AnyTracker], run: str, callbacks: Sequence[Callback] = ()
 ) -> list[CallbackThread]:
-    """Return the threads of an experiment's trackers and of the user's callbacks.
+    """Return the threads of an experiment's trackers and of the user's callbacks; `run` is the id of the run.
 
-    `words` are those of its file, `run` its id. Raises InputError if a tracker is not installed.
+    Raises InputError if a tracker is not installed.
     """
-    wanted = trackers_of(words)
     require_trackers(wanted)
     found = [CallbackThread(folder, callback) for callback in callbacks]
     for number, tracker in enumerate(wanted):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rubberband.cloud.catalogue import Table, similar_types, table_of
 from rubberband.cloud.offers import offers
@@ -19,7 +19,7 @@ from rubberband.units import counted
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer, gang_sizes
-from rubberband.values.plan import Market, PlanningConstraints
+from rubberband.values.plan import Market, PlanningConstraints, Spent
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, relative_speed
 
 _ABOUT, _ABOUT_S = 0.2, 1.0
@@ -31,14 +31,6 @@ POOR_FIT = 0.1
 
 Room = Mapping[str, Mapping[Market, int]]
 """Instance type -> market -> instances that the quota allows; unknown where it is missing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """Time and money used before an experiment starts; they count against its limits."""
-
-    seconds: float = 0.0
-    cost_usd: float = 0.0
 
 
 def with_start_times(

@@ -16,14 +16,14 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner.estimate import Beside, Case, Estimate, Nearest, estimate, estimate_plan, first_kept
 from rubberband.planner.exact.solver import Objective
 from rubberband.planner.problem import JobPlan
-from rubberband.planning.candidates import Room, Spent, cases, with_start_times
+from rubberband.planning.candidates import Room, cases, with_start_times
 from rubberband.planning.remedies import Reached, advice, find_remedies, none_within, reached
 from rubberband.planning.size import refused, size
 from rubberband.planning.startup_history import StartTimes
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import Asha, Sha, asha
 from rubberband.units import counted, format_duration, format_usd
-from rubberband.values.plan import Plan, Policy, Size, Stage
+from rubberband.values.plan import Plan, Policy, Size, Spent, Stage
 from rubberband.values.profile import Profile
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from rubberband.executor.training.segment import Segment
 from rubberband.installation import default_home
 from rubberband.planning.candidates import known_gpus
 from rubberband.planning.feasible import Profiles
-from rubberband.running.profile import Announce, trial_seeds
+from rubberband.running.profile import Announce
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration
 from rubberband.values.offer import Offer
@@ -225,7 +225,7 @@ def _checked_on(
     until = time.monotonic() + limit_s
     failed = list[str]()
     experiment = experiment.probed()
-    configurations, seeds = experiment.configurations(), trial_seeds(experiment)
+    configurations, seeds = experiment.configurations(), experiment.trial_seeds()
     for number, configuration in enumerate(configurations[:TRIALS]):
         order = CheckOrder(
             entrypoint=entrypoint,

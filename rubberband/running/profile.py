@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -22,21 +20,21 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.profiling.points import Component, InstanceStarts, MeasuredNoise, Point
 from rubberband.executor.profiling.session import ProfilingLimits
 from rubberband.executor.profiling.summary import ProfilingResult, measure
-from rubberband.executor.run.session import Rental, Setup, make_ray_backend, open_cluster
-from rubberband.executor.training.entrypoint import Entrypoint, files_of
+from rubberband.executor.run.session import Rental, make_ray_backend, open_cluster
+from rubberband.executor.run_spec import RunSpec
+from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.interrupts import uninterrupted
 from rubberband.planner.goodput.planning import scaled_size
 from rubberband.planner.queueing import curve, knee, scaled
-from rubberband.planning.candidates import POOR_FIT, Spent
+from rubberband.planning.candidates import POOR_FIT
 from rubberband.planning.startup_history import record, start_of
 from rubberband.running.profile_cache import SHARED_INSTANCES, ProfileContent, content_to_measure, kept_path
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import save_profile
-from rubberband.spec.samplers import trial_seed
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.offer import Offer, gang_sizes
-from rubberband.values.plan import PlanningConstraints, Stage, total_iterations
+from rubberband.values.plan import PlanningConstraints, Spent, Stage, total_iterations
 from rubberband.values.profile import Profile
 
 ENOUGH_TRIALS = 8
@@ -252,21 +250,21 @@ def measure_profile(
     backends = _backend(experiment, entrypoint, folder, rented, limits.max_gpus_per_trial)
     with (
         noting(lambda: num_instances * _measuring_usd(rented, elapsed_s() - began_s)),
-        backends as (backend, setup),
+        backends as (backend, spec),
     ):
         found = measure(
             backend,
             gpus_per_instance=rented.gpus,
-            num_trials=len(setup.configurations),
+            num_trials=len(spec.configurations),
             instances=num_instances,
             min_gpus_per_trial=limits.min_gpus_per_trial,
             max_gpus_per_trial=limits.max_gpus_per_trial,
             iterations=iterations,
             least_trials=least_trials,
-            one_machine=setup.kind.is_this_machine,
-            sweep=setup.batch is not None,
+            one_machine=spec.kind.is_this_machine,
+            sweep=experiment.batch.policy == "goodput",
             # Where all workers share each batch, they wait for each other: the model does not hold.
-            models_updates=setup.training is not None and setup.training.max_staleness != 0,
+            models_updates=experiment.training.mode == "async" and experiment.training.max_staleness != 0,
             limits=bounds,
             on_point=lambda point: announce(point_line(point)),
             cancelled=cancelled,
@@ -278,28 +276,21 @@ def measure_profile(
 @contextmanager
 def _backend(
     experiment: Experiment, entrypoint: Entrypoint, folder: ExperimentFolder, rented: Offer, largest_gang: int
-) -> Iterator[tuple[Backend, Setup]]:
+) -> Iterator[tuple[Backend, RunSpec]]:
     """Yield a backend in a folder of its own, after cleaning up after an earlier measurement."""
     scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
     scratch.make()
-    setup = make_setup(experiment, entrypoint, scratch, Spent())
-    setup = replace(setup, configurations=experiment.configurations())
-    if setup.kind.is_this_machine:
-        setup = replace(setup, checkpoints=str(scratch.checkpoints))
+    spec = RunSpec.of(experiment, entrypoint, scratch, Spent())
+    spec = replace(spec, configurations=experiment.configurations())
+    if spec.kind.is_this_machine:
+        spec = replace(spec, checkpoints=str(scratch.checkpoints))
     with scratch.driving(), ExitStack() as stack:
-        _end_leftovers(scratch, setup, rented)
+        _end_leftovers(scratch, spec, rented)
         for old in (scratch.instances, scratch.checkpoints, scratch.logs):
             shutil.rmtree(old, ignore_errors=True)
-        backend = make_ray_backend(
-            scratch,
-            setup,
-            rented,
-            experiment.search.metric,
-            rental=Rental(largest_gang=largest_gang),
-            max_iterations=max(map(total_iterations, experiment.brackets())),
-        )
+        backend = make_ray_backend(scratch, spec, rented, Rental(largest_gang=largest_gang))
         stack.callback(uninterrupted, lambda: _close(backend, scratch))
-        yield backend, setup
+        yield backend, spec
 
 
 def _job_iterations(experiment: Experiment, rented: Offer, limits: PlanningConstraints) -> float:
@@ -350,14 +341,14 @@ def _close(backend: Backend, scratch: ExperimentFolder) -> None:
     _run_note(scratch).unlink(missing_ok=True)
 
 
-def _end_leftovers(scratch: ExperimentFolder, setup: Setup, rented: Offer) -> None:
+def _end_leftovers(scratch: ExperimentFolder, spec: RunSpec, rented: Offer) -> None:
     """Terminate instances left by an interrupted measurement, and note the run of this one."""
-    if setup.kind.is_this_machine:
+    if spec.kind.is_this_machine:
         return  # leases end those
     note = _run_note(scratch)
     if note.exists():
-        open_cluster(scratch, replace(setup, run=note.read_text()), rented, Rental()).close()
-    note.write_text(setup.run)
+        open_cluster(scratch, replace(spec, run=note.read_text()), rented, Rental()).close()
+    note.write_text(spec.run)
 
 
 def _num_instances(experiment: Experiment, rented: Offer, limits: PlanningConstraints) -> int:
@@ -399,38 +390,3 @@ def _profiling_limits(
     usd_per_s = num_instances * rented.price_usd_per_s
     held_s = left_usd / usd_per_s - margin_s if usd_per_s > 0 else math.inf
     return replace(found, held_s=held_s, slack_s=margin_s / 2.0, held_by=cap)
-
-
-def trial_seeds(experiment: Experiment) -> list[int]:
-    """Return a seed for every trial, from the sampler's: initial weights and data order follow from it."""
-    return [trial_seed(experiment.search.sampler.seed, trial) for trial in range(experiment.search.num_trials)]
-
-
-def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: ExperimentFolder, spent: Spent) -> Setup:
-    """Return the settings of the backend of an experiment in `folder`; each call is another run."""
-    run = secrets.token_hex(6)
-    return Setup(
-        provider=experiment.resources.provider,
-        configurations=() if experiment.search.sampler.learns else experiment.configurations(),
-        seeds=trial_seeds(experiment),
-        data_seed=experiment.search.sampler.seed,
-        entrypoint=entrypoint,
-        code=None if entrypoint is None else files_of(entrypoint),
-        checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints), f"{experiment.name}-{run}"),
-        run=run,
-        lease_s=experiment.resources.lease_length_s,
-        log_limit_bytes=experiment.resources.log_limit_bytes,
-        batch=experiment.batch.to_plain(),
-        balance=experiment.batch.balance.to_plain(),
-        training=experiment.training.to_plain(),
-        profiling_s=spent.seconds,
-        profiling_cost_usd=spent.cost_usd,
-        experiment=experiment.to_words(),
-    )
-
-
-def _store_url(url: str, run: str) -> str:
-    """Return the URL of a run's checkpoints: paths absolute, as a resume may start elsewhere; in a bucket a folder."""
-    if url.startswith("s3://"):
-        return f"{url.rstrip('/')}/{run}"
-    return url if "://" in url else os.path.abspath(os.path.expanduser(url))

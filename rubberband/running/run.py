@@ -28,11 +28,11 @@ from rubberband.executor.run.callbacks import Callback, check_callbacks
 from rubberband.executor.run.driver import Observer
 from rubberband.executor.run.session import cancel_on_signals, create, run
 from rubberband.executor.run.trackers import require_trackers
+from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.entrypoint import Entrypoint, with_trial
 from rubberband.file_systems import require_home
 from rubberband.installation import home_at
 from rubberband.planning.candidates import (
-    Spent,
     async_notes,
     batch_notes,
     repeat_notes,
@@ -43,11 +43,11 @@ from rubberband.planning.feasible import PlannedExperiment, Profiles, Terms, pla
 from rubberband.planning.prices_and_quotas import cloud_terms, local_terms
 from rubberband.running.check import check_first, named_entrypoint, widest_gang
 from rubberband.running.estimating import experiment_of
-from rubberband.running.profile import Announce, MeasuredProfile, make_setup, measure_profile, noting
+from rubberband.running.profile import Announce, MeasuredProfile, measure_profile, noting
 from rubberband.running.profile_cache import beside, content_to_measure, kept_profile
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted, format_duration, format_usd, shown
-from rubberband.values.plan import Policy
+from rubberband.values.plan import Policy, Spent
 
 START_ATTEMPTS = 3
 """A run stops buying for now after this number of instances in a row that never became ready."""
@@ -269,7 +269,7 @@ def run_experiment(
 
                     pool, expected = Path(experiment.resources.pool), job.prediction
                     require_money(pool, expected.cost_usd, expected.jct_s, "this plan")
-                create(folder, job, make_setup(experiment, entrypoint, folder, spent))
+                create(folder, job, RunSpec.of(experiment, entrypoint, folder, spent))
         return run(folder, view=view, cancelled=cancelled, callbacks=callbacks)
 
 

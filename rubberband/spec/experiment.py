@@ -43,6 +43,7 @@ from rubberband.spec.fields import (
 from rubberband.spec.profile_file import InlineProfile, load_profile
 from rubberband.spec.removed import without_removed
 from rubberband.spec.resources import Resources
+from rubberband.spec.samplers import trial_seed
 from rubberband.spec.search import PROBE, Search
 from rubberband.spec.tracking import Trackers
 from rubberband.units import counted, format_duration, nearest, shown
@@ -303,11 +304,13 @@ class Experiment(Words):
 
     @classmethod
     def kept(cls, words: Mapping[str, Any]) -> Experiment:
-        """Return an experiment that was accepted before, maybe with a name or keys that are refused now.
+        """Return an experiment that was accepted before, maybe with a name, a trial or keys that no file may have now.
 
         Raises InputError for words that this version does not read.
         """
-        return cls(**{**without_removed(words), "name": "any"}).model_copy(update={"name": words.get("name", "")})
+        found = cls(**{**without_removed(words), "name": "any", "entrypoint": None})
+        # A trial that is defined in a function has a name which no file can have.
+        return found.model_copy(update={key: words.get(key) for key in ("name", "entrypoint")})
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -367,6 +370,10 @@ class Experiment(Words):
     def configurations(self) -> list[dict[str, Any]]:
         """Return the configuration of every trial, in order; always the same for the same experiment."""
         return self.search.configurations()
+
+    def trial_seeds(self) -> list[int]:
+        """Return a seed for every trial, from the sampler's: initial weights and data order follow from it."""
+        return [trial_seed(self.search.sampler.seed, trial) for trial in range(self.search.num_trials)]
 
     def loaded_profile(self, instance_type: str | None = None) -> Profile | None:
         """Return the profile for an instance type (by default that of `resources`), read from its file if it has one.

@@ -229,3 +229,11 @@ class Size:
     def to_json(self) -> dict[str, Any]:
         """Return the object under `size` of an estimate's JSON."""
         return {"key": self.key, "number": self.number, "trials": self.num_trials}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Time and money used before an experiment starts; they count against its limits."""
+
+    seconds: float = 0.0
+    cost_usd: float = 0.0

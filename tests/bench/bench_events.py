@@ -34,11 +34,11 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.run import session
 from rubberband.executor.run.driver import Observer
+from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.planning.candidates import Spent
-from rubberband.running.profile import make_setup
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import hyperband
+from rubberband.values.plan import Spent
 from rubberband.views.live.view import open_view
 from tests.builders.plans import plan_job
 from tests.builders.service_client import served
@@ -77,7 +77,7 @@ def experiment(trials: int, brackets: bool) -> Experiment:
     )
 
 
-def uneven(folder: ExperimentFolder, setup: session.Setup, job: Job, last_event_at: float | None, _: object) -> Backend:
+def uneven(folder: ExperimentFolder, spec: RunSpec, job: Job, last_event_at: float | None, _: object) -> Backend:
     """A virtual backend whose trials are 5 % apart in speed."""
     source = random.Random(0)
     paces = [source.lognormvariate(0.0, 0.05) for _ in range(job.num_trials)]
@@ -128,7 +128,7 @@ def measure(trials: int, alike: bool, brackets: bool) -> None:
         job, plan_s = timed(lambda: plan_job(written, written.loaded_profiles()))
         show("planning, s", plan_s)
         folder = ExperimentFolder(home=Path(home), name=written.name)
-        session.create(folder, job, make_setup(written, None, folder, Spent()))
+        session.create(folder, job, RunSpec.of(written, None, folder, Spent()))
         drive(folder, alike, said)
         command = [sys.executable, "-m", "rubberband.cli", "report", written.name]
         environment = os.environ | {"RUBBERBAND_HOME": home}

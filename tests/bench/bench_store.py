@@ -28,7 +28,7 @@ from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from tests.builders.databases import DURABLE, database, programs, server
 from tests.builders.jobs import EVENTS, JOB
-from tests.builders.sessions import setup
+from tests.builders.sessions import run_spec
 
 PAGE = 500
 
@@ -108,7 +108,7 @@ def submission(name: str) -> Submission:
 
 def journal_figures(home: Path, url: str | None, seconds: float) -> Iterator[tuple[str, float]]:
     folder = ExperimentFolder(home=home, name="test", store=url)
-    session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
+    session.create(folder, JOB, run_spec(checkpoints=str(folder.checkpoints)))
     journal = Journal(folder.journal_url, "test")
     report = next(event for event in EVENTS if isinstance(event, TrialReported))
     yield "journal: appends of 1 event", per_second(lambda: journal.append([report]), seconds)

@@ -22,6 +22,7 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.ray.backend import RayBackend
 from tests.builders import trials
+from tests.builders.sessions import run_spec
 
 """The folder of `ray_trials`."""
 PATIENCE_S = 180.0
@@ -126,10 +127,7 @@ def make_backend(directory: Path) -> RayBackend:
     """A backend of one-slot instances below `directory`."""
     return RayBackend(
         LocalProvider("resume", directory, 1, lease_s=60.0),
-        entrypoint=trials.entrypoint("ray_trials:Counter"),
-        configs=[{"sleep_s": 0.02}],
-        seeds=[0],
-        metric="loss",
+        run_spec([{"sleep_s": 0.02}], entrypoint=trials.entrypoint("ray_trials:Counter")),
         store=open_store(str(directory / "checkpoints")),
         gpus_per_instance=1,
     )

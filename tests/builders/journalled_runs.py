@@ -15,11 +15,11 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, begin, sqlite_url
 from rubberband.executor.run.driver import drive
+from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Faults
-from rubberband.planning.candidates import Spent
-from rubberband.running.profile import make_setup
 from rubberband.spec.experiment import Experiment
+from rubberband.values.plan import Spent
 from tests.builders.memory import MemoryJournal
 from tests.builders.plans import plan_job
 
@@ -111,8 +111,8 @@ def recorded(
     assert profiles is not None, "the words have a profile"
     job = plan_job(experiment, profiles)
     folder = ExperimentFolder(home=Path("/nowhere"), name=experiment.name)
-    setup = make_setup(experiment, None, folder, Spent())
-    ends = [quality(configuration) for configuration in setup.configurations]
+    spec = RunSpec.of(experiment, None, folder, Spent())
+    ends = [quality(configuration) for configuration in spec.configurations]
     backend = VirtualBackend(
         job.name,
         job.offer,
@@ -125,4 +125,4 @@ def recorded(
     )
     log = MemoryJournal()
     drive(Controller(job), backend, log)
-    return Recorded(name=job.name, job=job, setup=setup.to_json(), events=[event for _, event in log.events()])
+    return Recorded(name=job.name, job=job, setup=spec.to_json(), events=[event for _, event in log.events()])

@@ -10,12 +10,11 @@ from rubberband.executor.core.state import Job
 from rubberband.planner import search
 from rubberband.planner.planning import plan as answer
 from rubberband.planner.problem import Infeasible, JobPlan, Problem
-from rubberband.planning.candidates import Spent
 from rubberband.planning.feasible import Profiles, Terms, planned
 from rubberband.running.run import job_of
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Planned, PlanningConstraints, Stage
+from rubberband.values.plan import Planned, PlanningConstraints, Spent, Stage
 from rubberband.values.profile import Profile
 
 

@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
 from rubberband.executor.run.driver import Observer
-from rubberband.executor.run.session import Setup
+from rubberband.executor.run_spec import RunSpec
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.spec.experiment import Experiment
 from tests.builders.virtual_runs import Killed
 
 
-def setup(**changes: object) -> Setup:
-    plain: dict[str, object] = {
-        "provider": "virtual",
-        "configurations": [{"x": trial} for trial in range(4)],
-        "seeds": [0, 1, 2, 3],
-        "entrypoint": None,
-        "checkpoints": "",
-        "lease_s": 60.0,
-        "experiment": {},
-    }
-    return Setup(**{**plain, **changes})  # type: ignore[arg-type]
+def run_spec(
+    configurations: Sequence[Mapping[str, Any]] = tuple({"x": trial} for trial in range(4)),
+    *,
+    entrypoint: Entrypoint | None = None,
+    checkpoints: str = "",
+    code: Mapping[str, str] | None = None,
+    metric: str = "loss",
+    batch: Mapping[str, Any] | None = None,
+    **resources: Any,
+) -> RunSpec:
+    """Trials with these configurations, each of two stages; virtual ones, or (with a trial) on this machine."""
+    stages = [{"trials": max(1, len(configurations)), "iterations": 1}, {"trials": 1, "iterations": 2}]
+    experiment = Experiment(
+        name="test",
+        search={
+            "space": {"x": {"type": "uniform", "lower": 0, "upper": 1}},
+            "scheduler": {"type": "stages", "stages": stages},
+            "metric": metric,
+            "mode": "min",
+        },
+        resources={"provider": "virtual" if entrypoint is None else "local", "gpus_per_instance": 1} | resources,
+        batch=batch or {},
+    )
+    return RunSpec(
+        experiment=experiment,
+        configurations=configurations,
+        seeds=range(len(configurations)),
+        entrypoint=entrypoint,
+        checkpoints=checkpoints,
+        code=code,
+    )
 
 
 def dying_after(num_events: int) -> Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]:

@@ -20,12 +20,13 @@ from rubberband.executor.profiling.summary import gpu_counts, measure
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend
 from rubberband.planner.goodput import step_s
-from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
+from rubberband.values.adaptive import BatchLimits, GoodputProfile, Throughput
 from rubberband.values.offer import Offer
 from rubberband.values.profile import FIXED, Profile
 from tests.builders import trials
 from tests.builders.adaptive_backend import AdaptiveBackend
 from tests.builders.conversation import nothing_left
+from tests.builders.sessions import run_spec
 
 PROFILE = Profile(seconds_per_iteration={1: 4.0, 2: 2.5, 4: 1.5}, trial_startup_s=3.0)
 OFFER = Offer(
@@ -355,13 +356,14 @@ def test_a_limit_in_a_sweep_keeps_what_there_is() -> None:
 def test_a_torch_trial_is_measured_on_one_and_two_workers(tmp_path: Path) -> None:
     backend = RayBackend(
         LocalProvider("profiling", tmp_path, 2),
-        entrypoint=trials.entrypoint("torch_trials:Line"),
-        configs=[{"lr": 0.1}] * 2,
-        seeds=[0, 1],
-        metric="train_loss",
+        run_spec(
+            [{"lr": 0.1}] * 2,
+            entrypoint=trials.entrypoint("torch_trials:Line"),
+            metric="train_loss",
+            batch={"policy": "goodput"},
+        ),
         store=open_store(str(tmp_path / "checkpoints")),
         gpus_per_instance=2,
-        batch=AdaptiveBatch(),
         logs=tmp_path / "logs",
     )
     try:

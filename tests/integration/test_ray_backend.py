@@ -28,6 +28,7 @@ from rubberband.executor.ray.backend import RayBackend
 from rubberband.values.plan import Market
 from tests.builders import trials
 from tests.builders.conversation import Conversation, eventually, kinds, nothing_left, processes_of
+from tests.builders.sessions import run_spec
 from tests.conformance.backend import BackendSuite
 
 pytestmark = pytest.mark.ray
@@ -66,14 +67,10 @@ def make_backend(directory: Path, entrypoint: str = "ray_trials:Counter", **opti
     provider = ThreeInstances("ray", directory, 2)
     return RayBackend(
         provider,
-        entrypoint=trials.entrypoint(entrypoint),
-        configs=CONFIGURATIONS,
-        seeds=range(len(CONFIGURATIONS)),
-        metric="loss",
+        run_spec(CONFIGURATIONS, entrypoint=trials.entrypoint(entrypoint), log_limit=LOG_LIMIT_BYTES),
         store=open_store(str(directory / "checkpoints")),
         gpus_per_instance=2,
         logs=directory / "logs",
-        log_limit_bytes=LOG_LIMIT_BYTES,
         **options,  # type: ignore[arg-type]
     )
 

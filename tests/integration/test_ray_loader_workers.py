@@ -16,6 +16,7 @@ from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.ray.fork_server import ForkServer
 from tests.builders import trials
 from tests.builders.conversation import Conversation, eventually, nothing_left
+from tests.builders.sessions import run_spec
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
@@ -30,10 +31,7 @@ def talk_about(directory: Path) -> Conversation:
     faults = [{}, {"fault": "raise"}, {"fault": "exit"}, {"fault": "hang"}, slow, slow]
     backend = RayBackend(
         LocalProvider("ray", directory, 2),
-        entrypoint=entrypoint,
-        configs=[{"folder": str(directory / "pids"), **fault} for fault in faults],
-        seeds=range(len(faults)),
-        metric="loss",
+        run_spec([{"folder": str(directory / "pids"), **fault} for fault in faults], entrypoint=entrypoint),
         store=open_store(str(directory / "checkpoints")),
         gpus_per_instance=2,
         logs=directory / "logs",

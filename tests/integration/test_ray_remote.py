@@ -21,6 +21,7 @@ from rubberband.executor.ray.code import pack
 from rubberband.executor.training.entrypoint import Entrypoint
 from tests.builders.conversation import Conversation, eventually, nothing_left
 from tests.builders.metadata_service import metadata_service
+from tests.builders.sessions import run_spec
 
 pytestmark = pytest.mark.ray
 
@@ -116,16 +117,11 @@ def talk(directory: Path, machine: Path, said: dict[str, str]) -> Iterator[Conve
         patch.setenv(LEASE_VARIABLE, str(machine / "lease"))
         backend = RayBackend(
             RemoteProvider("remote", directory / "local", 2),
-            entrypoint=Entrypoint.parse("line_trial:Line", [str(project)]),
-            configs=[{}],
-            seeds=[0],
-            metric="loss",
+            run_spec([{}], entrypoint=Entrypoint.parse("line_trial:Line", [str(project)]), lease=500),
             store=open_store(str(directory / "checkpoints")),
             gpus_per_instance=2,
             logs=directory / "logs",
             code=code,
-            lease_s=500.0,
-            lease_interval_s=0.2,
         )
         talk = Conversation(backend)
         try:

@@ -112,7 +112,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="changed-code-without-a-word",
         harm="results of old and of new code are ranked together after a resume",
         file="executor/run/session.py",
-        old="if changed := [os.path.relpath(path) for path in changed_files(setup.code or {})]:",
+        old="if changed := [os.path.relpath(path) for path in changed_files(spec.code or {})]:",
         new="if changed := []:",
         tests=_SESSION,
     ),

@@ -893,7 +893,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="name-given-twice-at-once",
         harm="of two runs that begin under one name at once, one writes over the journal of the other",
         file="executor/run/session.py",
-        old="        folder.require_free()\n        setup = replace",
+        old="        folder.require_free()\n        spec = replace",
         new="        setup = replace",
         tests=("tests/unit/test_session.py",),
     ),

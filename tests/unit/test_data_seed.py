@@ -16,14 +16,13 @@ import rubberband
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result.result import TrialResult
-from rubberband.executor.run.session import Setup
+from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.restoring import restore_trial
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentReport
-from rubberband.planning.candidates import Spent
-from rubberband.running.profile import make_setup
 from rubberband.spec.search import Sampler
+from rubberband.values.plan import Spent
 from tests.builders import segments
 from tests.builders.experiments import experiment
 
@@ -126,15 +125,15 @@ def test_the_header_of_an_earlier_version_names_no_seed_for_data():
         "entrypoint": None,
         "checkpoints": "c",
         "lease_s": 30.0,
-        "experiment": {},
+        "experiment": experiment().to_words(),
     }
-    assert Setup.from_json(plain).data_seed is None
-    assert Setup.from_json({**plain, "data_seed": 3}).data_seed == 3
+    assert RunSpec.from_json(plain).data_seed is None
+    assert RunSpec.from_json({**plain, "data_seed": 3}).data_seed == 3
 
 
 def test_a_run_has_the_seed_of_its_sampler(tmp_path):
     asked = experiment()
     search = asked.search.model_copy(update={"sampler": Sampler(type="random", seed=9)})
     asked = asked.model_copy(update={"search": search})
-    setup = make_setup(asked, None, ExperimentFolder(home=tmp_path, name="test"), Spent())
-    assert Setup.from_json(json.loads(json.dumps(setup.to_json()))).data_seed == 9
+    setup = RunSpec.of(asked, None, ExperimentFolder(home=tmp_path, name="test"), Spent())
+    assert RunSpec.from_json(json.loads(json.dumps(setup.to_json()))).data_seed == 9

@@ -22,7 +22,7 @@ from rubberband.values.profile import Profile
 from tests.builders.invariants import validate
 from tests.builders.jobs import JOB
 from tests.builders.memory import MemoryInbox, MemoryJournal
-from tests.builders.sessions import Killed, dying_after, setup
+from tests.builders.sessions import Killed, dying_after, run_spec
 from tests.builders.timed_requests import TimedInbox, cancel, extend
 
 SLOW = Profile(seconds_per_iteration={1: 100.0, 2: 60.0})
@@ -161,7 +161,7 @@ def test_an_interrupted_run_that_was_extended_resumes_with_its_new_limits() -> N
 
 def test_a_folder_s_inbox_reaches_its_driver_and_the_report_mentions_it(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
-    session.create(folder, CAPPED, setup(checkpoints=str(folder.checkpoints)))
+    session.create(folder, CAPPED, run_spec(checkpoints=str(folder.checkpoints)))
     assert session.run(folder).outcome == "budget"
     assert session.run(folder, view=dying_after(0)).outcome == "budget"
     Inbox(folder.inbox).put(extend(0.0, max_cost_usd=ENOUGH_USD))

@@ -23,7 +23,7 @@ from rubberband.executor.run import session
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.installation import default_store
 from tests.builders.jobs import EVENTS, JOB
-from tests.builders.sessions import Killed, dying_after, setup
+from tests.builders.sessions import Killed, dying_after, run_spec
 from tests.builders.virtual_runs import run_virtual
 
 PATIENCE_S = 60.0
@@ -35,7 +35,7 @@ def make(store_url: str, tmp_path: Path) -> Callable[[str], ExperimentFolder]:
 
     def begin(name: str) -> ExperimentFolder:
         folder = ExperimentFolder(home=tmp_path / "a home", name=name, store=store_url)
-        session.create(folder, dataclasses.replace(JOB, name=name), setup(checkpoints=str(folder.checkpoints)))
+        session.create(folder, dataclasses.replace(JOB, name=name), run_spec(checkpoints=str(folder.checkpoints)))
         return folder
 
     return begin
@@ -102,9 +102,9 @@ def test_a_name_that_is_taken_twice_at_once_is_given_to_one(store_url: str) -> N
 
 def test_a_folder_with_a_journal_of_its_own_is_not_free_for_one_in_a_store(store_url: str, tmp_path: Path) -> None:
     alone = ExperimentFolder(home=tmp_path, name="test")
-    session.create(alone, JOB, setup(checkpoints=str(alone.checkpoints)))
+    session.create(alone, JOB, run_spec(checkpoints=str(alone.checkpoints)))
     with pytest.raises(NameTakenError, match=r"not in .*; run this one under another name"):
-        session.create(dataclasses.replace(alone, store=store_url), JOB, setup())
+        session.create(dataclasses.replace(alone, store=store_url), JOB, run_spec())
 
 
 def test_an_unknown_name_is_reported_with_the_known_ones(make: Callable[[str], ExperimentFolder]) -> None:
@@ -180,7 +180,7 @@ def test_a_follower_reads_a_run_and_shows_each_event_once(store_url: str, tmp_pa
     folder = ExperimentFolder(home=tmp_path, name="test", store=store_url if in_store else None)
     with pytest.raises(InputError, match="not found"):
         JournalFollower(folder)
-    session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
+    session.create(folder, JOB, run_spec(checkpoints=str(folder.checkpoints)))
     follower = JournalFollower(folder)
     assert follower.refresh(live=False) == []
     assert follower.result().outcome == "unfinished"

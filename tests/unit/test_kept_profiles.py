@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.run.session import Setup
+from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.running.profile import measure_profile
@@ -29,8 +29,8 @@ TRIAL = "import rubberband\ndef train(config):\n    while True: rubberband.repor
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An experiment file beside its trial; what is measured is on a virtual clock."""
 
-    def make_backend(_folder: object, _setup: Setup, offer: Offer, metric: str, **_: int) -> VirtualBackend:
-        return VirtualBackend("test", offer, PROFILE, metric=metric)
+    def make_backend(_folder: object, spec: RunSpec, offer: Offer, *_: object) -> VirtualBackend:
+        return VirtualBackend("test", offer, PROFILE, metric=spec.experiment.search.metric)
 
     monkeypatch.setattr("rubberband.running.profile.make_ray_backend", make_backend)
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))

@@ -21,6 +21,7 @@ from rubberband.views.report.page import render_html
 from rubberband.views.story import story as story_of
 from tests.builders.jobs import JOB
 from tests.builders.results import render
+from tests.builders.sessions import run_spec
 from tests.builders.stories import Story, begun
 
 PAUSE_S = 120.0
@@ -120,10 +121,7 @@ def test_the_backend_mentions_it_before_what_it_finds_afterwards(
     at = [1000.0]
     backend = RayBackend(
         cast(ClusterProvider, Nothing()),
-        entrypoint=Entrypoint.parse("a:b"),
-        configs=[],
-        seeds=[],
-        metric="score",
+        run_spec([], entrypoint=Entrypoint.parse("a:b")),
         store=open_store(str(tmp_path)),
         gpus_per_instance=1,
         clock=lambda: at[0],

@@ -15,12 +15,11 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.training.entrypoint import with_trial
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.reserve import SLACK_S, Reserve
-from rubberband.planning.candidates import Spent
 from rubberband.planning.feasible import Terms
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import StagePlan
+from rubberband.values.plan import Spent, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.experiments import PROFILE, experiment
 from tests.builders.plans import plan_job

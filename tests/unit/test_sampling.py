@@ -20,11 +20,12 @@ from rubberband.executor.journal.journal import decode_event, decode_job, encode
 from rubberband.executor.journal.reading import read
 from rubberband.executor.result.result import summarise
 from rubberband.executor.run import session
+from rubberband.executor.run_spec import RunSpec
 from rubberband.planning.candidates import repeat_notes, sampler_notes
 from rubberband.planning.feasible import Terms
 from rubberband.planning.prices_and_quotas import answer
-from rubberband.running.profile import Spent, make_setup
 from rubberband.spec import samplers, space
+from rubberband.values.plan import Spent
 from rubberband.views.estimate.tables import screen_tables
 from rubberband.views.live.narration import Narrator
 from tests.builders.plans import plan_job
@@ -140,7 +141,7 @@ def test_an_experiment_on_disk_is_resumed_with_the_same_configurations(tmp_path:
         folder = ExperimentFolder(home=home, name=experiment.name)
         profile = experiment.loaded_profile()
         assert profile is not None, "the words have a profile"
-        session.create(folder, plan_job(experiment, profile), make_setup(experiment, None, folder, Spent()))
+        session.create(folder, plan_job(experiment, profile), RunSpec.of(experiment, None, folder, Spent()))
         for events in dies:
             with contextlib.suppress(Killed):
                 session.run(folder, view=dying_after(events))

@@ -15,6 +15,7 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 
@@ -26,15 +27,14 @@ from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.journal import Journal, sqlite_url
 from rubberband.executor.journal.reading import read
 from rubberband.executor.run import session
-from rubberband.executor.run.session import Setup
+from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.entrypoint import Entrypoint, files_of
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, GoodputProfile, Throughput
-from rubberband.values.balance import Balance
+from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
 from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan
 from tests.builders.jobs import JOB
-from tests.builders.sessions import Killed, dying_after, setup
+from tests.builders.sessions import Killed, dying_after, run_spec
 
 MODEL = GoodputProfile(
     throughput=Throughput(alpha_grad_s=0.02, beta_grad_s=0.001),
@@ -48,7 +48,7 @@ MODEL = GoodputProfile(
 @pytest.fixture
 def folder(tmp_path: Path) -> ExperimentFolder:
     made = ExperimentFolder(home=tmp_path / "a home", name="test")
-    session.create(made, JOB, setup(checkpoints=str(made.checkpoints)))
+    session.create(made, JOB, run_spec(checkpoints=str(made.checkpoints)))
     return made
 
 
@@ -87,7 +87,7 @@ def test_a_resume_names_the_files_that_changed_since_trials_were_trained(
     code = files_of(Entrypoint.parse("job:train", (tmp_path,)))
     assert set(code) == {str(tmp_path / f"{name}.py") for name in ("job", "net", "same")}
     made = ExperimentFolder(home=tmp_path / "a home", name="test")
-    session.create(made, JOB, setup(checkpoints=str(made.checkpoints), code=code))
+    session.create(made, JOB, run_spec(checkpoints=str(made.checkpoints), code=code))
     with contextlib.suppress(Killed):
         session.run(made, view=dying_after(num_events))
     (tmp_path / "net.py").write_text("SCALE = 100.0\n")
@@ -150,7 +150,7 @@ def test_there_is_one_driver_at_a_time(folder: ExperimentFolder) -> None:
 def test_a_taken_name_is_refused_and_loses_nothing(folder: ExperimentFolder) -> None:
     result = session.run(folder)
     with pytest.raises(NameTakenError, match="rubberband resume test"):
-        session.create(folder, JOB, setup())
+        session.create(folder, JOB, run_spec())
     assert read(folder) == result
 
 
@@ -161,11 +161,13 @@ def test_a_name_that_two_begin_at_once_is_given_to_one(tmp_path: Path, monkeypat
     def make(folder: ExperimentFolder) -> None:
         really(folder)
         monkeypatch.setattr(ExperimentFolder, "make", really)
-        session.create(made, dataclasses.replace(JOB, metric="the other's"), setup(checkpoints=str(made.checkpoints)))
+        session.create(
+            made, dataclasses.replace(JOB, metric="the other's"), run_spec(checkpoints=str(made.checkpoints))
+        )
 
     monkeypatch.setattr(ExperimentFolder, "make", make)
     with pytest.raises(NameTakenError):
-        session.create(made, JOB, setup(checkpoints=str(made.checkpoints)))
+        session.create(made, JOB, run_spec(checkpoints=str(made.checkpoints)))
     assert read(made).metric == "the other's"
 
 
@@ -174,7 +176,7 @@ def test_events_of_runs_that_cost_something_outlive_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, is_durable: bool
 ) -> None:
     made, seen = ExperimentFolder(home=tmp_path, name="test"), list[bool]()
-    session.create(made, JOB, setup(provider=provider, checkpoints=str(made.checkpoints)))
+    session.create(made, JOB, run_spec(provider=provider, checkpoints=str(made.checkpoints)))
     drive = session.drive
 
     def watched(controller: Controller, backend: VirtualBackend, journal: Journal, **others: object) -> object:
@@ -194,13 +196,13 @@ def test_an_experiment_that_is_not_there_is_reported_with_those_that_are(folder:
 def test_a_home_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="set RUBBERBAND_HOME"):
-        session.create(ExperimentFolder(home=tmp_path / "file", name="test"), JOB, setup())
+        session.create(ExperimentFolder(home=tmp_path / "file", name="test"), JOB, run_spec())
 
 
 def test_an_entry_point_that_broke_is_reported_before_a_resume_does_anything(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     gone = Entrypoint.parse("nosuch_module:Trial", search_path=(tmp_path,))
-    session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints), entrypoint=gone, provider="local"))
+    session.create(folder, JOB, run_spec(checkpoints=str(folder.checkpoints), entrypoint=gone))
     with pytest.raises(EntrypointError, match="no module 'nosuch_module'"):
         session.run(folder)
     assert read(folder).instances == ()
@@ -209,7 +211,7 @@ def test_an_entry_point_that_broke_is_reported_before_a_resume_does_anything(tmp
 def test_a_checkpoint_store_that_is_away_is_reported_before_a_resume_does_anything(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     gone = Entrypoint.parse("nosuch_module:Trial", search_path=(tmp_path,))
-    session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints), entrypoint=gone, provider="local"))
+    session.create(folder, JOB, run_spec(checkpoints=str(folder.checkpoints), entrypoint=gone))
     folder.checkpoints.rename(tmp_path / "unmounted")
     with pytest.raises(StoreAwayError, match=r"No such file .*; mount or restore it, .* `rubberband resume test`"):
         session.run(folder)
@@ -249,34 +251,56 @@ def test_a_store_that_goes_away_stops_the_run_which_says_so_and_can_be_resumed(
     assert (result.outcome, result.reason, [trial.failures for trial in result.trials]) == ("done", "", [0] * 4)
 
 
-@pytest.mark.parametrize("batch", [None, AdaptiveBatch(), AdaptiveBatch(initial=64, max=512, lr_scaling="own:rule")])
-def test_a_resume_adapts_batches_as_the_run_did(batch: AdaptiveBatch | None, tmp_path: Path) -> None:
+GOODPUT = {"policy": "goodput"}
+
+
+@pytest.mark.parametrize("batch", [None, GOODPUT, GOODPUT | {"initial": 64, "max": 512, "lr_scaling": "own:rule"}])
+def test_a_resume_adapts_batches_as_the_run_did(batch: dict[str, Any] | None, tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     job = dataclasses.replace(JOB, profile=dataclasses.replace(JOB.profile, goodput=MODEL))
-    made = setup(checkpoints=str(folder.checkpoints), batch=batch)
+    made = run_spec(checkpoints=str(folder.checkpoints), batch=batch)
     session.create(folder, job, made)
     journal = Journal(sqlite_url(folder.journal), "test")
     header = journal.header()
     journal.close()
     assert header is not None
-    found = Setup.from_json(header.setup)
-    assert dataclasses.replace(found, store_mark="") == made
+    found = RunSpec.from_json(header.setup)
+    assert found.experiment == made.experiment
     assert found.store_mark
     assert header.job == job
 
 
-def test_a_setup_of_a_version_without_adaptive_batches_is_read() -> None:
-    plain = setup().to_json()
-    del plain["batch"]
-    assert Setup.from_json(plain).batch is None
+def through_json(made: RunSpec, **earlier: object) -> RunSpec:
+    plain = made.to_json()
+    return RunSpec.from_json(json.loads(json.dumps({**plain, "seeds": list(made.seeds), **earlier})))
 
 
 def test_a_resume_divides_batches_as_the_run_did() -> None:
-    made = setup(balance=Balance(policy="paper", max_share=0.5))
-    assert Setup.from_json(json.loads(json.dumps(made.to_json()))) == made
-    earlier = made.to_json()
-    del earlier["balance"]
-    assert Setup.from_json(earlier).balance == Balance()
+    made = run_spec(batch={"balance": {"policy": "paper", "max_share": 0.5}})
+    assert through_json(made).experiment == made.experiment
+
+
+def test_a_header_of_an_earlier_version_which_repeats_the_experiment_is_read() -> None:
+    made = run_spec()
+    repeated = {"lease_s": 60.0, "log_limit_bytes": 9, "batch": None, "balance": {"policy": "auto"}, "training": None}
+    assert through_json(made, **repeated) == through_json(made)
+
+
+def test_a_header_of_a_newer_version_is_refused_in_one_line() -> None:
+    with pytest.raises(JournalError, match=r"unknown to this version .*'planet'; install the version that began"):
+        through_json(run_spec(), planet="mars")
+    words = run_spec().experiment.to_words() | {"planet": "mars"}
+    with pytest.raises(JournalError, match=r"unknown to this version .*planet: unknown key; .*install the version"):
+        through_json(run_spec(), experiment=words)
+
+
+def test_a_trial_that_is_defined_in_a_function_is_resumed() -> None:
+    def train(config: object) -> None: ...
+
+    made = run_spec()
+    made = dataclasses.replace(made, experiment=made.experiment.model_copy(update={"entrypoint": train}))
+    found = through_json(made).experiment.entrypoint
+    assert found == f"{__name__}:test_a_trial_that_is_defined_in_a_function_is_resumed.<locals>.train"
 
 
 def test_a_resume_checks_first_that_the_batch_can_be_adapted(tmp_path: Path) -> None:
@@ -286,7 +310,7 @@ def test_a_resume_checks_first_that_the_batch_can_be_adapted(tmp_path: Path) -> 
     one_gpu = dataclasses.replace(
         JOB, plan=Plan(stages=tuple(dataclasses.replace(stage, gpus_per_trial=1) for stage in JOB.plan.stages))
     )
-    made = setup(checkpoints=str(folder.checkpoints), entrypoint=train, provider="local", batch=AdaptiveBatch())
+    made = run_spec(checkpoints=str(folder.checkpoints), entrypoint=train, batch=GOODPUT)
     session.create(folder, one_gpu, made)
     with pytest.raises(EntrypointError, match=r"is a function, .* set batch.policy to fixed"):
         session.run(folder)
@@ -325,13 +349,13 @@ def test_a_creation_that_is_killed_leaves_the_name_free_or_whole(
     child = os.fork()
     if child == 0:
         monkeypatch.setattr(step, die)
-        session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
+        session.create(folder, JOB, run_spec(checkpoints=str(folder.checkpoints)))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     whole = step.endswith("os.replace") and after
     assert [found.name for found in folders(tmp_path)] == (["test"] if whole else [])
     if not whole:
-        session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
+        session.create(folder, JOB, run_spec(checkpoints=str(folder.checkpoints)))
     assert session.run(folder).outcome == "done"
     assert [path.name for path in folder.path.iterdir() if ".new" in path.name] == []
 
@@ -344,8 +368,8 @@ def test_a_creation_that_fails_leaves_the_name_free(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr("rubberband.executor.journal.journal.os.replace", refuse)
         with pytest.raises(JournalError, match="No space left"):
-            session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
-    session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
+            session.create(folder, JOB, run_spec(checkpoints=str(folder.checkpoints)))
+    session.create(folder, JOB, run_spec(checkpoints=str(folder.checkpoints)))
     assert session.run(folder).outcome == "done"
 
 
@@ -406,14 +430,14 @@ def test_a_journal_that_is_none_is_one_clear_line(folder: ExperimentFolder) -> N
 def test_the_workers_learn_how_many_iterations_a_whole_trial_has(
     folder: ExperimentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = dict[str, object]()
+    made = dict[str, RunSpec]()
     cluster = types.SimpleNamespace(device="cpu", clock=None)
     monkeypatch.setattr(session, "open_cluster", lambda *_, **__: cluster)
-    monkeypatch.setattr("rubberband.executor.ray.backend.RayBackend", lambda _, **words: made.update(words))
+    monkeypatch.setattr("rubberband.executor.ray.backend.RayBackend", lambda _, spec, **words: made.update(spec=spec))
     monkeypatch.setattr("rubberband.executor.ray.fork_server.ForkServer", lambda *_, **__: None)
-    local = setup(provider="local", entrypoint=Entrypoint.parse("trial:train"), checkpoints=str(folder.checkpoints))
+    local = run_spec(entrypoint=Entrypoint.parse("trial:train"), checkpoints=str(folder.checkpoints))
     session.make_backend(folder, local, JOB, None, open_store(str(folder.checkpoints)))
-    assert made["max_iterations"] == 3  # 1 in the first stage, 2 in the second
+    assert made["spec"].max_iterations == 3  # 1 in the first stage, 2 in the second
 
 
 @pytest.mark.parametrize(
@@ -425,5 +449,5 @@ def test_virtual_runs_write_checkpoints_as_often_as_their_plan_assumes(
     made: dict[str, object] = {}
     monkeypatch.setattr(session, "VirtualBackend", lambda *_, **words: made.update(words))
     job = dataclasses.replace(JOB, offer=dataclasses.replace(JOB.offer, spot=spot))
-    session.make_backend(folder, setup(), job, None, None)
+    session.make_backend(folder, run_spec(), job, None, None)
     assert made["checkpoint_every"] == (3 if spot else 1)

@@ -14,17 +14,17 @@ from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import Cancelled, InputError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.run.session import Setup
+from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.planning.candidates import Spent
 from rubberband.planning.prices_and_quotas import cloud_terms
-from rubberband.running.profile import MeasuredProfile, make_setup, measure_profile
+from rubberband.running.profile import MeasuredProfile, measure_profile
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Batch, Experiment
 from rubberband.spec.profile_file import load_profile
 from rubberband.values.adaptive import BatchLimits, GoodputProfile, Throughput
 from rubberband.values.offer import Offer
+from rubberband.values.plan import Spent
 from tests.builders.adaptive_backend import AdaptiveBackend
 from tests.builders.aws_account import Account
 from tests.builders.experiments import PROFILE, experiment
@@ -43,8 +43,9 @@ def measured(
 ) -> MeasuredProfile:
     """What is measured on a virtual clock in place of the local provider."""
 
-    def make_backend(_folder: object, setup: Setup, offer: Offer, metric: str, **_: int) -> VirtualBackend:
-        if setup.batch is not None:
+    def make_backend(_folder: object, spec: RunSpec, offer: Offer, *_: object) -> VirtualBackend:
+        metric = spec.experiment.search.metric
+        if spec.experiment.batch.policy == "goodput":
             return AdaptiveBackend("test", offer, PROFILE, metric=metric).told_by(MODEL, 500.0)
         return VirtualBackend("test", offer, PROFILE, metric=metric, faults=faults)
 
@@ -137,13 +138,13 @@ def test_a_node_on_another_machine_may_be_busy_for_longer(
 def test_every_run_has_a_name_of_its_own_in_the_cloud_and_in_the_bucket(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     one, other = (
-        make_setup(experiment(checkpoints="s3://bucket/all/"), None, folder, Spent(seconds=0.0)) for _ in range(2)
+        RunSpec.of(experiment(checkpoints="s3://bucket/all/"), None, folder, Spent(seconds=0.0)) for _ in range(2)
     )
     assert one.run != other.run
     assert one.checkpoints == f"s3://bucket/all/test-{one.run}"
-    assert make_setup(experiment(checkpoints="here"), None, folder, Spent()).checkpoints == str(Path("here").absolute())
-    assert Setup.from_json(one.to_json()) == one
-    assert Setup.from_json({key: value for key, value in one.to_json().items() if key != "run"}).run == ""
+    assert RunSpec.of(experiment(checkpoints="here"), None, folder, Spent()).checkpoints == str(Path("here").absolute())
+    assert RunSpec.from_json(one.to_json()) == one
+    assert RunSpec.from_json({key: value for key, value in one.to_json().items() if key != "run"}).run == ""
 
 
 def on_ec2(account: Account, **words: Any) -> Experiment:
@@ -192,8 +193,8 @@ def test_a_measurement_ends_what_one_that_was_cut_off_left_on_ec2(
     closed: list[str] = []
 
     class Cluster:
-        def __init__(self, _folder: object, setup: Setup, *_: object) -> None:
-            self._run = setup.run
+        def __init__(self, _folder: object, spec: RunSpec, *_: object) -> None:
+            self._run = spec.run
 
         def close(self) -> None:
             closed.append(self._run)
@@ -216,9 +217,9 @@ def test_measuring_ends_when_a_request_asks_for_it_and_the_request_is_gone_then(
     inbox = Inbox(folder.inbox)
     monkeypatch.setattr("rubberband.running.run.find_entrypoint", lambda *_: Entrypoint.parse("nosuch:Trial"))
 
-    def make_backend(_folder: object, _setup: Setup, offer: Offer, metric: str, **_: int) -> VirtualBackend:
+    def make_backend(_folder: object, spec: RunSpec, offer: Offer, *_: object) -> VirtualBackend:
         inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
-        return VirtualBackend("test", offer, PROFILE, metric=metric)
+        return VirtualBackend("test", offer, PROFILE, metric=spec.experiment.search.metric)
 
     monkeypatch.setattr("rubberband.running.profile.make_ray_backend", make_backend)
     with pytest.raises(Cancelled, match="nothing was saved"):

@@ -17,6 +17,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result.result import Result
 from rubberband.executor.run import session
 from rubberband.executor.run.follower import JournalFollower
+from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.running.hosted import main
 
@@ -56,9 +57,9 @@ run = session.run
 def run_with_its_store(folder: ExperimentFolder, **how: Any) -> Result:
     """`session.run` of a virtual experiment that needs its checkpoint store."""
     follower = JournalFollower(folder)
-    setup = session.Setup.from_json(follower.header.setup)
+    spec = RunSpec.from_json(follower.header.setup)
     follower.close()
-    reopen_store(setup.checkpoints, setup.store_mark, [])
+    reopen_store(spec.checkpoints, spec.store_mark, [])
     return run(folder, **how)
 
 

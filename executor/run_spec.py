@@ -1,0 +1,141 @@
+"""The one value of a run beside its job: what is trained, with which settings, and where its checkpoints are.
+
+The command line, Python and the service make it of an experiment (`RunSpec.of`), a resume of the journal's header
+(`RunSpec.from_json`). The experiment's words are parsed there, once; the session and the backend read no file's words.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import rubberband
+from rubberband.errors import InputError, JournalError
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.training.entrypoint import Entrypoint, files_of
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.samplers import trial_seed
+from rubberband.values.kinds import ProviderKind
+from rubberband.values.plan import Spent, total_iterations
+
+_OF_THE_EXPERIMENT = ("provider", "lease_s", "log_limit_bytes", "batch", "balance", "training")
+"""Keys of a header that follow from its experiment. Earlier versions wrote all of them; `provider` is still there, for
+those that read a header without its experiment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """Input of a run beside its job."""
+
+    experiment: Experiment
+    """As planned: with a number as the size of its search."""
+    configurations: Sequence[Mapping[str, Any]] | Mapping[int, Mapping[str, Any]]
+    """By trial; empty in the header where a sampler that learns draws them."""
+    seeds: Sequence[int]
+    """By trial."""
+    data_seed: int | None = None
+    """Seed of what makes data, for all trials; None: an earlier version began the run, with one of each trial."""
+    entrypoint: Entrypoint | None
+    """None for a virtual run."""
+    checkpoints: str
+    """URL of the checkpoint store."""
+    store_mark: str = ""
+    """Mark of the checkpoint store; empty: an earlier version did not mark it."""
+    run: str = ""
+    """Made once for each experiment, so that another one of the same name is not taken for this one in the cloud."""
+    code: Mapping[str, str] | None = None
+    """Path -> digest of the user's files that trials are made of; None: an earlier version did not note them."""
+    profiling_s: float = 0.0
+    profiling_cost_usd: float = 0.0
+
+    @classmethod
+    def of(
+        cls, experiment: Experiment, entrypoint: Entrypoint | None, folder: ExperimentFolder, spent: Spent
+    ) -> RunSpec:
+        """Return that of an experiment in `folder`; each call is another run."""
+        run = secrets.token_hex(6)
+        checkpoints = experiment.resources.checkpoints or str(folder.checkpoints)
+        return cls(
+            experiment=experiment,
+            configurations=() if experiment.search.sampler.learns else experiment.configurations(),
+            seeds=experiment.trial_seeds(),
+            data_seed=experiment.search.sampler.seed,
+            entrypoint=entrypoint,
+            checkpoints=_store_url(checkpoints, f"{experiment.name}-{run}"),
+            run=run,
+            code=None if entrypoint is None else files_of(entrypoint),
+            profiling_s=spent.seconds,
+            profiling_cost_usd=spent.cost_usd,
+        )
+
+    @property
+    def kind(self) -> ProviderKind:
+        """The provider's kind."""
+        return self.experiment.resources.kind
+
+    @property
+    def pool(self) -> str | None:
+        """Path of the folder of its pool; None: its instances are its own."""
+        return self.experiment.resources.pool
+
+    @property
+    def lease_s(self) -> float:
+        """Time that instances outlive their driver."""
+        return self.experiment.resources.lease_length_s
+
+    @property
+    def max_iterations(self) -> int:
+        """Iterations of a trial that trains to the end."""
+        return max(map(total_iterations, self.experiment.brackets()))
+
+    def seed_of(self, trial: int) -> int:
+        """Return the seed of a trial, also of one that is added while the job runs."""
+        if trial < len(self.seeds):
+            return self.seeds[trial]
+        return trial_seed(self.experiment.search.sampler.seed, trial) if self.seeds else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values, for the journal's header."""
+        entrypoint = None
+        if self.entrypoint is not None:
+            pickled = self.entrypoint.pickled
+            entrypoint = asdict(self.entrypoint) | {
+                "search_path": list(self.entrypoint.search_path),
+                "pickled": None if pickled is None else base64.b64encode(pickled).decode(),
+            }
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "experiment": self.experiment.to_words(),
+            "provider": self.experiment.resources.provider,
+            "entrypoint": entrypoint,
+        }
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> RunSpec:
+        """Return the value that `to_json` made this of. Raises JournalError for one of a newer version."""
+        given = {key: value for key, value in plain.items() if key not in _OF_THE_EXPERIMENT}
+        try:
+            experiment = Experiment.kept(plain["experiment"])
+            return cls(**{**given, "experiment": experiment, "entrypoint": _entrypoint(plain["entrypoint"])})
+        except (TypeError, InputError) as error:  # a word that this version does not know
+            raise JournalError(
+                f"the journal's setup is unknown to this version of rubberband ({rubberband.__version__}): {error}; "
+                "install the version that began the experiment, or a newer one"
+            ) from None
+
+
+def _entrypoint(plain: Mapping[str, Any] | None) -> Entrypoint | None:
+    if plain is None:
+        return None
+    pickled = None if plain["pickled"] is None else base64.b64decode(plain["pickled"])
+    return Entrypoint(**{**plain, "search_path": tuple(plain["search_path"]), "pickled": pickled})
+
+
+def _store_url(url: str, run: str) -> str:
+    """Return the URL of a run's checkpoints: paths absolute, as a resume may start elsewhere; in a bucket a folder."""
+    if url.startswith("s3://"):
+        return f"{url.rstrip('/')}/{run}"
+    return url if "://" in url else os.path.abspath(os.path.expanduser(url))
