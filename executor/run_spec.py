@@ -32,7 +32,7 @@ class RunSpec:
     """Input of a run beside its job."""
 
     experiment: Experiment
-    """As planned: with a number as the size of its search."""
+    """The planned experiment, with a number as the size of its search."""
     configurations: Sequence[Mapping[str, Any]] | Mapping[int, Mapping[str, Any]]
     """By trial; empty in the header where a sampler that learns draws them."""
     seeds: Sequence[int]

@@ -9,19 +9,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any
 
 from rubberband.planner import search
-from rubberband.planner.exact.solver import Objective, unbeaten
+from rubberband.planner.exact.solver import unbeaten
 from rubberband.planner.noise import risk
 from rubberband.planner.planning import Point, frontier, plan
-from rubberband.planner.problem import BracketGroup, Infeasible, JobPlan, Problem
-from rubberband.planner.reserve import Reserve
+from rubberband.planner.problem import Batch, BracketGroup, Infeasible, JobPlan, Problem
 from rubberband.planner.search import keeps
 from rubberband.values.offer import Offer
 from rubberband.values.plan import (
     Distribution,
-    Market,
     Odds,
     Plan,
     PlanningConstraints,
@@ -29,7 +27,6 @@ from rubberband.values.plan import (
     Prediction,
     Remedy,
     Stage,
-    StagePlan,
 )
 from rubberband.values.profile import Profile
 
@@ -41,56 +38,6 @@ _MOST_BESIDE = 2000
 """Most trials for which asha is shown beside sha."""
 Json = dict[str, Any]
 SCHEMA = "rubberband.estimate/1"
-Batch = Literal["fixed", "goodput"]
-"""A batch of constant size, or one that adapts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """An instance type that the experiment may use, with the profile and the limits that hold on it."""
-
-    offer: Offer
-    profile: Profile
-    constraints: PlanningConstraints
-    reserve: Reserve | None = None
-    """Terms of the money that a run keeps back of max_cost."""
-    fixed: Profile | None = None
-    """Profile with a fixed batch; set where the trials of `profile` adapt theirs."""
-
-    def problem(
-        self,
-        brackets: Sequence[Sequence[Stage]],
-        policy: Policy = "optimal",
-        objective: Objective = "min_cost",
-        seed: int = 0,
-    ) -> Problem:
-        """Return the problem of a job on it."""
-        return Problem(
-            brackets=brackets,
-            profile=self.profile,
-            offer=self.offer,
-            constraints=self.constraints,
-            policy=policy,
-            objective=objective,
-            seed=seed,
-            reserve=self.reserve,
-        )
-
-    @property
-    def least_reserve_usd(self) -> float:
-        """The money that a run keeps back with any plan: that of one instance at its end."""
-        if self.reserve is None:
-            return 0.0
-        markets: tuple[Market, ...] = ("on_demand",) if self.offer.spot is None else ("on_demand", "spot")
-        return min(
-            self.reserve.release_usd(self.offer, StagePlan(instances=1, gpus_per_trial=1, market=market))
-            for market in markets
-        )
-
-    @property
-    def batch(self) -> Batch:
-        """Whether the trials' batch adapts."""
-        return "fixed" if self.fixed is None else "goodput"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +79,9 @@ class Estimate:
 
     experiment_name: str
     policy: str
-    objective: Objective = "min_cost"
-    brackets: tuple[tuple[Stage, ...], ...]
-    case: Case
-    """Case of the chosen instance type (or, without a plan, of the one that comes nearest)."""
+    """That of the problem, or `USER_PLAN`."""
+    problem: Problem
+    """That of the chosen instance type (or, without a plan, of the one that comes nearest)."""
     feasible: bool
     """Whether the plan keeps the deadline and the budget; where times vary, with the confidence."""
     job: JobPlan | None
@@ -156,22 +102,26 @@ class Estimate:
     """The same for clusters of a fixed size; empty unless asked for."""
     planning_s: float
     """Seconds that finding the plan took, without options and frontier."""
-    seed: int = 0
+
+    @property
+    def brackets(self) -> Sequence[Sequence[Stage]]:
+        """Brackets of the problem."""
+        return self.problem.brackets
 
     @property
     def offer(self) -> Offer:
-        """Offer of the case."""
-        return self.case.offer
+        """Offer of the problem."""
+        return self.problem.offer
 
     @property
     def profile(self) -> Profile:
-        """Profile of the case."""
-        return self.case.profile
+        """Profile of the problem."""
+        return self.problem.profile
 
     @property
     def constraints(self) -> PlanningConstraints:
-        """Constraints of the case."""
-        return self.case.constraints
+        """Constraints of the problem."""
+        return self.problem.constraints
 
     @property
     def plan(self) -> Plan | None:
@@ -200,13 +150,13 @@ class Estimate:
 
         None otherwise, if no such plan meets the constraints, or if it was not searched for.
         """
-        others = (o for o in self._on_these if o.policy == self.policy and o.batch != self.case.batch)
+        others = (o for o in self._on_these if o.policy == self.policy and o.batch != self.problem.batch)
         return next((option.job for option in others), None)
 
     @property
     def baselines(self) -> dict[str, JobPlan]:
         """Policy -> its plan on the same instances, where it has one within the constraints."""
-        others = (o for o in self._on_these if o.policy != self.policy and o.batch == self.case.batch)
+        others = (o for o in self._on_these if o.policy != self.policy and o.batch == self.problem.batch)
         return {option.policy: option.job for option in others if option.job is not None}
 
     @property
@@ -227,9 +177,9 @@ class Estimate:
             "feasible": self.feasible,
             "experiment": self.experiment_name,
             "policy": self.policy,
-            "objective": self.objective,
+            "objective": self.problem.objective,
             "instance_type": self.offer.instance_type,
-            "batch": self.case.batch,
+            "batch": self.problem.batch,
             **({"scheduler": "asha"} if self.brackets[0][0].ladder is not None else {}),
             "constraints": {
                 "deadline_s": self.constraints.deadline_s,
@@ -242,7 +192,7 @@ class Estimate:
             "frontier": _points(self.frontier),
             "static_frontier": _points(self.static_frontier),
             "planning_s": self.planning_s,
-            "seed": self.seed,
+            "seed": self.problem.seed,
         }
         if self.nearest is not None:
             data["nearest"] = asdict(self.nearest)
@@ -253,50 +203,43 @@ class Estimate:
 
 
 def estimate(
-    brackets: Sequence[Sequence[Stage]],
-    cases: Sequence[Case],
-    policy: Policy = "optimal",
+    problems: Sequence[Problem],
     experiment_name: str = "",
     *,
     clock: Callable[[], float],
-    objective: Objective = "min_cost",
     compare: bool = True,
     with_frontier: bool = False,
     beside: Beside | None = None,
-    seed: int = 0,
 ) -> Estimate:
-    """Plan an experiment on the best of the instance types, and compare the plan with the alternatives.
+    """Plan an experiment on the best of its instance types, and compare the plan with the alternatives.
 
-    `clock` reads seconds. If no plan meets the constraints, `feasible` is False and `nearest` is set. `compare` plans
-    with the other policies, on demand only, on the other types, and with the scheduler `beside` it. Where the optimal
-    policy finds no plan, no other does, and they are left out. The frontier is whole `with_frontier`, else the plan's
-    own point.
+    `problems` are the same job, with the same policy, on each type. `clock` reads seconds. If no plan meets the
+    constraints, `feasible` is False and `nearest` is set. `compare` plans with the other policies, on demand only, on
+    the other types, and with the scheduler `beside` it. Where the optimal policy finds no plan, no other does, and they
+    are left out. The frontier is whole `with_frontier`, else the plan's own point.
 
     Raises InputError if no plan can exist for any constraints.
     """
     began_s = clock()
-    problems = [case.problem(brackets, policy, objective, seed) for case in cases]
     answers = [plan(problem) for problem in problems]
     planning_s = clock() - began_s
-    chosen = min(range(len(cases)), key=lambda at: _rank(answers[at], problems[at]))
-    case, problem, found = cases[chosen], problems[chosen], answers[chosen]
+    chosen = min(range(len(problems)), key=lambda at: _rank(answers[at], problems[at]))
+    problem, found = problems[chosen], answers[chosen]
     job, error = (None, found.error) if isinstance(found, Infeasible) else (found, None)
     options = [
-        _option(policy, other, answer)
-        for at, (other, answer) in enumerate(zip(cases, answers, strict=True))
+        _option(problem.policy, other, answer)
+        for at, (other, answer) in enumerate(zip(problems, answers, strict=True))
         if at != chosen
     ]
-    if compare and (job is not None or policy != "optimal"):
-        options += _compared(problem, case, policy)
-        options += _under(beside, problem, case)
+    if compare and (job is not None or problem.policy != "optimal"):
+        options += _compared(problem, problem.policy)
+        options += _under(beside, problem)
     elastic, static = _frontiers(problem) if with_frontier else (_own_point(job), [])
     return Estimate(
         experiment_name=experiment_name,
-        policy=policy,
-        objective=objective,
-        brackets=tuple(tuple(stages) for stages in brackets),
-        case=case,
-        feasible=job is not None and keeps(job, case.constraints),
+        policy=problem.policy,
+        problem=problem,
+        feasible=job is not None and keeps(job, problem.constraints),
         job=job,
         nearest=None if error is None else Nearest(jct_s=error.shortest_jct_s, cost_usd=error.cheapest_usd),
         reason=None if error is None else str(error),
@@ -305,41 +248,35 @@ def estimate(
         frontier=tuple(elastic),
         static_frontier=tuple(static),
         planning_s=planning_s,
-        seed=seed,
     )
 
 
 def estimate_plan(
-    stages: Sequence[Stage],
+    problem: Problem,
     chosen: Plan,
-    case: Case,
     experiment_name: str = "",
     *,
     compare: bool = True,
     with_frontier: bool = False,
-    seed: int = 0,
 ) -> Estimate:
     """Predict a plan that the user wrote; `feasible` says whether it keeps the constraints.
 
     Raises InputError if the plan does not fit the job or the offer (`predict`).
     """
-    problem = case.problem([stages], seed=seed)
     planned = risk.planned(problem, chosen)
     job = JobPlan.of_chain(problem, planned)
     elastic, static = _frontiers(problem) if with_frontier else (_own_point(job), [])
     return Estimate(
         experiment_name=experiment_name,
         policy=USER_PLAN,
-        brackets=(tuple(stages),),
-        case=case,
-        feasible=keeps(planned, case.constraints),
+        problem=problem,
+        feasible=keeps(planned, problem.constraints),
         job=job,
         nearest=None,
-        options=tuple(_compared_plan(problem, chosen, case) if compare else ()),
+        options=tuple(_compared_plan(problem, chosen) if compare else ()),
         frontier=tuple(elastic),
         static_frontier=tuple(static),
         planning_s=0.0,
-        seed=seed,
     )
 
 
@@ -377,52 +314,42 @@ def _rank(answer: Answer, problem: Problem) -> tuple[float, float, float]:
     return (0.0, cost_usd, jct_s) if problem.objective == "min_cost" else (0.0, jct_s, cost_usd)
 
 
-def _compared(problem: Problem, case: Case, policy: str) -> list[Option]:
+def _compared(problem: Problem, policy: str) -> list[Option]:
     """Return the other policies on the same instances, and the same on demand only, or with a fixed batch.
 
     All policies hold the same instances through a job that has no SYNC.
     """
-    others = [(other, case) for other in _OTHERS if other != policy and not problem.is_asynchronous]
-    if case.offer.spot is not None:
-        others.append(("optimal", replace(case, offer=replace(case.offer, spot=None))))
-    if case.fixed is not None and policy in _OTHERS:
-        others.append((problem.policy, _as_fixed(case)))
-    return [
-        _option(other, terms, plan(replace(problem, policy=other, offer=terms.offer, profile=terms.profile)))
-        for other, terms in others
-    ]
+    others = [replace(problem, policy=other) for other in _OTHERS if other != policy and not problem.is_asynchronous]
+    if problem.offer.spot is not None:
+        others.append(replace(problem, policy="optimal", offer=replace(problem.offer, spot=None)))
+    if problem.fixed is not None and policy in _OTHERS:
+        others.append(problem.with_fixed_batch())
+    return [_option(other.policy, other, plan(other)) for other in others]
 
 
-def _under(beside: Beside | None, problem: Problem, case: Case) -> list[Option]:
+def _under(beside: Beside | None, problem: Problem) -> list[Option]:
     """Return the best plan under another scheduler; none where simulating that takes long."""
     if beside is None or (beside.stages[0].ladder is not None and beside.stages[0].trials > _MOST_BESIDE):
         return []
     found = plan(replace(problem, brackets=(beside.stages,), policy="optimal", quick=True))
-    return [replace(_option("optimal", case, found), scheduler=beside.scheduler)]
+    return [replace(_option("optimal", problem, found), scheduler=beside.scheduler)]
 
 
-def _compared_plan(problem: Problem, chosen: Plan, case: Case) -> list[Option]:
+def _compared_plan(problem: Problem, chosen: Plan) -> list[Option]:
     """Return the plans of the policies, and the same plan with a fixed batch."""
-    options = _compared(problem, case, USER_PLAN)
-    if case.fixed is not None:
-        fixed = replace(problem, profile=case.fixed)
-        job = JobPlan.of_chain(fixed, risk.planned(fixed, chosen))
-        options.append(_option(USER_PLAN, _as_fixed(case), job))
+    options = _compared(problem, USER_PLAN)
+    if problem.fixed is not None:
+        fixed = problem.with_fixed_batch()
+        options.append(_option(USER_PLAN, fixed, JobPlan.of_chain(fixed, risk.planned(fixed, chosen))))
     return options
 
 
-def _as_fixed(case: Case) -> Case:
-    """Return the case of trials that do not adapt their batch."""
-    assert case.fixed is not None, "the caller has seen one"
-    return replace(case, profile=case.fixed, fixed=None)
-
-
-def _option(policy: str, case: Case, answer: Answer) -> Option:
+def _option(policy: str, problem: Problem, answer: Answer) -> Option:
     return Option(
         policy=policy,
-        instance_type=case.offer.instance_type,
-        spot=case.offer.spot is not None,
-        batch=case.batch,
+        instance_type=problem.offer.instance_type,
+        spot=problem.offer.spot is not None,
+        batch=problem.batch,
         job=answer if isinstance(answer, JobPlan) else None,
         reason=str(answer.error) if isinstance(answer, Infeasible) else None,
     )

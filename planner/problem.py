@@ -1,4 +1,4 @@
-"""A planning problem (a job on an offer, its limits, and the policy that plans it), and its answer."""
+"""A planning problem (a job on an instance type, its limits, and the policy that plans it), and its answer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
@@ -18,6 +19,7 @@ from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import Offer
 from rubberband.values.plan import (
     Cohort,
+    Market,
     Odds,
     Plan,
     Planned,
@@ -26,8 +28,12 @@ from rubberband.values.plan import (
     Prediction,
     Speeds,
     Stage,
+    StagePlan,
 )
 from rubberband.values.profile import Profile
+
+Batch = Literal["fixed", "goodput"]
+"""A batch of constant size, or one that adapts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +57,27 @@ class Problem:
     """Terms of the money that a plan leaves of max_cost beside its cost; None: it leaves none."""
     quick: bool = False
     """Whether few simulations (asha) do: for a row beside another plan."""
+    fixed: Profile | None = None
+    """Profile with a fixed batch; set where the trials of `profile` adapt theirs."""
 
     @property
     def stages(self) -> Sequence[Stage]:
         """The stages of a job of one bracket."""
         return self.brackets[0]
+
+    @property
+    def batch(self) -> Batch:
+        """Whether the trials' batch adapts."""
+        return "fixed" if self.fixed is None else "goodput"
+
+    def with_fixed_batch(self) -> Problem:
+        """Return the problem of trials that do not adapt their batch."""
+        assert self.fixed is not None, "the caller has seen one"
+        return replace(self, profile=self.fixed, fixed=None)
+
+    def with_limits(self, **changes: float | None) -> Problem:
+        """Return the problem with other limits, such as `deadline_s`."""
+        return replace(self, constraints=replace(self.constraints, **changes))  # type: ignore[arg-type]
 
     @property
     def box(self) -> Box:
@@ -105,6 +127,17 @@ class Problem:
             predicted = predict(self.stages, plan, self.profile, self.offer, self.held).stages
             costs_usd = [stage.cost_usd for stage in predicted]
         return terms.usd(self.offer, plan.stages, costs_usd)
+
+    @property
+    def least_reserve_usd(self) -> float:
+        """The money that a run keeps back with any plan: that of one instance at its end."""
+        if self.reserve is None:
+            return 0.0
+        markets: tuple[Market, ...] = ("on_demand",) if self.offer.spot is None else ("on_demand", "spot")
+        return min(
+            self.reserve.release_usd(self.offer, StagePlan(instances=1, gpus_per_trial=1, market=market))
+            for market in markets
+        )
 
     def families(self) -> list[PlanningConstraints]:
         """Return the limits of each search that the policy makes; the best of their plans is its plan.

@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rubberband.planner.asha.planning import Simulations
-from rubberband.planner.estimate import Case, Estimate
+from rubberband.planner.estimate import Estimate
 from rubberband.planner.exact.model import predict
 from rubberband.planner.exact.solver import Box
 from rubberband.planner.exact.table import Floats
 from rubberband.planner.noise.sampling import Draws, varies
-from rubberband.planner.problem import BracketGroup, JobPlan
+from rubberband.planner.problem import BracketGroup, JobPlan, Problem
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, BillLine, Offer, SideCost
 from rubberband.values.plan import Stage
@@ -82,7 +82,7 @@ class _Change(NamedTuple):
     name: Name
     value: str
     change: str
-    case: Case
+    problem: Problem
     """The inputs after the change."""
     basis: Basis | None = None
     """None: the caller knows."""
@@ -97,10 +97,10 @@ def assumptions(estimate: Estimate, bases: Mapping[Name, Basis]) -> tuple[Assump
     job = estimate.job
     if job is None:
         return ()
-    now = estimate.case
+    now = estimate.problem
     base, found = _outcome(estimate, job, now), list[Assumption]()
     for changed in _changes(job, now):
-        after = _outcome(estimate, job, changed.case)
+        after = _outcome(estimate, job, changed.problem)
         found.append(
             Assumption(
                 name=changed.name,
@@ -120,7 +120,7 @@ def _rounded(difference: float) -> float:
     return 0.0 if abs(difference) < 1e-9 else difference
 
 
-def _changes(job: JobPlan, now: Case) -> Iterator[_Change]:
+def _changes(job: JobPlan, now: Problem) -> Iterator[_Change]:
     yield from _speeds(job, now)
     yield from _batches(job, now)
     yield from _workers(job, now)
@@ -129,7 +129,7 @@ def _changes(job: JobPlan, now: Case) -> Iterator[_Change]:
     yield _noise(now)
 
 
-def _speeds(job: JobPlan, now: Case) -> Iterator[_Change]:
+def _speeds(job: JobPlan, now: Problem) -> Iterator[_Change]:
     profile = now.profile
     used = sorted({choice.gpus_per_trial for choice in job.plan.stages})
     table = {gpus: MORE * time_s for gpus, time_s in profile.seconds_per_iteration.items()}
@@ -144,7 +144,7 @@ def _speeds(job: JobPlan, now: Case) -> Iterator[_Change]:
         yield _slower("speed beyond measured GPU counts", "extrapolated", beyond, _measured(profile), now)
 
 
-def _batches(job: JobPlan, now: Case) -> Iterator[_Change]:
+def _batches(job: JobPlan, now: Problem) -> Iterator[_Change]:
     """Further inputs where trials adapt their batch."""
     model = now.profile.goodput
     if model is None:
@@ -159,7 +159,7 @@ def _batches(job: JobPlan, now: Case) -> Iterator[_Change]:
     yield _Change("noise scale of the gradients", value, "half of it", replace(now, profile=slower))
 
 
-def _workers(job: JobPlan, now: Case) -> Iterator[_Change]:
+def _workers(job: JobPlan, now: Problem) -> Iterator[_Change]:
     """A further input where trials train asynchronously, and no gang was measured that shows how its workers wait."""
     model, most = now.profile.asynchronous, max(choice.gpus_per_trial for choice in job.plan.stages)
     if model is None or model.blend is not None:
@@ -176,7 +176,7 @@ def _workers(job: JobPlan, now: Case) -> Iterator[_Change]:
     yield _Change("throughput of asynchronous workers", value, "low end of its band", slower, "default")
 
 
-def _slower(name: Name, basis: Basis, counts: list[int], whence: str, now: Case) -> _Change:
+def _slower(name: Name, basis: Basis, counts: list[int], whence: str, now: Problem) -> _Change:
     """Slow down exactly these GPU counts."""
     profile = now.profile
     table = {**profile.seconds_per_iteration, **{gpus: MORE * profile.iteration_s(gpus) for gpus in counts}}
@@ -189,7 +189,7 @@ def _measured(profile: Profile) -> str:
     return "measured are " + (f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]} alone")
 
 
-def _delays(now: Case) -> Iterator[_Change]:
+def _delays(now: Problem) -> Iterator[_Change]:
     profile, offer = now.profile, now.offer
     startup_s, change = _longer(profile.trial_startup_s, 1.0)
     yield _Change(
@@ -225,7 +225,7 @@ def _longer(delay_s: float, from_nothing_s: float) -> tuple[float, str]:
     return from_nothing_s, f"{format_duration(from_nothing_s)} instead"
 
 
-def _prices(now: Case) -> Iterator[_Change]:
+def _prices(now: Problem) -> Iterator[_Change]:
     offer = now.offer
     if price := offer.price_usd_per_hour:
         raised = _with_offer(now, price_usd_per_hour=MORE * price)
@@ -245,7 +245,7 @@ def _prices(now: Case) -> Iterator[_Change]:
         yield _Change("data", f"{format_usd(data)} per instance started", "+10 %", raised)
 
 
-def _noise(now: Case) -> _Change:
+def _noise(now: Problem) -> _Change:
     profile = now.profile
     if profile.varies:
         known = {name: cv for name in _NOISE_WORDS if (cv := getattr(profile, name)) > 0.0}
@@ -260,21 +260,21 @@ def _percent(cv: float) -> str:
     return f"{100.0 * cv:.2g} %" if cv < 1.0 else f"{100.0 * cv:.0f} %"
 
 
-def _with_profile(now: Case, **changes: object) -> Case:
+def _with_profile(now: Problem, **changes: object) -> Problem:
     return replace(now, profile=replace(now.profile, **changes))  # type: ignore[arg-type]
 
 
-def _with_offer(now: Case, **changes: object) -> Case:
+def _with_offer(now: Problem, **changes: object) -> Problem:
     return replace(now, offer=replace(now.offer, **changes))  # type: ignore[arg-type]
 
 
-def _outcome(estimate: Estimate, job: JobPlan, case: Case) -> _Outcome:
+def _outcome(estimate: Estimate, job: JobPlan, problem: Problem) -> _Outcome:
     """Predict the whole job on other terms."""
     alone = len(job.lanes) == 1
-    offer = case.offer if alone else replace(case.offer, head_price_usd_per_hour=0.0)
-    parts = [_figures(lane, case.profile, offer, estimate.seed) for lane in job.lanes]
+    offer = problem.offer if alone else replace(problem.offer, head_price_usd_per_hour=0.0)
+    parts = [_figures(lane, problem.profile, offer, problem.seed) for lane in job.lanes]
     jct_s = np.max([part_s for part_s, _ in parts], axis=0)
-    shared_usd = 0.0 if alone else case.offer.head_cost_usd(1.0) * jct_s
+    shared_usd = 0.0 if alone else problem.offer.head_cost_usd(1.0) * jct_s
     cost_usd = np.sum([part_usd for _, part_usd in parts], axis=0) + shared_usd
     kept = Box.of(estimate.constraints).holds(jct_s, cost_usd)
     return _Outcome(float(jct_s.mean()), float(cost_usd.mean()), float(kept.mean()))
@@ -283,7 +283,7 @@ def _outcome(estimate: Estimate, job: JobPlan, case: Case) -> _Outcome:
 def predicted_usd(estimate: Estimate, offer: Offer) -> float:
     """Return the (mean) cost of an estimate's plan on another offer, over the same random numbers where times vary."""
     assert estimate.job is not None, "the caller has a plan"
-    return _outcome(estimate, estimate.job, replace(estimate.case, offer=offer)).cost_usd
+    return _outcome(estimate, estimate.job, replace(estimate.problem, offer=offer)).cost_usd
 
 
 def _figures(lane: BracketGroup, profile: Profile, offer: Offer, seed: int) -> tuple[Floats, Floats]:

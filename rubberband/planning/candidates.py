@@ -1,4 +1,4 @@
-"""The cases of an experiment: every instance type with its profile and its limits."""
+"""The candidates of an experiment: what is to be planned on each of its instance types, with its profile and limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from rubberband.cloud.catalogue import Table, similar_types, table_of
 from rubberband.cloud.offers import offers
 from rubberband.errors import InputError
-from rubberband.planner.estimate import Case
+from rubberband.planner.problem import Problem
 from rubberband.planner.reserve import Reserve
 from rubberband.planning.startup_history import StartTimes, remark
 from rubberband.spec.experiment import Experiment
@@ -19,7 +19,7 @@ from rubberband.units import counted
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer, gang_sizes
-from rubberband.values.plan import Market, PlanningConstraints, Spent
+from rubberband.values.plan import Market, PlanningConstraints, Policy, Spent
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, relative_speed
 
 _ABOUT, _ABOUT_S = 0.2, 1.0
@@ -70,21 +70,23 @@ def _written_delay(experiment: Experiment, word: str) -> tuple[str, float | None
     return "resources", None
 
 
-def cases(
+def candidates(
     experiment: Experiment,
     profiles: Profile | Mapping[str, Profile],
     now: float,
     *,
+    policy: Policy = "optimal",
+    seed: int = 0,
     table: Table | None = None,
     room: Room | None = None,
     spent: Spent | None = None,
-) -> tuple[Case, ...]:
-    """Return a case for each instance type of the experiment, in its order, for a start at `now` (Unix time).
+) -> tuple[Problem, ...]:
+    """Return the problem of each instance type of the experiment, in its order, for a start at `now` (Unix time).
 
     Its limits are those of the experiment less what is `spent`, and a plan leaves the money that a run keeps back.
 
     `profiles` is one for all types, or type -> profile. If trials adapt their batch and the profile has a model of
-    that, the case's profile has the times of adapting trials; only then does it keep the model. `table` has live
+    that, the problem's profile has the times of adapting trials; only then does it keep the model. `table` has live
     prices, if they were asked for. With `room`, types and spot markets without quota are left out (unless that is all).
 
     Raises InputError for an experiment that cannot be planned.
@@ -93,7 +95,7 @@ def cases(
     limited = [_within(offer, room or {}) for offer in offers(resources, profiles, table=table)]
     chosen, used = [found for found in limited if found.max_instances] or limited, spent or Spent()
     found = [
-        _case(
+        _candidate(
             experiment,
             offer,
             profiles if isinstance(profiles, Profile) else profiles[offer.instance_type],
@@ -104,7 +106,10 @@ def cases(
     reserve = Reserve(
         margin_s=resources.kind.release_margin_s, highest_price_usd_per_hour=highest_price(experiment, chosen)
     )
-    return tuple(replace(case, constraints=_left(case.constraints, used), reserve=reserve) for case in found)
+    return tuple(
+        replace(one, constraints=_left(one.constraints, used), reserve=reserve, policy=policy, seed=seed)
+        for one in found
+    )
 
 
 def highest_price(experiment: Experiment, chosen: Sequence[Offer]) -> float | None:
@@ -138,16 +143,23 @@ def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
     return max(profile.largest_gpus, offer.gpus) if modelled else profile.largest_gpus
 
 
-def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) -> Case:
+def _candidate(experiment: Experiment, offer: Offer, profile: Profile, now: float) -> Problem:
     batch, largest = experiment.batch.to_plain(), known_gpus(experiment, offer, profile)
     resources = experiment.resources.model_copy(update={"max_instances": offer.max_instances})
     allowed = experiment.model_copy(update={"resources": resources})
     constraints = allowed.planning_constraints(now, offer.gpus, largest)
     fixed = replace(profile, goodput=None, asynchronous=_workers_model(experiment, profile))
+    plain = Problem(
+        brackets=experiment.probed().brackets(),
+        profile=fixed,
+        offer=offer,
+        constraints=constraints,
+        objective=experiment.constraints.objective,
+    )
     if fixed.asynchronous is not None:
-        return _asynchronous_case(offer, fixed, constraints)
+        return _with_workers(plain)
     if batch is None or profile.goodput is None:
-        return Case(offer=offer, profile=fixed, constraints=constraints)
+        return plain
     from rubberband.planner.goodput.planning import adapted, limits_within
 
     model = replace(profile.goodput, limits=limits_within(profile.goodput, batch))
@@ -159,9 +171,9 @@ def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) ->
         )
     sizes = [gpus for gpus in gang_sizes(offer.gpus, least, most) if gpus >= profile.smallest_gpus]
     if not sizes:
-        return Case(offer=offer, profile=fixed, constraints=constraints)
-    return Case(
-        offer=offer,
+        return plain
+    return replace(
+        plain,
         profile=adapted(replace(profile, goodput=model), offer.gpus, sizes),
         constraints=replace(constraints, max_gpus_per_trial=sizes[-1]),
         fixed=fixed,
@@ -181,24 +193,25 @@ def _workers_model(experiment: Experiment, profile: Profile) -> AsyncProfile | N
     return with_servers(profile.asynchronous, asked.servers)
 
 
-def _asynchronous_case(offer: Offer, profile: Profile, constraints: PlanningConstraints) -> Case:
-    """Return the case of trials that train asynchronously, with a worker on every GPU."""
+def _with_workers(problem: Problem) -> Problem:
+    """Return the problem of trials that train asynchronously, with a worker on every GPU."""
     from rubberband.planner.queueing import scaled
 
-    found = gang_sizes(offer.gpus, constraints.min_gpus_per_trial, constraints.max_gpus_per_trial)
+    profile, limits = problem.profile, problem.constraints
+    found = gang_sizes(problem.offer.gpus, limits.min_gpus_per_trial, limits.max_gpus_per_trial)
     sizes = [gpus for gpus in found if gpus >= profile.smallest_gpus]
-    return Case(offer=offer, profile=scaled(profile, sizes) if sizes else profile, constraints=constraints)
+    return replace(problem, profile=scaled(profile, sizes)) if sizes else problem
 
 
-def stand_in_speeds(experiment: Experiment, case: Case, options: Sequence[Case]) -> dict[str, float]:
-    """Return the types that are used instead of a case's where it is sold out: type -> speed of a GPU over the case's.
+def stand_in_speeds(experiment: Experiment, chosen: Problem, options: Sequence[Problem]) -> dict[str, float]:
+    """Return the types that are used instead of the chosen one where it is sold out: type -> speed of a GPU over its.
 
     These are the experiment's other types with as many GPUs of as much memory; the speeds follow from their profiles.
     """
     if not experiment.resources.kind.is_rented:
         return {}
-    planned, table = case.fixed or case.profile, table_of(experiment.resources)
-    similar = similar_types(experiment.resources, case.offer.instance_type, table)
+    planned, table = chosen.fixed or chosen.profile, table_of(experiment.resources)
+    similar = similar_types(experiment.resources, chosen.offer.instance_type, table)
     return {
         one.offer.instance_type: relative_speed(one.fixed or one.profile, planned)
         for one in options
@@ -206,17 +219,17 @@ def stand_in_speeds(experiment: Experiment, case: Case, options: Sequence[Case])
     }
 
 
-def mixture_notes(experiment: Experiment, case: Case, options: Sequence[Case], gpus: int) -> list[str]:
+def mixture_notes(experiment: Experiment, chosen: Problem, options: Sequence[Problem], gpus: int) -> list[str]:
     """Return a remark on each type of another speed that may be used instead, for gangs of `gpus` GPUs."""
-    planned = case.offer.instance_type
-    found, instances = [], max(1, gpus // case.offer.gpus)
-    for name, speed in stand_in_speeds(experiment, case, options).items():
+    planned = chosen.offer.instance_type
+    found, instances = [], max(1, gpus // chosen.offer.gpus)
+    for name, speed in stand_in_speeds(experiment, chosen, options).items():
         if not experiment.gains_from_mixtures or math.isclose(speed, 1.0, rel_tol=0.01):
             continue
-        slow = min(gpus, case.offer.gpus)
-        mixed = _factor(case.profile, [1.0] * (gpus - slow) + [speed] * slow)
+        slow = min(gpus, chosen.offer.gpus)
+        mixed = _factor(chosen.profile, [1.0] * (gpus - slow) + [speed] * slow)
         gang = "a trial on it" if instances == 1 else f"a gang on {counted(instances, 'instance')}, one of them {name},"
-        adds_up = "" if instances == 1 else f"; {adding_up_words(case.profile)}"
+        adds_up = "" if instances == 1 else f"; {adding_up_words(chosen.profile)}"
         found.append(
             f"instances: {name} is used instead of {planned} where that is sold out, and is {speed:.2g}x as fast by "
             f"the profile. An iteration of {gang} takes {mixed:.2f}x as long{adds_up}."
@@ -294,7 +307,7 @@ def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:
 
 
 def batch_notes(experiment: Experiment, model: GoodputProfile | None) -> list[str]:
-    """Return remarks on the planning of adaptive batches, for the model of a case's profile; none for fixed batches."""
+    """Return remarks on planning adaptive batches with the model of a profile; none for fixed batches."""
     batch = experiment.batch
     if batch.policy == "fixed":
         return []
@@ -315,7 +328,7 @@ def batch_notes(experiment: Experiment, model: GoodputProfile | None) -> list[st
 
 
 def async_notes(experiment: Experiment, profile: Profile, used: Collection[int]) -> list[str]:
-    """Return remarks on a plan whose trials train asynchronously on `used` numbers of GPUs, with a case's profile."""
+    """Return remarks on a plan whose trials train asynchronously on `used` numbers of GPUs."""
     asked, model = experiment.training.to_plain(), profile.asynchronous
     if asked is None or asked.max_staleness == 0 or not used:
         return []

@@ -9,43 +9,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rubberband.cloud.catalogue import Table
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.planner.estimate import Beside, Case, Estimate, Nearest, estimate, estimate_plan, first_kept
+from rubberband.planner.estimate import Beside, Estimate, Nearest, estimate, estimate_plan, first_kept
 from rubberband.planner.exact.solver import Objective
-from rubberband.planner.problem import JobPlan
-from rubberband.planning.candidates import Room, cases, with_start_times
-from rubberband.planning.remedies import Reached, advice, find_remedies, none_within, reached
+from rubberband.planner.problem import JobPlan, Problem
+from rubberband.planning.candidates import Room, candidates, with_start_times
+from rubberband.planning.remedies import CandidatesOf, Reached, advice, find_remedies, none_within, reached
 from rubberband.planning.size import refused, size
 from rubberband.planning.startup_history import StartTimes
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import Asha, Sha, asha
 from rubberband.units import counted, format_duration, format_usd
-from rubberband.values.plan import Plan, Policy, Size, Spent, Stage
+from rubberband.values.plan import Plan, Policy, Size, Spent
 from rubberband.values.profile import Profile
 
 if TYPE_CHECKING:
     from rubberband.planning.month_cap import MonthCap
 
 Profiles = Profile | Mapping[str, Profile]
-
-
-@dataclass(frozen=True, slots=True)
-class CasesLeft:
-    """A function from an experiment to its cases, with what is left of its limits."""
-
-    profiles: Profiles
-    used: Spent
-    now: float
-    """Unix time."""
-    table: Table | None = None
-    room: Room | None = None
-
-    def __call__(self, experiment: Experiment) -> tuple[Case, ...]:
-        """Return the cases. Raises InputError as `rubberband.planning.candidates.cases` does."""
-        return cases(experiment, self.profiles, self.now, table=self.table, room=self.room, spent=self.used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +56,7 @@ class PlannedExperiment:
 
     experiment: Experiment
     """With the start times of this machine, and a number as the size of its search."""
-    cases: tuple[Case, ...]
+    candidates: tuple[Problem, ...]
     estimate: Estimate
     size: Size | None
     """Set if the search was sized to the limits."""
@@ -114,53 +98,57 @@ def planned(
     which costs more than `most_usd`. `clock` reads seconds. Raises InputError for what cannot be planned.
     """
     started, remarks, seen = with_start_times(experiment, terms.starts, profiles)
-    cases_of = CasesLeft(profiles, spent or Spent(), now, terms.table, terms.room)
-    found = cases_of(started)
-    sized = None
+    used = spent or Spent()
+
+    def candidates_of(changed: Experiment) -> tuple[Problem, ...]:
+        return candidates(
+            changed, profiles, now, policy=policy, seed=seed, table=terms.table, room=terms.room, spent=used
+        )
+
+    found, sized = candidates_of(started), None
     if to_size or started.search.auto is not None:
         if given is not None:
             raise InputError(
                 "--plan: a plan file is for one size, and this search is sized to the limits; leave it out"
             )
-        sized, started = size(started, found, policy)
-    brackets, name = started.brackets(), started.name
+        sized, started = size(started, found)
+        found = tuple(replace(one, brackets=started.brackets()) for one in found)
     if given is not None:
-        case = _case_of_plan(found, brackets)
-        best = estimate_plan(brackets[0], given, case, name, with_frontier=frontier, seed=seed)
+        best = estimate_plan(_only(found), given, started.name, with_frontier=frontier)
     else:
         best = estimate(
-            brackets,
             found,
-            policy,
-            name,
+            started.name,
             clock=clock,
-            objective=started.constraints.objective,
             compare=compare,
             with_frontier=frontier,
             beside=_beside(started.search.scheduler) if compare else None,
-            seed=seed,
         )
     if best.job is None and advise:
-        best = _with_remedies(best, started, cases_of, clock=clock, most_usd=most_usd)
+        best = _with_remedies(best, started, candidates_of, used, clock=clock, most_usd=most_usd)
     if sized is not None and sized.number is None:
         best = _unsized(best, sized)
-    return PlannedExperiment(experiment=started, cases=found, estimate=best, size=sized, remarks=remarks, seen=seen)
+    return PlannedExperiment(
+        experiment=started, candidates=found, estimate=best, size=sized, remarks=remarks, seen=seen
+    )
 
 
-def _case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> Case:
-    """Return the case of the user's own plan. Raises InputError if that is ambiguous."""
+def _only(found: Sequence[Problem]) -> Problem:
+    """Return the problem that the user's own plan solves. Raises InputError if that is ambiguous."""
+    brackets = found[0].brackets
     if len(brackets) > 1:
         raise InputError(
             f"--plan: a plan file holds one chain of stages and hyperband has {counted(len(brackets), 'bracket')}; "
             "leave --plan out, or use the scheduler sha or stages"
         )
-    if len(cases) > 1:
-        names = [case.offer.instance_type for case in cases]
+    if len(found) > 1:
+        names = [one.offer.instance_type for one in found]
         raise InputError(
             f"--plan: a plan is for one instance type and the experiment has {', '.join(names)}; "
             f"choose one with -s 'resources.instance_types=[{names[0]}]'"
         )
-    return cases[0]
+    # Predicted as it is written, and compared by its cost.
+    return replace(found[0], policy="optimal", objective="min_cost")
 
 
 def _beside(scheduler: object) -> Beside | None:
@@ -192,24 +180,23 @@ def _unsized(best: Estimate, sized: Size) -> Estimate:
 def _with_remedies(
     found: Estimate,
     experiment: Experiment,
-    cases_of: CasesLeft,
+    candidates_of: CandidatesOf,
+    used: Spent,
     *,
     clock: Callable[[], float],
     most_usd: float | None,
 ) -> Estimate:
     """Return an estimate without a plan with the remedies that make a run possible, of at most `most_usd`."""
-    used = cases_of.used
 
-    def attempt(tried: Sequence[Case], objective: Objective) -> Reached | None:
-        policy = cast(Policy, found.policy)
-        kept = first_kept([case.problem(found.brackets, policy, objective, found.seed) for case in tried])
+    def attempt(tried: Sequence[Problem], objective: Objective) -> Reached | None:
+        kept = first_kept([replace(one, brackets=found.brackets, objective=objective) for one in tried])
         if kept is None:
             return None
         plain = reached(kept[1], tried[kept[0]].constraints.confidence)
         return replace(plain, needs_s=plain.needs_s + used.seconds, needs_usd=plain.needs_usd + used.cost_usd)
 
     nearest = found.nearest if used == Spent() else None
-    remedies = find_remedies(experiment, cases_of, attempt, clock=clock, most_usd=most_usd, nearest=nearest)
+    remedies = find_remedies(experiment, candidates_of, attempt, clock=clock, most_usd=most_usd, nearest=nearest)
     if not remedies and most_usd is None:
         return found
     fix = advice(remedies[0]) if remedies else none_within(most_usd)

@@ -16,7 +16,8 @@ from rubberband.cloud.aws.prices import LiveTable, live_table
 from rubberband.cloud.catalogue import Table, row_source, types_of
 from rubberband.cloud.offers import offers, price_source, spot_source
 from rubberband.errors import InputError, ProviderError
-from rubberband.planner.estimate import Case, Estimate
+from rubberband.planner.estimate import Estimate
+from rubberband.planner.problem import Problem
 from rubberband.planning.assumptions import Assumption, Basis, Name, assumptions, bill_lines
 from rubberband.planning.candidates import (
     MARKETS,
@@ -123,13 +124,13 @@ def answer(
     blocks = () if block is None else (block,)
     return EstimateAnswer(
         estimate=best,
-        assumptions=assumptions(best, _bases(experiment, best.case, terms.table, found.seen)),
+        assumptions=assumptions(best, _bases(experiment, best.problem, terms.table, found.seen)),
         notes=(
             *started.notes,
             *found.remarks,
             *repeat_notes(started),
-            *_planned_notes(best, started, found.cases),
-            *_notes(started, best.case, terms.table),
+            *_planned_notes(best, started, found.candidates),
+            *_notes(started, best.problem, terms.table),
             *terms.notes,
             *blocks,
             *_cap_notes(best, terms, now),
@@ -148,22 +149,22 @@ def _cap_notes(best: Estimate, terms: Terms, now: float) -> tuple[str, ...]:
     return () if refused is None else (f"pool: a run is refused now: {refused}.",)
 
 
-def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Case]) -> list[str]:
+def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Problem]) -> list[str]:
     """Return remarks on the plan; none without one."""
     if best.job is None:
         return []
     sizes = {stage.gpus_per_trial for stage in best.job.plan.stages}
     workers = async_notes(experiment, best.profile, sizes)
-    mixed = mixture_notes(experiment, best.case, options, max(sizes))
+    mixed = mixture_notes(experiment, best.problem, options, max(sizes))
     return [*sampler_notes(experiment, len(best.job.lanes)), *workers, *mixed]
 
 
-def _bases(experiment: Experiment, case: Case, table: Table | None, seen: Collection[str]) -> dict[Name, Basis]:
+def _bases(experiment: Experiment, problem: Problem, table: Table | None, seen: Collection[str]) -> dict[Name, Basis]:
     """Return the sources of an estimate's inputs; inputs without one are given in the experiment file.
 
     `seen` are the words that measured start times of this machine replace.
     """
-    resources, profile, instance_type = experiment.resources, case.profile, case.offer.instance_type
+    resources, profile, instance_type = experiment.resources, problem.profile, problem.offer.instance_type
     by_file = profile.source == "file"
     profiled: Basis = "measured" if by_file else "given"
     found: dict[Name, Basis] = {
@@ -180,16 +181,16 @@ def _bases(experiment: Experiment, case: Case, table: Table | None, seen: Collec
         found["provisioning of an instance"] = "measured"
     if "init_delay" in seen:
         found["initialising of an instance"] = "measured"
-    if _asks_head_price(resources, case.offer, table):
+    if _asks_head_price(resources, problem.offer, table):
         found["head node"] = "live"
     if "interruptions_per_hour" not in resources.spot.model_fields_set:
         found["spot interruptions"] = "default"
     return found
 
 
-def _notes(experiment: Experiment, case: Case, table: Table | None) -> list[str]:
+def _notes(experiment: Experiment, problem: Problem, table: Table | None) -> list[str]:
     """Return remarks on the sources of prices, on the batches, and on the profile."""
-    resources, offer, name = experiment.resources, case.offer, case.offer.instance_type
+    resources, offer, name = experiment.resources, problem.offer, problem.offer.instance_type
     source = price_source(resources, name, table=table)
     notes = []
     if source == "free of charge":
@@ -203,7 +204,7 @@ def _notes(experiment: Experiment, case: Case, table: Table | None) -> list[str]
     if table is not None and _asks_head_price(resources, offer, table):
         head = resources.aws.head_instance_type
         notes.append(f"price of the head: that of {head} is from {row_source(table[head], resources.region)}.")
-    return [*notes, *batch_notes(experiment, case.profile.goodput), *(case.fixed or case.profile).notes()]
+    return [*notes, *batch_notes(experiment, problem.profile.goodput), *(problem.fixed or problem.profile).notes()]
 
 
 def _asks_head_price(resources: Resources, offer: Offer, table: Table | None) -> bool:

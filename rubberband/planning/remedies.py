@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.errors import InputError
-from rubberband.planner.estimate import Case, Nearest
+from rubberband.planner.estimate import Nearest
 from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.exact.model import least_instances, run_s
 from rubberband.planner.exact.solver import Objective
 from rubberband.planner.noise.sampling import varies
-from rubberband.planner.problem import JobPlan, up_s, up_usd
+from rubberband.planner.problem import JobPlan, Problem, up_s, up_usd
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.units import format_duration, format_usd
@@ -63,8 +63,8 @@ class Reached:
     """A max_cost that is about enough."""
 
 
-CasesOf = Callable[[Experiment], Sequence[Case]]
-Attempt = Callable[[Sequence[Case], Objective], Reached | None]
+CandidatesOf = Callable[[Experiment], Sequence[Problem]]
+Attempt = Callable[[Sequence[Problem], Objective], Reached | None]
 Changed = tuple[Experiment, Reached]
 
 
@@ -83,7 +83,7 @@ def reached(job: JobPlan, confidence: float) -> Reached:
 
 def find_remedies(
     experiment: Experiment,
-    cases_of: CasesOf,
+    candidates_of: CandidatesOf,
     attempt: Attempt,
     *,
     clock: Callable[[], float],
@@ -92,10 +92,10 @@ def find_remedies(
 ) -> tuple[Remedy, ...]:
     """Return the remedies of an experiment without a plan, the best first; none costs more than `most_usd`.
 
-    `cases_of` gives an experiment's cases, and `attempt` their best plan. `nearest` is the nearest plan, if known.
-    `clock` reads seconds.
+    `candidates_of` gives an experiment's candidates, and `attempt` their best plan. `nearest` is the nearest plan, if
+    known. `clock` reads seconds.
     """
-    finder = _Finder(experiment, cases_of, attempt, clock, most_usd, nearest)
+    finder = _Finder(experiment, candidates_of, attempt, clock, most_usd, nearest)
     found: list[Remedy] = []
     for singles_or_pairs in (finder.singles, finder.pairs):
         try:
@@ -123,18 +123,18 @@ class _Finder:
     """The search for the remedies of one experiment."""
 
     experiment: Experiment
-    cases_of: CasesOf
+    candidates_of: CandidatesOf
     attempt: Attempt
     clock: Callable[[], float]
     most_usd: float | None
     nearest: Nearest | None
-    cases: Sequence[Case] = field(init=False)
+    candidates: Sequence[Problem] = field(init=False)
     began_s: float = field(init=False)
     longest_s: float = 0.0
     """Seconds of the longest attempt."""
 
     def __post_init__(self) -> None:
-        self.cases, self.began_s = self.cases_of(self.experiment), self.clock()
+        self.candidates, self.began_s = self.candidates_of(self.experiment), self.clock()
 
     def singles(self) -> Iterator[Remedy]:
         """Yield those that are one change."""
@@ -168,7 +168,7 @@ class _Finder:
         cap_usd = experiment.constraints.max_cost_usd
         if self.most_usd is not None and max(plan.cost_usd, cap_usd or 0.0) > self.most_usd:
             return
-        before, after = self.cases[0].constraints, self.cases_of(experiment)[0].constraints
+        before, after = self.candidates[0].constraints, self.candidates_of(experiment)[0].constraints
         was = {key: before.deadline_s if key == DEADLINE else _value(self.experiment, key) for key in keys}
         yield Remedy(
             changes=tuple(
@@ -190,26 +190,26 @@ class _Finder:
     def _values(self, key: str, experiment: Experiment) -> Sequence[int]:
         """Return the other values of an integer, the smallest change first."""
         asked, resources = experiment.resources.gpus_per_trial, experiment.resources
-        packing = [case.offer.gpus for case in self.cases]
+        packing = [one.offer.gpus for one in self.candidates]
         if key == MAX_INSTANCES:
-            most = max(self._widest(case, experiment) for case in self.cases)
-            room = max(case.offer.max_instances for case in self.cases_of(_with(experiment, key, max(most, 1))))
+            most = max(self._widest(one, experiment) for one in self.candidates)
+            room = max(one.offer.max_instances for one in self.candidates_of(_with(experiment, key, max(most, 1))))
             if resources.pool is not None:
                 room = min(room, PoolFile(**PoolFolder(path=Path(resources.pool)).read()).slices_at_once(packing[0]))
             return range(resources.max_instances + 1, min(most, room, _MOST_INSTANCES) + 1)
         if key == MIN_GPUS:
-            smallest = min((case.fixed or case.profile).smallest_gpus for case in self.cases)
+            smallest = min((one.fixed or one.profile).smallest_gpus for one in self.candidates)
             return [gpus for gpus in range(asked.min - 1, smallest - 1, -1) if _packs(gpus, packing)]
         if asked.max is None or experiment.is_function:
             return ()
-        most = max(min(_known(case), case.offer.gpus * case.offer.max_instances) for case in self.cases)
+        most = max(min(_known(one), one.offer.gpus * one.offer.max_instances) for one in self.candidates)
         most = min(most, experiment.batch.max or most)
         return [gpus for gpus in range(asked.max + 1, most + 1) if _packs(gpus, packing)]
 
-    def _widest(self, case: Case, experiment: Experiment) -> int:
+    def _widest(self, problem: Problem, experiment: Experiment) -> int:
         """Return the instances that run all trials at once, at any size of gang: more are of no use."""
-        asked, gpus = experiment.resources.gpus_per_trial, case.offer.gpus
-        sizes = gang_sizes(gpus, asked.min, max(asked.min, asked.max or _known(case)))
+        asked, gpus = experiment.resources.gpus_per_trial, problem.offer.gpus
+        sizes = gang_sizes(gpus, asked.min, max(asked.min, asked.max or _known(problem)))
         return sum(
             max(least_instances(max(stage.trials for stage in stages), gpus, size) for size in sizes)
             for stages in experiment.brackets()
@@ -265,7 +265,7 @@ class _Finder:
         if began_s - self.began_s + self.longest_s > MOST_S:
             raise _OutOfTimeError
         try:
-            plan = self.attempt(self.cases_of(experiment), objective or experiment.constraints.objective)
+            plan = self.attempt(self.candidates_of(experiment), objective or experiment.constraints.objective)
         except InputError:
             plan = None
         self.longest_s = max(self.longest_s, self.clock() - began_s)
@@ -274,7 +274,7 @@ class _Finder:
     def _is_hopeless(self, experiment: Experiment) -> bool:
         """Return whether bounds show that there is no plan."""
         try:
-            return all(is_out_of_reach(case, experiment.brackets()) for case in self.cases_of(experiment))
+            return all(is_out_of_reach(one) for one in self.candidates_of(experiment))
         except InputError:
             return True
 
@@ -283,25 +283,25 @@ def _packs(gpus: int, packing: Sequence[int]) -> bool:
     return all(gpus <= each or gpus % each == 0 for each in packing)
 
 
-def _known(case: Case) -> int:
+def _known(problem: Problem) -> int:
     """Return the most GPUs of a trial that the profile, or the model of adaptive batches, covers."""
-    known = (case.fixed or case.profile).largest_gpus
-    return known if case.fixed is None else max(known, case.offer.gpus)
+    known = (problem.fixed or problem.profile).largest_gpus
+    return known if problem.fixed is None else max(known, problem.offer.gpus)
 
 
-def is_out_of_reach(case: Case, brackets: Sequence[Sequence[Stage]]) -> bool:
+def is_out_of_reach(problem: Problem) -> bool:
     """Return whether all instances at once are too late, or a cluster without idle slots is too expensive."""
-    limits = case.constraints
-    if varies(case.profile, case.offer) and limits.confidence < _SURE:
+    limits = problem.constraints
+    if varies(problem.profile, problem.offer) and limits.confidence < _SURE:
         return False
-    times_s, costs_usd = zip(*(_bounds(case, stages) for stages in brackets), strict=True)
+    times_s, costs_usd = zip(*(_bounds(problem, stages) for stages in problem.brackets), strict=True)
     late = limits.deadline_s is not None and max(times_s) > limits.deadline_s + TIME_TOLERANCE_S
     return late or (limits.max_cost_usd is not None and sum(costs_usd) > limits.max_cost_usd + COST_TOLERANCE_USD)
 
 
-def _bounds(case: Case, stages: Sequence[Stage]) -> tuple[float, float]:
+def _bounds(problem: Problem, stages: Sequence[Stage]) -> tuple[float, float]:
     """Return lower bounds on seconds (exact if nothing varies: all instances throughout) and US dollars of a plan."""
-    offer, profile, limits = case.offer, case.profile, case.constraints
+    offer, profile, limits = problem.offer, problem.profile, problem.constraints
     sizes = [
         gpus
         for gpus in gang_sizes(offer.gpus, limits.min_gpus_per_trial, limits.max_gpus_per_trial)
@@ -313,7 +313,7 @@ def _bounds(case: Case, stages: Sequence[Stage]) -> tuple[float, float]:
     time_s, gpu_s = offer.provision_delay_s + offer.init_delay_s, 0.0
     for stage in stages:
         if stage.ladder is not None:
-            least_s, least_gpu_s = _asha_bounds(case, stage, stage.ladder, sizes)
+            least_s, least_gpu_s = _asha_bounds(problem, stage, stage.ladder, sizes)
             time_s, gpu_s = time_s + least_s, gpu_s + least_gpu_s
             continue
         runs = [(gpus, run_s(stage, gpus, profile)) for gpus in sizes]
@@ -322,9 +322,9 @@ def _bounds(case: Case, stages: Sequence[Stage]) -> tuple[float, float]:
     return time_s, price * gpu_s / offer.gpus
 
 
-def _asha_bounds(case: Case, stage: Stage, ladder: Ladder, sizes: Sequence[int]) -> tuple[float, float]:
+def _asha_bounds(problem: Problem, stage: Stage, ladder: Ladder, sizes: Sequence[int]) -> tuple[float, float]:
     """Return lower bounds without a SYNC: one trial climbs all rungs, and all slots train the fewest trials of each."""
-    offer, profile, fewest = case.offer, case.profile, ladder.fewest(stage.trials)
+    offer, profile, fewest = problem.offer, problem.profile, ladder.fewest(stage.trials)
     rungs = [Stage(trials=max(1, trials), iterations=gain) for trials, gain in zip(fewest, ladder.gains, strict=True)]
     times_s, gpus_s = [], []
     for gpus in sizes:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.planner.estimate import Case, first_kept
-from rubberband.planner.noise.sampling import steady, varies
-from rubberband.planner.problem import JobPlan
+from rubberband.planner.estimate import first_kept
+from rubberband.planner.noise.sampling import steady
+from rubberband.planner.problem import JobPlan, Problem
 from rubberband.planning.remedies import is_out_of_reach, reached
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import MAX_ASHA_TRIALS, MAX_TRIALS, Asha, Hyperband, Sha
-from rubberband.values.plan import Policy, Size, SizeKey
+from rubberband.values.plan import Size, SizeKey
 
 _FIRST_STEPS = 128
 """The first step away from a guess is this part of it."""
@@ -85,18 +85,18 @@ def size_key(experiment: Experiment) -> SizeKey:
     )
 
 
-def size(experiment: Experiment, cases: Sequence[Case], policy: Policy) -> tuple[Size, Experiment]:
+def size(experiment: Experiment, candidates: Sequence[Problem]) -> tuple[Size, Experiment]:
     """Return the size of a search within its limits, and the experiment with it; the smallest if none fits.
 
     Raises InputError without limits, for limits that allow more than a search may have, for stages that are written
     out, and for more `points_to_evaluate` than trials.
     """
-    key, limits = size_key(experiment), cases[0].constraints
+    key, limits = size_key(experiment), candidates[0].constraints
     if limits.deadline_s is None and limits.max_cost_usd is None:
         raise InputError(
             "constraints: there are no limits to size the search to; set constraints.deadline or constraints.max_cost"
         )
-    sizer = Sizer(experiment, key, cases, policy)
+    sizer = Sizer(experiment, key, candidates)
     number = sizer.largest(limits.deadline_s, limits.max_cost_usd)
     sized = experiment.sized(key, sizer.smallest if number is None else number)
     if number is not None:
@@ -126,8 +126,7 @@ class Sizer:
 
     experiment: Experiment
     key: SizeKey
-    cases: Sequence[Case]
-    policy: Policy
+    candidates: Sequence[Problem]
     _jobs: dict[tuple[int, float | None, float | None], JobPlan | None] = field(default_factory=dict)
 
     @property
@@ -150,7 +149,7 @@ class Sizer:
     @property
     def confidence(self) -> float:
         """The probability with which limits are to be kept."""
-        return self.cases[0].constraints.confidence
+        return self.candidates[0].constraints.confidence
 
     @property
     def _starts(self) -> list[int]:
@@ -160,19 +159,19 @@ class Sizer:
 
     def on_average(self) -> Sizer:
         """Return the sizer on mean times, which is much quicker; itself where nothing varies."""
-        if not any(varies(case.profile, case.offer) for case in self.cases):
+        if not any(one.varies for one in self.candidates):
             return self
-        return replace(self, cases=[_steady(case) for case in self.cases], _jobs={})
+        return replace(self, candidates=[_steady(one) for one in self.candidates], _jobs={})
 
     def largest(self, deadline_s: float | None, max_cost_usd: float | None) -> int | None:
         """Return the largest size that fits these limits; None if none does.
 
         Raises InputError if the limits allow more than a search may have.
         """
-        cases, quick = self._limited(deadline_s, max_cost_usd), self.on_average()
+        quick = self.on_average()
 
         def may_fit(number: int) -> bool:
-            return self._may_fit(number, cases)
+            return self._may_fit(number, deadline_s, max_cost_usd)
 
         def fits(number: int) -> bool:
             return self.job(number, deadline_s, max_cost_usd) is not None
@@ -203,30 +202,28 @@ class Sizer:
         """Return the plan of a size within these limits; None if it does not fit."""
         key = (number, deadline_s, max_cost_usd)
         if key not in self._jobs:
-            sized, cases = self.experiment.sized(self.key, number), self._limited(deadline_s, max_cost_usd)
-            brackets, objective = sized.brackets(), sized.constraints.objective
-            kept = first_kept([case.problem(brackets, self.policy, objective) for case in cases])
+            kept = first_kept(self._sized(number, deadline_s, max_cost_usd))
             self._jobs[key] = None if kept is None else kept[1]
         return self._jobs[key]
 
-    def _limited(self, deadline_s: float | None, max_cost_usd: float | None) -> list[Case]:
+    def _sized(self, number: int, deadline_s: float | None, max_cost_usd: float | None) -> list[Problem]:
+        brackets = self.experiment.sized(self.key, number).brackets()
         return [
-            replace(case, constraints=replace(case.constraints, deadline_s=deadline_s, max_cost_usd=max_cost_usd))
-            for case in self.cases
+            replace(one.with_limits(deadline_s=deadline_s, max_cost_usd=max_cost_usd), brackets=brackets)
+            for one in self.candidates
         ]
 
-    def _may_fit(self, number: int, cases: Sequence[Case]) -> bool:
+    def _may_fit(self, number: int, deadline_s: float | None, max_cost_usd: float | None) -> bool:
         """Return whether bounds, which are quick, allow the size."""
         try:
-            brackets = self.experiment.sized(self.key, number).brackets()
-            return not all(is_out_of_reach(_roomy(case), brackets) for case in cases)
+            return not all(is_out_of_reach(_roomy(one)) for one in self._sized(number, deadline_s, max_cost_usd))
         except InputError:
             return False
 
 
-def _steady(case: Case) -> Case:
-    profile, offer = steady(case.profile, case.offer)
-    return replace(case, profile=profile, offer=offer)
+def _steady(problem: Problem) -> Problem:
+    profile, offer = steady(problem.profile, problem.offer)
+    return replace(problem, profile=profile, offer=offer)
 
 
 def _mean_shares(job: JobPlan, confidence: float) -> tuple[float, float]:
@@ -238,18 +235,14 @@ def _mean_shares(job: JobPlan, confidence: float) -> tuple[float, float]:
     )
 
 
-def _roomy(case: Case) -> Case:
-    """Return the case with the limits that the mean of a plan surely keeps, where the confidence is low."""
-    limits = case.constraints
-    if limits.confidence >= _SURE or not varies(case.profile, case.offer):
-        return case
+def _roomy(problem: Problem) -> Problem:
+    """Return the problem with the limits that the mean of a plan surely keeps, where the confidence is low."""
+    limits = problem.constraints
+    if limits.confidence >= _SURE or not problem.varies:
+        return problem
     room = next(times for least, times in _ROOM.items() if limits.confidence >= least)
-    return replace(
-        case,
-        constraints=replace(
-            limits,
-            confidence=_SURE,
-            deadline_s=None if limits.deadline_s is None else room * limits.deadline_s,
-            max_cost_usd=None if limits.max_cost_usd is None else room * limits.max_cost_usd,
-        ),
+    return problem.with_limits(
+        confidence=_SURE,
+        deadline_s=_times(limits.deadline_s, room),
+        max_cost_usd=_times(limits.max_cost_usd, room),
     )

@@ -57,20 +57,20 @@ HUNG_REPLACEMENTS = 3
 
 def job_of(found: PlannedExperiment, spent: Spent) -> Job:
     """Return the job of an experiment that starts now. Raises InfeasibleError if no plan keeps its limits."""
-    chosen, experiment, case = found.job, found.experiment, found.estimate.case
-    constraints, kind = case.constraints, experiment.resources.kind
-    assert case.reserve is not None, "the cases of an experiment have one"
+    chosen, experiment, problem = found.job, found.experiment, found.estimate.problem
+    constraints, kind = problem.constraints, experiment.resources.kind
+    assert problem.reserve is not None, "the candidates of an experiment have one"
     brackets = brackets_of(experiment.brackets(), [lane.brackets for lane in chosen.lanes])
     return Job(
         name=experiment.name,
         stages=tuple(stage for lane in chosen.lanes for stage in lane.stages),
         plan=chosen.plan,
         prediction=chosen.prediction,
-        offer=case.offer,
+        offer=problem.offer,
         # A simulated start is whole before the first iteration.
-        profile=replace(case.profile, first_iteration_extra_s=0.0, cold_iteration_extra_s=0.0)
+        profile=replace(problem.profile, first_iteration_extra_s=0.0, cold_iteration_extra_s=0.0)
         if kind.is_simulated
-        else case.profile,
+        else problem.profile,
         metric=experiment.search.metric,
         mode=experiment.search.mode,
         deadline_s=constraints.deadline_s,
@@ -78,13 +78,13 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         max_cost_usd=constraints.max_cost_usd,
         max_failures=experiment.constraints.max_failures,
         iteration_timeout_s=experiment.constraints.iteration_timeout_s,
-        release_margin_s=case.reserve.margin_s,
+        release_margin_s=problem.reserve.margin_s,
         replan=found.estimate.policy == "optimal" and chosen.lanes[0].stages[0].ladder is None,
         objective=experiment.constraints.objective,
         min_gpus_per_trial=constraints.min_gpus_per_trial,
         max_gpus_per_trial=constraints.max_gpus_per_trial,
         confidence=constraints.confidence,
-        highest_price_usd_per_hour=case.reserve.highest_price_usd_per_hour,
+        highest_price_usd_per_hour=problem.reserve.highest_price_usd_per_hour,
         lease_s=None if experiment.resources.kind.is_simulated else experiment.resources.lease_length_s,
         boot_lease_s=_boot_lease_s(experiment),
         start_attempts=START_ATTEMPTS,
@@ -93,7 +93,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         brackets=brackets,
         lane_instances=tuple(lane.max_instances for lane in chosen.lanes) if brackets else (),
         balances=experiment.gains_from_mixtures,
-        speeds=stand_in_speeds(experiment, case, found.cases),
+        speeds=stand_in_speeds(experiment, problem, found.candidates),
         profiling_s=spent.seconds,
     )
 

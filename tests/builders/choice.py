@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.estimate import Case, estimate
+from rubberband.planner.estimate import estimate
 from rubberband.planner.exact.model import MeanCost, predict
 from rubberband.planner.exact.solver import Box, Objective, unbeaten
 from rubberband.planner.noise.sampling import Draws, varies
-from rubberband.planner.problem import JobPlan
+from rubberband.planner.problem import JobPlan, Problem
 from rubberband.values.offer import Offer, SideCost, Spot, gang_sizes, slots
 from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, Policy, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread
@@ -40,7 +40,8 @@ class Question:
     """A job, the instance types that it may use, and what is asked."""
 
     brackets: Sequence[Sequence[Stage]]
-    cases: Sequence[Case]
+    problems: Sequence[Problem]
+    """One for each type, without the brackets."""
     policy: Policy = "optimal"
     objective: Objective = "min_cost"
     held: Sequence[Cohort] = ()
@@ -48,7 +49,7 @@ class Question:
     @property
     def varies(self) -> bool:
         """Whether samples decide."""
-        return any(varies(case.profile, case.offer) for case in self.cases)
+        return any(varies(problem.profile, problem.offer) for problem in self.problems)
 
 
 def choices(offer: Offer, limits: PlanningConstraints) -> list[StagePlan]:
@@ -63,9 +64,9 @@ def choices(offer: Offer, limits: PlanningConstraints) -> list[StagePlan]:
     ]
 
 
-def plans(num_stages: int, case: Case, policy: Policy = "optimal") -> Iterator[Plan]:
+def plans(num_stages: int, problem: Problem, policy: Policy = "optimal") -> Iterator[Plan]:
     """Yield all plans of a policy."""
-    for chosen in itertools.product(choices(case.offer, case.constraints), repeat=num_stages):
+    for chosen in itertools.product(choices(problem.offer, problem.constraints), repeat=num_stages):
         if policy == "static" and len({(one.instances, one.market) for one in chosen}) > 1:
             continue
         if policy == "naive_elastic" and len({one.gpus_per_trial for one in chosen}) > 1:
@@ -73,41 +74,41 @@ def plans(num_stages: int, case: Case, policy: Policy = "optimal") -> Iterator[P
         yield Plan(stages=chosen)
 
 
-def points(question: Question, case: Case) -> Points:
+def points(question: Question, problem: Problem) -> Points:
     """Return (jct_s, cost_usd) of the unbeaten plans of a job, or of its lanes, where nothing varies."""
     if len(question.brackets) > 1:
-        return _lanes_points(question, case)
+        return _lanes_points(question, problem)
     stages, found = question.brackets[0], []
-    price = MeanCost(stages, case.profile, case.offer)
-    for each in plans(len(stages), case, question.policy):
+    price = MeanCost(stages, problem.profile, problem.offer)
+    for each in plans(len(stages), problem, question.policy):
         if question.held:
-            told = predict(stages, each, case.profile, case.offer, question.held)
+            told = predict(stages, each, problem.profile, problem.offer, question.held)
             found.append((told.jct_s, told.cost_usd))
         else:
             found.append(price(each))
     return unbeaten(found)
 
 
-def _lanes_points(question: Question, case: Case) -> Points:
+def _lanes_points(question: Question, problem: Problem) -> Points:
     """`points` of every division of the brackets into lanes, and of the instances among them."""
     known: dict[tuple[tuple[int, ...], int], Points] = {}
 
     def alone(group: tuple[int, ...], quota: int) -> Points:
         if (group, quota) not in known:
             stages = tuple(stage for bracket in group for stage in question.brackets[bracket])
-            offer = replace(case.offer, max_instances=quota, head_price_usd_per_hour=0.0)
-            lane = replace(case, offer=offer)
+            offer = replace(problem.offer, max_instances=quota, head_price_usd_per_hour=0.0)
+            lane = replace(problem, offer=offer)
             known[group, quota] = points(replace(question, brackets=[stages]), lane)
         return known[group, quota]
 
-    most, found = case.offer.max_instances, list[tuple[float, float]]()
+    most, found = problem.offer.max_instances, list[tuple[float, float]]()
     for groups in _partitions(list(range(len(question.brackets)))):
         for quotas in itertools.product(range(1, most + 1), repeat=len(groups)):
             if sum(quotas) == most:
                 lanes = [alone(group, quota) for group, quota in zip(groups, quotas, strict=True)]
                 for each in itertools.product(*lanes):
                     jct_s = max(time_s for time_s, _ in each)
-                    found.append((jct_s, sum(usd for _, usd in each) + case.offer.head_cost_usd(jct_s)))
+                    found.append((jct_s, sum(usd for _, usd in each) + problem.offer.head_cost_usd(jct_s)))
     return unbeaten(found)
 
 
@@ -121,24 +122,21 @@ def _partitions(numbers: list[int]) -> Iterator[list[tuple[int, ...]]]:
             yield [*groups[:at], (numbers[0], *group), *groups[at + 1 :]]
 
 
-def answer(question: Question) -> tuple[Case, Planned | JobPlan] | None:
+def answer(question: Question) -> tuple[Problem, Planned | JobPlan] | None:
     """Return the planner's choice, or None if it knows no plan."""
     if question.held:
-        (case,) = question.cases
-        job = (question.brackets[0], case.profile, case.offer, case.constraints)
+        (problem,) = question.problems
+        job = (question.brackets[0], problem.profile, problem.offer, problem.constraints)
         try:
-            return case, plan(*job, question.policy, question.objective, held=question.held)
+            return problem, plan(*job, question.policy, question.objective, held=question.held)
         except InfeasibleError:
             return None
-    told = estimate(
-        question.brackets,
-        question.cases,
-        question.policy,
-        clock=lambda: 0.0,
-        objective=question.objective,
-        compare=False,
-    )
-    return None if told.job is None else (told.case, told.job)
+    asked = [
+        replace(each, brackets=question.brackets, policy=question.policy, objective=question.objective)
+        for each in question.problems
+    ]
+    found = estimate(asked, clock=lambda: 0.0, compare=False)
+    return None if found.job is None else (found.problem, found.job)
 
 
 def fault(question: Question) -> str | None:
@@ -149,18 +147,18 @@ def fault(question: Question) -> str | None:
 def _certain_fault(question: Question) -> str | None:
     inside = [
         point
-        for case in question.cases
-        for point in points(question, case)
-        if all(Box.of(case.constraints).limits_kept(*point))
+        for problem in question.problems
+        for point in points(question, problem)
+        if all(Box.of(problem.constraints).limits_kept(*point))
     ]
     at = 1 if question.objective == "min_cost" else 0
     best = min((point[at] for point in inside), default=None)
     found = answer(question)
     if found is None:
         return None if best is None else f"infeasible, though {_words(best, at)} is within the limits"
-    case, told = found
+    problem, told = found
     figures = (told.prediction.jct_s, told.prediction.cost_usd)
-    if best is None or not all(Box.of(case.constraints).limits_kept(*figures)):
+    if best is None or not all(Box.of(problem.constraints).limits_kept(*figures)):
         return f"{figures} is not within the limits"
     near = BISECTED if at == 0 and len(question.brackets) > 1 else NEARLY
     return None if figures[at] <= best * (1.0 + near) + 1e-9 else f"{_words(figures[at], at)}, not {_words(best, at)}"
@@ -172,19 +170,19 @@ def _words(value: float, at: int) -> str:
 
 def _noisy_fault(question: Question) -> str | None:
     """`fault` by the samples that the planner draws: a plan counts if it keeps the limits by more than luck."""
-    (case,), (stages,) = question.cases, question.brackets
-    box, confidence = Box.of(case.constraints), case.constraints.confidence
-    draws = Draws(stages, case.profile, case.offer, seed=0)
+    (problem,), (stages,) = question.problems, question.brackets
+    box, confidence = Box.of(problem.constraints), problem.constraints.confidence
+    draws = Draws(stages, problem.profile, problem.offer, seed=0)
     at = 1 if question.objective == "min_cost" else 0
     found = answer(question)
     told = None if found is None else _figures(draws, found[1].plan, draws.most_chunks)
     reach = math.inf if told is None else float(told[at].mean()) * (1.0 - NEARLY_NOISY)
     if told is not None and box.holds(*told).mean() < confidence - 0.005:
         return "the plan does not keep the confidence"
-    spot_first = told is not None and question.objective == "min_time" and case.offer.spot is not None
+    spot_first = told is not None and question.objective == "min_time" and problem.offer.spot is not None
     if spot_first and any(choice.market == "on_demand" for choice in found[1].plan.stages):
         reach = math.inf  # with this objective, any plan on spot alone comes before
-    for each in plans(len(stages), case, question.policy):
+    for each in plans(len(stages), problem, question.policy):
         if draws.least(each)[at] >= reach:  # its mean time, and a lower bound on its mean cost
             continue
         if spot_first and any(choice.market == "on_demand" for choice in each.stages):
@@ -244,8 +242,8 @@ class _Maker:
         trials = sorted((self.rng.randint(1, most) for _ in range(num)), reverse=True)
         return tuple(Stage(trials=count, iterations=self.rng.randint(1, 8)) for count in trials)
 
-    def case(self, offer: Offer, num_stages: int, most_plans: int = MOST_PLANS, **noise: float) -> Case:
-        """Return the case of an offer, made small enough that all its plans can be tried."""
+    def problem(self, offer: Offer, num_stages: int, most_plans: int = MOST_PLANS, **noise: float) -> Problem:
+        """Return the problem of an offer, made small enough that all its plans can be tried."""
         most = max(size for size in gang_sizes(offer.gpus, 1, 4) if size <= offer.gpus * offer.max_instances)
         limits = PlanningConstraints(max_gpus_per_trial=self.rng.choice([1, most, most]), confidence=0.9)
         while len(choices(offer, limits)) ** num_stages > most_plans:
@@ -253,7 +251,7 @@ class _Maker:
                 limits = replace(limits, max_gpus_per_trial=1)
             else:
                 offer = replace(offer, max_instances=offer.max_instances - 1)
-        return Case(offer=offer, profile=self.profile(**noise), constraints=limits)
+        return Problem(brackets=(), offer=offer, profile=self.profile(**noise), constraints=limits)
 
     def limited(self, question: Question, *, kinds: Sequence[str] = ("deadline", "max_cost", "both")) -> Question:
         """Return the question with limits near one plan, or two."""
@@ -269,25 +267,25 @@ class _Maker:
         }
         return replace(
             question,
-            cases=[replace(case, constraints=replace(case.constraints, **limits)) for case in question.cases],
+            problems=[problem.with_limits(**limits) for problem in question.problems],
         )
 
 
 def _some(question: Question) -> Points:
     if not question.varies:
-        return [point for case in question.cases for point in points(question, case)]
-    (case,), (stages,) = question.cases, question.brackets
-    draws, found = Draws(stages, case.profile, case.offer, seed=0), list[tuple[float, float]]()
-    for each in plans(len(stages), case, question.policy):
+        return [point for problem in question.problems for point in points(question, problem)]
+    (problem,), (stages,) = question.problems, question.brackets
+    draws, found = Draws(stages, problem.profile, problem.offer, seed=0), list[tuple[float, float]]()
+    for each in plans(len(stages), problem, question.policy):
         figures = _figures(draws, each, 1)
-        jct_s, cost_usd = (float(np.quantile(values, case.constraints.confidence)) for values in figures)
+        jct_s, cost_usd = (float(np.quantile(values, problem.constraints.confidence)) for values in figures)
         found.append((jct_s, cost_usd))
     return unbeaten(found)
 
 
 def _one(make: _Maker, offer: Offer, objective: Objective = "min_cost", **noise: float) -> Question:
     stages = make.stages(make.rng.randint(1, 4 if offer.max_instances < 6 else 3))
-    return Question(brackets=[stages], cases=[make.case(offer, len(stages), **noise)], objective=objective)
+    return Question(brackets=[stages], problems=[make.problem(offer, len(stages), **noise)], objective=objective)
 
 
 def waves(make: _Maker) -> Question:
@@ -318,9 +316,9 @@ def rest(make: _Maker) -> Question:
     offer = make.offer(5, billing=make.rng.choice(["per_instance", "per_function"]), head_price_usd_per_hour=0.0)
     offer = make.rng.choice([offer, replace(offer, spot=make.spot(offer.price_usd_per_hour))])
     question = _one(make, offer)
-    (case,) = question.cases
+    (problem,) = question.problems
     market = make.rng.choice(["on_demand", "spot"]) if offer.spot else "on_demand"
-    count = make.rng.randint(1, case.offer.max_instances)
+    count = make.rng.randint(1, problem.offer.max_instances)
     held = [Cohort(instances=count, held_s=make.rng.choice([0.0, 20.0, 400.0]), market=market)]
     return make.limited(replace(question, held=held))
 
@@ -330,7 +328,7 @@ def types(make: _Maker) -> Question:
     stages = make.stages(make.rng.randint(1, 3))
     offers = [make.offer(6, instance_type=name, gpus=gpus) for name, gpus in zip("abc", (1, 2, 4), strict=True)]
     offers = make.rng.sample(offers, make.rng.randint(2, 3))
-    return make.limited(Question(brackets=[stages], cases=[make.case(offer, len(stages)) for offer in offers]))
+    return make.limited(Question(brackets=[stages], problems=[make.problem(offer, len(stages)) for offer in offers]))
 
 
 def soonest(make: _Maker) -> Question:
@@ -344,8 +342,8 @@ def _brackets(make: _Maker, offer: Offer, objective: Objective = "min_cost") -> 
     brackets = [
         make.stages(num, 8) for num in make.rng.choice([(1, 1), (1, 2), (2, 2), (1, 1, 1), (2, 1, 1), (2, 1, 2)])
     ]
-    case = make.case(offer, sum(map(len, brackets)))
-    return Question(brackets=brackets, cases=[case], objective=objective)
+    problem = make.problem(offer, sum(map(len, brackets)))
+    return Question(brackets=brackets, problems=[problem], objective=objective)
 
 
 def head(make: _Maker) -> Question:
@@ -379,9 +377,9 @@ def _noisy(make: _Maker, objective: Objective, **terms: object) -> Question:
         "startup_cv": pick([0.0, 0.5]),
         "mean_cv": pick([0.0, 0.0, 0.1]),
     }
-    case = make.case(make.offer(12, **terms), len(stages), MOST_NOISY, **noise)
-    limits = replace(case.constraints, confidence=pick([0.5, 0.8, 0.9, 0.95, 0.99]))
-    return Question(brackets=[stages], cases=[replace(case, constraints=limits)], objective=objective)
+    problem = make.problem(make.offer(12, **terms), len(stages), MOST_NOISY, **noise)
+    limits = replace(problem.constraints, confidence=pick([0.5, 0.8, 0.9, 0.95, 0.99]))
+    return Question(brackets=[stages], problems=[replace(problem, constraints=limits)], objective=objective)
 
 
 def confidence(make: _Maker) -> Question:

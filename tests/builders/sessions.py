@@ -42,7 +42,7 @@ def run_spec(
     return RunSpec(
         experiment=experiment,
         configurations=configurations,
-        seeds=range(len(configurations)),
+        seeds=list(range(len(configurations))),
         entrypoint=entrypoint,
         checkpoints=checkpoints,
         code=code,

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rubberband.executor.core.state import Job
-from rubberband.planner.estimate import Case, Estimate, estimate
+from rubberband.planner.estimate import Estimate, estimate
 from rubberband.planner.exact.solver import Objective
+from rubberband.planner.problem import Problem
 from rubberband.planner.reserve import Reserve
 from rubberband.spec.search import asha, hyperband, sha
 from rubberband.values.offer import Offer, Spot
@@ -26,7 +27,8 @@ class Question:
     kind: str
     seed: int
     brackets: Brackets
-    cases: tuple[Case, ...]
+    problems: tuple[Problem, ...]
+    """One for each type, without the brackets."""
     objective: Objective = "min_cost"
 
 
@@ -49,7 +51,9 @@ def told_of(kind: str, seed: int) -> Told:
     source = random.Random(f"{kind} {seed}")
     while True:
         question = KINDS[kind](source, kind, seed)
-        shortest = _planned(replace(question, cases=tuple(_steady(case) for case in question.cases)), "min_time")
+        shortest = _planned(
+            replace(question, problems=tuple(_steady(problem) for problem in question.problems)), "min_time"
+        )
         if shortest.job is None:
             continue
         slack = source.uniform(1.02, 1.8)
@@ -60,32 +64,33 @@ def told_of(kind: str, seed: int) -> Told:
                 job = job_of(limited.brackets, told.job, told.offer, told.profile)
                 limits = told.constraints
                 job = replace(job, deadline_s=limits.deadline_s, confidence=limits.confidence)
-                reserve = Reserve() if told.case.reserve is None else told.case.reserve
+                reserve = Reserve() if told.problem.reserve is None else told.problem.reserve
                 job = replace(job, objective=limited.objective, release_margin_s=reserve.margin_s)
                 return Told(question=limited, told=told, job=job)
             slack *= 1.15
 
 
 def _planned(question: Question, objective: Objective) -> Estimate:
-    return estimate(
-        question.brackets, question.cases, clock=lambda: 0.0, objective=objective, compare=False, seed=question.seed
-    )
+    asked = [
+        replace(each, brackets=question.brackets, objective=objective, seed=question.seed) for each in question.problems
+    ]
+    return estimate(asked, clock=lambda: 0.0, compare=False)
 
 
-def _steady(case: Case) -> Case:
-    profile = replace(case.profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0, mean_cv=0.0)
-    offer = replace(case.offer, provision_spread=Spread(), init_spread=Spread(), spot=None)
-    return replace(case, profile=profile, offer=offer, constraints=replace(case.constraints, max_cost_usd=None))
+def _steady(problem: Problem) -> Problem:
+    profile = replace(problem.profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0, mean_cv=0.0)
+    offer = replace(problem.offer, provision_spread=Spread(), init_spread=Spread(), spot=None)
+    return replace(problem, profile=profile, offer=offer, constraints=replace(problem.constraints, max_cost_usd=None))
 
 
 def _limited(source: random.Random, question: Question, deadline_s: float) -> Question:
     """The question with a deadline near which its plan ends, so that the odds say something."""
     confidence = source.choice([0.5, 0.7, 0.8, 0.9, 0.95, 0.99])
-    cases = [
-        replace(case, constraints=replace(case.constraints, deadline_s=deadline_s, confidence=confidence))
-        for case in question.cases
+    problems = [
+        replace(problem, constraints=replace(problem.constraints, deadline_s=deadline_s, confidence=confidence))
+        for problem in question.problems
     ]
-    return replace(question, cases=tuple(cases))
+    return replace(question, problems=tuple(problems))
 
 
 def _profile(source: random.Random) -> Profile:
@@ -120,13 +125,13 @@ def _offer(source: random.Random, most: int) -> Offer:
     )
 
 
-def _case(source: random.Random, offer: Offer) -> Case:
+def _problem(source: random.Random, offer: Offer) -> Problem:
     limits = PlanningConstraints(max_gpus_per_trial=min(source.choice([1, 2, 4, 8]), offer.gpus * offer.max_instances))
     profile = _profile(source)
     if offer.spot is not None:
         restart_s = offer.provision_delay_s + offer.init_delay_s + profile.trial_startup_s
         offer = replace(offer, spot=replace(offer.spot, restart_s=restart_s))
-    return Case(offer=offer, profile=profile, constraints=limits)
+    return Problem(brackets=(), offer=offer, profile=profile, constraints=limits)
 
 
 def _sha(source: random.Random, most: int = 32) -> Brackets:
@@ -136,14 +141,14 @@ def _sha(source: random.Random, most: int = 32) -> Brackets:
 
 def _waves(source: random.Random, kind: str, seed: int) -> Question:
     """Halving on few GPUs: trials queue."""
-    return Question(kind=kind, seed=seed, brackets=_sha(source), cases=(_case(source, _offer(source, 12)),))
+    return Question(kind=kind, seed=seed, brackets=_sha(source), problems=(_problem(source, _offer(source, 12)),))
 
 
 def _hyperband(source: random.Random, kind: str, seed: int) -> Question:
     """Several brackets at once, with a head node."""
     offer = replace(_offer(source, 48), head_price_usd_per_hour=source.choice([0.2, 1.0]))
     brackets = hyperband(*source.choice([(4, 2), (8, 2), (9, 3), (16, 4), (27, 3)]))
-    return Question(kind=kind, seed=seed, brackets=brackets, cases=(_case(source, offer),))
+    return Question(kind=kind, seed=seed, brackets=brackets, problems=(_problem(source, offer),))
 
 
 def _asha(source: random.Random, kind: str, seed: int) -> Question:
@@ -153,7 +158,7 @@ def _asha(source: random.Random, kind: str, seed: int) -> Question:
     offer = _offer(source, 16)
     if source.random() < 0.25:
         offer = _spotty(source, offer, source.choice([0.1, 1.0]))
-    return Question(kind=kind, seed=seed, brackets=((stage,),), cases=(_case(source, offer),))
+    return Question(kind=kind, seed=seed, brackets=((stage,),), problems=(_problem(source, offer),))
 
 
 def _function(source: random.Random, kind: str, seed: int) -> Question:
@@ -161,13 +166,13 @@ def _function(source: random.Random, kind: str, seed: int) -> Question:
     offer = replace(_offer(source, 24), billing="per_function")
     if source.random() < 0.3:
         offer = _spotty(source, offer, source.choice([0.1, 1.0]))
-    return Question(kind=kind, seed=seed, brackets=_sha(source), cases=(_case(source, offer),))
+    return Question(kind=kind, seed=seed, brackets=_sha(source), problems=(_problem(source, offer),))
 
 
 def _spot(source: random.Random, kind: str, seed: int) -> Question:
     """On the spot market, from quiet to busy."""
     offer = _spotty(source, _offer(source, 24), source.choice([0.1, 0.5, 1.0, 2.0, 5.0]))
-    return Question(kind=kind, seed=seed, brackets=_sha(source), cases=(_case(source, offer),))
+    return Question(kind=kind, seed=seed, brackets=_sha(source), problems=(_problem(source, offer),))
 
 
 def _spotty(source: random.Random, offer: Offer, interruptions_per_hour: float) -> Offer:
@@ -184,25 +189,25 @@ def _capped(source: random.Random, kind: str, seed: int) -> Question:
     offer = _offer(source, 24)
     if source.random() < 0.3:
         offer = _spotty(source, offer, source.choice([0.1, 0.5, 1.0]))
-    case = _case(source, offer)
+    problem = _problem(source, offer)
     brackets = _sha(source)
-    question = Question(kind=kind, seed=seed, brackets=brackets, cases=(case,))
-    cheapest = _planned(replace(question, cases=(_steady(case),)), "min_cost")
+    question = Question(kind=kind, seed=seed, brackets=brackets, problems=(problem,))
+    cheapest = _planned(replace(question, problems=(_steady(problem),)), "min_cost")
     cheapest_usd = 1.0 if cheapest.job is None else cheapest.job.prediction.cost_usd
-    limits = replace(case.constraints, max_cost_usd=cheapest_usd * source.uniform(1.05, 1.8))
+    limits = replace(problem.constraints, max_cost_usd=cheapest_usd * source.uniform(1.05, 1.8))
     objective: Objective = source.choice(["min_cost", "min_time"])
     reserve = Reserve(margin_s=source.choice([0.0, 3.0, 60.0]))
-    return replace(question, cases=(replace(case, constraints=limits, reserve=reserve),), objective=objective)
+    return replace(question, problems=(replace(problem, constraints=limits, reserve=reserve),), objective=objective)
 
 
 def _types(source: random.Random, kind: str, seed: int) -> Question:
     """Several instance types, each with its profile."""
-    cases: list[Case] = []
+    problems: list[Problem] = []
     for number in range(source.choice([2, 3])):
         offer = replace(_offer(source, 16), instance_type=f"judged-{number}")
         offer = replace(offer, price_usd_per_hour=offer.price_usd_per_hour * source.uniform(0.5, 1.5))
-        cases.append(_case(source, offer))
-    return Question(kind=kind, seed=seed, brackets=_sha(source), cases=tuple(cases))
+        problems.append(_problem(source, offer))
+    return Question(kind=kind, seed=seed, brackets=_sha(source), problems=tuple(problems))
 
 
 KINDS: dict[str, Callable[[random.Random, str, int], Question]] = {

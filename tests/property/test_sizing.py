@@ -17,7 +17,7 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
-from rubberband.planning.candidates import cases
+from rubberband.planning.candidates import candidates
 from rubberband.planning.size import largest, size
 from rubberband.spec.experiment import Experiment
 from rubberband.values.profile import Profile
@@ -97,7 +97,7 @@ def sized(words: dict[str, Any]) -> tuple[Experiment, Profile, int | None, Any]:
     asked = Experiment(**words)
     profile = asked.loaded_profile()
     assert profile is not None
-    found, _ = size(asked, cases(asked, profile, 0.0), "optimal")
+    found, _ = size(asked, candidates(asked, profile, 0.0))
     return asked, profile, found.number, found.key
 
 

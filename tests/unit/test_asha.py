@@ -12,9 +12,9 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.forecast import expected_iterations
 from rubberband.executor.result.result import summarise
 from rubberband.planner.asha import planning as planner
-from rubberband.planner.estimate import Beside, Case, estimate
+from rubberband.planner.estimate import Beside, estimate
 from rubberband.planner.problem import JobPlan, Problem
-from rubberband.planning.candidates import cases
+from rubberband.planning.candidates import candidates
 from rubberband.planning.size import size
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import asha, sha
@@ -146,9 +146,12 @@ def test_spot_comes_first_where_the_objective_is_time() -> None:
 
 
 def test_estimates_show_the_other_scheduler_beside() -> None:
-    case = Case(offer=OFFER, profile=PROFILE, constraints=PlanningConstraints(deadline_s=7200.0, max_gpus_per_trial=4))
-    with_sync = estimate([CHAIN], [case], clock=time.perf_counter, beside=Beside(scheduler="asha", stages=(CLIMB,)))
-    without = estimate([(CLIMB,)], [case], clock=time.perf_counter, beside=Beside(scheduler="sha", stages=CHAIN))
+    limits = PlanningConstraints(deadline_s=7200.0, max_gpus_per_trial=4)
+    problem = Problem(brackets=[CHAIN], offer=OFFER, profile=PROFILE, constraints=limits)
+    with_sync = estimate([problem], clock=time.perf_counter, beside=Beside(scheduler="asha", stages=(CLIMB,)))
+    without = estimate(
+        [replace(problem, brackets=[(CLIMB,)])], clock=time.perf_counter, beside=Beside(scheduler="sha", stages=CHAIN)
+    )
     (row,) = [one for one in with_sync.options if one.scheduler]
     assert (row.scheduler, row.job is not None) == ("asha", True)
     assert [one["scheduler"] for one in with_sync.to_json()["options"] if "scheduler" in one] == ["asha"]
@@ -163,8 +166,9 @@ def test_estimates_show_the_other_scheduler_beside() -> None:
 def test_the_row_beside_is_the_same_whatever_was_asked_before() -> None:
     def row(deadline_s: float, profile: Profile = PROFILE) -> JobPlan | None:
         limits = PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=4)
-        case, beside = Case(offer=OFFER, profile=profile, constraints=limits), Beside(scheduler="asha", stages=(CLIMB,))
-        return estimate([CHAIN], [case], clock=time.perf_counter, beside=beside).options[-1].job
+        beside = Beside(scheduler="asha", stages=(CLIMB,))
+        problem = Problem(brackets=[CHAIN], offer=OFFER, profile=profile, constraints=limits)
+        return estimate([problem], clock=time.perf_counter, beside=beside).options[-1].job
 
     slower = replace(PROFILE, trial_startup_s=30.0)
     asked = [row(7200.0), row(3000.0), row(3000.0, slower)]
@@ -184,7 +188,7 @@ def test_it_is_sized_to_the_limits(auto: str) -> None:
     scheduler = {"type": "asha", "num_samples": 9, "max_t": 9, auto: "auto"}
     resources = {"provider": "virtual", "instance_type": "p3.8xlarge", "max_instances": 2}
     asked = Experiment(**words(search__scheduler=scheduler, constraints__deadline="12m", resources=resources))
-    found, sized = size(asked, cases(asked, PROFILE, 0.0), "optimal")
+    found, sized = size(asked, candidates(asked, PROFILE, 0.0))
     assert found.key == auto
     assert found.number is not None
     job = plan_job(sized, PROFILE)
@@ -211,8 +215,9 @@ def test_its_views_have_rungs_and_no_sync() -> None:
 
 
 def test_a_page_of_its_estimate_names_no_stage_and_no_elasticity() -> None:
-    case = Case(offer=OFFER, profile=PROFILE, constraints=PlanningConstraints(deadline_s=7200.0, max_gpus_per_trial=4))
-    found = estimate([(CLIMB,)], [case], clock=time.perf_counter, with_frontier=True)
+    limits = PlanningConstraints(deadline_s=7200.0, max_gpus_per_trial=4)
+    problem = Problem(brackets=[(CLIMB,)], offer=OFFER, profile=PROFILE, constraints=limits)
+    found = estimate([problem], clock=time.perf_counter, with_frontier=True)
     assert found.to_json()["scheduler"] == "asha"
     page = render_estimate(found, ["x"], [])
     assert "elastic" not in page.split("</script>", 1)[1]
@@ -224,4 +229,4 @@ def test_limits_that_allow_more_than_asha_may_have_are_refused() -> None:
     resources = {"provider": "virtual", "instance_type": "p3.8xlarge", "max_instances": 100}
     asked = Experiment(**words(search__scheduler=scheduler, constraints__deadline="100d", resources=resources))
     with pytest.raises(InputError, match="the limits allow more than 10,000"):
-        size(asked, cases(asked, Profile(seconds_per_iteration={1: 0.01}), 0.0), "optimal")
+        size(asked, candidates(asked, Profile(seconds_per_iteration={1: 0.01}), 0.0))

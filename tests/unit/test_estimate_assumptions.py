@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.planner.estimate import Case, estimate, estimate_plan
+from rubberband.planner.estimate import estimate, estimate_plan
 from rubberband.planner.exact.model import predict
+from rubberband.planner.problem import Problem
 from rubberband.planning.assumptions import assumptions
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
@@ -24,7 +25,8 @@ PLAN = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instance
 
 def estimated(profile=PROFILE, offer=OFFER, plan=PLAN, **limits):
     constraints = PlanningConstraints(max_gpus_per_trial=8, **limits)
-    return estimate_plan(STAGES, plan, Case(offer=offer, profile=profile, constraints=constraints), compare=False)
+    problem = Problem(brackets=[STAGES], offer=offer, profile=profile, constraints=constraints)
+    return estimate_plan(problem, plan, compare=False)
 
 
 def effects(answer, bases=None):
@@ -105,13 +107,15 @@ def test_spot_prices_and_interruptions_count_where_the_plan_is_on_spot():
 
 def test_brackets_share_the_head_node():
     brackets = [STAGES, [Stage(trials=2, iterations=50)]]
-    case = Case(offer=OFFER, profile=PROFILE, constraints=PlanningConstraints(max_gpus_per_trial=4, deadline_s=4000.0))
-    answer = estimate(brackets, [case], clock=lambda: 0.0, compare=False)
+    limits = PlanningConstraints(max_gpus_per_trial=4, deadline_s=4000.0)
+    problem = Problem(brackets=brackets, offer=OFFER, profile=PROFILE, constraints=limits)
+    answer = estimate([problem], clock=lambda: 0.0, compare=False)
     found = effects(answer)
     assert found["head node"].effect_usd == pytest.approx(0.1 * OFFER.head_cost_usd(answer.prediction.jct_s))
     assert found["price of an instance"].effect_usd > 0
 
 
 def test_without_a_plan_there_is_nothing_to_assume():
-    case = Case(offer=OFFER, profile=PROFILE, constraints=PlanningConstraints(deadline_s=1.0))
-    assert assumptions(estimate([STAGES], [case], clock=lambda: 0.0), {}) == ()
+    limits = PlanningConstraints(deadline_s=1.0)
+    problem = Problem(brackets=[STAGES], offer=OFFER, profile=PROFILE, constraints=limits)
+    assert assumptions(estimate([problem], clock=lambda: 0.0), {}) == ()

@@ -14,11 +14,12 @@ import pytest
 
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.planner.estimate import Case, Estimate, estimate, estimate_plan
+from rubberband.planner.estimate import Estimate, estimate, estimate_plan
 from rubberband.planner.goodput import planning
 from rubberband.planner.goodput.planning import adapted, at_noise_scale, limits_within
+from rubberband.planner.problem import Problem
 from rubberband.planning.assumptions import assumptions
-from rubberband.planning.candidates import batch_notes, cases
+from rubberband.planning.candidates import batch_notes, candidates
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
@@ -48,15 +49,16 @@ def experiment(
     return Experiment(**words(batch={"policy": "goodput"} | (batch or {}), profile=profile, **gpus, **more))
 
 
-def case_of(asked: Experiment) -> Case:
+def problem_of(asked: Experiment) -> Problem:
     profiles = asked.loaded_profiles()
     assert profiles is not None
-    (case,) = cases(asked, profiles, 0.0)
-    return case
+    (problem,) = candidates(asked, profiles, 0.0)
+    return replace(problem, brackets=[STAGES])
 
 
 def planned(asked: Experiment, **options: Any) -> Estimate:
-    return estimate([STAGES], [case_of(asked)], experiment_name="digits", clock=lambda: 0.0, **options)
+    problem = replace(problem_of(asked), objective=options.pop("objective", "min_cost"))
+    return estimate([problem], experiment_name="digits", clock=lambda: 0.0, **options)
 
 
 def model_of(asked: Experiment) -> Any:
@@ -67,38 +69,38 @@ def model_of(asked: Experiment) -> Any:
 
 
 def test_trials_that_adapt_are_planned_with_the_times_of_the_model() -> None:
-    case = case_of(experiment())
-    assert case.fixed is not None
-    assert (case.batch, case.fixed.goodput) == ("goodput", None)
-    assert dict(case.fixed.seconds_per_iteration) == TABLE
+    problem = problem_of(experiment())
+    assert problem.fixed is not None
+    assert (problem.batch, problem.fixed.goodput) == ("goodput", None)
+    assert dict(problem.fixed.seconds_per_iteration) == TABLE
     sizes = [1, 2, 3, 4, 8]
     adaptive_s = planning.seconds_per_iteration(model_of(experiment()), 4, sizes)
     fixed_s = planning.fixed_seconds_per_iteration(model_of(experiment()), 4, sizes)
-    for gpus in (gpus for gpus in sizes if case.fixed.covers(gpus)):
+    for gpus in (gpus for gpus in sizes if problem.fixed.covers(gpus)):
         gain = fixed_s[gpus] / adaptive_s[gpus]
-        assert case.profile.iteration_s(gpus) == pytest.approx(case.fixed.iteration_s(gpus) / gain)
-    assert case.profile.iteration_s(4) < 48
+        assert problem.profile.iteration_s(gpus) == pytest.approx(problem.fixed.iteration_s(gpus) / gain)
+    assert problem.profile.iteration_s(4) < 48
 
 
 def test_a_fixed_batch_is_planned_with_its_own_times_and_knows_no_model() -> None:
-    case = case_of(experiment({"policy": "fixed"}))
-    assert (case.batch, case.fixed, case.profile.goodput) == ("fixed", None, None)
-    assert dict(case.profile.seconds_per_iteration) == TABLE
+    problem = problem_of(experiment({"policy": "fixed"}))
+    assert (problem.batch, problem.fixed, problem.profile.goodput) == ("fixed", None, None)
+    assert dict(problem.profile.seconds_per_iteration) == TABLE
     assert batch_notes(experiment({"policy": "fixed"}), None) == []
 
 
 def test_without_a_model_the_fixed_times_hold_and_a_remedy_is_named() -> None:
     asked = experiment(goodput=None)
-    case = case_of(asked)
-    assert (case.batch, dict(case.profile.seconds_per_iteration)) == ("fixed", TABLE)
-    (note,) = batch_notes(asked, case.profile.goodput)
+    problem = problem_of(asked)
+    assert (problem.batch, dict(problem.profile.seconds_per_iteration)) == ("fixed", TABLE)
+    (note,) = batch_notes(asked, problem.profile.goodput)
     assert "as if their batch were fixed" in note
     assert "`rubberband profile`" in note
 
 
 def test_adapting_is_never_planned_slower_than_the_fixed_batch() -> None:
     slow = GOODPUT | {"overhead_s": 70.0}
-    table = case_of(experiment(goodput=slow)).profile.seconds_per_iteration
+    table = problem_of(experiment(goodput=slow)).profile.seconds_per_iteration
     assert all(table[gpus] <= time_s for gpus, time_s in TABLE.items())
 
 
@@ -125,16 +127,16 @@ def test_the_experiments_own_limits_go_before_those_of_the_profile(
 
 def test_a_larger_batch_than_was_profiled_is_reported() -> None:
     asked = experiment({"max": 8192}, GOODPUT | {"points": POINTS, "fit_error": 0.2})
-    larger, poor = batch_notes(asked, case_of(asked).profile.goodput)
+    larger, poor = batch_notes(asked, problem_of(asked).profile.goodput)
     assert "batch: max=8192 is more than the 4096 samples" in larger
     assert "misses its own points by 20%" in poor
 
 
 def test_a_gang_has_no_more_gpus_than_the_largest_batch_has_samples() -> None:
     tiny = GOODPUT | {"limits": {"initial": 2, "max": 3}}
-    assert case_of(experiment(goodput=tiny)).constraints.max_gpus_per_trial == 3
+    assert problem_of(experiment(goodput=tiny)).constraints.max_gpus_per_trial == 3
     with pytest.raises(InputError, match=r"min: 4 GPUs are more than .* largest batch; lower it to 3"):
-        case_of(experiment(goodput=tiny, resources__gpus_per_trial__min=4))
+        problem_of(experiment(goodput=tiny, resources__gpus_per_trial__min=4))
 
 
 def test_a_model_moves_with_its_noise_scale() -> None:
@@ -153,7 +155,7 @@ def test_a_fixed_batch_is_set_beside_the_plan() -> None:
     assert answer.fixed_batch is not None
     assert fixed.job is not None
     assert answer.fixed_batch.prediction == fixed.job.prediction
-    assert (fixed.fixed_batch, fixed.case.batch) == (None, "fixed")
+    assert (fixed.fixed_batch, fixed.problem.batch) == (None, "fixed")
     data = json.loads(json.dumps(answer.to_json()))
     assert (data["batch"], fixed.to_json()["batch"]) == ("goodput", "fixed")
     assert [(one["policy"], one["batch"]) for one in data["options"]][-1] == ("optimal", "fixed")
@@ -182,7 +184,7 @@ def test_where_only_adapting_keeps_the_limits_the_plan_says_so() -> None:
 def test_a_plan_of_the_users_is_predicted_with_a_fixed_batch_too() -> None:
     given = planned(experiment(constraints__deadline="40m")).plan
     assert given is not None
-    answer = estimate_plan(STAGES, given, case_of(experiment(constraints__deadline="40m")))
+    answer = estimate_plan(problem_of(experiment(constraints__deadline="40m")), given)
     assert answer.fixed_batch is not None
     assert answer.job is not None
     assert answer.fixed_batch.plan == given

@@ -21,7 +21,7 @@ from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.exact.model import predict
 from rubberband.planner.queueing import mixed_factor as mixed_factor_of_updates
 from rubberband.planner.queueing import scaled
-from rubberband.planning.candidates import cases, mixture_notes, stand_in_speeds
+from rubberband.planning.candidates import candidates, mixture_notes, stand_in_speeds
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
@@ -159,7 +159,7 @@ def test_an_estimate_says_what_is_assumed_of_types_that_stand_in(balance: str, t
     experiment = an_experiment(batch={"balance": {"policy": balance}})
     profiles = experiment.loaded_profiles()
     assert profiles is not None
-    options = cases(experiment, profiles, 0.0)
+    options = candidates(experiment, profiles, 0.0)
     assert stand_in_speeds(experiment, options[0], options) == {"g6.xlarge": 0.5}
     notes = mixture_notes(experiment, options[0], options, 2)
     assert len(notes) == told
@@ -188,7 +188,7 @@ def test_an_estimate_of_asynchronous_training_counts_with_the_updates_of_each(
     )
     profiles = experiment.loaded_profiles()
     assert profiles is not None
-    options = cases(experiment, profiles, 0.0)
+    options = candidates(experiment, profiles, 0.0)
     notes = mixture_notes(experiment, options[0], options, 2)
     assert len(notes) == told
     if told:

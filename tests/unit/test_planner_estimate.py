@@ -10,8 +10,9 @@ import pytest
 
 from rubberband.commands.estimate import plan_from_json
 from rubberband.errors import InputError
-from rubberband.planner.estimate import Case, estimate, estimate_plan
+from rubberband.planner.estimate import estimate, estimate_plan
 from rubberband.planner.exact.model import predict
+from rubberband.planner.problem import Problem
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
@@ -26,13 +27,14 @@ def limits(deadline_s=None, max_cost_usd=None):
     return PlanningConstraints(deadline_s=deadline_s, max_cost_usd=max_cost_usd, max_gpus_per_trial=4)
 
 
-def case(constraints, **changes):
-    return Case(offer=replace(OFFER, **changes), profile=PROFILE, constraints=constraints)
+def problem(constraints, **changes):
+    return Problem(brackets=[STAGES], offer=replace(OFFER, **changes), profile=PROFILE, constraints=constraints)
 
 
 def estimated(constraints, **options):
     clock = count(step=2).__next__
-    return estimate([STAGES], [case(constraints)], experiment_name="digits", clock=clock, **options)
+    asked = replace(problem(constraints), policy=options.pop("policy", "optimal"))
+    return estimate([asked], "digits", clock=clock, **options)
 
 
 def test_prints_the_documented_object():
@@ -94,15 +96,14 @@ def test_a_greedy_plan_that_is_too_seldom_in_time_is_reported_as_such():
     offer = Offer(instance_type="test", gpus=4, price_usd_per_hour=12.0, max_instances=32)
     profile = Profile(seconds_per_iteration={1: 110.0, 2: 57.0, 4: 30.0}, trial_startup_s=2.0, trial_cv=0.3)
     limits = PlanningConstraints(deadline_s=36000.0, confidence=0.999, max_gpus_per_trial=4)
-    answer = estimate(
-        [stages], [Case(offer=offer, profile=profile, constraints=limits)], "greedy", clock=count().__next__, seed=3
-    )
+    asked = Problem(brackets=[stages], offer=offer, profile=profile, constraints=limits, policy="greedy", seed=3)
+    answer = estimate([asked], clock=count().__next__)
     assert answer.feasible == (answer.odds.p_both >= 0.999)
     assert not answer.feasible
 
 
 def test_the_plan_of_a_user_is_predicted_as_it_is():
-    result = estimate_plan(STAGES, PLAN, case(limits(10.0)), "digits")
+    result = estimate_plan(problem(limits(10.0)), PLAN, "digits")
     assert result.plan == PLAN
     assert result.prediction == predict(STAGES, PLAN, PROFILE, OFFER)
     assert not result.feasible
@@ -110,7 +111,7 @@ def test_the_plan_of_a_user_is_predicted_as_it_is():
     assert data["policy"] == "user"
     assert data["prediction"]["p_deadline"] == 0.0
     assert data["prediction"]["p_budget"] == 1.0
-    assert estimate_plan(STAGES, PLAN, case(limits())).feasible
+    assert estimate_plan(problem(limits()), PLAN).feasible
 
 
 def test_a_plan_is_read_as_it_was_written():

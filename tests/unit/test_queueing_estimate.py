@@ -9,7 +9,7 @@ import pytest
 
 from rubberband.errors import InputError
 from rubberband.planner.queueing import knee, least_telling, seconds_per_iteration
-from rubberband.planning.candidates import async_notes, cases
+from rubberband.planning.candidates import async_notes, candidates
 from rubberband.planning.feasible import Terms
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
 from rubberband.running.profile import async_lines
@@ -49,7 +49,7 @@ def test_gangs_that_were_not_measured_are_planned_by_the_model():
     asked = experiment()
     profile = asked.loaded_profile()
     assert profile is not None
-    table = cases(asked, profile, 0.0)[0].profile.seconds_per_iteration
+    table = candidates(asked, profile, 0.0)[0].profile.seconds_per_iteration
     modelled = seconds_per_iteration(MODEL, list(table))
     assert {1, 2, 4, 8, 16} <= set(table)
     assert table == pytest.approx(modelled)
@@ -57,7 +57,7 @@ def test_gangs_that_were_not_measured_are_planned_by_the_model():
 
 def test_more_servers_make_large_gangs_faster():
     profile = Profile(seconds_per_iteration={1: 19.1}, asynchronous=MODEL)
-    slow, fast = (cases(experiment(servers=m), profile, 0.0)[0].profile.iteration_s(16) for m in (1, 2))
+    slow, fast = (candidates(experiment(servers=m), profile, 0.0)[0].profile.iteration_s(16) for m in (1, 2))
     assert fast < 0.6 * slow
 
 
@@ -99,7 +99,7 @@ def test_workers_that_wait_for_each_other_are_not_planned_by_the_model():
     profile = Profile(seconds_per_iteration={1: 19.1, 4: 10.0}, asynchronous=MODEL)
     together = words(training={"mode": "async", "max_staleness": 0}, resources__gpus_per_trial={"max": 4})
     for asked in (experiment(mode="sync", gpus={"max": 4}), Experiment(**together)):
-        found = cases(asked, profile, 0.0)[0].profile
+        found = candidates(asked, profile, 0.0)[0].profile
         assert found.seconds_per_iteration == profile.seconds_per_iteration
         assert found.asynchronous is None
         assert async_notes(asked, found, {4}) == []

@@ -17,7 +17,8 @@ from rubberband.executor.core.budget import bill_lines, bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.result.result import summarise
 from rubberband.executor.run.driver import replay
-from rubberband.planner.estimate import Case, estimate_plan
+from rubberband.planner.estimate import estimate_plan
+from rubberband.planner.problem import Problem
 from rubberband.planning import assumptions
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import BillLine, SideCost
@@ -61,8 +62,8 @@ def test_the_estimate_the_ledger_and_ec2_agree_line_by_line(tmp_path: Path, mark
     story.world.sleep(120.0)
     billed = story.world.fake.bill()
     ledger = usd(bill_lines(job, state, story.world.clock.now()))
-    case = Case(offer=job.offer, profile=job.profile, constraints=PlanningConstraints())
-    predicted = usd(assumptions.bill_lines(estimate_plan(STAGES, job.plan, case, "digits")))
+    problem = Problem(brackets=[STAGES], offer=job.offer, profile=job.profile, constraints=PlanningConstraints())
+    predicted = usd(assumptions.bill_lines(estimate_plan(problem, job.plan, "digits")))
 
     assert sum(ledger.values()) == pytest.approx(bill_usd(job, state, story.world.clock.now()))
     assert ledger.keys() == predicted.keys() == {"instances", *LINES}
@@ -79,11 +80,11 @@ def test_the_lines_of_an_estimate_add_up_to_its_cost_and_are_the_prices_times_ho
     job = job_of("spot", "roomy")
     free = replace(job.offer, side_costs=())
     dear = replace(free, side_costs=(SideCost(line="a", usd_per_hour=2.0), SideCost(line="b", usd_once=0.5)))
-    case = Case(offer=dear, profile=job.profile, constraints=PlanningConstraints())
-    found = estimate_plan(STAGES, job.plan, case, "digits")
+    problem = Problem(brackets=[STAGES], offer=dear, profile=job.profile, constraints=PlanningConstraints())
+    found = estimate_plan(problem, job.plan, "digits")
     lines = usd(assumptions.bill_lines(found))
     assert found.prediction is not None
-    alone = estimate_plan(STAGES, job.plan, replace(case, offer=free), "digits").prediction
+    alone = estimate_plan(replace(problem, offer=free), job.plan, "digits").prediction
     assert alone is not None
     assert sum(lines.values()) == pytest.approx(found.prediction.cost_usd)
     assert lines["instances"] == pytest.approx(alone.cost_usd, rel=1e-3)

@@ -15,7 +15,7 @@ from rubberband.api.store.sql import open_store
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.journal.folder import open_folder
 from rubberband.executor.run.follower import JournalFollower
-from rubberband.planning.candidates import cases
+from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import Terms
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
 from rubberband.planning.size import size
@@ -100,7 +100,7 @@ def test_an_unsized_search_has_no_stages() -> None:
 @pytest.mark.parametrize("limits", [{"deadline": "10m"}, {"max_cost": 2}, {"deadline": "7m", "max_cost": 1}])
 def test_the_size_is_the_largest_that_a_run_accepts(scheduler: dict[str, Any], limits: dict[str, Any]) -> None:
     asked = experiment(scheduler, limits)
-    found, sized = size(asked, cases(asked, PROFILE, 0.0), "optimal")
+    found, sized = size(asked, candidates(asked, PROFILE, 0.0))
     assert found.number is not None
     assert sized == asked.sized(found.key, found.number)
     plan_job(sized, PROFILE)
@@ -125,7 +125,7 @@ def test_where_a_larger_search_needs_less_the_size_lies_beyond_a_gap() -> None:
             accepted.append(number)
         except InfeasibleError:
             continue
-    found, _ = size(asked, cases(asked, profile, 0.0), "optimal")
+    found, _ = size(asked, candidates(asked, profile, 0.0))
     assert found.number == accepted[-1]
     assert accepted[:2] == [1, 4], "two and three all train to the end"
 
@@ -199,7 +199,7 @@ def test_a_plan_file_is_not_sized() -> None:
 
 def test_a_run_is_sized_before_it_starts_and_its_journal_has_the_number(tmp_path: Path) -> None:
     asked = experiment()
-    found, _ = size(asked, cases(asked, PROFILE, 0.0), "optimal")
+    found, _ = size(asked, candidates(asked, PROFILE, 0.0))
     said: list[str] = []
     result = run_experiment(asked, open_folder("sized", tmp_path), announce=said.append)
     assert f"num_samples: auto is {found.number}, the largest search within the limits" in said

@@ -186,7 +186,7 @@ def figures(answer: Estimate) -> dict[str, Figure]:
         used = {stage.gpus_per_trial for stage in job.plan.stages}
         drawn["throughput"] = throughput_chart(answer.profile, used)
     if job is not None and job.prediction.jct is not None:
-        samples = sample_lanes(job.lanes, answer.profile, answer.offer, seed=answer.seed)
+        samples = sample_lanes(job.lanes, answer.profile, answer.offer, seed=answer.problem.seed)
         sure_s = float(np.quantile(samples.jct_s, limits.confidence))
         drawn["times"] = _histogram(samples.jct_s, "time", limits.deadline_s)
         drawn["costs"] = _histogram(samples.cost_usd, "cost", limits.max_cost_usd)

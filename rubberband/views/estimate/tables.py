@@ -56,7 +56,7 @@ def headlines(answer: Estimate) -> list[str]:
     prediction = answer.job.prediction
     takes = f"{format_duration(prediction.jct_s)} and {format_usd(prediction.cost_usd)}"
     mean = " on average" if prediction.jct is not None else ""
-    fastest = (answer.policy, answer.objective) == ("optimal", "min_time")
+    fastest = (answer.policy, answer.problem.objective) == ("optimal", "min_time")
     kind = "fastest plan" if fastest else _PLANS[answer.policy]
     lines = [f"{answer.experiment_name}: {takes}{mean}; {kind} on {answer.offer.instance_type}", _kept(answer)]
     return [*lines, *(line for line in (saving(answer), batch_saving(answer)) if line)]
@@ -129,7 +129,7 @@ def saving(answer: Estimate) -> str:
         f"the best fixed cluster ({counted(most, 'instance')}) takes "
         f"{format_duration(then.jct_s)} and {format_usd(then.cost_usd)}"
     )
-    faster = answer.objective == "min_time"
+    faster = answer.problem.objective == "min_time"
     share = 100 * (1 - (now.jct_s / then.jct_s if faster else now.cost_usd / then.cost_usd))
     if share <= -0.5:
         return f"this plan {'takes' if faster else 'costs'} {-share:.0f} % more than a fixed cluster: {it}"
@@ -138,7 +138,7 @@ def saving(answer: Estimate) -> str:
 
 def batch_saving(answer: Estimate) -> str:
     """Return the saving against the best plan with a fixed batch; empty if it was not compared."""
-    if answer.job is None or not answer.feasible or answer.case.batch == "fixed" or not answer.options:
+    if answer.job is None or not answer.feasible or answer.problem.batch == "fixed" or not answer.options:
         return ""
     if answer.fixed_batch is None:
         return "adapting the batch makes it possible: no plan with a fixed batch is within the limits"
@@ -146,7 +146,7 @@ def batch_saving(answer: Estimate) -> str:
     it = f"with a fixed batch it takes {format_duration(fixed.jct_s)} and {format_usd(fixed.cost_usd)}"
     less_usd = 1 - now.cost_usd / fixed.cost_usd if fixed.cost_usd > 0 else 0.0
     less_s = 1 - now.jct_s / fixed.jct_s
-    faster = answer.objective == "min_time" or fixed.cost_usd <= 0
+    faster = answer.problem.objective == "min_time" or fixed.cost_usd <= 0
     less = 100 * (less_s if faster else less_usd)
     share = f"{less:.0f} %{' of the time' * faster}" if less >= 0.5 else "nothing"
     return f"adapting the batch saves {share}: {it}"
@@ -342,7 +342,8 @@ def quantile_tables(answer: Estimate) -> list[TextTable]:
     cost_row = [usd(value, decimals) for value in cost]
     note = (
         f"Both limits hold with {percent(odds.p_both)}, {percent(asked.confidence)} asked; from "
-        f"{counted(prediction.num_samples, 'sample')} with seed {answer.seed}. p95: 95 % of the runs stay below."
+        f"{counted(prediction.num_samples, 'sample')} with seed {answer.problem.seed}. "
+        "p95: 95 % of the runs stay below."
     )
     return [
         TextTable(
@@ -396,11 +397,13 @@ def option_table(answer: Estimate) -> TextTable:
     decimals = usd_decimals(max(job.prediction.cost_usd for job in jobs if job is not None))
     rows: list[Row] = []
     if answer.job is not None:
-        label = f"{TICK} {_scheduled(answer) or _policy(answer.policy, answer.objective)}{_on(answer, None)}"
+        label = f"{TICK} {_scheduled(answer) or _policy(answer.policy, answer.problem.objective)}{_on(answer, None)}"
         rows.append((label, *_figures(answer.job, decimals), "chosen"))
     notes = []
     for option in answer.options:
-        label = (_SCHEDULERS.get(option.scheduler) or _scheduled(answer)) or _policy(option.policy, answer.objective)
+        label = (_SCHEDULERS.get(option.scheduler) or _scheduled(answer)) or _policy(
+            option.policy, answer.problem.objective
+        )
         label += _on(answer, option)
         if option.job is None:
             rows.append((f"  {label}", "none", "-", "-", "not within the limits"))
@@ -427,7 +430,7 @@ def _difference(answer: Estimate, option: Option) -> str:
     if answer.job is None:
         return ""
     now, then = answer.job.prediction, job.prediction
-    faster = answer.objective == "min_time"
+    faster = answer.problem.objective == "min_time"
     by_time = _more(difference(then.jct_s, now.jct_s), "time")
     by_cost = _more(difference(then.cost_usd, now.cost_usd), "cost")
     change, other = (by_time, by_cost) if faster else (by_cost, by_time)
@@ -462,8 +465,8 @@ def _on(answer: Estimate, option: Option | None) -> str:
     if answer.offer.spot is not None or any(one.spot for one in answer.options):
         spot = answer.offer.spot is not None if option is None else option.spot
         words.append("spot where it pays" if spot else "on demand only")
-    batch = answer.case.batch if option is None else option.batch
-    if batch == "fixed" and any(one != "fixed" for one in (answer.case.batch, *(one.batch for one in answer.options))):
+    batch = answer.problem.batch if option is None else option.batch
+    if batch == "fixed" and "goodput" in (answer.problem.batch, *(one.batch for one in answer.options)):
         words.append("fixed batch")
     return f", {', '.join(words)}" if words else ""
 
@@ -514,13 +517,13 @@ def deadline_table(answer: Estimate, most: int = 7) -> TextTable:
 def _at_deadline(answer: Estimate, deadline_s: float, cost_usd: float) -> str:
     """Return the difference of a deadline's cheapest plan from the chosen plan, or the limit that it breaks."""
     asked = answer.constraints
-    if asked.max_cost_usd is not None and cost_usd + answer.case.least_reserve_usd > asked.max_cost_usd + 1e-9:
+    if asked.max_cost_usd is not None and cost_usd + answer.problem.least_reserve_usd > asked.max_cost_usd + 1e-9:
         return "over the budget"
     late = ", past your deadline" if asked.deadline_s is not None and deadline_s > asked.deadline_s + 1e-6 else ""
     if answer.job is None:
         return late.removeprefix(", ")
     change = difference(cost_usd, answer.job.prediction.cost_usd)
-    if answer.objective == "min_time" and deadline_s > answer.job.prediction.jct_s:
+    if answer.problem.objective == "min_time" and deadline_s > answer.job.prediction.jct_s:
         late = late or ", slower"
     elif change.startswith("-") and answer.policy != "optimal":
         late = late or " (--policy optimal)"
