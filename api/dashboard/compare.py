@@ -25,9 +25,18 @@ from rubberband.values.submission import Submission
 from rubberband.views.charts.learning import curves_chart
 from rubberband.views.charts.parts import STAGE_COLOURS, Figure, button, time_unit
 from rubberband.views.charts.spending import shares
-from rubberband.views.formatting import difference, listed, number, printable, setting, usd, usd_decimals
+from rubberband.views.formatting import (
+    difference,
+    finite,
+    listed,
+    number,
+    printable,
+    ranked,
+    setting,
+    usd,
+    usd_decimals,
+)
 from rubberband.views.report.page import script_json
-from rubberband.views.report.tables import finite, ranked
 
 FEWEST, MOST = 2, 8
 _MOST_CURVES = 5

@@ -32,19 +32,36 @@ from rubberband.states import ACTIVE, Action, ExperimentState
 from rubberband.units import counted, duration, parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
-from rubberband.views.asynchronous import updates
 from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation
 from rubberband.views.charts.batches import BATCHES_NOTE, batches_over_time
-from rubberband.views.charts.importance import IMPORTANCE_NOTE, importance_chart, question_of, to_json
-from rubberband.views.charts.learning import CURVES_NOTE, learning_curves
+from rubberband.views.charts.learning import CURVES_NOTE, PARETO_NOTE, learning_curves, trade_off
 from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, is_number, parallel_coordinates, parameters
-from rubberband.views.charts.pareto import PARETO_NOTE, pareto, trade_off
 from rubberband.views.charts.parts import CURVES, Figure
-from rubberband.views.charts.search import CONTOUR_NOTE, SLICES_NOTE, Space, contour, slices
+from rubberband.views.charts.search import (
+    CONTOUR_NOTE,
+    IMPORTANCE_NOTE,
+    SLICES_NOTE,
+    Space,
+    contour,
+    importance_chart,
+    question_of,
+    slices,
+    to_json,
+)
 from rubberband.views.charts.spending import SPEND_NOTE, spend, trial_costs_usd
-from rubberband.views.formatting import change, mean_efficiency, printable, setting, usd, usd_decimals
+from rubberband.views.formatting import (
+    TextTable,
+    change,
+    mean_efficiency,
+    printable,
+    ranked,
+    setting,
+    status,
+    usd,
+    usd_decimals,
+)
 from rubberband.views.report.page import CONTENT_POLICY, render_html, script_json
-from rubberband.views.report.tables import TextTable, failures, incidents, measured, ranked, status, workers
+from rubberband.views.report.tables import failures, incidents, measured, pareto, updates, workers
 from rubberband.views.story import story
 
 _TIMEOUT_S = 60.0
@@ -76,7 +93,7 @@ def cached_importance(result: Result, space: Space = None) -> Figure | str:
 
 
 def _computed(text: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "rubberband.views.charts.importance"]
+    command = [sys.executable, "-m", "rubberband.views.charts.search"]
     ran = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     shares: dict[str, float] = json.loads(ran.stdout)
     return shares

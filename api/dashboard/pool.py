@@ -23,7 +23,9 @@ from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder
 from rubberband.units import counted, duration, format_usd, month_begin
-from rubberband.views.pool import (
+from rubberband.views.formatting import TextTable
+from rubberband.views.report.page import script_json
+from rubberband.views.report.pool import (
     LOANS,
     PROMISES,
     SIZES,
@@ -36,8 +38,6 @@ from rubberband.views.pool import (
     pool_charts,
     promises_chart,
 )
-from rubberband.views.report.page import script_json
-from rubberband.views.report.tables import TextTable
 
 CHARTS = {
     "promises": ("Promises", PROMISES),

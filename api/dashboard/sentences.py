@@ -22,7 +22,7 @@ from rubberband.views.formatting import (
     usd_decimals,
 )
 from rubberband.views.report.tables import interruptions, outcome, tells_start_failures
-from rubberband.views.stages import cells, is_last_of_bracket
+from rubberband.views.story import cells, is_last_of_bracket
 from rubberband.views.story import sentence as sentence_of
 
 _NOT_BEGUN = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +16,6 @@ from rubberband.errors import InputError
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
-    from rubberband.client.models import ExperimentDetail
-    from rubberband.commands.local_experiment import LocalExperiment
 
 
 def print_json(value: Any) -> None:
@@ -38,7 +35,7 @@ def write_page(path: Path, text: str) -> None:
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[int] = ()) -> None:
     """Print a table: figures to the right, columns in `words` to the left; drawn by rich on a terminal."""
     if not sys.stdout.isatty():
-        from rubberband.views.report.tables import aligned
+        from rubberband.views.formatting import aligned
 
         print("\n".join(aligned([header, *rows], words)))
         return
@@ -219,50 +216,3 @@ def open_client(server: str | None) -> Client:
     from rubberband.client.client import DEFAULT_SERVER, Client
 
     return Client(DEFAULT_SERVER if server == LOCAL else server)
-
-
-class RemoteExperiment:
-    """Experiment of a service, with the methods of `local_experiment.LocalExperiment`."""
-
-    def __init__(self, client: Client, name: str) -> None:
-        self._client, self._name = client, name
-
-    def look(self) -> ExperimentDetail:
-        """Return the answer of `GET /v1/experiments/NAME`."""
-        return self._client.experiment(self._name)
-
-    def cancel(self) -> str:
-        """Request a clean end. Returns the effect in one line."""
-        from rubberband.states import ACTIVE
-
-        found = self._client.cancel(self._name)
-        effect = "cancellation requested" if found["state"] in ACTIVE else "it has ended"
-        return f"{self._name}: {found['state']}; {effect}"
-
-    def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> dict[str, Any]:
-        """Return the effect of other limits, and set them if `granted`."""
-        return dict(self._client.extend(self._name, deadline=deadline, max_cost=max_cost_usd, dry_run=not granted))
-
-    def limit(self, max_instances: int | None) -> None:
-        """Limit its instances from now on."""
-        self._client.limit(self._name, max_instances)
-
-    def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[tuple[int | None, str]]:
-        """Iterate over the output as (trial, text); with `follow`, wait for more until it has ended."""
-        source = "process" if process else "trials"
-        for line in self._client.logs(self._name, trial=trial, source=source, follow=follow):
-            yield line["trial"], line["text"]
-
-
-@contextmanager
-def open_experiment(name: str, server: str | None) -> Iterator[LocalExperiment | RemoteExperiment]:
-    """Open an experiment of this machine, or of the service. Raises InputError if it is not on this machine."""
-    client = client_of(server)
-    if client is None:
-        from rubberband.commands.local_experiment import local_experiment
-
-        with local_experiment(name) as found:
-            yield found
-    else:
-        with client:
-            yield RemoteExperiment(client, name)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rubberband.spec.experiment import Experiment
     from rubberband.values.plan import Plan, Size, StagePlan
     from rubberband.values.profile import Profile
-    from rubberband.views.report.tables import TextTable
+    from rubberband.views.formatting import TextTable
 
 
 LiveOption = Annotated[

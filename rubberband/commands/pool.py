@@ -96,7 +96,7 @@ def status(
         raise InputError(f"pool {folder.name} is down; start it again with `rubberband pool up FILE`")
     standing = RemotePool(folder).status()
     if html is not None:
-        from rubberband.views.pool import render_pool
+        from rubberband.views.report.pool import render_pool
 
         write_page(html, render_pool(standing))
     if output is TableFormat.json:
@@ -113,7 +113,7 @@ def status(
 def _headline(standing: dict[str, Any]) -> str:
     usd = standing["usd"]
     cap = "" if usd["max_per_month"] is None else f" of {format_usd(usd['max_per_month'])}"
-    from rubberband.views.pool import autoscaled_words
+    from rubberband.views.report.pool import autoscaled_words
 
     scaled = autoscaled_words(standing)
     return (
@@ -217,12 +217,12 @@ def simulate(
     if output is TableFormat.json:
         print_json(found.to_json())
     else:
-        from rubberband.views.simulation import policy_table
+        from rubberband.views.report.pool import policy_table
 
         table = policy_table(found)
         print(table.title)
         print_table(table.header, table.rows, words=table.words)
     if html is not None:
-        from rubberband.views.simulation import render_simulation
+        from rubberband.views.report.pool import render_simulation
 
         write_page(html, render_simulation(found))

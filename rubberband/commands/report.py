@@ -1,4 +1,4 @@
-"""Results and lists: `rubberband report`, `best`, `export`, `ps` and `logs`, of this machine or of a service."""
+"""Results and lists: `rubberband report`, `best`, `export` and `ps`, of this machine or of a service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from rubberband.commands.common import (
     TextOption,
     argument,
     client_of,
-    open_experiment,
     option,
     print_json,
     print_table,
@@ -53,7 +52,7 @@ def report(
     """
     result = _result(name, client_of(server))
     if html is not None:
-        from rubberband.views.charts.importance import importance
+        from rubberband.views.charts.search import importance
         from rubberband.views.report.page import render_html
 
         write_page(html, render_html(result, importance(result)))
@@ -278,19 +277,3 @@ def _listed_there(view: ExperimentView) -> Listed:
         best="" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']})",
         reason=printable(view["reason"]) if view["state"] in EXPLAINED else "",
     )
-
-
-def logs(
-    name: Name,
-    trial: Annotated[int | None, argument("[TRIAL]", "One trial only.")] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep printing new output until the experiment ends.")
-    ] = False,
-    process: Annotated[bool, typer.Option("--process", help="Output of its process, if a service started it.")] = False,
-    server: ServerOption = None,
-    on: OnOption = None,
-) -> None:
-    """Print the trials' output, and why some failed."""
-    with open_experiment(name, server) as experiment:
-        for printed_by, text in experiment.lines(trial, process=process, follow=follow):
-            print(text if trial is not None or printed_by is None else f"[trial {printed_by}] {text}", flush=True)

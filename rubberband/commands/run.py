@@ -213,7 +213,7 @@ def submit(
         print(f"{name}: {found['state']} at {client.url}", file=sys.stderr)
         print(name)
         if watch:
-            from rubberband.commands.status import watch_remote
+            from rubberband.commands.experiment import watch_remote
 
             watch_remote(client, name)
         else:

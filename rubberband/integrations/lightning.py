@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.integrations.lightning_data import Loaders, loader_of, overrides, prepare, seeded
-from rubberband.integrations.lightning_hooks import OWN_LOOP, OWN_STEP, EarlyStops, check
-from rubberband.integrations.lightning_log import Log, Now
+from rubberband.integrations.lightning_hooks import OWN_LOOP, OWN_STEP, EarlyStops, Log, Now, check
 
 if TYPE_CHECKING:
     import torch

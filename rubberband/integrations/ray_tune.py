@@ -23,9 +23,8 @@ from rubberband.executor.result.result import Result, TrialResult
 from rubberband.executor.training.restoring import kept_state
 from rubberband.executor.training.trial import FolderCheckpoint
 from rubberband.installation import default_home
-from rubberband.integrations.ray_tune_callbacks import FailFast, TuneCallbacks, check_tune_callbacks
-from rubberband.integrations.ray_tune_trials import trial_of, unwrapped
-from rubberband.integrations.ray_tune_words import check_fields, check_resources, most_instances, name_of, words_of
+from rubberband.integrations.ray_tune_options import check_fields, check_resources, most_instances, name_of, words_of
+from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks, check_tune_callbacks, trial_of, unwrapped
 from rubberband.spec.fields import WordError, word_error
 from rubberband.spec.resources import Resources
 from rubberband.units import shown

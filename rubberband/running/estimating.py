@@ -23,8 +23,7 @@ from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool
 from rubberband.values.plan import Plan, Policy, Prediction
 from rubberband.views.estimate.tables import headlines, screen_tables
-from rubberband.views.formatting import size_line
-from rubberband.views.report.tables import TextTable
+from rubberband.views.formatting import TextTable, size_line
 from rubberband.views.report.text import render_document
 
 

@@ -17,7 +17,7 @@ from rubberband.executor.result.result import Result, StageResult, TrialResult
 from rubberband.states import ACTIVE
 from rubberband.values.offer import PROFILE_LINE, BillLine
 from rubberband.values.submission import Submission
-from rubberband.views.stages import planned_spans
+from rubberband.views.story import planned_spans
 
 if TYPE_CHECKING:
     from rubberband.executor.core.extending import Extension

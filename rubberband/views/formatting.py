@@ -1,10 +1,11 @@
-"""Figures and phrases that views share: amounts that add up, percentages, configurations, lists of trials."""
+"""Figures, phrases and tables that views share: amounts that add up, percentages, configurations, lists of trials."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rubberband.executor.core.events import Gang
@@ -232,3 +233,58 @@ def overall_saving(result: Result) -> str:
         f"unequal workers in {trials}: balancing saved {100 * saved_s / equal_s:.0f} % of their steps' time, "
         f"{duration(saved_s)}, against equal shares (model from measured times)"
     )
+
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """Table of text. Figures are right-aligned, the columns in `words` left-aligned; `total` is set apart."""
+
+    title: str
+    header: Row
+    rows: tuple[Row, ...]
+    total: Row | None = None
+    words: frozenset[int] = frozenset({0})
+    notes: tuple[str, ...] = ()
+
+
+def aligned(rows: Sequence[Sequence[str]], words: Collection[int] = ()) -> list[str]:
+    """Return rows as lines whose columns line up on the right, those in `words` on the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    padded = (
+        (cell.ljust(width) if column in words else cell.rjust(width) for column, (cell, width) in enumerate(cells))
+        for cells in (zip(row, widths, strict=True) for row in rows)
+    )
+    return ["  ".join(line).rstrip() for line in padded]
+
+
+def finite(value: float | None) -> float | None:
+    """Return a value if it is a finite number, else None."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def ranked(result: Result) -> list[TrialResult]:
+    """Return the trials, best first: the winner, then by the latest metric; those without one last.
+
+    With several brackets, the trials that were trained to the end come before those that were stopped.
+    """
+    sign = -1.0 if result.mode == "max" else 1.0
+    winner = None if result.best is None else result.best.trial
+
+    def key(trial: TrialResult) -> tuple[bool, bool, bool, float, int]:
+        value = finite(trial.metrics.get(result.metric))
+        stopped = trial.bracket is not None and trial.status != "completed"
+        return (trial.trial != winner, stopped, value is None, sign * (value or 0.0), trial.trial)
+
+    return sorted(result.trials, key=key)
+
+
+def status(result: Result, trial: TrialResult) -> str:
+    """Return a trial's status; a trial that the end of the experiment interrupted was cut short."""
+    if result.best is not None and trial.trial == result.best.trial and result.outcome == "done":
+        return "winner"
+    if result.outcome != "unfinished" and trial.status in ("queued", "running", "paused"):
+        return "cut short"
+    return trial.status

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-_WORDS = ("tests/unit/test_ray_tune_words.py",)
+_WORDS = ("tests/unit/test_ray_tune_options.py",)
 _TRIALS = ("tests/unit/test_ray_tune.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="tune-stop-read-past",
         harm="trials train up to the scheduler's max_t, and cost that, though RunConfig(stop=...) says less",
-        file="rubberband/integrations/ray_tune_words.py",
+        file="rubberband/integrations/ray_tune_options.py",
         old="max_t = _whole(min(scheduler._max_t, iterations or math.inf))",
         new="max_t = _whole(scheduler._max_t)",
         tests=_WORDS,
@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="tune-later-words-read-past",
         harm="a word that a later Ray Tune adds has no effect, and no line says so",
-        file="rubberband/integrations/ray_tune_words.py",
+        file="rubberband/integrations/ray_tune_options.py",
         old="if field.name in known and known[field.name] is None:",
         new="if known.get(field.name) is None:",
         tests=_WORDS,
@@ -27,7 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="tune-half-a-gpu-read-past",
         harm="a trial that asks for half a GPU has, and pays for, a whole one",
-        file="rubberband/integrations/ray_tune_words.py",
+        file="rubberband/integrations/ray_tune_options.py",
         old="if gpus not in (0, 1):",
         new="if gpus > 1:",
         tests=_WORDS,
@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="tune-limit-of-concurrency-read-past",
         harm="more trials than allowed train at once",
-        file="rubberband/integrations/ray_tune_words.py",
+        file="rubberband/integrations/ray_tune_options.py",
         old='return {"max_instances": min(resources.max_instances, limit // gpus)}',
         new="return {}",
         tests=_WORDS,
@@ -67,7 +67,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="tune-options-of-a-choice-dropped",
         harm="a parameter that only some trials have is drawn for all",
-        file="rubberband/integrations/ray_tune_space.py",
+        file="rubberband/integrations/ray_tune_options.py",
         old='values.append({"name": value, "space": own} if own else value)',
         new="values.append(value)",
         tests=("tests/unit/test_ray_tune_space.py",),

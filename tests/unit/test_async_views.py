@@ -9,7 +9,7 @@ import pytest
 from rubberband.executor.core.events import TrialReported
 from rubberband.executor.profiling.points import UpdateReports
 from rubberband.values.asynchronous import AsyncUse
-from rubberband.views.asynchronous import update_line
+from rubberband.views.report.tables import update_line
 from tests.builders.results import UPDATES
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from rubberband import cli
 from rubberband.units import parse_duration
-from rubberband.views.formatting import rounded
-from rubberband.views.report.tables import aligned
+from rubberband.views.formatting import aligned, rounded
 from tests.builders.experiment_words import EXAMPLE
 from tests.builders.journalled_runs import recorded
 

@@ -17,8 +17,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.integrations.lightning import LightningTrial, _TrainerSubstitute
-from rubberband.integrations.lightning_hooks import CALLED, OWN, REFUSED, EarlyStops, hooks_of
-from rubberband.integrations.lightning_log import OPTIONS
+from rubberband.integrations.lightning_hooks import CALLED, OPTIONS, OWN, REFUSED, EarlyStops, hooks_of
 from tests.builders import segments
 
 pytestmark = pytest.mark.usefixtures("one_thread")

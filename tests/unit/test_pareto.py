@@ -17,9 +17,9 @@ from rubberband.executor.journal.folder import open_folder
 from rubberband.executor.result.result import Objective, Result, front
 from rubberband.running.run import load_result, run_experiment
 from rubberband.spec.experiment import Experiment
-from rubberband.views.charts.pareto import pareto, trade_off
+from rubberband.views.charts.learning import trade_off
 from rubberband.views.report.page import render_html
-from rubberband.views.report.tables import headlines
+from rubberband.views.report.tables import headlines, pareto
 from rubberband.views.report.text import tables
 from tests.builders.experiment_words import words
 from tests.builders.results import ATTACK, a_result

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.integrations.ray_tune_space import space_of_function
+from rubberband.integrations.ray_tune_options import space_of_function
 from rubberband.spec.samplers import sample
 from rubberband.spec.space import choice, loguniform, quniform, randint, uniform
 

@@ -16,7 +16,7 @@ from rubberband.planner.sharing.simulation import fair_gpus
 from rubberband.planning import simulating
 from rubberband.planning.simulating import simulated
 from rubberband.spec.loading import load_pool
-from rubberband.views.simulation import policy_table, render_simulation
+from rubberband.views.report.pool import policy_table, render_simulation
 from tests.builders.adaptdl_data import HEADER, write_data
 
 PROFILE = {

@@ -12,10 +12,10 @@ from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
 from rubberband.executor.result.result import Result, summarise
 from rubberband.views.charts.allocation import allocation
+from rubberband.views.formatting import ranked
 from rubberband.views.report.page import render_html
-from rubberband.views.report.tables import ranked, stages
-from rubberband.views.stages import planned_spans
-from rubberband.views.story import story
+from rubberband.views.report.tables import stages
+from rubberband.views.story import planned_spans, story
 from tests.builders.brackets import divided
 from tests.builders.virtual_runs import run_virtual
 from tests.builders.watching import pictures, told

@@ -10,7 +10,7 @@ from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool.server import standing
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.planner.sharing import Calendar, Span
-from rubberband.views.pool import (
+from rubberband.views.report.pool import (
     autoscaled_words,
     colours_of,
     experiments_table,

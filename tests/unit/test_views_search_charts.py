@@ -12,8 +12,19 @@ from typing import Any
 import pytest
 
 from rubberband.executor.result.result import Result
-from rubberband.views.charts.importance import FEWEST, MOST, ComparedTrials, importance, importances, question_of
-from rubberband.views.charts.search import comparable, contour, contour_names, contours, slices
+from rubberband.views.charts.search import (
+    FEWEST,
+    MOST,
+    ComparedTrials,
+    comparable,
+    contour,
+    contour_names,
+    contours,
+    importance,
+    importances,
+    question_of,
+    slices,
+)
 from tests.builders.results import a_result
 
 Configuration = dict[str, Any]
@@ -175,7 +186,5 @@ def test_why_there_is_no_importance_is_a_sentence(monkeypatch: pytest.MonkeyPatc
     few = f"needs {FEWEST} trials with a metric after equal iterations; 3 have one."
     assert few in str(question_of(with_trials([drawn(n) for n in range(3)])))
     assert "same metric" in str(question_of(with_trials([drawn(n) for n in range(9)], lambda _: 1.0)))
-    monkeypatch.setattr(
-        "rubberband.views.charts.importance.find_spec", lambda name: None if name == "sklearn" else name
-    )
+    monkeypatch.setattr("rubberband.views.charts.search.find_spec", lambda name: None if name == "sklearn" else name)
     assert "pip install 'rubberband-tune[optuna]'" in str(importance(a_result()))

@@ -15,7 +15,8 @@ from rubberband.values.plan import Plan
 from rubberband.values.submission import Submission
 from rubberband.views import formatting
 from rubberband.views.experiment import costs
-from rubberband.views.report.tables import decisions, failures, incidents, outcome, paid_time, ranked, stages, trials
+from rubberband.views.formatting import ranked
+from rubberband.views.report.tables import decisions, failures, incidents, outcome, paid_time, stages, trials
 from rubberband.views.report.text import MOST_TRIALS, tables
 from tests.builders.jobs import JOB
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, configurations, cut_short, render

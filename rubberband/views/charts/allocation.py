@@ -25,7 +25,7 @@ from rubberband.views.charts.parts import (
     time_unit,
 )
 from rubberband.views.formatting import printable
-from rubberband.views.stages import planned_spans
+from rubberband.views.story import planned_spans
 
 STARTING, IDLE, STARTUP = "#b9a44c", "rgba(128,128,128,0.25)", "#8a8f98"
 GHOST = "rgba(128,128,128,0.10)"

@@ -1,4 +1,4 @@
-"""Chart of learning curves over iterations, time or dollars. A plain Plotly figure; pure."""
+"""Charts of the metrics: learning curves over iterations, time or dollars, and one metric against another. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor.result.result import Objective, Result, TrialResult
 from rubberband.units import duration
 from rubberband.views.charts.parts import (
     ALONE,
@@ -21,11 +21,11 @@ from rubberband.views.charts.parts import (
     by_fate,
     chart,
     fate_name,
+    scatter,
     time_unit,
 )
 from rubberband.views.charts.spending import shares
-from rubberband.views.formatting import printable, usd
-from rubberband.views.report.tables import finite, ranked
+from rubberband.views.formatting import finite, number, printable, ranked, usd
 
 MOST_TRIALS = 3000
 """Limit of trials; the best are drawn."""
@@ -143,3 +143,53 @@ def _label(point: _ReportPoint) -> list[Any]:
 
 def _axis(title: str, step: int | None = None) -> Figure:
     return {"xaxis.title.text": title, "xaxis.dtick": step}
+
+
+PARETO_NOTE = (
+    "Each point is a trial at its latest report. Orange: the trials that no other beats in all metrics at once; "
+    "the star is the best by the metric that ranks."
+)
+
+
+_FRONT, _OTHERS = "#e08a1e", "#8d99a8"
+
+
+_MOST_POINTS = 3000
+
+
+def trade_off(result: Result) -> Figure | None:
+    """Return the chart of the metric against the first of `also`; None without two trials that report both."""
+    if not result.also:
+        return None
+    other = result.also[0]
+    drawn = [
+        trial
+        for trial in ranked(result)
+        if finite(trial.metrics.get(result.metric)) is not None and finite(trial.metrics.get(other.metric)) is not None
+    ][:_MOST_POINTS]
+    if len(drawn) < 2:
+        return None
+    best = {trial.trial for trial in result.pareto}
+    on_front = sorted((one for one in drawn if one.trial in best), key=lambda one: one.metrics[other.metric])
+    others = [one for one in drawn if one.trial not in best]
+    two_dimensional = len(result.also) == 1
+    data = [_trade_points(result, other, others, "other trials", _OTHERS, "markers", {"size": 6, "opacity": 0.75})]
+    line = {"line": {"color": _FRONT, "width": 1, "dash": "dot"}}
+    mode = "lines+markers" if two_dimensional else "markers"
+    data.append(_trade_points(result, other, on_front, "beaten by none", _FRONT, mode, {"size": 9}) | line)
+    if result.best is not None and result.best in drawn:
+        star = {"size": 16, "symbol": "star", "line": {"width": 1, "color": "#fff"}}
+        data.append(_trade_points(result, other, [result.best], "best", _FRONT, "markers", star))
+    across, up = (html.escape(printable(title)) for title in (other.title, f"{result.metric} ({result.mode})"))
+    return chart([trace for trace in data if trace["x"]], 380, axis(across), axis(up), showlegend=True)
+
+
+def _trade_points(
+    result: Result, other: Objective, trials: list[TrialResult], name: str, colour: str, mode: str, marker: Figure
+) -> Figure:
+    def hover(trial: TrialResult) -> str:
+        both = (f"{metric}={number(trial.metrics[metric])}" for metric in (result.metric, other.metric))
+        return html.escape(printable(f"trial {trial.trial}: {', '.join(both)}"))
+
+    points = ((one.metrics[other.metric], one.metrics[result.metric], hover(one)) for one in trials)
+    return scatter(name, points, mode=mode, marker={"color": colour, **marker})

@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from rubberband.executor.result.result import Result, TrialResult
 from rubberband.views.charts.parts import SHADES, Figure, decades
-from rubberband.views.formatting import number, printable, setting
-from rubberband.views.report.tables import finite, ranked
+from rubberband.views.formatting import finite, number, printable, ranked, setting
 
 _MOST_CATEGORIES = 12
 _FEW_NUMBERS = 5

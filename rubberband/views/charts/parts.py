@@ -12,8 +12,8 @@ from typing import Any
 
 from rubberband.executor.result.result import InstanceResult, Result, TrialResult
 from rubberband.units import counted
-from rubberband.views.report.tables import status
-from rubberband.views.stages import stage_spans
+from rubberband.views.formatting import status
+from rubberband.views.story import stage_spans
 
 Figure = dict[str, Any]
 

@@ -32,7 +32,7 @@ from rubberband.views.charts.parts import (
     time_unit,
 )
 from rubberband.views.formatting import usd
-from rubberband.views.stages import planned_spans
+from rubberband.views.story import planned_spans
 
 _NOTHING_USD = 1e-9
 

@@ -31,9 +31,8 @@ from rubberband.views.charts.parts import (
     time_unit,
 )
 from rubberband.views.estimate.tables import fixed_cluster, percent
-from rubberband.views.formatting import difference, printable
+from rubberband.views.formatting import TextTable, difference, printable
 from rubberband.views.report.page import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
-from rubberband.views.report.tables import TextTable
 
 THROUGHPUT_NOTE = (
     "Updates per second that plans count with, and the band of the queueing model: the workers wait for each other at "

@@ -12,9 +12,8 @@ from rubberband.executor.result.result import StageResult
 from rubberband.states import EXPLAINED
 from rubberband.units import counted, duration
 from rubberband.values.kinds import KINDS
-from rubberband.views.formatting import number, printable, usd, usd_decimals
-from rubberband.views.report.tables import TextTable
-from rubberband.views.stages import cells, stage_of
+from rubberband.views.formatting import TextTable, number, printable, usd, usd_decimals
+from rubberband.views.story import cells, stage_of
 
 _EXTEND = "`extend --max-cost` and `resume` continue it"
 STATES = {

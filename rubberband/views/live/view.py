@@ -35,9 +35,9 @@ from rubberband.executor.run.driver import Observer
 from rubberband.units import counted, duration
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
-from rubberband.views.asynchronous import update_line
 from rubberband.views.formatting import number, unequal, usd, usd_decimals
 from rubberband.views.live.narration import Narrator
+from rubberband.views.report.tables import update_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,19 +19,15 @@ from typing import Any
 from rubberband import views
 from rubberband.executor.result.result import Result
 from rubberband.units import counted, duration
-from rubberband.views.asynchronous import updates
 from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation
 from rubberband.views.charts.batches import BATCHES_NOTE, batches_by_gpus, batches_over_time
-from rubberband.views.charts.importance import IMPORTANCE_NOTE
-from rubberband.views.charts.learning import CURVES_NOTE, learning_curves
+from rubberband.views.charts.learning import CURVES_NOTE, PARETO_NOTE, learning_curves, trade_off
 from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
-from rubberband.views.charts.pareto import PARETO_NOTE, pareto, trade_off
 from rubberband.views.charts.parts import Figure
-from rubberband.views.charts.search import CONTOUR_NOTE, SLICES_NOTE, contours, slices
+from rubberband.views.charts.search import CONTOUR_NOTE, IMPORTANCE_NOTE, SLICES_NOTE, contours, slices
 from rubberband.views.charts.spending import SPEND_NOTE, spend
-from rubberband.views.formatting import difference, number, printable, usd
+from rubberband.views.formatting import TextTable, difference, number, printable, usd
 from rubberband.views.report.tables import (
-    TextTable,
     batch_sizes,
     bill,
     comparison,
@@ -40,10 +36,12 @@ from rubberband.views.report.tables import (
     incidents,
     outcome,
     paid_time,
+    pareto,
     purchases,
     stages,
     tells_start_failures,
     trials,
+    updates,
     workers,
 )
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result.batch_history import BalanceStretch
-from rubberband.executor.result.result import InstanceResult, Result, StageResult, TrialResult
+from rubberband.executor.result.result import InstanceResult, Objective, Result, StageResult, TrialResult
 from rubberband.units import counted, duration, format_bytes
+from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.offer import BillLine
 from rubberband.views.formatting import (
+    Row,
+    TextTable,
     amount,
     batch_line,
     change,
@@ -26,40 +28,17 @@ from rubberband.views.formatting import (
     number,
     overall_saving,
     printable,
+    ranked,
     rounded,
     setting,
     slow_workers,
+    status,
     throughput,
     usd,
     usd_decimals,
     worker_values,
 )
-from rubberband.views.stages import cells
-from rubberband.views.story import Told, sentence
-
-Row = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextTable:
-    """Table of text. Figures are right-aligned, the columns in `words` left-aligned; `total` is set apart."""
-
-    title: str
-    header: Row
-    rows: tuple[Row, ...]
-    total: Row | None = None
-    words: frozenset[int] = frozenset({0})
-    notes: tuple[str, ...] = ()
-
-
-def aligned(rows: Sequence[Sequence[str]], words: Collection[int] = ()) -> list[str]:
-    """Return rows as lines whose columns line up on the right, those in `words` on the left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    padded = (
-        (cell.ljust(width) if column in words else cell.rjust(width) for column, (cell, width) in enumerate(cells))
-        for cells in (zip(row, widths, strict=True) for row in rows)
-    )
-    return ["  ".join(line).rstrip() for line in padded]
+from rubberband.views.story import Told, cells, sentence
 
 
 def headlines(result: Result) -> list[str]:
@@ -78,16 +57,10 @@ def headlines(result: Result) -> list[str]:
     if best.checkpoint is not None:
         size = f" ({format_bytes(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
         lines.append(f"checkpoint: {printable(best.checkpoint.url)}{size}")
-    batch = batch_line(best)
-    balance = overall_saving(result)
-    return [*lines, *([batch] if batch else []), *([balance] if balance else []), *_missing(result)]
-
-
-def _missing(result: Result) -> list[str]:
-    """Return a line for each metric of `also` that no trial has reported."""
+    lines += filter(None, (batch_line(best), overall_saving(result)))
     reported = {metric for trial in result.trials for metric in trial.metrics}
     missing = [one.metric for one in result.also if one.metric not in reported]
-    return [f"search.also: no trial has reported {printable(metric)}" for metric in missing]
+    return [*lines, *(f"search.also: no trial has reported {printable(metric)}" for metric in missing)]
 
 
 def best_lines(result: Result) -> list[str]:
@@ -449,27 +422,6 @@ def _range(prices_usd: Sequence[float]) -> str:
     return " - ".join(dict.fromkeys(usd(price_usd, 4) for price_usd in (min(prices_usd), max(prices_usd))))
 
 
-def finite(value: float | None) -> float | None:
-    """Return a value if it is a finite number, else None."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-def ranked(result: Result) -> list[TrialResult]:
-    """Return the trials, best first: the winner, then by the latest metric; those without one last.
-
-    With several brackets, the trials that were trained to the end come before those that were stopped.
-    """
-    sign = -1.0 if result.mode == "max" else 1.0
-    winner = None if result.best is None else result.best.trial
-
-    def key(trial: TrialResult) -> tuple[bool, bool, bool, float, int]:
-        value = finite(trial.metrics.get(result.metric))
-        stopped = trial.bracket is not None and trial.status != "completed"
-        return (trial.trial != winner, stopped, value is None, sign * (value or 0.0), trial.trial)
-
-    return sorted(result.trials, key=key)
-
-
 def trials(result: Result, most: int | None) -> TextTable:
     """Return the trials with their configurations, best first; those beyond `most` are counted."""
     order = ranked(result)
@@ -497,15 +449,6 @@ def trial_rows(result: Result, shown: Sequence[TrialResult], metrics: Sequence[s
         )
         for trial in shown
     )
-
-
-def status(result: Result, trial: TrialResult) -> str:
-    """Return a trial's status; a trial that the end of the experiment interrupted was cut short."""
-    if result.best is not None and trial.trial == result.best.trial and result.outcome == "done":
-        return "winner"
-    if result.outcome != "unfinished" and trial.status in ("queued", "running", "paused"):
-        return "cut short"
-    return trial.status
 
 
 def measured(trial: TrialResult, metric: str) -> str:
@@ -576,4 +519,74 @@ def _workers_row(trial: int, last: BalanceStretch) -> Row:
         duration(last.step_s),
         duration(last.equal_step_s),
         f"{100 * last.saved:.0f} %",
+    )
+
+
+def pareto(result: Result, most: int | None) -> TextTable:
+    """Return the trials that no other beats in all metrics; those beyond `most` are counted. Empty without `also`."""
+    found = result.pareto
+    shown, objectives = found[:most], (Objective(metric=result.metric, mode=result.mode), *result.also)
+    left = len(found) - len(shown)
+    return TextTable(
+        title=f"Best in {' and '.join(printable(one.title) for one in objectives)}: "
+        f"{len(found)} of {counted(len(result.trials), 'trial')}",
+        header=("trial", *(printable(one.metric) for one in objectives), "iterations", "status", "configuration"),
+        rows=trial_rows(result, shown, [one.metric for one in objectives]),
+        words=frozenset({len(objectives) + 2, len(objectives) + 3}),
+        notes=(
+            f"No other trial is better in one of them and as good in the rest (Pareto), at their latest reports. "
+            f"{printable(result.metric)} alone ranks trials.",
+            *([f"{counted(left, 'more trial')} not shown."] if left else []),
+        ),
+    )
+
+
+_PLACES = (("compute", "compute_s"), ("up", "up_s"), ("waiting", "wait_s"), ("server", "server_s"), ("down", "down_s"))
+
+
+def update_line(use: AsyncUse) -> str:
+    """Return an iteration's updates in one line: their speed, staleness, and the shares of their time."""
+    total_s = sum(getattr(use, field) for _, field in _PLACES)
+    shares = ", ".join(f"{name} {100 * getattr(use, field) / total_s:.0f} %" for name, field in _PLACES)
+    lost = f"; {counted(use.lost, 'gradient')} lost" if use.lost else ""
+    return (
+        f"{amount(use.updates_per_s)} updates/s of {counted(use.workers, 'worker')} and "
+        f"{counted(use.servers, 'server')}; staleness {use.staleness:.1f} (at most {use.max_staleness}){lost}"
+        f"{f'; {shares}' if total_s > 0.0 else ''}"
+    )
+
+
+def updates(result: Result, most: int | None) -> TextTable:
+    """Return the updates of asynchronous trials, best trial first, for each number of workers; `most` trials."""
+    trials = [trial for trial in ranked(result) if trial.updates]
+    rows = [
+        (str(trial.trial), str(workers), *_update_row([use for use in trial.updates if use.workers == workers]))
+        for trial in trials[:most]
+        for workers in sorted({use.workers for use in trial.updates})
+    ]
+    left = len(trials[most:]) if most is not None else 0
+    return TextTable(
+        title="Asynchronous updates, best trial first",
+        header=("trial", "workers", "updates", "per s", "staleness", "most", "lost", *(name for name, _ in _PLACES)),
+        rows=tuple(rows),
+        notes=(
+            "Times of one update, in milliseconds: to compute the gradient, to send it, to wait for other updates, to "
+            "apply it, and to fetch the parameters. Staleness: updates by others in between.",
+            *([f"{counted(left, 'more trial')} not shown."] if left else []),
+        ),
+    )
+
+
+def _update_row(uses: Sequence[AsyncUse]) -> tuple[str, ...]:
+    count = sum(use.updates for use in uses)
+    duration_s = sum(use.duration_s for use in uses)
+    staleness = sum(use.updates * use.staleness for use in uses) / max(count, 1)
+    means_s = [sum(use.updates * getattr(use, field) for use in uses) / max(count, 1) for _, field in _PLACES]
+    return (
+        f"{count:,}",
+        amount(count / duration_s) if duration_s > 0.0 else "-",
+        f"{staleness:.2f}",
+        str(max(use.max_staleness for use in uses)),
+        str(sum(use.lost for use in uses)),
+        *(f"{1e3 * mean_s:.2f}" for mean_s in means_s),
     )

@@ -9,11 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rubberband.executor.result.result import Result
-from rubberband.views.asynchronous import updates
-from rubberband.views.charts.pareto import pareto
+from rubberband.views.formatting import TextTable, aligned
 from rubberband.views.report.tables import (
-    TextTable,
-    aligned,
     batch_sizes,
     bill,
     comparison,
@@ -22,9 +19,11 @@ from rubberband.views.report.tables import (
     headlines,
     incidents,
     paid_time,
+    pareto,
     purchases,
     stages,
     trials,
+    updates,
     workers,
 )
 

@@ -1,10 +1,11 @@
-"""`rubberband status`, `cancel`, `extend` and `scale`: an experiment on this machine or at a service."""
+"""`rubberband status`, `logs`, `cancel`, `extend` and `scale`: an experiment on this machine or at a service."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,19 +13,21 @@ import typer
 from rubberband.commands.common import (
     Name,
     OnOption,
-    RemoteExperiment,
     ServerOption,
     TextFormat,
     TextOption,
-    open_experiment,
+    argument,
+    client_of,
     option,
     print_json,
 )
+from rubberband.errors import InputError
 from rubberband.units import counted
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
     from rubberband.client.models import ExperimentDetail
+    from rubberband.commands.local_experiment import LocalExperiment
 
 LOOK_EVERY_S = 1.0
 
@@ -150,7 +153,6 @@ def extend(
     Shows the new plan with its time and cost first, and asks for confirmation. A running experiment uses the new limits
     from the next SYNC on. An experiment that stopped at max_cost can then be resumed.
     """
-    from rubberband.errors import InputError
     from rubberband.units import parse_usd
     from rubberband.views.live.status import extension_lines
 
@@ -190,10 +192,71 @@ def scale(
 
 def _instances(text: str) -> int | None:
     """Return a number of instances; None for `none`. Raises InputError."""
-    from rubberband.errors import InputError
-
     if text == "none":
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 6):
         raise InputError(f"--max-instances: {text!r} is not a number of instances; give 0 or more, or none")
     return int(text)
+
+
+class RemoteExperiment:
+    """Experiment of a service, with the methods of `local_experiment.LocalExperiment`."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client, self._name = client, name
+
+    def look(self) -> ExperimentDetail:
+        """Return the answer of `GET /v1/experiments/NAME`."""
+        return self._client.experiment(self._name)
+
+    def cancel(self) -> str:
+        """Request a clean end. Returns the effect in one line."""
+        from rubberband.states import ACTIVE
+
+        found = self._client.cancel(self._name)
+        effect = "cancellation requested" if found["state"] in ACTIVE else "it has ended"
+        return f"{self._name}: {found['state']}; {effect}"
+
+    def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> dict[str, Any]:
+        """Return the effect of other limits, and set them if `granted`."""
+        return dict(self._client.extend(self._name, deadline=deadline, max_cost=max_cost_usd, dry_run=not granted))
+
+    def limit(self, max_instances: int | None) -> None:
+        """Limit its instances from now on."""
+        self._client.limit(self._name, max_instances)
+
+    def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[tuple[int | None, str]]:
+        """Iterate over the output as (trial, text); with `follow`, wait for more until it has ended."""
+        source = "process" if process else "trials"
+        for line in self._client.logs(self._name, trial=trial, source=source, follow=follow):
+            yield line["trial"], line["text"]
+
+
+@contextmanager
+def open_experiment(name: str, server: str | None) -> Iterator[LocalExperiment | RemoteExperiment]:
+    """Open an experiment of this machine, or of the service. Raises InputError if it is not on this machine."""
+    client = client_of(server)
+    if client is None:
+        from rubberband.commands.local_experiment import local_experiment
+
+        with local_experiment(name) as found:
+            yield found
+    else:
+        with client:
+            yield RemoteExperiment(client, name)
+
+
+def logs(
+    name: Name,
+    trial: Annotated[int | None, argument("[TRIAL]", "One trial only.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing new output until the experiment ends.")
+    ] = False,
+    process: Annotated[bool, typer.Option("--process", help="Output of its process, if a service started it.")] = False,
+    server: ServerOption = None,
+    on: OnOption = None,
+) -> None:
+    """Print the trials' output, and why some failed."""
+    with open_experiment(name, server) as experiment:
+        for printed_by, text in experiment.lines(trial, process=process, follow=follow):
+            print(text if trial is not None or printed_by is None else f"[trial {printed_by}] {text}", flush=True)

@@ -30,8 +30,8 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.run.callbacks import FailureInfo, ReportInfo, RunInfo, SyncInfo
 from rubberband.integrations.ray_tune import Tuner
-from rubberband.integrations.ray_tune_callbacks import FailFast, TuneCallbacks
-from rubberband.integrations.ray_tune_words import ALONE, WORDS
+from rubberband.integrations.ray_tune_options import ALONE, WORDS
+from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks
 from rubberband.spec.experiment import Experiment
 
 SPACE = {"lr": tune.loguniform(1e-3, 1.0), "epochs": 9}
