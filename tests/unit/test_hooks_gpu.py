@@ -63,6 +63,7 @@ class Own(Silent):
         return loss, metrics
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("trial", [Silent, Own])
 def test_no_step_waits_for_the_gpu(tmp_path: Path, trial: type) -> None:
     segment = replace(SEGMENT, device="cuda", metric="train_loss")

@@ -147,17 +147,28 @@ def test_objects_move_with_their_tensors() -> None:
     assert on_device(state, [], "cpu") is state
 
 
+class KeepsOnGpu(Keeps):
+    """Keeps its average where it trains."""
+
+    def build_model(self, config: Any) -> torch.nn.Module:
+        model = super().build_model(config)
+        self.average = self.average.cuda()
+        return model
+
+
 @pytest.mark.gpu
-def test_a_step_after_a_resume_does_not_wait_for_the_gpu(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.parametrize(("trial", "place"), [(Keeps, "cpu"), (KeepsOnGpu, "cuda")])
+def test_a_step_after_a_resume_does_not_wait_for_the_gpu(tmp_path: Path, trial: type, place: str) -> None:
     config = {"optimizer": "AdamW"}
     store = open_store(str(tmp_path))
     segment = replace(ONE, config=config, device="cuda")
-    (report,) = reports(list(run_segment(Entrypoint.from_object(Keeps), segment, store)))
+    (report,) = reports(list(run_segment(Entrypoint.from_object(trial), segment, store)))
     assert report.checkpoint is not None
     later = replace(segment, from_iterations=1, until_iterations=2, checkpoint=report.checkpoint)
-    runner: Any = make_runner(Entrypoint.from_object(Keeps), later, [])
+    runner: Any = make_runner(Entrypoint.from_object(trial), later, [])
     runner.restore(store.load(report.checkpoint))
-    assert runner._trial.average.is_cuda
+    assert runner._trial.average.device.type == place
     for parameter in runner._module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     torch.cuda.set_sync_debug_mode("error")
