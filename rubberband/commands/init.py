@@ -457,7 +457,7 @@ def _lines(report: CheckReport) -> Iterator[str]:
         yield f"configuration  {brief(report.configuration)}"
     if trial.metrics:
         metrics = " ".join(f"{name}={value:.6g}" for name, value in trial.metrics.items())
-        set_up = f"on the {report.device.upper()}, after {seconds['set-up']:.2f} s of set-up"
+        set_up = f"on the {report.hardware}, after {seconds['set-up']:.2f} s of set-up"
         yield f"iteration      {seconds['iteration']:.2f} s {set_up}: {metrics}"
     if trial.checkpoint_bytes is not None:
         size = f"{trial.checkpoint_bytes / 1e6:.3g} MB, saved in {seconds['save']:.2f} s"

@@ -61,12 +61,17 @@ class CheckReport:
         """Whether the experiment can be run, as far as was checked."""
         return not self.problems
 
+    @property
+    def hardware(self) -> str:
+        """What the iteration ran on, as people call it."""
+        return "GPU" if self.device == "cuda" else "CPU"
+
     def summary(self) -> str:
         """Return the outcome in one line."""
         metrics = " ".join(f"{name}={value:.6g}" for name, value in list(self.trial.metrics.items())[:4])
         size = (self.trial.checkpoint_bytes or 0) / 1e6
         seconds = self.trial.seconds.get("iteration", 0.0)
-        return f"1 iteration in {seconds:.2f} s on the {self.device.upper()}: {metrics}; checkpoint {size:.3g} MB"
+        return f"1 iteration in {seconds:.2f} s on the {self.hardware}: {metrics}; checkpoint {size:.3g} MB"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, schema `rubberband.check/1`."""
