@@ -63,7 +63,7 @@ class CheckReport:
 
     @property
     def hardware(self) -> str:
-        """What the iteration ran on, as people call it."""
+        """Return what the iteration ran on, as people call it."""
         return "GPU" if self.device == "cuda" else "CPU"
 
     def summary(self) -> str:
