@@ -230,8 +230,9 @@ class SlotWorker:
 
     def run(self, segment: Segment, log: TrialLog | None) -> Iterator[SegmentItem]:
         """Train; output is added to `log` (a bare name is a file of this machine), before the item that follows it."""
-        from rubberband.executor.training.cuda_errors import context_is_lost
-        from rubberband.executor.training.run import function_runs_on, run_segment
+        from rubberband.executor.training.failures import context_is_lost
+        from rubberband.executor.training.run import run_segment
+        from rubberband.executor.training.runner import function_runs_on
 
         with (
             self._log_pump.redirected(log and self._placed(log)) as drain,

@@ -368,8 +368,8 @@ class Result:
         Raises InputError if no trial has reported, the run was virtual, or the device is not there; CheckpointError if
         the checkpoint is missing or does not fit, StoreAwayError if its store is away.
         """
+        from rubberband.executor.result.restoring import restore_trial
         from rubberband.executor.result.rows import best_of
-        from rubberband.executor.training.restoring import restore_trial
 
         is_simulated = self.provider in KINDS and KINDS[self.provider].is_simulated
         return restore_trial(best_of(self), trial, is_simulated=is_simulated, device=device)

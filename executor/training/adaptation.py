@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 
 from rubberband.executor.training.agent import BatchAgent, BatchChoice, LookBudget
 from rubberband.executor.training.clocks import CudaLapClock, LapClock
+from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise
-from rubberband.executor.training.means import Weight
+from rubberband.executor.training.metrics import Weight
 from rubberband.executor.training.noise_scale import NoiseReading
 from rubberband.executor.training.options import LrScaling, make_lr_scaling, scaled_lr
-from rubberband.executor.training.runner import refused
 from rubberband.executor.training.sampler import Batching, GlobalBatch, SharePolicy
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.planner.balancing import even_shares
@@ -501,25 +501,25 @@ class AdaptiveBatching(Batching):
             efficiency=useful,
         )
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {
             "progress": self._progress,
             "scheduled": self._scheduled,
             "batch_size": self.batch_size,
             "noise_scale": self._noise_scale,
             "proven": self._proven,
-            "agent": self._agent.state(),
+            "agent": self._agent.state_dict(),
             "noise": self.noise.state_dict(),
         }
 
-    def restore(self, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Continue with what was learnt. With another gang, the batch is split at once and chosen again soon."""
         if state is None or "agent" not in state:
             raise KeyError("it was written with a fixed batch")
         self._progress, self._noise_scale = state["progress"], state["noise_scale"]
         self._proven = max(self._proven, state["proven"])
         self._scheduled = state["scheduled"]
-        self._agent.restore(state["agent"])
+        self._agent.load_state_dict(state["agent"])
         self.noise.load_state_dict(state["noise"])
         self._set(self._agent.split(self._agent.attainable(state["batch_size"])))
 

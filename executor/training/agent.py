@@ -228,7 +228,7 @@ class BatchAgent:
         latest = next(reversed(self._seen.values()))
         return min(1.0, self._model.alpha_grad_s / median(seconds / steps for steps, seconds in latest))
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return its knowledge as plain values."""
         return {
             "seen": [(key, self._seen_at[key], list(timings)) for key, timings in self._seen.items()],
@@ -237,7 +237,7 @@ class BatchAgent:
             "model": None if self._model is None else asdict(self._model),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the `state`, perhaps with another gang; the tighter memory limit holds."""
         self._seen = {tuple(key): deque(map(tuple, timings), maxlen=WINDOW) for key, _, timings in state["seen"]}
         self._seen_at = {tuple(key): seen_at for key, seen_at, _ in state["seen"]}

@@ -272,11 +272,11 @@ class Balancing:
             stragglers=self._balancer.stragglers(),
         )
 
-    def state(self) -> dict[str, Any]:
-        """Return plain values for `restore`."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values for `load_state_dict`."""
         return {"shares": self._now, "balancer": self._balancer.state()}
 
-    def restore(self, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Continue from the `state`; a gang of another size begins with equal shares."""
         if state is None or len(state["shares"]) != self._segment.num_workers:
             return

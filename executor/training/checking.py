@@ -29,17 +29,17 @@ from typing import IO, TYPE_CHECKING, Any
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import make_runner
-from rubberband.executor.training.runner import (
+from rubberband.executor.training.failures import (
     GangBroken,
     LacksMemory,
-    Runner,
     TrainingEnded,
     TrialFailure,
     WorkerTrace,
     describe,
     refused,
 )
+from rubberband.executor.training.run import make_runner
+from rubberband.executor.training.runner import Runner
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 

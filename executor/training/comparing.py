@@ -34,11 +34,11 @@ from torch.utils.data import Subset
 
 from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.failures import TrialFailure, describe
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loop import TorchRunner
-from rubberband.executor.training.means import Means
+from rubberband.executor.training.metrics import Means
 from rubberband.executor.training.noise_scale import is_adaptive
-from rubberband.executor.training.runner import TrialFailure, describe
 from rubberband.executor.training.sampler import GlobalBatch, Indices, reseed
 from rubberband.executor.training.segment import Segment, SegmentFailure
 from rubberband.executor.training.step import OwnStep, TrainStep

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gpu_rows import GpuRows, Residence
 from rubberband.executor.training.loading import LoaderSettings, LoaderWorkers, Part, to_device
-from rubberband.executor.training.runner import refused
 from rubberband.executor.training.sampler import Indices, sample_keys
 
 # Datasets that are read from front to end: an `IterableDataset`, or any object with `__iter__` alone.
@@ -431,11 +431,11 @@ class Feed:
             self._marks.update(marks)
         return to_device(loaded, self._device)
 
-    def state(self) -> dict[int, tuple[int, int, Any]] | None:
+    def state_dict(self) -> dict[int, tuple[int, int, Any]] | None:
         """Return where the readers of a stream are, if they keep a state; by shard."""
         return {shard: (mark.index, mark.passes, mark.state) for shard, mark in self._marks.items()} or None
 
-    def restore(self, state: dict[int, tuple[int, int, Any]] | None) -> None:
+    def load_state_dict(self, state: dict[int, tuple[int, int, Any]] | None) -> None:
         """Begin there; without a state, a stream is read again up to the position of the sampler."""
         if self._stream is not None and state is not None:
             self._marks = {shard: Mark(*mark) for shard, mark in state.items()}

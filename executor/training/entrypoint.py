@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import rubberband
 from rubberband.errors import EntrypointError
-from rubberband.executor.training.runner import one_line
+from rubberband.executor.training.failures import one_line
 from rubberband.executor.training.torch_trial import (
     FIXED,
     TorchTrial,

@@ -29,8 +29,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from rubberband.executor.training import lifeline
+from rubberband.executor.training.failures import GangBroken, Peers, TrialFailure
 from rubberband.executor.training.lifeline import Lifeline
-from rubberband.executor.training.runner import GangBroken, Peers, TrialFailure
 
 Device = Literal["cpu", "cuda"]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from rubberband.executor.training.failures import is_out_of_memory
 from rubberband.executor.training.loading import Part
-from rubberband.executor.training.memory import is_out_of_memory
 from rubberband.executor.training.sampler import Indices
 
 MOST_OF_GPU = 0.2

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from rubberband.executor.training.memory import is_out_of_memory
+from rubberband.executor.training.failures import is_out_of_memory
 from rubberband.executor.training.noise_scale import (
     Estimator,
     NoiseEstimate,

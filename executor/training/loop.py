@@ -5,20 +5,19 @@ The learning curve does not depend on the gang, except for the order of floating
 * The global batches come from (seed, epoch) alone (`sampler.py`). Each worker takes its share m_i of the M samples, in
   micro-batches of at most `max_batch_size_per_gpu`. DistributedDataParallel averages gradients over the n workers, so a
   micro-batch of m samples with mean loss L contributes n*m/M * L: every sample counts the same. A worker without a
-  share takes no pass, or one of weight 0. A worker that runs out of memory takes smaller ones (`memory.py`). Shares
+  share takes no pass, or one of weight 0. A worker that runs out of memory takes smaller ones (`step.py`). Shares
   follow the workers' speed (`balancing.py`).
 * Before iteration k the random states are set from (seed, k, rank), so a checkpoint holds none and resuming from it is
   exact; on GPUs it is up to rounding, as their kernels add in no fixed order. Random draws of the model (dropout)
   differ with the number of workers, and are equal only in distribution; so are the statistics of BatchNorm, which see a
   worker's micro-batch. Random draws of the dataset (augmentation) follow from (seed, epoch, position) and are the same.
-* Evaluation is described in `evaluation.py`.
+* Evaluation is described in `metrics.py`.
 """
 
 from __future__ import annotations
 
 import copy
 import gc
-import io
 import itertools
 import math
 import sys
@@ -37,23 +36,28 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.training.balancing import Balancing, can_balance
+from rubberband.executor.training.checkpoint import (
+    NOTHING,
+    Component,
+    HostCopy,
+    Model,
+    Optimizers,
+    Stateful,
+    TrainedParameters,
+    on_device,
+    on_host,
+    read,
+    write,
+)
 from rubberband.executor.training.clocks import ComputeTimer, make_timer
 from rubberband.executor.training.data import Feed, iteration_of
-from rubberband.executor.training.evaluation import Evaluation
+from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gpu_rows import Residence
-from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.loading import LoaderSettings, Part
+from rubberband.executor.training.metrics import Evaluation
 from rubberband.executor.training.options import build_optimizer, build_scheduler, check_words, fixed_steps
-from rubberband.executor.training.runner import (
-    FORMAT,
-    Runner,
-    Steps,
-    clean_metrics,
-    expect,
-    positive,
-    refused,
-)
+from rubberband.executor.training.runner import FORMAT, Runner, Steps, clean_metrics, expect, positive
 from rubberband.executor.training.sampler import (
     Batching,
     FixedBatching,
@@ -71,14 +75,8 @@ from rubberband.executor.training.wrapping import (
     RunningStatistics,
     check_same_weights,
     lazy_names,
-    on_device,
-    on_host,
     parameters_of,
-    placed,
     prepare,
-    restore_groups,
-    restore_trained,
-    state_of,
 )
 from rubberband.planner.balancing import even_shares
 
@@ -292,35 +290,32 @@ class TorchRunner(Runner):
         self._gang.meet()
         return held
 
+    def _components(self) -> dict[str, Stateful]:
+        """Return the components whose states a checkpoint holds, by name, in the order in which they are restored."""
+        return {
+            "model": Model(self._module, self._device),
+            "parameters": TrainedParameters(self._module, self._optimizers.members),
+            "optimizer": Optimizers(self._optimizers),
+            "scheduler": self._schedules or NOTHING,
+            "sampler": self._sampler,
+            "readers": self._feed,
+            "batching": self._batching,
+            "evaluation": self._evaluation,
+            "precision": self._step.precision,
+            "steps": Component(lambda: self._steps, self._load_steps),
+            "balancing": self._balancing or NOTHING,
+        }
+
+    def _load_steps(self, state: int | None) -> None:
+        """Continue to count optimizer steps; older checkpoints do not hold their number."""
+        self._steps = math.ceil(self._sampler.samples_done / self._batch_size) if state is None else state
+
     def restore(self, payload: bytes | Path) -> int:
-        """Load model, optimizer, LR schedule and sampler. Raises CheckpointError where they do not fit."""
-        # Not weights_only: LR schedules and extra states may hold objects of the user's own classes, and the store has
-        # compared the bytes with the digest in the journal.
-        # In host memory: what belongs on the GPU is copied there, and all that was not there must stay.
+        """Restore the components. Raises CheckpointError where they do not fit."""
+        content = expect(read(payload), "torch", self._segment.from_iterations)
         try:
-            source = payload if isinstance(payload, Path) else io.BytesIO(payload)
-            loaded = torch.load(source, map_location="cpu", weights_only=False, mmap=source is payload)
-        except Exception as error:
-            raise CheckpointError(f"the checkpoint cannot be read: {type(error).__name__}: {error}") from error
-        content = expect(loaded, "torch", self._segment.from_iterations)
-        try:
-            self._module.load_state_dict(content["model"])
-            self._module.to(self._device)  # a module with a load_state_dict of its own may have kept what it was given
-            restore_trained(self._module, content.get("parameters"))
-            restore_groups(self._module, self._optimizers.members, content.get("parameters"))
-            with placed(self._optimizers.members):
-                self._optimizers.load_state_dict(content["optimizer"])
-            if self._schedules is not None:
-                self._schedules.load_state_dict(content["scheduler"])
-            self._sampler.move_to(*content["sampler"])
-            self._feed.restore(content.get("readers"))
-            self._batching.restore(content.get("batching"))
-            self._evaluation.restore(content.get("evaluation"))
-            self._step.precision.restore(content.get("precision"))
-            if self._balancing is not None:
-                self._balancing.restore(content.get("balancing"))
-            # Older checkpoints do not count the steps.
-            self._steps = content.get("steps", math.ceil(self._sampler.samples_done / self._batch_size))
+            for name, component in self._components().items():
+                component.load_state_dict(content.get(name))
             self._restore_trial(content)
         except Exception as error:
             reason = " ".join(str(error).split())
@@ -378,7 +373,7 @@ class TorchRunner(Runner):
         return watched
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
-        """Model (without DDP's prefix), optimizer, LR schedule, sampler position; the random state is (seed, k)."""
+        """Copy the states of all components; the random states follow from (seed, k), so none is saved."""
         content = {
             "format": FORMAT,
             "kind": "torch",
@@ -386,16 +381,7 @@ class TorchRunner(Runner):
             "seed": self._segment.seed,
             "data_seed": self._segment.data_seed,
             "metrics": dict(metrics),
-            "model": self._module.state_dict(),
-            "parameters": state_of(self._module, self._optimizers.members),
             **self._states(),
-            "sampler": (self._sampler.epoch, self._sampler.position),
-            "readers": self._feed.state(),
-            "batching": self._batching.state(),
-            "evaluation": self._evaluation.state(),
-            "precision": self._step.precision.state(),
-            "steps": self._steps,
-            "balancing": None if self._balancing is None else self._balancing.state(),
         }
         if override_of(self._trial, "state_dict") is not None:
             content["trial"] = state = self.own_state()
@@ -404,7 +390,7 @@ class TorchRunner(Runner):
             copied = content if is_last else self._host_copy.take(content)
         except Exception as error:
             raise CheckpointError(f"the checkpoint cannot be copied: {type(error).__name__}: {error}") from error
-        return partial(_write, copied, self._host_copy)
+        return partial(write, copied, self._host_copy)
 
     def own_state(self) -> Any:
         """Return what the trial's `state_dict()` returns; None where it has none."""
@@ -412,9 +398,8 @@ class TorchRunner(Runner):
         return None if state_dict is None else state_dict()
 
     def _states(self) -> dict[str, Any]:
-        """Return the states of optimizer and LR schedule, for the checkpoint."""
-        schedules = None if self._schedules is None else self._schedules.state_dict()
-        return {"optimizer": self._optimizers.state_dict(), "scheduler": schedules}
+        """Return the states of the components, for the checkpoint."""
+        return {name: component.state_dict() for name, component in self._components().items()}
 
     def meet(self) -> None:
         self._gang.agree(0.0 if self._gang.rank == 0 else None)
@@ -522,17 +507,6 @@ class TorchRunner(Runner):
                     yield Part(indices=part, epoch=batch.epoch)
 
         return parts()
-
-
-def _write(content: Mapping[str, Any], host_copy: HostCopy, path: Path) -> None:
-    """Write a checkpoint. By the file's name, torch writes it without Python's global lock; training goes on."""
-    host_copy.wait()
-    try:
-        torch.save(content, str(path))
-    except (RuntimeError, OSError) as error:  # torch's writer has an error of its own for a full disk
-        raise OSError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
-    except Exception as error:
-        raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
 
 
 def first_step(device: str) -> None:

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from rubberband.executor.training.failures import TrialFailure, one_line, refused
 from rubberband.executor.training.noise_scale import is_adaptive
-from rubberband.executor.training.runner import TrialFailure, one_line, refused
 from rubberband.executor.training.torch_trial import PrecisionName, SchedulerStep, TorchTrial, accepts, override_of
 from rubberband.planner.goodput import gain
 from rubberband.units import shown
@@ -358,11 +358,11 @@ class Precision:
     def _note_step(self, *_: Any) -> None:
         self._has_stepped = True
 
-    def state(self) -> dict[str, Any] | None:
-        """Return plain values for `restore`; None if there are none."""
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return plain values for `load_state_dict`; None if there are none."""
         return None if self._scaler is None else self._scaler.state_dict()
 
-    def restore(self, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Continue with the scale of the `state`; a checkpoint of another precision has none."""
         if self._scaler is not None and state is not None:
             self._scaler.load_state_dict(state)

@@ -5,41 +5,28 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import pickle
 import socket
 import sys
-import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore, Payload, on_machine
-from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
-from rubberband.executor.training import cuda_errors, lifeline
+from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.training import failures, lifeline
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.failures import Peers, TrainingEnded, describe
 from rubberband.executor.training.runner import (
-    Peers,
+    FunctionRunner,
     Runner,
-    Steps,
-    TrainingEnded,
     TrialRunner,
-    clean_metrics,
-    describe,
-    pack,
-    place_of,
     positive,
-    refused,
-    unpack,
-    unpickled,
 )
-from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import (
     Segment,
     SegmentEnded,
@@ -49,166 +36,8 @@ from rubberband.executor.training.segment import (
     SegmentStarted,
 )
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.trial import TrainFunction, Trial, current_session, flat, tune_session
-from rubberband.executor.training.worker_process import Leftovers, ThreadSwitches
-
-END_TIMEOUT_S = 8.0
-"""The longest time for a function to end once its segment is over; less than the driver's patience with the worker."""
-_PAUSE_S = 0.02
-"""While a function trains, reports leave at this interval."""
-RUNS_ON = "goes on after its stop, so its process ends: catch Exception, not BaseException, and keep `finally` short"
-
-
-class SegmentOver(BaseException):
-    """Raised by `report` to end the function; not an Exception, so that `except Exception` lets it pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    error: BaseException | None
-
-
-class _FunctionThread(Thread):
-    """The thread of a function."""
-
-
-def function_runs_on() -> bool:
-    """Whether a function has not ended with its segment: no later trial may share this process with it."""
-    return any(isinstance(thread, _FunctionThread) for thread in threading.enumerate())
-
-
-class FunctionRunner(Runner):
-    """Runs `train(config)` on one worker, in a thread; every `report` is one iteration."""
-
-    def __init__(self, function: TrainFunction, segment: Segment) -> None:
-        self._function = function
-        self._segment = segment
-        self._state: bytes | None = None
-        """The function's last checkpoint, pickled when it was passed, so that later changes do not affect it."""
-        self._state_iterations = 0
-        self._iteration = 0
-        """The function's present iteration; less than the segment's while it repeats some."""
-        self._over = False
-        self._go: SimpleQueue[None] = SimpleQueue()
-        self._answers: SimpleQueue[Mapping[str, Any] | _Ended] = SimpleQueue()
-        self._thread: Thread | None = None
-        self._switches = ThreadSwitches()
-
-    def restore(self, payload: bytes) -> int:
-        """Continue from the function's last checkpoint; return its iterations, 0 if the function never passed one."""
-        content = unpack(payload, "function", self._segment.from_iterations, place_of(self._segment.device))
-        self._state, self._state_iterations = content["state"], content["state_iterations"]
-        self._iteration = self._state_iterations
-        return self._state_iterations
-
-    def saved_iterations(self, iterations: int) -> int:
-        return self._state_iterations
-
-    def steps(self, iterations: int) -> Steps:
-        self._go_on()
-        while True:
-            try:
-                answer = self._answers.get(timeout=_PAUSE_S)
-            except Empty:
-                yield
-            else:
-                return clean_metrics(self._reported(answer), self._segment.metric)
-
-    def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> bytes:
-        content = {"state": self._state, "state_iterations": self._state_iterations, "metrics": dict(metrics)}
-        return pack("function", iterations, content)
-
-    def close(self) -> None:
-        """End the function: its `report` raises, now or when it is called next. See `function_runs_on`."""
-        self._over = True
-        self._go.put(None)
-        if self._thread is not None:
-            self._thread.join(END_TIMEOUT_S)
-            if self._thread.is_alive():
-                print(f"rubberband: {self._name}() {RUNS_ON}", file=sys.stderr, flush=True)
-
-    def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
-        """Hand over one iteration, and wait until the next is wanted. Called in the function's thread."""
-        if self._over:
-            raise SegmentOver
-        if checkpoint is not None:
-            try:
-                self._state = pickle.dumps(checkpoint)
-            except Exception as error:
-                raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
-            self._state_iterations = self._iteration
-        elif self._is_first and self._segment.max_iterations != 1 and not self.ended:
-            print(f"rubberband: {self._name}() {WITHOUT_CHECKPOINT}", file=sys.stderr, flush=True)
-        self._answers.put(metrics)
-        self._go.get()
-        if self._over:
-            raise SegmentOver
-
-    def checkpoint(self) -> Any:
-        """Return the function's last checkpoint."""
-        return None if self._state is None else unpickled(self._state, place_of(self._segment.device))
-
-    @property
-    def segment(self) -> Segment:
-        """The segment."""
-        return self._segment
-
-    @property
-    def iteration(self) -> int:
-        """The number of the iteration that the function reports next."""
-        return self._iteration
-
-    @property
-    def _name(self) -> str:
-        return str(getattr(self._function, "__name__", "train"))
-
-    @property
-    def _is_first(self) -> bool:
-        return self._iteration == 1 and self._segment.from_iterations == 0
-
-    def _go_on(self) -> None:
-        """Let the function train its next iteration."""
-        self._iteration += 1
-        if self._thread is None:
-            self._thread = _FunctionThread(target=self._run, name=f"trial {self._segment.trial}", daemon=True)
-            self._thread.start()
-        else:
-            self._go.put(None)
-
-    def _reported(self, answer: Mapping[str, Any] | _Ended) -> Mapping[str, Any]:
-        """Return the function's metrics. Raises what it raised; TrainingEnded if it returned after a report.
-
-        Raises TrialFailure if it returned without any.
-        """
-        if not isinstance(answer, _Ended):
-            return answer
-        if answer.error is not None:
-            raise answer.error
-        if not self._is_first:
-            raise TrainingEnded
-        metric = self._segment.metric
-        raise refused(
-            f"{self._name}() returned without a report; call rubberband.report({{{metric!r}: ...}}) once per "
-            "iteration, or return its metrics in a dict if it trains in one go"
-        )
-
-    def _run(self) -> None:
-        current_session.set(self)
-        self._switches.put()
-        reseed("train", self._segment.seed, self._state_iterations, self._segment.rank)
-        error: BaseException | None = None
-        try:
-            with tune_session(self, self._segment):
-                returned = self._function(dict(self._segment.config))
-                if isinstance(returned, Mapping) and self._is_first:  # Ray Tune takes it for a report too
-                    self.ended = True
-                    self.report(flat(returned), None)
-        except SegmentOver:
-            pass
-        except BaseException as raised:
-            error = raised
-        self._answers.put(_Ended(error))
-
+from rubberband.executor.training.trial import Trial
+from rubberband.executor.training.worker_process import Leftovers
 
 _log = logging.getLogger(__name__)
 
@@ -272,7 +101,7 @@ def run_segment(
             raise
         except BaseException as error:
             failure = _described(error, segment, resources)
-            if cuda_errors.context_is_lost():
+            if failures.context_is_lost():
                 failure = replace(failure, context_lost=True)
         # The error is gone by now, and with it what its frames hold. To close may take long, so this comes first.
         if failure is not None:

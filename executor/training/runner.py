@@ -7,170 +7,36 @@ import io
 import math
 import pickle
 import sys
-import traceback
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from numbers import Number
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any, ClassVar
 
 import numpy as np
 
-from rubberband.errors import CheckpointError, CheckpointLostError, InputError
+from rubberband.errors import CheckpointError, InputError
 from rubberband.executor.checkpoints import Payload
-from rubberband.executor.core.events import FailureKind
-from rubberband.executor.training import cuda_errors
+from rubberband.executor.core.events import WITHOUT_CHECKPOINT
+from rubberband.executor.training.failures import (
+    TrainingEnded,
+    TrialFailure,
+    one_line,
+    printable,
+    refused,
+)
 from rubberband.executor.training.sampler import reseed
-from rubberband.executor.training.segment import BatchReport, Segment, SegmentFailure
-from rubberband.executor.training.trial import Trial, TrialContext
+from rubberband.executor.training.segment import (
+    BatchReport,
+    Segment,
+)
+from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext, current_session, flat, tune_session
+from rubberband.executor.training.worker_process import ThreadSwitches
 from rubberband.units import counted, shown
-
-MOST_DETAILS = 20_000
-"""Characters of a trace-back that the journal keeps."""
-
-
-class TrialFailure(Exception):
-    """A failure that training itself found, with its kind; the message is one line for the user."""
-
-    def __init__(self, kind: FailureKind, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-    def __reduce__(self) -> tuple[type[TrialFailure], tuple[FailureKind, str]]:
-        return type(self), (self.kind, str(self))
-
-
-def refused(line: str) -> TrialFailure:
-    """Return the failure of a trial that cannot be trained as it is written, in one line with the fix."""
-    return TrialFailure("raised", line)
-
-
-class LacksMemory(TrialFailure):
-    """This machine has too little memory; another one may have enough."""
-
-
-class RanOut(TrialFailure):
-    """A worker of a gang ran out of memory: its segment begins again, with fewer samples at once."""
-
-    def __init__(self, message: str, most_per_gpu: int) -> None:
-        super().__init__("raised", message)
-        self.most_per_gpu = most_per_gpu
-
-
-class WorkerTrace(Exception):
-    """The trace-back of an exception in a loader worker, as the cause of the same exception here."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
-class TrainingEnded(Exception):
-    """The trial has ended by itself, before the iteration that was asked for."""
-
-
-class GangBroken(Exception):
-    """Another worker of the gang failed, and not this one."""
-
-
-class Peers(ABC):
-    """The other workers of a gang."""
-
-    @property
-    @abstractmethod
-    def broken(self) -> str:
-        """How the gang lost one of them, in one line; empty while it has all."""
-
-    @abstractmethod
-    def fail(self, line: str) -> None:
-        """Report to them that this worker failed, and why."""
-
-
-def describe(error: BaseException, *, in_gang: bool, broken: str = "") -> SegmentFailure:
-    """Return the failure to report; `in_gang`: whether the workers depend on each other's collectives.
-
-    `broken` says how the gang lost another worker before: then any error may follow from that.
-    """
-    details = _kept(printable("".join(traceback.format_exception(error))))
-    if broken and not isinstance(error, CheckpointError):
-        return SegmentFailure(kind="raised", message=printable(broken), details=details, secondary=True)
-    if isinstance(error, TrialFailure):
-        return SegmentFailure(
-            kind=error.kind,
-            message=printable(str(error)),
-            details=details,
-            secondary=False,
-            most_per_gpu=error.most_per_gpu if isinstance(error, RanOut) else None,
-        )
-    if isinstance(error, CheckpointError):
-        lost = isinstance(error, CheckpointLostError)
-        return SegmentFailure(
-            kind="checkpoint", message=printable(str(error)), details=details, secondary=False, lost=lost
-        )
-    secondary = in_gang and is_broken_collective(error) and not _lacks_memory(error)
-    message = f"{one_line(error)}{_remedy(error)}"
-    kind: FailureKind = "gpu" if cuda_errors.is_of_machine(error) else "raised"
-    return SegmentFailure(kind=kind, message=message, details=details, secondary=secondary)
-
-
-def _remedy(error: BaseException) -> str:
-    """Return the fix for failures that many models have in common."""
-    if cuda_errors.is_of_machine(error):
-        return cuda_errors.MACHINE
-    if _lacks_memory(error):
-        return "; train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"
-    if isinstance(error, RuntimeError) and "Expected to have finished reduction" in str(error):
-        return "; the loss leaves parameters out: set find_unused_parameters = True"
-    if isinstance(error, RuntimeError) and "No CUDA GPUs are available" in str(error):
-        return "; this process has no GPU: leave the model on the CPU in build_model(), or use context.device elsewhere"
-    if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
-        return "; BatchNorm cannot train on a batch of one: use a larger batch, or another number of samples"
-    if cuda_errors.is_of_cuda(error):
-        return cuda_errors.remedy(error)
-    return ""
-
-
-def _lacks_memory(error: BaseException) -> bool:
-    if "torch" not in sys.modules:
-        return False
-    from rubberband.executor.training.memory import lacks_memory
-
-    return lacks_memory(error)
-
-
-def printable(text: str) -> str:
-    """Return `text` without the lone surrogates of file names that are no UTF-8: no journal accepts them."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _kept(details: str) -> str:
-    """Return the beginning and the end of a trace-back: an error's message may hold a whole data set."""
-    left_out = len(details) - MOST_DETAILS
-    if left_out <= 0:
-        return details
-    half = MOST_DETAILS // 2
-    return f"{details[:half]}\n[{left_out:,} characters are left out here]\n{details[-half:]}"
-
-
-def one_line(error: BaseException) -> str:
-    """Return `Type: text`, in one line of at most 300 characters."""
-    text = str(error)
-    if cuda_errors.is_of_cuda(error):  # general advice follows
-        text = text.partition("\n")[0]
-    text = printable(" ".join(text.split()))
-    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return line if len(line) <= 300 else line[:299] + "…"
-
-
-def is_broken_collective(error: BaseException) -> bool:
-    """Whether a collective broke because another worker went away: gloo, nccl or the store lost its peer."""
-    if isinstance(error, GangBroken):
-        return True
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.distributed.is_available() and isinstance(error, torch.distributed.DistError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(name in text for name in ("gloo", "Gloo", "NCCL", "ProcessGroup"))
-
 
 MAX_METRICS = 1000
 """Per report."""
@@ -507,3 +373,165 @@ def positive(name: str, value: int) -> int:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, not {value!r}")
     return int(value)
+
+
+END_TIMEOUT_S = 8.0
+"""The longest time for a function to end once its segment is over; less than the driver's patience with the worker."""
+
+
+_PAUSE_S = 0.02
+"""While a function trains, reports leave at this interval."""
+
+
+RUNS_ON = "goes on after its stop, so its process ends: catch Exception, not BaseException, and keep `finally` short"
+
+
+class SegmentOver(BaseException):
+    """Raised by `report` to end the function; not an Exception, so that `except Exception` lets it pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    error: BaseException | None
+
+
+class _FunctionThread(Thread):
+    """The thread of a function."""
+
+
+def function_runs_on() -> bool:
+    """Whether a function has not ended with its segment: no later trial may share this process with it."""
+    return any(isinstance(thread, _FunctionThread) for thread in threading.enumerate())
+
+
+class FunctionRunner(Runner):
+    """Runs `train(config)` on one worker, in a thread; every `report` is one iteration."""
+
+    def __init__(self, function: TrainFunction, segment: Segment) -> None:
+        self._function = function
+        self._segment = segment
+        self._state: bytes | None = None
+        """The function's last checkpoint, pickled when it was passed, so that later changes do not affect it."""
+        self._state_iterations = 0
+        self._iteration = 0
+        """The function's present iteration; less than the segment's while it repeats some."""
+        self._over = False
+        self._go: SimpleQueue[None] = SimpleQueue()
+        self._answers: SimpleQueue[Mapping[str, Any] | _Ended] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._switches = ThreadSwitches()
+
+    def restore(self, payload: bytes) -> int:
+        """Continue from the function's last checkpoint; return its iterations, 0 if the function never passed one."""
+        content = unpack(payload, "function", self._segment.from_iterations, place_of(self._segment.device))
+        self._state, self._state_iterations = content["state"], content["state_iterations"]
+        self._iteration = self._state_iterations
+        return self._state_iterations
+
+    def saved_iterations(self, iterations: int) -> int:
+        return self._state_iterations
+
+    def steps(self, iterations: int) -> Steps:
+        self._go_on()
+        while True:
+            try:
+                answer = self._answers.get(timeout=_PAUSE_S)
+            except Empty:
+                yield
+            else:
+                return clean_metrics(self._reported(answer), self._segment.metric)
+
+    def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> bytes:
+        content = {"state": self._state, "state_iterations": self._state_iterations, "metrics": dict(metrics)}
+        return pack("function", iterations, content)
+
+    def close(self) -> None:
+        """End the function: its `report` raises, now or when it is called next. See `function_runs_on`."""
+        self._over = True
+        self._go.put(None)
+        if self._thread is not None:
+            self._thread.join(END_TIMEOUT_S)
+            if self._thread.is_alive():
+                print(f"rubberband: {self._name}() {RUNS_ON}", file=sys.stderr, flush=True)
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
+        """Hand over one iteration, and wait until the next is wanted. Called in the function's thread."""
+        if self._over:
+            raise SegmentOver
+        if checkpoint is not None:
+            try:
+                self._state = pickle.dumps(checkpoint)
+            except Exception as error:
+                raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
+            self._state_iterations = self._iteration
+        elif self._is_first and self._segment.max_iterations != 1 and not self.ended:
+            print(f"rubberband: {self._name}() {WITHOUT_CHECKPOINT}", file=sys.stderr, flush=True)
+        self._answers.put(metrics)
+        self._go.get()
+        if self._over:
+            raise SegmentOver
+
+    def checkpoint(self) -> Any:
+        """Return the function's last checkpoint."""
+        return None if self._state is None else unpickled(self._state, place_of(self._segment.device))
+
+    @property
+    def segment(self) -> Segment:
+        """The segment."""
+        return self._segment
+
+    @property
+    def iteration(self) -> int:
+        """The number of the iteration that the function reports next."""
+        return self._iteration
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._function, "__name__", "train"))
+
+    @property
+    def _is_first(self) -> bool:
+        return self._iteration == 1 and self._segment.from_iterations == 0
+
+    def _go_on(self) -> None:
+        """Let the function train its next iteration."""
+        self._iteration += 1
+        if self._thread is None:
+            self._thread = _FunctionThread(target=self._run, name=f"trial {self._segment.trial}", daemon=True)
+            self._thread.start()
+        else:
+            self._go.put(None)
+
+    def _reported(self, answer: Mapping[str, Any] | _Ended) -> Mapping[str, Any]:
+        """Return the function's metrics. Raises what it raised; TrainingEnded if it returned after a report.
+
+        Raises TrialFailure if it returned without any.
+        """
+        if not isinstance(answer, _Ended):
+            return answer
+        if answer.error is not None:
+            raise answer.error
+        if not self._is_first:
+            raise TrainingEnded
+        metric = self._segment.metric
+        raise refused(
+            f"{self._name}() returned without a report; call rubberband.report({{{metric!r}: ...}}) once per "
+            "iteration, or return its metrics in a dict if it trains in one go"
+        )
+
+    def _run(self) -> None:
+        current_session.set(self)
+        self._switches.put()
+        reseed("train", self._segment.seed, self._state_iterations, self._segment.rank)
+        error: BaseException | None = None
+        try:
+            with tune_session(self, self._segment):
+                returned = self._function(dict(self._segment.config))
+                if isinstance(returned, Mapping) and self._is_first:  # Ray Tune takes it for a report too
+                    self.ended = True
+                    self.report(flat(returned), None)
+        except SegmentOver:
+            pass
+        except BaseException as raised:
+            error = raised
+        self._answers.put(_Ended(error))

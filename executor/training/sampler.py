@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from rubberband.executor.training.gang import Gang
-    from rubberband.executor.training.means import Weight
+    from rubberband.executor.training.metrics import Weight
 
 Stream = Literal["setup", "order", "train", "evaluate", "sample", "data"]
 """Purpose of the randomness; streams of the same seed are independent."""
@@ -132,6 +132,14 @@ class GlobalBatchSampler:
         if not 0 <= position < self.num_samples:
             raise ValueError(f"position {position} lies outside an epoch of {self.num_samples} samples")
         self.epoch, self.position = epoch, position
+
+    def state_dict(self) -> tuple[int, int]:
+        """Return (epoch, position)."""
+        return self.epoch, self.position
+
+    def load_state_dict(self, state: tuple[int, int]) -> None:
+        """Continue from there. Raises ValueError for a position outside the epoch."""
+        self.move_to(*state)
 
     @property
     def samples_done(self) -> int:
@@ -268,11 +276,11 @@ class Batching(ABC):
         """End the iteration; return what to report of its batches."""
         return BatchReport()
 
-    def state(self) -> dict[str, Any] | None:
-        """Return plain values for `restore`; None if there are none."""
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return plain values for `load_state_dict`; None if there are none."""
         return None
 
-    def restore(self, state: dict[str, Any] | None) -> None:  # noqa: B027 - optional hook
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:  # noqa: B027 - optional hook
         """Continue from the `state`, on any number of workers."""
 
     def close(self) -> None:  # noqa: B027 - optional hook
@@ -311,9 +319,9 @@ class FixedBatching(Batching):
         self.per_gpu = round(self.gang.least(self.per_gpu))
         return BatchReport()
 
-    def state(self) -> dict[str, Any] | None:
+    def state_dict(self) -> dict[str, Any] | None:
         return {"per_gpu": self.per_gpu} if self.per_gpu < self._wanted else None
 
-    def restore(self, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
         if state is not None and "per_gpu" in state:
             self.per_gpu = min(self.per_gpu, state["per_gpu"])

@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from rubberband.executor.training.clocks import ComputeTimer
 from rubberband.executor.training.data import Feed
+from rubberband.executor.training.failures import RanOut, is_out_of_memory, one_line, refused, release
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.means import Means, Weighed, Weighing, Weight, loss_and_metrics
-from rubberband.executor.training.memory import Undo, is_out_of_memory, release
+from rubberband.executor.training.metrics import Means, Weighed, Weighing, Weight, loss_and_metrics
 from rubberband.executor.training.options import Group, Precision
-from rubberband.executor.training.runner import RanOut, one_line, refused, to_float
+from rubberband.executor.training.runner import to_float
 from rubberband.executor.training.sampler import Batching, GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import FIXED, TorchTrial, override_of
@@ -277,6 +278,49 @@ def _micro_batches(indices: Indices, limit: int, least: int) -> list[Indices]:
     """
     parts = min(math.ceil(len(indices) / limit), max(1, len(indices) // min(least, limit)))
     return np.array_split(indices, parts) if len(indices) else []
+
+
+# Lack of memory in a step on real data.
+#
+# Memory that suffices for one batch may not do for the next, if samples are of different lengths. A gradient is a sum
+# over samples, so smaller passes come to the same one. A worker by itself puts back what the failed passes changed, and
+# does the step again. In a gang, DistributedDataParallel may have summed some of its gradients with the others'
+# already, so the gang's segment ends and begins again from its checkpoint, with half as many samples in a pass at most
+# (`RanOut`). How many samples fit is agreed afterwards (`Batching.end`).
+
+
+class Undo:
+    """Restores the model's buffers (BatchNorm) and torch's random state, which a forward pass changes."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module = module
+        self._is_cuda = device.type == "cuda"
+        self._buffers: list[tuple[list[Tensor], list[Tensor]]] = []
+        """The model's buffers and their copies, by type: on a GPU, those of one type are copied at once."""
+
+    def begin(self) -> None:
+        """Look for the model's buffers, before an iteration."""
+        alike: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in self._module.buffers():
+            alike.setdefault(buffer.dtype, []).append(buffer)
+        self._buffers = [(each, [torch.empty_like(buffer) for buffer in each]) for each in alike.values()]
+
+    def save(self) -> None:
+        """Note the present state, before a step."""
+        for buffers, saved in self._buffers:
+            torch._foreach_copy_(saved, buffers)
+        self._random = torch.get_rng_state()
+        if self._is_cuda:
+            self._cuda_random = torch.cuda.get_rng_state()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Return to the state that was noted."""
+        for buffers, saved in self._buffers:
+            torch._foreach_copy_(buffers, saved)
+        torch.set_rng_state(self._random)
+        if self._is_cuda:
+            torch.cuda.set_rng_state(self._cuda_random)
 
 
 # Steps that a trial takes by its own `step` method: several optimizers, closures, anything.

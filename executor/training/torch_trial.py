@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import Dataset
 
-    from rubberband.executor.training.evaluation import EvalLoader
+    from rubberband.executor.training.metrics import EvalLoader
 
 
 import inspect
@@ -252,7 +252,7 @@ class TorchTrial(ABC):
         of each batch) and `dataset`. `train_loss`, the mean loss of the iteration's training samples, is added to the
         result.
         """
-        from rubberband.executor.training.evaluation import mean_loss
+        from rubberband.executor.training.metrics import mean_loss
 
         return mean_loss(self, model, loader)
 

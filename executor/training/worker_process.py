@@ -2,7 +2,7 @@
 
 That state is put back or away before the next trial trains there: the folder, the environment, global settings of
 Python and of PyTorch, process groups, objects that only a collection frees, and the memory that they held on a GPU. A
-context of CUDA that is lost for good is no such thing (`cuda_errors.py`).
+context of CUDA that is lost for good is no such thing (`failures.py`).
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import io
 import itertools
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,10 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
+from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.runner import refused
 from rubberband.executor.training.torch_trial import TorchTrial
 
 T = TypeVar("T")
@@ -384,80 +382,6 @@ def agree_on(gang: Gang, trained: Mapping[str, Tensor], before: Mapping[str, Ten
 
 
 # In the checkpoint.
-
-
-def state_of(module: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """Return the names of the model's trained parameters, and of those of each group of each optimizer."""
-    named = dict(module.named_parameters())
-    names = {id(each): name for name, each in named.items()}
-    groups = [[[names.get(id(each)) for each in group["params"]] for group in one.param_groups] for one in optimizers]
-    return {"trained": [name for name, each in named.items() if each.requires_grad], "groups": groups}
-
-
-def restore_trained(module: nn.Module, state: Mapping[str, Any] | None) -> None:
-    """Freeze and thaw the parameters as in the `state`; older checkpoints have none."""
-    if state is None:
-        return
-    trained = set(state["trained"])
-    for name, each in module.named_parameters():
-        if each.requires_grad != (name in trained):
-            each.requires_grad_(name in trained)
-
-
-def restore_groups(module: nn.Module, optimizers: Sequence[Optimizer], state: Mapping[str, Any] | None) -> None:
-    """Give the optimizers the groups of the `state`, which hooks may have added."""
-    if state is None:
-        return
-    named = dict(module.named_parameters())
-    for optimizer, groups in zip(optimizers, state["groups"], strict=False):
-        for at, names in enumerate(groups):
-            if not all(name in named for name in names):  # those of the trial itself
-                continue
-            parameters = [named[name] for name in names]
-            if at == len(optimizer.param_groups):
-                optimizer.add_param_group({"params": parameters})
-            elif at < len(optimizer.param_groups):
-                optimizer.param_groups[at]["params"] = parameters
-
-
-@contextmanager
-def placed(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Let optimizers load states from host memory: learning rates that are tensors stay on their devices.
-
-    torch moves what belongs to a parameter there, and leaves Adam's `step` in host memory, where the next step reads it
-    without waiting for the GPU.
-    """
-    places = [
-        [{name: each.device for name, each in group.items() if isinstance(each, Tensor)} for group in one.param_groups]
-        for one in optimizers
-    ]
-    yield
-    for one, devices in zip(optimizers, places, strict=True):
-        for group, device_of in zip(one.param_groups, devices, strict=True):
-            group.update(
-                {name: group[name].to(at) for name, at in device_of.items() if isinstance(group[name], Tensor)}
-            )
-
-
-def on_host(state: Any) -> list[int]:
-    """Return which of the tensors in what a trial's `state_dict` returned are in host memory, by their number."""
-    tensors = [each for each in pytree.tree_leaves(state) if isinstance(each, Tensor)]
-    return [number for number, each in enumerate(tensors) if each.device.type == "cpu"]
-
-
-def on_device(state: Any, host: Collection[int], device: str | torch.device) -> Any:
-    """Return such a state with its tensors on `device`, but those numbered in `host`: the states of generators."""
-    if torch.device(device).type == "cpu":
-        return state
-    content = io.BytesIO()  # so, objects of the user's own move too, and what shares memory shares it there
-    torch.save(state, content)
-    content.seek(0)
-    leaves, form = pytree.tree_flatten(torch.load(content, map_location=device, weights_only=False))
-    numbers = itertools.count()
-    for place, each in enumerate(pytree.tree_leaves(state)):
-        if isinstance(each, Tensor) and next(numbers) in host:
-            leaves[place] = each
-    return pytree.tree_unflatten(leaves, form)
 
 
 # Digests: whether all workers of a gang have the same weights.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
 
-    from rubberband.executor.training.evaluation import EvalLoader
+    from rubberband.executor.training.metrics import EvalLoader
 
 
 class LightningTrial(TorchTrial):

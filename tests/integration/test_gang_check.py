@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.executor.training import comparing, loop, wrapping
+from rubberband.executor.training import checkpoint, comparing, loop, wrapping
 from rubberband.executor.training.comparing import Comparison
 from rubberband.executor.training.segment import Segment, SegmentFailure
 from rubberband.values.balance import Balance
@@ -50,7 +50,7 @@ def shares_no_buffers(plant: pytest.MonkeyPatch) -> None:
 
 
 def forgets_what_is_trained(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(loop, "restore_trained", lambda module, state: None)
+    plant.setattr(checkpoint.TrainedParameters, "load_state_dict", lambda self, state: None)
 
 
 def waits_briefly(plant: pytest.MonkeyPatch) -> None:

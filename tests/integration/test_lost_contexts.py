@@ -12,7 +12,7 @@ import pytest
 
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import RUNS_ON
+from rubberband.executor.training.runner import RUNS_ON
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from tests.builders.command_line import CommandLine
 from tests.builders.processes.segment_worker import Worker

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from rubberband.executor.training.evaluation import EvalLoader
+from rubberband.executor.training.metrics import EvalLoader
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted

@@ -10,7 +10,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="return-is-a-failure",
         harm="a function that stops when it has converged is retried in vain and leaves the ranking: a wrong winner",
-        file="executor/training/run.py",
+        file="executor/training/runner.py",
         old="if not self._is_first:",
         new="if False:",
         tests=_ENDED,
@@ -18,7 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="returned-metrics-are-lost",
         harm="a function of Ray Tune that returns its result, as in its first example, fails",
-        file="executor/training/run.py",
+        file="executor/training/runner.py",
         old="if isinstance(returned, Mapping) and self._is_first:",
         new="if False:",
         tests=_ENDED,
@@ -26,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="returned-history-is-a-report",
         harm="what a function returns after its reports becomes its latest metrics",
-        file="executor/training/run.py",
+        file="executor/training/runner.py",
         old="if isinstance(returned, Mapping) and self._is_first:",
         new="if isinstance(returned, Mapping):",
         tests=_ENDED,
@@ -34,7 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="return-without-a-report-is-an-end",
         harm="a function that does nothing is complete, without a metric",
-        file="executor/training/run.py",
+        file="executor/training/runner.py",
         old="if not self._is_first:",
         new="if True:",
         tests=_ENDED,
@@ -42,7 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="promoted-return-fails",
         harm="a promoted function with nothing left to do fails",
-        file="executor/training/run.py",
+        file="executor/training/runner.py",
         old="if not self._is_first:",
         new="if self._iteration > self._segment.from_iterations + 1:",
         tests=_ENDED,
@@ -75,7 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="last-iteration-not-evaluated",
         harm="a trial that ends between evaluations is ranked with an old metric",
-        file="executor/training/evaluation.py",
+        file="executor/training/metrics.py",
         old="is_due = ends or self.is_regular(iterations) or self._latest is None",
         new="is_due = self.is_regular(iterations) or self._latest is None",
         tests=_ENDED,

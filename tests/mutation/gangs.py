@@ -31,17 +31,17 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="trained-parameters-not-restored",
         harm="after a SYNC thawed layers are frozen again",
-        file="executor/training/loop.py",
-        old='restore_trained(self._module, content.get("parameters"))',
+        file="executor/training/checkpoint.py",
+        old="each.requires_grad_(name in trained)",
         new="pass",
         tests=(f"{_LEARNS}[Thawing]",),
     ),
     Mutant(
         name="added-groups-not-restored",
         harm="a trial that adds a parameter group cannot go on after a SYNC",
-        file="executor/training/loop.py",
-        old='restore_groups(self._module, self._optimizers.members, content.get("parameters"))',
-        new="pass",
+        file="executor/training/checkpoint.py",
+        old='                    optimizer.add_param_group({"params": parameters})\n',
+        new="                    pass\n",
         tests=(f"{_LEARNS}[ByLayer]",),
     ),
     Mutant(

@@ -151,7 +151,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a-busy-gpu-is-taken-for-lost",
         harm="a worker whose GPU still computes is ended, and starts anew",
-        file="executor/training/cuda_errors.py",
+        file="executor/training/failures.py",
         old="            if time.monotonic() >= deadline:\n                return False\n",
         new="            if time.monotonic() >= deadline:\n                return True\n",
         tests=("tests/unit/test_lost_contexts.py",),
@@ -175,7 +175,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a-function-goes-on-untold",
         harm="a worker is replaced at the end of a trial, and nothing says why",
-        file="executor/training/run.py",
+        file="executor/training/runner.py",
         old='                print(f"rubberband: {self._name}() {RUNS_ON}", file=sys.stderr, flush=True)\n',
         new="                pass\n",
         tests=("tests/unit/test_lost_contexts.py",),
@@ -183,7 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="every-function-costs-its-worker",
         harm="each trial that is a function starts a new process, which takes seconds",
-        file="executor/training/run.py",
+        file="executor/training/runner.py",
         old="    return any(isinstance(thread, _FunctionThread) for thread in threading.enumerate())\n",
         new="    return True\n",
         tests=("tests/unit/test_lost_contexts.py",),

@@ -31,7 +31,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="evaluation-data-by-the-trial",
         harm="each trial is evaluated on a part of its own, and some are stopped by luck",
-        file="executor/training/evaluation.py",
+        file="executor/training/metrics.py",
         old="reseed_data(segment.seed, segment.data_seed)",
         new='reseed("setup", segment.seed)',
         tests=_DATA,

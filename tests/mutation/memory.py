@@ -30,7 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="device-of-load-best-ignored",
         harm="load_best(device=) of a function loads on the CPU",
-        file="executor/training/restoring.py",
+        file="executor/result/restoring.py",
         old='return unpickled(content["state"], device)',
         new='return unpickled(content["state"], "cpu")',
         tests=("tests/unit/test_results.py::test_tensors_of_a_gpu_are_loaded_where_there_is_none",),
@@ -46,7 +46,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="checkpoint-loaded-onto-the-gpu",
         harm="after each SYNC Adam waits for the GPU twice per parameter in every step",
-        file="executor/training/loop.py",
+        file="executor/training/checkpoint.py",
         old='map_location="cpu", weights_only=False, mmap',
         new="map_location=self._device, weights_only=False, mmap",
         tests=("tests/unit/test_restoring_devices.py",),
@@ -54,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="all-own-tensors-to-the-gpu",
         harm="a trial that keeps the state of a generator fails at its first SYNC on a GPU",
-        file="executor/training/wrapping.py",
+        file="executor/training/checkpoint.py",
         old="and next(numbers) in host:",
         new="and next(numbers) in ():",
         tests=("tests/unit/test_restoring_devices.py",),
@@ -62,7 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="own-tensors-left-in-host-memory",
         harm="load_state_dict() of a trial gets its average in host memory, and the next step fails",
-        file="executor/training/wrapping.py",
+        file="executor/training/checkpoint.py",
         old="torch.load(content, map_location=device, weights_only=False)",
         new="torch.load(content, weights_only=False)",
         tests=("tests/unit/test_restoring_devices.py",),
@@ -70,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="too-large-a-copy-is-kept",
         harm="every worker keeps page-locked memory of three times its largest model, until the host has none",
-        file="executor/training/host_copy.py",
+        file="executor/training/checkpoint.py",
         old="            HostCopy._memory.unlock()",
         new="            return",
         tests=("tests/unit/test_checkpoints_behind.py",),
@@ -78,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="full-gpu-not-known-in-evaluation",
         harm="an evaluation on a full GPU fails the trial, where smaller batches would do",
-        file="executor/training/evaluation.py",
+        file="executor/training/metrics.py",
         old="loader.halve() if is_out_of_memory(error) else 0",
         new="loader.halve() if isinstance(error, torch.OutOfMemoryError) else 0",
         tests=("tests/unit/test_evaluation.py",),
@@ -86,8 +86,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="nccl-without-memory-is-an-echo",
         harm="the gang's lack of memory is told as another worker's loss, without the remedy",
-        file="executor/training/runner.py",
-        old="is_broken_collective(error) and not _lacks_memory(error)",
+        file="executor/training/failures.py",
+        old="is_broken_collective(error) and not lacks_memory(error)",
         new="is_broken_collective(error)",
         tests=("tests/unit/test_out_of_memory.py",),
     ),
@@ -134,7 +134,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a-copy-is-marked-before-it-is-made",
         harm="a checkpoint of a GPU is written before its copy is there, and holds the one before",
-        file="executor/training/host_copy.py",
+        file="executor/training/checkpoint.py",
         old=f"        {_FILL}\n        {_MARK}",
         new=f"        {_MARK}        {_FILL}\n",
         tests=("tests/unit/test_checkpoints_behind.py",),
@@ -142,7 +142,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the-writer-does-not-wait-for-the-copy",
         harm="a checkpoint of a GPU holds weights of two iterations",
-        file="executor/training/loop.py",
+        file="executor/training/checkpoint.py",
         old="    host_copy.wait()\n",
         new="",
         tests=("tests/unit/test_checkpoints_behind.py",),
@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="forks-get-page-locked-memory",
         harm="after a fork, a GPU copies checkpoints to pages that only the child sees",
-        file="executor/training/host_copy.py",
+        file="executor/training/checkpoint.py",
         old="        self._mapped.madvise(mmap.MADV_DONTFORK)\n",
         new="",
         tests=("tests/unit/test_checkpoints_behind.py",),
@@ -206,7 +206,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="load-best-moves-generators",
         harm="load_best(device=) of a trial that keeps the state of a generator fails",
-        file="executor/training/restoring.py",
+        file="executor/result/restoring.py",
         old='content.get("trial_on_host", ())',
         new="()",
         tests=("tests/unit/test_restoring_devices.py",),

@@ -11,10 +11,10 @@ import torch
 
 from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, make_adaptive, resolve_limits
 from rubberband.executor.training.clocks import CudaLapClock, LapClock
+from rubberband.executor.training.failures import TrialFailure
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import NoiseReading
 from rubberband.executor.training.options import make_lr_scaling
-from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.segment import BatchReport
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits
@@ -316,18 +316,18 @@ def test_a_restored_one_resumes_with_what_was_learnt():
     device = Device()
     batching = make(device)
     iterate(batching, device)
-    state, learnt = batching.state(), batching.batch_size
+    state, learnt = batching.state_dict(), batching.batch_size
     other = make(device)
-    other.restore(state)
+    other.load_state_dict(state)
     assert other.batch_size == learnt > 32
     _, _, _, sizes = iterate(other, device, 2)
     assert sizes[0] >= learnt / 1.1
-    assert other.state()["progress"] >= 2 * SAMPLES
+    assert other.state_dict()["progress"] >= 2 * SAMPLES
 
 
 def test_a_checkpoint_of_a_fixed_batch_does_not_fit():
     with pytest.raises(KeyError, match="fixed batch"):
-        make(Device()).restore(None)
+        make(Device()).load_state_dict(None)
 
 
 def test_a_long_iteration_is_reported_in_few_stretches():

@@ -117,11 +117,11 @@ def test_it_resumes_with_what_it_has_learnt_on_another_gang():
     agent = make(gpus=4)
     learnt = train(agent, OVERHEAD_BOUND, 1e6)[-1]
     other = make(gpus=2)
-    other.restore(json.loads(json.dumps(agent.state())))
+    other.load_state_dict(json.loads(json.dumps(agent.state_dict())))
     assert other.points() == agent.points()
     assert other.choose(other.split(learnt.batch_size), 1e6).batch_size == learnt.batch_size == 4096
     agent.forbid(1024, 512)
-    other.restore(json.loads(json.dumps(agent.state())))
+    other.load_state_dict(json.loads(json.dumps(agent.state_dict())))
     assert other.limits.max_per_gpu == 768
     assert other.split(4096) == BatchChoice(batch_size=4096, per_gpu=683, accumulation=2)
 
@@ -191,6 +191,6 @@ def test_timings_of_other_sizes_follow_the_pace_of_unequal_workers():
     agent.observe(large, 30, 30 * 0.5)
     assert sorted(point.step_s for point in agent.points()) == pytest.approx([0.2, 0.5], rel=0.1)
     resumed = BatchAgent(LIMITS, instances=1, gpus=4, clock=Clock(), pace=lambda: 2.0)  # a worker has become slow
-    resumed.restore(agent.state())
+    resumed.load_state_dict(agent.state_dict())
     resumed.observe(large, 100, 100 * 1.0)
     assert sorted(point.step_s for point in resumed.points()) == pytest.approx([0.4, 1.0], rel=0.1)

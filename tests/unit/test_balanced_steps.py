@@ -252,12 +252,12 @@ def test_a_state_is_of_use_to_a_gang_of_the_same_size():
     run = Run()
     run.balancer.wanted = (2, 4, 6)
     run.steps(3, 0.1)
-    state = run.balancing.state()
+    state = run.balancing.state_dict()
     same, other = Run(), Run()
-    same.balancing.restore(state)
+    same.balancing.load_state_dict(state)
     assert same.steps(1, 0.1) == [(2, 4, 6)]
-    other.balancing.restore({**state, "shares": (6, 6)})
-    other.balancing.restore(None)
+    other.balancing.load_state_dict({**state, "shares": (6, 6)})
+    other.balancing.load_state_dict(None)
     assert other.steps(1, 0.1) == [even_shares(12, 3)]
 
 

@@ -23,9 +23,9 @@ import rubberband
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import LocalCheckpointStore, Payload, open_store
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.training import host_copy, loop
+from rubberband.executor.training import checkpoint
+from rubberband.executor.training.checkpoint import HostCopy
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from tests.builders.segments import SEGMENT
@@ -285,7 +285,7 @@ def test_page_locked_memory_has_the_size_of_the_state_and_goes_with_the_segment_
     larger = {"w": torch.arange(50_000.0)}
     assert same(host.take(larger), larger)
     assert len(cuda.locked) == 1, "what was too small is page-locked no more"
-    monkeypatch.setattr(host_copy, "MOST_KEPT_BYTES", 100_000)
+    monkeypatch.setattr(checkpoint, "MOST_KEPT_BYTES", 100_000)
     copied = host.take(larger)
     host.close()
     assert not cuda.locked
@@ -301,7 +301,7 @@ def test_a_copy_is_there_when_its_mark_is_set(monkeypatch):
 
 def test_a_checkpoint_is_written_when_its_copy_is_there(tmp_path):
     path, seen = tmp_path / "checkpoint", []
-    loop._write({}, SimpleNamespace(wait=lambda: seen.append(path.exists())), path)
+    checkpoint.write({}, SimpleNamespace(wait=lambda: seen.append(path.exists())), path)
     assert seen == [False]
     assert path.exists()
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rubberband.executor.training import gang
-from rubberband.executor.training.runner import GangBroken
+from rubberband.executor.training.failures import GangBroken
 
 
 @pytest.fixture

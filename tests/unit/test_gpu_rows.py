@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset, random_split
 
 import rubberband
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training import evaluation, gpu_rows, loop
+from rubberband.executor.training import gpu_rows, loop, metrics
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gpu_rows import GpuRows, Residence
@@ -235,7 +235,7 @@ def test_a_curve_does_not_depend_on_where_the_rows_are(
         return found
 
     monkeypatch.setattr(loop, "Feed", feed)
-    monkeypatch.setattr(evaluation, "Feed", feed)
+    monkeypatch.setattr(metrics, "Feed", feed)
     assert trained() == plain
     assert any(each is not None for each in used) is not numpy
 
@@ -258,7 +258,7 @@ def test_a_full_gpu_gives_the_set_up_before_it_divides_a_step(tmp_path: Path, mo
     made, segment, store = residence(steps=0), replace(SEGMENT, config=PLAIN), open_store(str(tmp_path))
     plain = reports(list(run_segment(Entrypoint.from_object(Line), segment, store)))
     Lacks.made = made
-    for module in (loop, evaluation):
+    for module in (loop, metrics):
         monkeypatch.setattr(module, "Feed", lambda *args, **words: Feed(*args, **{**words, "residence": made}))
     found = reports(list(run_segment(Entrypoint.from_object(Lacks), segment, store)))
     assert made._is_over

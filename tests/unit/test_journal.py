@@ -27,7 +27,7 @@ from rubberband.executor.journal.journal import (
     sqlite_url,
     written_by,
 )
-from rubberband.executor.training.runner import describe
+from rubberband.executor.training.failures import describe
 from rubberband.values.balance import BalanceUse
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.power_cut import PowerCut

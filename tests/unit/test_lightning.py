@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, r
 
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.result.restoring import restore_trial
 from rubberband.executor.result.result import TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.restoring import restore_trial
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.integrations.lightning import LightningTrial

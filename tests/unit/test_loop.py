@@ -14,9 +14,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rubberband.executor.training import loop
 from rubberband.executor.training.data import DatasetBatches
-from rubberband.executor.training.evaluation import EvalLoader
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loop import first_step, warm_kernels
+from rubberband.executor.training.metrics import EvalLoader
 from rubberband.executor.training.segment import SegmentReport
 from rubberband.planner.balancing import even_shares
 from tests.builders import segments
@@ -300,3 +300,12 @@ def test_a_change_of_shares_costs_something_with_loader_workers_or_compile(monke
     monkeypatch.setattr(loop.TorchRunner, "_make_step", lambda *_, **__: SimpleNamespace())
     loop.TorchRunner(Divided(), replace(SEGMENT, num_workers=2), Gang(0, 2, None))
     assert said["is_costly"] is (compiles or workers > 0)
+
+
+def test_a_checkpoint_has_the_states_of_all_components_by_the_names_of_earlier_versions(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    kept = content(store, reports(train(Exact, store, until_iterations=1))[-1].checkpoint)
+    head = ["format", "kind", "iterations", "seed", "data_seed", "metrics"]
+    components = ["model", "parameters", "optimizer", "scheduler", "sampler", "readers", "batching", "evaluation"]
+    assert list(kept) == [*head, *components, "precision", "steps", "balancing"]
+    assert (kept["format"], kept["kind"]) == (1, "torch")

@@ -21,10 +21,11 @@ from rubberband.executor.ray import slot_worker
 from rubberband.executor.ray.attempt import Attempt, Gathered
 from rubberband.executor.ray.slot_worker import SlotWorker
 from rubberband.executor.ray.workers import Workers, last_line
-from rubberband.executor.training import cuda_errors, run
+from rubberband.executor.training import failures, run, runner
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import RUNS_ON, run_segment
-from rubberband.executor.training.runner import describe
+from rubberband.executor.training.failures import describe
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.runner import RUNS_ON
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.executor.training.trial import report
 from tests.builders.lost_context import ADVICE, cuda_error
@@ -54,9 +55,9 @@ def dmesg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
         ),
         (("no kernel image is available for execution on the device", 209), "raised", "; this build of torch has no"),
         (("out of memory", 2), "raised", "; train on fewer samples at once"),
-        (("uncorrectable ECC error encountered", 214), "gpu", cuda_errors.MACHINE),
-        (("CUDA-capable device(s) is/are busy or unavailable", 46), "gpu", cuda_errors.MACHINE),
-        (("system not yet initialized", 802), "gpu", cuda_errors.MACHINE),
+        (("uncorrectable ECC error encountered", 214), "gpu", failures.MACHINE),
+        (("CUDA-capable device(s) is/are busy or unavailable", 46), "gpu", failures.MACHINE),
+        (("system not yet initialized", 802), "gpu", failures.MACHINE),
     ],
 )
 def test_a_user_reads_cuda_s_own_line_and_its_fix(error: tuple[str, int], kind: str, line: str) -> None:
@@ -75,7 +76,7 @@ def test_a_user_reads_cuda_s_own_line_and_its_fix(error: tuple[str, int], kind: 
 def test_a_launch_failure_is_the_machine_s_where_the_driver_saw_the_hardware_fail(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, age_s: float, kind: str, message: str, code: int
 ) -> None:
-    monkeypatch.setattr(cuda_errors.time, "monotonic", lambda: 10_000.0)
+    monkeypatch.setattr(failures.time, "monotonic", lambda: 10_000.0)
     dmesg(monkeypatch, tmp_path, text.format(10_000.0 - age_s))
     assert describe(cuda_error(message, code), in_gang=False).kind == kind
 
@@ -110,8 +111,8 @@ def test_a_gpu_that_is_still_busy_is_not_lost(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=lambda: False))
-    monkeypatch.setattr(cuda_errors, "_DONE_S", 0.0)
-    assert not cuda_errors.context_is_lost()
+    monkeypatch.setattr(failures, "_DONE_S", 0.0)
+    assert not failures.context_is_lost()
 
 
 def fails(config: dict[str, Any]) -> None:
@@ -169,7 +170,7 @@ def test_a_process_without_its_gpu_ends_when_its_last_item_has_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ends: list[Any] = []
-    monkeypatch.setattr(cuda_errors, "context_is_lost", lambda: True)
+    monkeypatch.setattr(failures, "context_is_lost", lambda: True)
     monkeypatch.setattr(run, "run_segment", lambda *_: (item for item in ["failure"]))
     monkeypatch.setattr(slot_worker, "time", SimpleNamespace(sleep=lambda seconds: ends.append(seconds >= 1.0)))
     monkeypatch.setattr(slot_worker, "os", SimpleNamespace(_exit=ends.append))
@@ -194,7 +195,7 @@ def test_a_process_whose_function_goes_on_after_its_stop_ends_and_the_log_says_s
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ends: list[Any] = []
-    monkeypatch.setattr(run, "END_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(runner, "END_TIMEOUT_S", 0.05)
     monkeypatch.setattr(slot_worker, "_DELIVERY_S", 0.0)
     monkeypatch.setattr(os, "_exit", ends.append)
     for ends_after_s, expected in ((0.0, []), (30.0, [1])):

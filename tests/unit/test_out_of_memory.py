@@ -16,9 +16,9 @@ from rubberband.executor.logs.trial_log import TrialLog
 from rubberband.executor.ray.attempt import HUNG, RAN_OUT, Gathered
 from rubberband.executor.ray.slot_worker import SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.memory import Undo, is_out_of_memory
-from rubberband.executor.training.runner import describe
+from rubberband.executor.training.failures import describe, is_out_of_memory
 from rubberband.executor.training.segment import SegmentFailure
+from rubberband.executor.training.step import Undo
 
 REMEDY = "train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"
 SURE = [

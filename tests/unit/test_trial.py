@@ -22,8 +22,8 @@ from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.failures import MOST_DETAILS
 from rubberband.executor.training.run import run_segment, warm_up
-from rubberband.executor.training.runner import MOST_DETAILS
 from rubberband.executor.training.segment import SegmentRepeated, SegmentReport, SegmentStarted
 from tests.builders import segments
 from tests.builders.segments import failure, reports, train

@@ -23,12 +23,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.executor.training.asynchronous.servers import Servers, ServerSnapshot
 from rubberband.executor.training.asynchronous.shards import largest_share, trained_parameters
+from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loading import Part
 from rubberband.executor.training.loop import TorchRunner
-from rubberband.executor.training.means import Means
+from rubberband.executor.training.metrics import Means
 from rubberband.executor.training.options import fixed_steps
-from rubberband.executor.training.runner import Steps, clean_metrics, refused
+from rubberband.executor.training.runner import Steps, clean_metrics
 from rubberband.executor.training.sampler import Batching, FixedBatching, GlobalBatch, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.torch_trial import TorchTrial, fault_of_words
@@ -46,13 +47,13 @@ class _Updates(FixedBatching):
     def update(self, optimizer: torch.optim.Optimizer, step: Any) -> bool:
         return True
 
-    def state(self) -> dict[str, Any] | None:
-        return {**(super().state() or {}), "data": self.data}
+    def state_dict(self) -> dict[str, Any] | None:
+        return {**(super().state_dict() or {}), "data": self.data}
 
-    def restore(self, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
         if state is None or "data" not in state:
             raise KeyError("it was written by synchronous training")
-        super().restore(state)
+        super().load_state_dict(state)
         self.data = state["data"]
 
 
@@ -271,9 +272,10 @@ class AsyncRunner(TorchRunner):
         )
 
     def _states(self) -> dict[str, Any]:
-        """Return the states of optimizer and LR schedule as the servers had them at the end of the iteration."""
+        """Return the states; those of optimizer and LR schedule are the servers', at the end of the iteration."""
         assert self._snapshot is not None
-        return {"optimizer": self._snapshot.optimizer, "scheduler": self._snapshot.scheduler}
+        own = {"optimizer": self._snapshot.optimizer, "scheduler": self._snapshot.scheduler}
+        return {**super()._states(), **own}
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Any:
         """The same content as that of synchronous training; and the batches that workers hold."""

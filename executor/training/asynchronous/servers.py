@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from rubberband.executor.training.asynchronous.protocol import TIMES, Wire
 from rubberband.executor.training.asynchronous.shards import Buffer, Shard, size_bytes
-from rubberband.executor.training.runner import GangBroken
+from rubberband.executor.training.failures import GangBroken
 
 T = TypeVar("T")
 

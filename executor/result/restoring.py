@@ -12,7 +12,8 @@ from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import store_of
 from rubberband.executor.result.result import TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint, Target
-from rubberband.executor.training.runner import check_device, expect, one_line, unpack, unpickled
+from rubberband.executor.training.failures import one_line
+from rubberband.executor.training.runner import check_device, expect, unpack, unpickled
 from rubberband.executor.training.sampler import reseed, reseed_data
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext
@@ -69,7 +70,7 @@ def _payload(found: TrialResult, is_simulated: bool) -> bytes:
 def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device: str) -> TorchTrial:
     import torch
 
-    from rubberband.executor.training.wrapping import on_device, restore_trained
+    from rubberband.executor.training.checkpoint import Model, TrainedParameters, on_device
 
     check_device(device)
     try:
@@ -84,9 +85,8 @@ def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device:
     model = trial.build_model(dict(found.configuration)).to(device)
     load = override_of(trial, "load_state_dict")
     try:
-        model.load_state_dict(content["model"])
-        model.to(device)
-        restore_trained(model, content.get("parameters"))
+        Model(model, device).load_state_dict(content["model"])
+        TrainedParameters(model).load_state_dict(content.get("parameters"))
         if load is not None and "trial" in content:
             reseed("setup", content["seed"])
             trial.build_optimizer(dict(found.configuration), model)  # which may make what the state is loaded into

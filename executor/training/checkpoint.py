@@ -1,15 +1,32 @@
-"""Copies of a training state in host memory, so that training can go on while a checkpoint is written."""
+"""The checkpoint of a `TorchTrial`: the states of its components by name, their copy in host memory, and its file.
+
+The content is a dictionary: `format`, `kind`, `iterations`, `seed`, `data_seed` and `metrics`; the `state_dict()` of
+each component (`TorchRunner` lists them); and of a trial with a `state_dict()` of its own, that as `trial`, and as
+`trial_on_host` the numbers of its tensors that were in host memory. A component that is added needs another name, and
+takes None from checkpoints that are older.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import io
+import itertools
 import mmap
 import sys
 from collections import OrderedDict, defaultdict
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from rubberband.errors import CheckpointError
+from rubberband.executor.training.options import Group
 
 MOST_KEPT_BYTES = 2 << 30
 """The most memory that a process keeps from one segment to the next."""
@@ -181,3 +198,152 @@ class _Take:
 
 def _key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() or id(tensor)
+
+
+# The components.
+
+
+class Stateful(Protocol):
+    """A component of a trial whose state is part of its checkpoint, by the calls that torch's own components have."""
+
+    def state_dict(self) -> Any:
+        """Return the state: plain values and tensors, which may be the component's own."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Continue from the state, on any number of workers; None: the checkpoint is older than this component."""
+
+
+class Component(NamedTuple):
+    """A component that is made of two functions."""
+
+    state_dict: Callable[[], Any]
+    load_state_dict: Callable[[Any], Any]
+
+
+NOTHING = Component(lambda: None, lambda state: None)
+"""Stands for a component that the trial does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model, without DistributedDataParallel's prefix."""
+
+    module: nn.Module
+    device: str | torch.device
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the module."""
+        return self.module.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of a module with the same layers."""
+        self.module.load_state_dict(state)
+        self.module.to(self.device)  # a module with a load_state_dict of its own may have kept what it was given
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedParameters:
+    """The names of the model's trained parameters, and of those of each group of each optimizer, which hooks change."""
+
+    module: nn.Module
+    optimizers: Sequence[Optimizer] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the names."""
+        named = dict(self.module.named_parameters())
+        names = {id(each): name for name, each in named.items()}
+        groups = [
+            [[names.get(id(each)) for each in group["params"]] for group in one.param_groups] for one in self.optimizers
+        ]
+        return {"trained": [name for name, each in named.items() if each.requires_grad], "groups": groups}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Freeze and thaw the parameters, and give the optimizers their groups; older checkpoints have no state."""
+        if state is None:
+            return
+        named, trained = dict(self.module.named_parameters()), set(state["trained"])
+        for name, each in named.items():
+            if each.requires_grad != (name in trained):
+                each.requires_grad_(name in trained)
+        for optimizer, groups in zip(self.optimizers, state["groups"], strict=False):
+            for at, names in enumerate(groups):
+                if not all(name in named for name in names):  # those of the trial itself
+                    continue
+                parameters = [named[name] for name in names]
+                if at == len(optimizer.param_groups):
+                    optimizer.add_param_group({"params": parameters})
+                elif at < len(optimizer.param_groups):
+                    optimizer.param_groups[at]["params"] = parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizers:
+    """The optimizers of a trial."""
+
+    optimizers: Group[Optimizer]
+
+    def state_dict(self) -> Any:
+        """Return their states."""
+        return self.optimizers.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Load states from host memory: learning rates that are tensors stay on their devices.
+
+        torch moves what belongs to a parameter there, and leaves Adam's `step` in host memory, where the next step
+        reads it without waiting for the GPU.
+        """
+        groups = [group for one in self.optimizers.members for group in one.param_groups]
+        places = [{name: each.device for name, each in group.items() if isinstance(each, Tensor)} for group in groups]
+        self.optimizers.load_state_dict(state)
+        groups = [group for one in self.optimizers.members for group in one.param_groups]
+        for group, device_of in zip(groups, places, strict=True):
+            group.update(
+                {name: group[name].to(at) for name, at in device_of.items() if isinstance(group[name], Tensor)}
+            )
+
+
+def on_host(state: Any) -> list[int]:
+    """Return which of the tensors in what a trial's `state_dict` returned are in host memory, by their number."""
+    tensors = [each for each in pytree.tree_leaves(state) if isinstance(each, Tensor)]
+    return [number for number, each in enumerate(tensors) if each.device.type == "cpu"]
+
+
+def on_device(state: Any, host: Collection[int], device: str | torch.device) -> Any:
+    """Return such a state with its tensors on `device`, but those numbered in `host`: the states of generators."""
+    if torch.device(device).type == "cpu":
+        return state
+    content = io.BytesIO()  # so, objects of the user's own move too, and what shares memory shares it there
+    torch.save(state, content)
+    content.seek(0)
+    leaves, form = pytree.tree_flatten(torch.load(content, map_location=device, weights_only=False))
+    numbers = itertools.count()
+    for place, each in enumerate(pytree.tree_leaves(state)):
+        if isinstance(each, Tensor) and next(numbers) in host:
+            leaves[place] = each
+    return pytree.tree_unflatten(leaves, form)
+
+
+# Files.
+
+
+def read(payload: bytes | Path) -> Any:
+    """Return the content of a checkpoint, in host memory; a file is mapped. Raises CheckpointError."""
+    # Not weights_only: LR schedules and extra states may hold objects of the user's own classes, and the store has
+    # compared the bytes with the digest in the journal.
+    # In host memory: what belongs on the GPU is copied there, and all that was not there must stay.
+    try:
+        source = payload if isinstance(payload, Path) else io.BytesIO(payload)
+        return torch.load(source, map_location="cpu", weights_only=False, mmap=source is payload)
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint cannot be read: {type(error).__name__}: {error}") from error
+
+
+def write(content: Mapping[str, Any], host_copy: HostCopy, path: Path) -> None:
+    """Write a checkpoint. By the file's name, torch writes it without Python's global lock; training goes on."""
+    host_copy.wait()
+    try:
+        torch.save(content, str(path))
+    except (RuntimeError, OSError) as error:  # torch's writer has an error of its own for a full disk
+        raise OSError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
