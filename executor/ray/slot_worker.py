@@ -25,7 +25,6 @@ from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.logs import trial_log
 from rubberband.executor.logs.trial_log import PIPE_BYTES, TrialLog
 from rubberband.executor.ray.code import Code, install
-from rubberband.executor.training import lifeline
 from rubberband.executor.training.segment import (
     Segment,
     SegmentEnded,
@@ -34,7 +33,7 @@ from rubberband.executor.training.segment import (
     SegmentReport,
     SegmentStarted,
 )
-from rubberband.executor.training.worker_process import compute_with, cpus_per_gpu, worker_settings
+from rubberband.executor.training.worker_process import compute_with, cpus_per_gpu, reserve_port, worker_settings
 
 if TYPE_CHECKING:
     from rubberband.executor.training.entrypoint import Entrypoint
@@ -206,7 +205,7 @@ class SlotWorker:
         import ray
 
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return f"tcp://{host}:{lifeline.reserve_port()}"
+        return f"tcp://{host}:{reserve_port()}"
 
     def vitals(self, log: TrialLog | None) -> Vitals:
         """Return the present counts of its machine."""

@@ -332,6 +332,11 @@ class Feed:
 
     ahead: Callable[[], Iterator[Part]]
     """Gives the parts of the batches after the present one, without end, if nothing changes."""
+    _epoch = 0
+    _stream: Stream | None = None
+    _samples: DatasetBatches | None = None
+    _workers: LoaderWorkers | None = None
+    _rows: GpuRows | None = None
 
     def __init__(
         self,
@@ -350,23 +355,18 @@ class Feed:
 
         `batch_size` is M, for streams. `residence` is there on a GPU, and takes what is in memory.
         """
-        self._device = device
+        self.device = device
         self._seed = seed
-        self._epoch = 0
         self._marks: dict[int, Mark] = {}
-        self._stream: Stream | None = None
-        self._samples: DatasetBatches | None = None
-        most = most_workers
         if is_stream(dataset):
             self.num_samples = ENDLESS
             self._stream = Stream(dataset, collate, seed=seed, batch_size=batch_size)
-            most = self._stream.num_turns
+            most_workers = self._stream.num_turns
         else:
             self.num_samples = num_samples(dataset, what)
             self._samples = DatasetBatches(dataset, collate)
-            most = 0 if self._samples.in_memory else most
-        self._workers: LoaderWorkers | None = None
-        self.num_workers = 0 if settings is None else settings.count(most)
+            most_workers = 0 if self._samples.in_memory else most_workers
+        self.num_workers = 0 if settings is None else settings.count(most_workers)
         if settings is not None and self.num_workers > 0:
             self._workers = LoaderWorkers(
                 self._prepared,
@@ -376,8 +376,7 @@ class Feed:
                 pin=device.type == "cuda",
                 are_numbered=self._stream is None,
             )
-        self._rows: GpuRows | None = None
-        if residence is not None and self._samples is not None and self._samples.in_memory and self._workers is None:
+        elif residence is not None and self._samples is not None and self._samples.in_memory:
             self._rows = GpuRows(self._samples.dataset, residence)
 
     @property
@@ -420,7 +419,7 @@ class Feed:
             return self._rows.load(indices, self._samples.places)
         part = Part(indices=indices, epoch=self._epoch)
         if self._samples is not None and self._samples.in_memory and self._workers is None:
-            return to_device(self._samples.batch(indices), self._device)
+            return to_device(self._samples.batch(indices), self.device)
         if self._workers is not None and self._workers.has(part):
             loaded = self._workers.take()
         else:
@@ -429,7 +428,7 @@ class Feed:
         if self._stream is not None:
             loaded, marks = loaded
             self._marks.update(marks)
-        return to_device(loaded, self._device)
+        return to_device(loaded, self.device)
 
     def state_dict(self) -> dict[int, tuple[int, int, Any]] | None:
         """Return where the readers of a stream are, if they keep a state; by shard."""

@@ -124,15 +124,10 @@ class TorchRunner(Runner):
         )
         has_room = self._device.type == "cuda" and segment.most_per_gpu is None
         residence = Residence(self._device) if has_room else None
-        self._feed = Feed(
-            dataset,
-            device=self._device,
-            collate=collate,
-            seed=segment.seed,
-            batch_size=self._batch_size,
-            settings=settings,
-            residence=residence,
+        make_feed = partial(
+            Feed, device=self._device, collate=collate, seed=segment.seed, settings=settings, residence=residence
         )
+        self._feed = make_feed(dataset, batch_size=self._batch_size)
         self._feed.ahead = self._parts_ahead
         if self._device.type == "cuda":  # batches are gathered here, while the GPU works
             compute_with(settings.cpus - self._feed.num_workers)
@@ -145,9 +140,7 @@ class TorchRunner(Runner):
         size = min(self._batch_size, self._limit or self._batch_size)
         if trial.eval_batch_size is not None:
             size = positive("eval_batch_size", trial.eval_batch_size)
-        self._evaluation.load(
-            batch_size=size, device=self._device, collate=collate, settings=settings, residence=residence
-        )
+        self._evaluation.load(make_feed, size)
 
     def _make_sampler(self, dataset: Any) -> GlobalBatchSampler:
         segment, trial, total = self._segment, self._trial, self._feed.num_samples

@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from rubberband.executor.training.data import Collate, Feed, num_samples
+from rubberband.executor.training.data import Feed, num_samples
 from rubberband.executor.training.failures import is_out_of_memory, refused, release
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.gpu_rows import Residence
-from rubberband.executor.training.loading import LoaderSettings, Part
+from rubberband.executor.training.loading import Part
 from rubberband.executor.training.runner import to_float
 from rubberband.executor.training.sampler import Indices, reseed, reseed_data
 from rubberband.executor.training.segment import Segment
@@ -245,38 +244,28 @@ class EvalLoader:
     def __init__(
         self,
         dataset: Dataset[Any],
+        make_feed: Callable[..., Feed],
         *,
         batch_size: int,
-        device: torch.device,
-        collate: Collate | None,
         rank: int = 0,
         num_workers: int = 1,
-        seed: int = 0,
-        settings: LoaderSettings | None = None,
-        residence: Residence | None = None,
     ) -> None:
         """`rank` of `num_workers` takes its part of the batches; the first ranks take one more.
 
-        With `settings`, loader workers load them ahead, the first ones of the next evaluation too.
+        If the feed has loader workers, they load the first batches of the next evaluation ahead too.
         """
         self.dataset = dataset
         total = num_samples(dataset, "eval_dataset()")
         parts = [np.arange(start, min(start + batch_size, total)) for start in range(0, total, batch_size)]
         mine = np.array_split(np.arange(len(parts)), num_workers)[rank]
         self._parts = [parts[index] for index in mine]
-        self.device = device
-        self._feed = Feed(
-            dataset,
-            device=device,
-            collate=collate,
-            seed=seed,
-            batch_size=batch_size,
-            what="eval_dataset()",
-            settings=settings,
-            most_workers=len(parts),
-            residence=residence,
-        )
+        self._feed = make_feed(dataset, batch_size=batch_size, what="eval_dataset()", most_workers=len(parts))
         self._feed.ahead = self._again
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the batches."""
+        return self._feed.device
 
     @property
     def sizes(self) -> list[int]:
@@ -322,35 +311,16 @@ class Evaluation:
         self._latest: dict[str, Any] | None = None
         """The metrics of the latest evaluation, on rank 0, with its iteration; None before the first one."""
 
-    def load(
-        self,
-        *,
-        batch_size: int,
-        device: torch.device,
-        collate: Collate | None,
-        settings: LoaderSettings | None = None,
-        residence: Residence | None = None,
-    ) -> None:
+    def load(self, make_feed: Callable[..., Feed], batch_size: int) -> None:
         """Make the loader, on the ranks that evaluate."""
         segment = self._segment
         if not self.on_all_ranks and segment.rank > 0:
             return
         reseed_data(segment.seed, segment.data_seed)
         dataset = self._trial.eval_dataset(segment.config)
-        if dataset is None:
-            return
-        rank, num_workers = (segment.rank, segment.num_workers) if self.on_all_ranks else (0, 1)
-        self._loader = EvalLoader(
-            dataset,
-            batch_size=batch_size,
-            device=device,
-            collate=collate,
-            rank=rank,
-            num_workers=num_workers,
-            seed=segment.seed,
-            settings=settings,
-            residence=residence,
-        )
+        if dataset is not None:
+            rank, num_workers = (segment.rank, segment.num_workers) if self.on_all_ranks else (0, 1)
+            self._loader = EvalLoader(dataset, make_feed, batch_size=batch_size, rank=rank, num_workers=num_workers)
 
     def close(self) -> None:
         """End the loader workers."""

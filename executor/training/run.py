@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore, Payload, on_machine
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.training import failures, lifeline
+from rubberband.executor.training import failures
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import Peers, TrainingEnded, describe
 from rubberband.executor.training.runner import (
@@ -37,7 +37,7 @@ from rubberband.executor.training.segment import (
 )
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import Trial
-from rubberband.executor.training.worker_process import Leftovers
+from rubberband.executor.training.worker_process import Leftovers, release_port
 
 _log = logging.getLogger(__name__)
 
@@ -141,26 +141,13 @@ def _train(
         metrics = yield from _iterate(runner, iterations, reports, started)
         is_last = iterations == segment.until_iterations or runner.ended
         saves = is_last or iterations % runner.checkpoint_every == 0
-        if not is_first:
-            if is_last:
-                break
+        if is_first:
+            payload: Payload | None = None
             if saves:
-                runner.meet()
-            continue
-        payload = None
-        if saves:
-            yield from reports.all()  # one checkpoint at a time
-            payload = runner.dump(iterations, metrics, is_last=is_last)
-            saved = runner.saved_iterations(iterations)
-        report = SegmentReport(
-            iterations=iterations,
-            metrics=metrics,
-            checkpoint=None,
-            batch=runner.batch_report(),
-            saved_iterations=saved if saved < iterations else None,
-            ended=runner.ended,
-        )
-        reports.add(report, payload)
+                yield from reports.all()  # one checkpoint at a time
+                payload = runner.dump(iterations, metrics, is_last=is_last)
+                saved = runner.saved_iterations(iterations)
+            reports.add(_report(runner, iterations, metrics, saved), payload)
         if is_last:
             # Before the last report, after which a backend may close this iterator without walking to its end.
             reports.wait()
@@ -168,11 +155,21 @@ def _train(
         if is_last or not runner.pauses:
             yield from reports.all()
         if is_last:
-            break
+            return
         if saves:
             runner.meet()
-    if not is_first:
-        runner.part()
+
+
+def _report(runner: Runner, iterations: int, metrics: Mapping[str, float], saved: int) -> SegmentReport:
+    """Return the report of an iteration, to which its checkpoint is added once it is durable."""
+    return SegmentReport(
+        iterations=iterations,
+        metrics=metrics,
+        checkpoint=None,
+        batch=runner.batch_report(),
+        saved_iterations=saved if saved < iterations else None,
+        ended=runner.ended,
+    )
 
 
 @contextlib.contextmanager
@@ -214,7 +211,7 @@ def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closa
     if issubclass(target, TorchTrial):
         return _make_torch_runner(target, segment, resources)
     assert issubclass(target, Trial)
-    lifeline.release_port()
+    release_port()
     return TrialRunner(target, segment)
 
 

@@ -384,3 +384,32 @@ def _names_threads() -> bool:
         return any(line.startswith(b"OMP_NUM_THREADS=") for line in _BEGAN_WITH.read_bytes().split(b"\0"))
     except OSError:
         return "OMP_NUM_THREADS" in os.environ
+
+
+# The port of a gang. Rank 0's process listens there from the moment that it names it, so that it stays free.
+
+_kept_ports: dict[int, socket.socket] = {}
+
+
+_GANG_QUEUE = 1024
+
+
+def reserve_port() -> int:
+    """Return a port at which this process listens; the one before is given up."""
+    release_port()
+    listener = socket.create_server(("", 0), backlog=_GANG_QUEUE)
+    port: int = listener.getsockname()[1]
+    _kept_ports[port] = listener
+    return port
+
+
+def take_port(port: int) -> int | None:
+    """Return the descriptor of the socket that listens at `port`, for its new owner; None if there is none."""
+    listener = _kept_ports.pop(port, None)
+    return None if listener is None else listener.detach()
+
+
+def release_port() -> None:
+    """Give the port up, to a trial that listens there itself."""
+    while _kept_ports:
+        _kept_ports.popitem()[1].close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from rubberband.executor.training.data import Feed
 from rubberband.executor.training.metrics import EvalLoader
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import reseed
@@ -231,7 +233,7 @@ def test_parts_are_evaluated_with_the_statistics_of_the_checkpoint(workers, stor
     module.load_state_dict(model)
     reseed("setup", segment.seed)
     data = trial.eval_dataset({})
-    loader = EvalLoader(data, batch_size=4, device=torch.device("cpu"), collate=None)
+    loader = EvalLoader(data, partial(Feed, device=torch.device("cpu"), collate=None, seed=0), batch_size=4)
     with torch.no_grad():
         expected = trial.evaluate(module.eval(), loader)
     assert found.metrics["loss"] == pytest.approx(expected["loss"], rel=1e-10)

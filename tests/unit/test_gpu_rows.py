@@ -258,8 +258,7 @@ def test_a_full_gpu_gives_the_set_up_before_it_divides_a_step(tmp_path: Path, mo
     made, segment, store = residence(steps=0), replace(SEGMENT, config=PLAIN), open_store(str(tmp_path))
     plain = reports(list(run_segment(Entrypoint.from_object(Line), segment, store)))
     Lacks.made = made
-    for module in (loop, metrics):
-        monkeypatch.setattr(module, "Feed", lambda *args, **words: Feed(*args, **{**words, "residence": made}))
+    monkeypatch.setattr(loop, "Feed", lambda *args, **words: Feed(*args, **{**words, "residence": made}))
     found = reports(list(run_segment(Entrypoint.from_object(Lacks), segment, store)))
     assert made._is_over
     assert min(Lacks.sizes) > 1, "no smaller passes"

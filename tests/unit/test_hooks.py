@@ -17,7 +17,6 @@ from rubberband.errors import EntrypointError
 from rubberband.executor.training.checking import CheckOrder, _Check, _check_restored
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrialFailure
-from rubberband.executor.training.runner import TrialFailure
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
 from tests.builders.segments import content, failure, reports, variant

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rubberband.executor.training import lifeline
-from rubberband.executor.training.lifeline import Lifeline, accepted, connected
+from rubberband.executor.training import worker_process
+from rubberband.executor.training.gang import Lifeline, accepted, connected
 
 Gang = tuple[list[Lifeline], list[threading.Event]]
 
@@ -106,16 +106,16 @@ def test_a_forked_process_does_not_keep_a_dead_worker_alive(gang):
 
 
 def test_a_reserved_port_stays_its_own_until_the_gang_takes_it():
-    port = lifeline.reserve_port()
+    port = worker_process.reserve_port()
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
-    descriptor = lifeline.take_port(port)
+    descriptor = worker_process.take_port(port)
     assert descriptor is not None
-    assert lifeline.take_port(port) is None
+    assert worker_process.take_port(port) is None
     os.close(descriptor)
-    lifeline.reserve_port()
-    again = lifeline.reserve_port()
-    lifeline.release_port()
+    worker_process.reserve_port()
+    again = worker_process.reserve_port()
+    worker_process.release_port()
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("", again))

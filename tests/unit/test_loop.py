@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rubberband.executor.training import loop
-from rubberband.executor.training.data import DatasetBatches
+from rubberband.executor.training.data import DatasetBatches, Feed
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loop import first_step, warm_kernels
 from rubberband.executor.training.metrics import EvalLoader
@@ -153,7 +154,7 @@ def test_subsets_of_tensors_are_indexed_at_once():
 
 
 def test_the_evaluation_loader_walks_in_order_as_often_as_asked():
-    loader = EvalLoader(Items(), batch_size=3, device=torch.device("cpu"), collate=None)
+    loader = EvalLoader(Items(), partial(Feed, device=torch.device("cpu"), collate=None, seed=0), batch_size=3)
     assert (len(loader), loader.sizes) == (3, [3, 3, 1])
     for _ in range(2):
         assert [batch["x"].flatten().tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6]]
@@ -302,8 +303,7 @@ def test_a_change_of_shares_costs_something_with_loader_workers_or_compile(monke
     assert said["is_costly"] is (compiles or workers > 0)
 
 
-def test_a_checkpoint_has_the_states_of_all_components_by_the_names_of_earlier_versions(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path))
+def test_a_checkpoint_has_the_states_of_all_components_by_the_names_of_earlier_versions(store) -> None:
     kept = content(store, reports(train(Exact, store, until_iterations=1))[-1].checkpoint)
     head = ["format", "kind", "iterations", "seed", "data_seed", "metrics"]
     components = ["model", "parameters", "optimizer", "scheduler", "sampler", "readers", "batching", "evaluation"]

@@ -13,7 +13,7 @@ import pytest
 
 import rubberband
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training import lifeline, run
+from rubberband.executor.training import run, worker_process
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.runner import Runner, Steps
@@ -80,6 +80,6 @@ class Listening(rubberband.Trial):
 
 
 def test_a_trial_can_listen_at_its_rendezvous(tmp_path: Path) -> None:
-    place = f"tcp://127.0.0.1:{lifeline.reserve_port()}"
+    place = f"tcp://127.0.0.1:{worker_process.reserve_port()}"
     segment = replace(SEGMENT, num_workers=2, rendezvous=place, until_iterations=1)
     assert len(reports(list(run_segment(Entrypoint.from_object(Listening), segment, open_store(str(tmp_path)))))) == 1

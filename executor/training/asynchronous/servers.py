@@ -178,11 +178,10 @@ class Servers:
         absent = self._collect() if weight else [[] for _ in self._shards]
         header = {"kind": "push", "weight": weight, "times": self._times, "members": self.members, "pull": True}
         sizes = [buffer.size_bytes if weight else 0 for buffer in self._gradients]
-        first = self._wires[0]
 
         def announce() -> dict[str, Any]:
-            first.announce({**header, "absent": absent[0], "sums": sums}, sizes[0])
-            answer = first.header()
+            self._wires[0].announce({**header, "absent": absent[0], "sums": sums}, sizes[0])
+            answer = self._wires[0].header()
             self.cut, self.is_over = answer["cut"], answer["is_over"]
             return answer
 
