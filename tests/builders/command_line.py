@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import click.testing
@@ -19,6 +20,7 @@ from rubberband.errors import RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read
 from rubberband.executor.result.result import Result
+from tests.builders.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
@@ -174,18 +176,14 @@ class CommandLine:
         self, driver: subprocess.Popen[str], condition: Callable[[Result], bool], name: str = "sleepy"
     ) -> Result:
         """Poll the journal until it shows what is waited for, while the driver runs."""
-        deadline = time.time() + PATIENCE_S
-        while time.time() < deadline:
+
+        def look() -> Result | None:
             assert driver.poll() is None, driver.communicate()
-            try:
-                result = self.result(name)
-            except RubberbandError:
-                time.sleep(0.1)
-                continue
-            if condition(result):
-                return result
-            time.sleep(0.1)
-        raise AssertionError("it never came to that")
+            with suppress(RubberbandError):
+                return result if condition(result := self.result(name)) else None
+            return None
+
+        return eventually(look, "what the journal was to show")
 
     def processes(self) -> list[int]:
         """Processes that carry a tag of this home."""
@@ -210,9 +208,8 @@ class CommandLine:
 
     def nothing_left(self, within_s: float = LESS_THAN_A_LEASE_S) -> bool:
         """Whether no such process is left, now or soon."""
-        deadline = time.time() + within_s
-        while self.processes() and time.time() < deadline:
-            time.sleep(0.1)
+        with suppress(AssertionError):
+            eventually(lambda: not self.processes(), within_s=within_s)
         return not self.processes()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +22,7 @@ from rubberband.executor.core.events import (
 from rubberband.executor.ray.backend import RayBackend
 from tests.builders import trials
 from tests.builders.sessions import run_spec
+from tests.builders.waiting import eventually
 
 """The folder of `ray_trials`."""
 PATIENCE_S = 180.0
@@ -99,14 +99,6 @@ class Conversation:
 def processes_of(directory: Path, instance: str | None = None) -> list[int]:
     """The running processes of a local provider, or of one of its instances."""
     return sorted(process.pid for process in tagged(str(directory.resolve()), instance))
-
-
-def eventually(holds: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
-    """Wait until it holds; fail if it does not in time."""
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def nothing_left(directory: Path, instance: str | None = None) -> bool:

@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rubberband.cloud.aws.calls import name_in
 from rubberband.executor.result.result import Result
-from tests.builders.command_line import PATIENCE_S, ROOT, CommandLine
+from tests.builders.command_line import ROOT, CommandLine
 from tests.ec2.billing import BillLine
 from tests.ec2.core import FakeAws
 from tests.ec2.instance import Instance
@@ -128,11 +128,3 @@ def iterations(result: Result) -> int:
 def each_iteration_once(result: Result) -> bool:
     """Whether the journal has every iteration of every trial, and none of them twice."""
     return all([n for _, n, _ in trial.curve] == list(range(1, trial.iterations + 1)) for trial in result.trials)
-
-
-def wait_until(condition: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
-    """Poll until it holds."""
-    deadline = time.time() + within_s
-    while not condition():
-        assert time.time() < deadline, f"{what}: not within {within_s:.0f} s"
-        time.sleep(0.1)

@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from rubberband.spec.pool import PoolFolder
 from rubberband.units import parse_deadline
 from tests.builders.command_line import TRIALS
 from tests.builders.server_process import ServerProcess, serving
+from tests.builders.waiting import eventually
 
 PATIENCE_S = 400.0
 PRICE_USD = 36.0
@@ -81,7 +82,7 @@ class Team:
 
     def until_training(self, *names: str) -> None:
         """Wait until all of them have passed an iteration."""
-        until(lambda: all(self.iterations(name) > 0 for name in names), f"{', '.join(names)} train")
+        eventually(lambda: all(self.iterations(name) > 0 for name in names), f"{', '.join(names)} train")
 
     def status(self) -> dict[str, Any]:
         """Return the pool's standing: `rubberband pool status -o json`."""
@@ -116,7 +117,7 @@ class Team:
     def check(self, *names: str) -> Mapping[str, float]:
         """End the pool, and check what it lent against what was held, billed and left; return its bill."""
         self.command("pool", "down", "team", "--yes")
-        until(lambda: not self.processes(), "all processes end", patience_s=15.0)
+        eventually(lambda: not self.processes(), "all processes end", within_s=15.0)
         broker = Broker()
         for event in FileJournal(self.pool.path).events():
             broker.handle(event)
@@ -154,14 +155,6 @@ class Team:
         """End the pool if it is up."""
         if self.pool.is_up:
             self.command("pool", "down", "team", "--yes")
-
-
-def until(holds: Callable[[], bool], what: str, *, patience_s: float = PATIENCE_S) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline, f"it did not happen that {what}"
-        time.sleep(0.2)
 
 
 def promises_of(client: Client) -> dict[str, Mapping[str, float]]:

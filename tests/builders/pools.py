@@ -15,7 +15,7 @@ from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolServer, p
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder
 from rubberband.values.offer import Offer
-from tests.builders.conversation import eventually
+from tests.builders.waiting import eventually
 
 OFFER = Offer(instance_type="v", gpus=2, price_usd_per_hour=3.6, max_instances=2, provision_delay_s=10.0)
 

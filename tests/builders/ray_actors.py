@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.ray import attempt
 from rubberband.executor.training.segment import Segment, SegmentReport
+from tests.builders.waiting import eventually
 
 DEATH = RayError("The actor is dead because its process was killed")
 
@@ -38,8 +38,7 @@ class Stream:
         return True
 
     def __next__(self) -> Any:
-        while not self.is_ready:
-            time.sleep(0.001)
+        eventually(lambda: self.is_ready, "the next item")
         if not self._script:
             raise StopIteration
         return self._script.pop(0)
@@ -67,12 +66,10 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> None:
         return item
 
     def wait(streams: list[Stream], num_returns: int, timeout: float) -> tuple[list[Stream], list[Stream]]:
-        until = time.monotonic() + 0.05
-        while time.monotonic() < until:
-            if ready := [each for each in streams if each.is_ready][:1]:
-                return ready, []
-            time.sleep(0.001)
-        return [], streams
+        try:
+            return eventually(lambda: [each for each in streams if each.is_ready][:1], within_s=0.05), []
+        except AssertionError:
+            return [], streams
 
     fake = SimpleNamespace(get=get, wait=wait)
     monkeypatch.setattr(attempt, "ray", fake)

@@ -7,10 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.builders.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
@@ -76,12 +77,11 @@ def _log_of(home: Path) -> Path:
 
 
 def _address(process: subprocess.Popen[bytes], log: Path, said: int) -> str:
-    patience_ends = time.monotonic() + PATIENCE_S
-    while time.monotonic() < patience_ends:
+    def look() -> str | None:
         text = log.read_text()[said:]
-        found = re.search(r"serving on +(\S+)\n", text)
-        if found:
+        if found := re.search(r"serving on +(\S+)\n", text):
             return found[1]
         assert process.poll() is None, f"the server ended: {text}"
-        time.sleep(0.02)
-    raise AssertionError(f"the server does not serve: {log.read_text()[said:]}")
+        return None
+
+    return eventually(look, "a server that serves")

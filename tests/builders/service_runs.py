@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +25,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders import processes
+from tests.builders.waiting import eventually
 
 STAND_IN = (sys.executable, "-S", str(processes.FOLDER / "stand_in.py"))
 PATIENCE_S = 120.0
@@ -113,7 +113,7 @@ class House:
 
     def wait(self, name: str, *states: ExperimentState) -> Submission:
         """Its row once it is in one of the states."""
-        return until(lambda: row if (row := self.store.submission(name)) and row.state in states else None)
+        return eventually(lambda: row if (row := self.store.submission(name)) and row.state in states else None)
 
     def starts(self) -> list[list[str]]:
         """[name, pid, attempt] of every process that began."""
@@ -133,15 +133,6 @@ class House:
         return [event.data["state"] for event in self.feed(name) if event.kind == "state"]
 
 
-def until(look: Callable[[], Found | None], patience_s: float = PATIENCE_S) -> Found:
-    """What `look` finds, as soon as it finds something."""
-    deadline = time.monotonic() + patience_s
-    while (found := look()) is None or found is False:
-        assert time.monotonic() < deadline, "this took too long"
-        time.sleep(0.01)
-    return found
-
-
 def extension(runs: ExperimentRuns, home: Path, name: str, **limits: Any) -> Extension:
     """What other limits bring, planned as a process of its own would."""
     asked = runs.extensions.question(name, **limits)
@@ -158,7 +149,7 @@ def extend(runs: ExperimentRuns, home: Path, name: str, *, request: str, **limit
             return asked
         return runs.extensions.grant(asked, _planned(asked, home), request)
 
-    return until(granted)
+    return eventually(granted)
 
 
 def _planned(asked: RestQuestion, home: Path) -> RestAnswer:

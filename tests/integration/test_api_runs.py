@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
 from tests.builders.browser import served
 from tests.builders.fake_runs import words
+from tests.builders.waiting import eventually
 
 PATIENCE_S = 120.0
 
@@ -95,10 +95,7 @@ def test_a_stream_ends_when_its_reader_leaves(service: httpx.Client) -> None:
 
 def until_streams(service: httpx.Client, count: int) -> None:
     """Wait until `count` streams of the service are open."""
-    deadline = time.monotonic() + PATIENCE_S
-    while f"rubberband_event_streams {count}.0" not in service.get("/metrics").text:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: f"rubberband_event_streams {count}.0" in service.get("/metrics").text, f"{count} streams")
 
 
 def test_an_ended_run_is_neither_resumed_nor_extended_nor_run_again(service: httpx.Client) -> None:

@@ -22,9 +22,9 @@ from tests.builders.ec2_runs import (
     Ec2CommandLine,
     each_iteration_once,
     ec2,
-    wait_until,
 )
 from tests.builders.trials.paced_trials import UPDATES
+from tests.builders.waiting import eventually
 from tests.ec2.principals import BUCKET
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
@@ -173,10 +173,10 @@ def check_kills(command_line: CommandLine) -> None:
     passed(3)
     other = kill(command_line, "SlotWorker")
     before = iterations(passed(iterations(command_line.result("paced")) + 3))
-    wait_until(lambda: len(processes(command_line, "SlotWorker")) == 2, "a worker in place of the first one")
+    eventually(lambda: len(processes(command_line, "SlotWorker")) == 2, "a worker in place of the first one")
     other.kill()
     passed(before + 3)
-    wait_until(lambda: len(processes(command_line, "SlotWorker")) == 2, "a worker in place of the second one")
+    eventually(lambda: len(processes(command_line, "SlotWorker")) == 2, "a worker in place of the second one")
     passed(before + 5)
     kill(command_line, "ServerProcess")
     output, errors = driver.communicate(timeout=300)
@@ -212,7 +212,7 @@ def test_a_search_outlives_a_worker_and_a_server_in_each_of_its_stages(tmp_path:
     for worker_at, server_at in ((4, 14), (26, 38), (49, 51)):  # of 24, 24 and 6 iterations
         for count, actor in ((worker_at, "SlotWorker"), (server_at, "ServerProcess")):
             command_line.wait_for(driver, lambda result, count=count: iterations(result) >= count, "paced")
-            wait_until(lambda actor=actor: processes(command_line, actor) != [], f"a {actor}")
+            eventually(lambda actor=actor: processes(command_line, actor) != [], f"a {actor}")
             processes(command_line, actor)[0].kill()
     output, errors = driver.communicate(timeout=300)
     assert driver.returncode == 0, output + errors

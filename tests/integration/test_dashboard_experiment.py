@@ -25,7 +25,7 @@ from tests.builders.browser import served, visiting
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.journalled_runs import Recorded, recorded, words
 from tests.builders.results import UPDATES, a_result, cut_short, hostile
-from tests.builders.service_runs import until
+from tests.builders.waiting import eventually
 
 BEGUN = Summary(started_at=1000.0, stages=3, forecast_jct_s=200.0, forecast_cost_usd=0.05)
 
@@ -218,7 +218,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, run: Recorded) -> Iterator[Ho
         store = open_store(None, path)
         address = stack.enter_context(served(create_app(Settings(home=path), store=store)))
         for name in folders:
-            until(lambda name=name: _is_running(store.submission(name)))
+            eventually(lambda name=name: _is_running(store.submission(name)))
         yield Home(address=address, folders=folders)
 
 

@@ -19,7 +19,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
 from tests.builders.browser import Visit, served, visiting
 from tests.builders.fake_runs import FakeRuns
-from tests.builders.service_runs import until
+from tests.builders.waiting import eventually
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 expect = playwright.expect
@@ -91,8 +91,8 @@ def test_the_plan_follows_the_slider(browser: Any, address: str) -> None:
         star_px, line_px = star.bounding_box()["x"], line.bounding_box()["x"]
         page.keyboard.press("End")
         expect(page.locator("#headline")).to_contain_text("0.4729 USD")
-        until(lambda: star.bounding_box()["x"] > star_px)
-        until(lambda: line.bounding_box()["x"] > line_px)
+        eventually(lambda: star.bounding_box()["x"] > star_px)
+        eventually(lambda: line.bounding_box()["x"] > line_px)
         expect(page.get_by_label("Deadline", exact=True)).to_have_value("2m41s")
         slider.evaluate(MOVED, 30)
         page.keyboard.press("Home")

@@ -25,9 +25,9 @@ from tests.builders.ec2_runs import (
     ec2,
     iterations,
     ran,
-    wait_until,
     words,
 )
+from tests.builders.waiting import eventually
 from tests.ec2 import BUCKET
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -197,7 +197,7 @@ def test_instances_of_a_killed_driver_end_by_their_leases(command_line: Ec2Comma
     before = command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
     driver.kill()
     driver.communicate()
-    wait_until(lambda: not command_line.aws.fake.living, "the end of the leases", within_s=240)
+    eventually(lambda: not command_line.aws.fake.living, "the end of the leases", within_s=240)
     assert "the lease has ended" in command_line.console("i-001")
     assert before.max_cost_usd is not None
     assert command_line.aws.fake.bill().total_usd < before.max_cost_usd
@@ -249,7 +249,7 @@ def test_a_run_from_the_head_that_up_started(command_line: Ec2CommandLine) -> No
     changes = words(*ON_EC2, *FEW)
     ran(aws.outside(), folder, "rubberband.cli", "cloud", "up", "digits.yaml", *changes)
     (head,) = aws.fake.living
-    wait_until(lambda: "the head is ready" in aws.machines.console(head.instance_id), "the head's boot")
+    eventually(lambda: "the head is ready" in aws.machines.console(head.instance_id), "the head's boot")
     there = aws.machines.disk(head.instance_id) / "opt" / "rubberband" / "digits"
     on_the_head = {**aws.machines.environment(head.instance_id), "RUBBERBAND_DEVICE": "cpu"}
     assert "digits: done in" in ran(on_the_head, there, "rubberband.cli", "run", "digits.yaml", *changes)

@@ -19,7 +19,8 @@ import pytest
 
 from rubberband.cloud.aws.calls import name_in
 from tests.builders.command_line import ROOT
-from tests.builders.ec2_runs import FEW, SPOT, TALKING, ran, wait_until, words
+from tests.builders.ec2_runs import FEW, SPOT, TALKING, ran, words
+from tests.builders.waiting import eventually
 from tests.ec2.core import FakeAws
 from tests.ec2.instance import Instance
 from tests.ec2.rehearsal import Rehearsal, rehearsal
@@ -73,7 +74,7 @@ class Walk:
             stdin=subprocess.DEVNULL,
         )
         try:
-            wait_until(lambda: seen() or process.poll() is not None, what, 300.0)
+            eventually(lambda: seen() or process.poll() is not None, what, within_s=300.0)
             assert process.poll() is None, process.communicate()[0]
         finally:
             process.send_signal(signal.SIGKILL)
@@ -185,10 +186,10 @@ def test_a_walk_on_spot_with_an_interruption_a_cancel_and_a_resume(walk: Walk) -
     walk.killed_once(lambda: len(walk.workers("running")) == 2, "both workers", *run)
     taken = walk.workers()[0]
     walk.aws.fake.reclaim(taken.instance_id, notice_s=5.0)
-    wait_until(lambda: taken.instance_id not in {one.instance_id for one in walk.workers()}, "the interruption")
+    eventually(lambda: taken.instance_id not in {one.instance_id for one in walk.workers()}, "the interruption")
     walk.says("cancel", "digits", "--on", "head")
-    wait_until(lambda: not walk.workers(), "the end of the workers")
-    wait_until(lambda: "cancelled" in walk.says("status", "digits", "--on", "head"), "the end of the run")
+    eventually(lambda: not walk.workers(), "the end of the workers")
+    eventually(lambda: "cancelled" in walk.says("status", "digits", "--on", "head"), "the end of the run")
     assert "digits: done in" in walk.says("resume", "digits", "--on", "head", "-y")
     line = next(one for one in walk.aws.fake.bill().lines if one.instance_id == taken.instance_id)
     assert (name_in(line.tags, line.launch_index) or "").startswith("i-")

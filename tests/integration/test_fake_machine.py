@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.installing import Installation
 from rubberband.cloud.aws.provider import AwsProvider
 from tests.builders.fake_ec2 import ONE_GPU, Standing, machines_of
+from tests.builders.waiting import eventually
 from tests.ec2.core import FakeAws
 from tests.ec2.instance import Instance
 from tests.ec2.rehearsal import Rehearsal, rehearsal
@@ -74,21 +75,12 @@ def script(body: str, lease: int = 600, lifetime: float = 600) -> str:
     return "#!/bin/bash\n" + textwrap.dedent(arm) + textwrap.dedent(body)
 
 
-def until(condition: Callable[[], Any], what: str, within_s: float = 180.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        time.sleep(0.02)
-    raise AssertionError(f"{what}: not within {within_s} s")
-
-
 def ended(aws: Rehearsal, machine: Instance) -> bool:
     return not machine.lives() and not aws.machines.processes(machine.instance_id)
 
 
 def says(aws: Rehearsal, machine: Instance, text: str) -> None:
-    until(lambda: text in aws.machines.console(machine.instance_id), f"{text!r} on the console")
+    eventually(lambda: text in aws.machines.console(machine.instance_id), f"{text!r} on the console")
 
 
 def test_user_data_runs_with_the_machines_own_environment(aws: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,28 +123,28 @@ def test_a_machine_ends_with_its_lease_unless_it_is_extended(aws: Rehearsal) -> 
     short = launch(aws, script("sleep 600", lease=2))
     extended = launch(aws, script("sleep 600", lease=2).replace("systemd-run", AS_SOON_AS_EXTENDED + "systemd-run", 1))
     lease = aws.machines.disk(extended.instance_id) / "var/lib/rubberband/lease"
-    until(lease.with_name("check").exists, "a lease, and who will look at it")
+    eventually(lease.with_name("check").exists, "a lease, and who will look at it")
     later = time.time() + 600
     os.utime(lease, (later, later))
     says(aws, extended, "armed")
-    until(lambda: ended(aws, short), "the end of the lease")
+    eventually(lambda: ended(aws, short), "the end of the lease")
     says(aws, short, "lease ended")
     assert short.state_reason == "Client.InstanceInitiatedShutdown"
     assert extended.lives()
     os.utime(lease, (0, 0))
-    until(lambda: ended(aws, extended), "a lease that was moved to the past")
+    eventually(lambda: ended(aws, extended), "a lease that was moved to the past")
     assert extended.state_reason == "Client.InstanceInitiatedShutdown"
 
 
 def test_the_hard_stop_ends_a_machine_with_any_lease(aws: Rehearsal) -> None:
     machine = launch(aws, script("sleep 600", lifetime=0.3))
-    until(lambda: ended(aws, machine), "the hard stop")
+    eventually(lambda: ended(aws, machine), "the hard stop")
     assert machine.state_reason == "Client.InstanceInitiatedShutdown"
 
 
 def test_shutdown_from_inside_ends_everything_and_stops_the_bill(aws: Rehearsal) -> None:
     machine = launch(aws, script("(setsid sleep 600 &) ; env -i sleep 600 & shutdown -h now; sleep 600"))
-    until(lambda: ended(aws, machine), "the end")
+    eventually(lambda: ended(aws, machine), "the end")
     line = next(line for line in aws.fake.bill().lines if line.instance_id == machine.instance_id)
     assert line.ended_at is not None
     assert not aws.machines.disk(machine.instance_id).exists()
@@ -163,7 +155,7 @@ def test_any_end_of_a_machine_leaves_no_process(aws: Rehearsal, how: str) -> Non
     spot: dict[str, Any] = {"InstanceMarketOptions": {"MarketType": "spot"}} if how == "reclaim" else {}
     machine = launch(aws, script("trap '' TERM; (setsid nohup sleep 600 &); echo ready; sleep 600"), **spot)
     says(aws, machine, "ready")
-    until(lambda: len(aws.machines.processes(machine.instance_id)) >= 3, "its processes")
+    eventually(lambda: len(aws.machines.processes(machine.instance_id)) >= 3, "its processes")
     if how == "terminate":
         aws.fake.session("admin").client("ec2").terminate_instances(InstanceIds=[machine.instance_id])
     elif how == "reclaim":
@@ -171,18 +163,18 @@ def test_any_end_of_a_machine_leaves_no_process(aws: Rehearsal, how: str) -> Non
     else:
         first = int((aws.machines.disk(machine.instance_id) / "run/init.pid").read_text())
         os.kill(first, signal.SIGKILL)
-    until(lambda: ended(aws, machine), "the end of all processes")
+    eventually(lambda: ended(aws, machine), "the end of all processes")
     assert aws.machines.processes(machine.instance_id) == []
 
 
 def test_a_session_on_a_machine_is_part_of_it(aws: Rehearsal) -> None:
     machine = launch(aws, "#!/bin/bash\necho up", IamInstanceProfile={"Name": "rubberband-worker"})
-    says(aws, machine, "cloud", "up")
+    says(aws, machine, "up")
     session = subprocess.Popen(["sleep", "600"], env=aws.machines.environment(machine.instance_id))
-    until(lambda: session.pid in aws.machines.processes(machine.instance_id), "the session")
+    eventually(lambda: session.pid in aws.machines.processes(machine.instance_id), "the session")
     aws.fake.power_off(machine.instance_id)
     assert session.wait(timeout=60) == -signal.SIGKILL
-    until(lambda: ended(aws, machine), "the end")
+    eventually(lambda: ended(aws, machine), "the end")
 
 
 def test_units_start_when_asked_once_or_again_and_not_twice_under_a_name(aws: Rehearsal) -> None:
@@ -201,7 +193,7 @@ def test_units_start_when_asked_once_or_again_and_not_twice_under_a_name(aws: Re
         systemd-run --no-such-option true || echo "refused option"
         """,
     )
-    until(lambda: aws.machines.console(machine.instance_id).count("tick") >= 3, "three ticks")
+    eventually(lambda: aws.machines.console(machine.instance_id).count("tick") >= 3, "three ticks")
     says(aws, machine, "refused option")
     says(aws, machine, "now [] [2]")
     console = aws.machines.console(machine.instance_id)
@@ -238,7 +230,7 @@ def test_a_machine_reads_its_metadata_and_hears_of_its_interruption(aws: Rehears
     aws.fake.reclaim(machine.instance_id, notice_s=60.0)
     says(aws, machine, '"action": "terminate"')
     aws.fake.reclaim(machine.instance_id, notice_s=None)
-    until(lambda: ended(aws, machine), "the end")
+    eventually(lambda: ended(aws, machine), "the end")
     assert machine.state_reason == "Server.SpotInstanceTermination"
 
 
@@ -259,7 +251,7 @@ def test_the_script_of_a_worker_arms_its_lease_and_runs_on_after_the_boot(aws: R
     )
     start = NodeStart(instances=("i-007",), head_address="127.0.0.1:1", gpus=1, lease_s=600.0, lifetime_s=3600.0)
     machine = launch(aws, worker_script(boot, start))
-    until(lambda: ended(aws, machine), "the end, since a set-up command failed")
+    eventually(lambda: ended(aws, machine), "the end, since a set-up command failed")
     assert "lease is armed" in aws.machines.console(machine.instance_id)
 
 
@@ -291,7 +283,7 @@ def test_the_provider_rents_machines_over_http_as_the_drivers_role(
     provider.release("i-001")
     provider.release("i-003")
     for machine in rented.values():
-        until(lambda machine=machine: ended(aws, machine), "the end")
+        eventually(lambda machine=machine: ended(aws, machine), "the end")
     assert {status.instance for status in provider.describe() if status.preempted} == {"i-002"}
     provider.close()
 
@@ -299,7 +291,7 @@ def test_the_provider_rents_machines_over_http_as_the_drivers_role(
 def test_a_machine_boots_after_its_delay(tmp_path: Path) -> None:
     with rehearsal(tmp_path, fake=FakeAws(time.time, pending_s=0.2), boot_s=0.3) as aws:
         machine = launch(aws, "#!/bin/bash\necho up")
-        until(lambda: "up" in aws.machines.console(machine.instance_id), "booting")
+        eventually(lambda: "up" in aws.machines.console(machine.instance_id), "booting")
         assert time.time() >= machine.running_at + 0.3
         assert machine.running_at == pytest.approx(machine.launched_at + 0.2)
         booting = launch(aws, "#!/bin/bash\necho up")
@@ -311,11 +303,12 @@ DYING_CLOUD = """
 import sys, time
 from pathlib import Path
 from tests.ec2.rehearsal import rehearsal
-from tests.integration.test_fake_machine import launch, says, script, until
+from tests.builders.waiting import eventually
+from tests.integration.test_fake_machine import launch, says, script
 with rehearsal(Path(sys.argv[1])) as aws:
     machine = launch(aws, script("trap '' TERM; (setsid sleep 600 &); echo ready; sleep 600"))
     says(aws, machine, "ready")
-    until(lambda: len(aws.machines.processes()) >= 3, "its processes")
+    eventually(lambda: len(aws.machines.processes()) >= 3, "its processes")
     print(*aws.machines.processes(), flush=True)
     time.sleep(600)
 """
@@ -330,4 +323,4 @@ def test_machines_end_when_the_cloud_is_killed(tmp_path: Path) -> None:
     assert len(processes) >= 3
     cloud.kill()
     cloud.wait()
-    until(lambda: not any(map(psutil.pid_exists, processes)), "the end of the machines")
+    eventually(lambda: not any(map(psutil.pid_exists, processes)), "the end of the machines")

@@ -28,7 +28,8 @@ from rubberband.cloud.ray_head.instance import STARTED, cores, last_words, load
 from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import ProviderError
 from tests.builders import fake_nodes
-from tests.builders.conversation import eventually, nothing_left, processes_of
+from tests.builders.conversation import nothing_left, processes_of
+from tests.builders.waiting import eventually
 
 DRIVER = """
 import sys, time

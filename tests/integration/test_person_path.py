@@ -7,7 +7,6 @@ naming a folder, pictures of it are kept there.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from tests.builders.browser import Visit, visiting
 from tests.builders.server_process import ROOT, ServerProcess, serving
+from tests.builders.waiting import eventually
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 expect = playwright.expect
@@ -62,15 +62,15 @@ def service(home: Path) -> Iterator[ServerProcess]:
 
 
 def _end_all(address: str) -> None:
-    deadline = time.monotonic() + 60.0
-    while time.monotonic() < deadline:
+
+    def all_over() -> bool:
         items = httpx.get(f"{address}/v1/experiments", timeout=60).json()["items"]
         running = [item["name"] for item in items if item["state"] not in (*OVER, "interrupted")]
-        if not running:
-            return
         for name in running:
             httpx.post(f"{address}/v1/experiments/{name}/cancel", timeout=60)
-        time.sleep(0.5)
+        return not running
+
+    eventually(all_over, "the end of all runs")
 
 
 def walk(visit: Visit, text: str, name: str) -> None:

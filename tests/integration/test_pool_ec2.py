@@ -27,11 +27,11 @@ from tests.builders.ec2_runs import (
     each_iteration_once,
     ec2,
     iterations,
-    wait_until,
     words,
 )
 from tests.builders.pool_team import ended, is_late, promises_of, tell
 from tests.builders.server_process import ServerProcess, serving
+from tests.builders.waiting import eventually
 from tests.ec2.billing import BillLine
 from tests.ec2.principals import BUCKET
 
@@ -191,7 +191,7 @@ def test_instances_of_a_pool_without_a_broker_are_swept(team: Team) -> None:
     broker.kill()
     broker.wait(10)
     assert "m1 of team" in team.command_line("cleanup")[0]
-    wait_until(lambda: not team.aws.fake.living, "the end of the instance")
+    eventually(lambda: not team.aws.fake.living, "the end of the instance")
     team.result_of("a", team.command_line.start("resume", "a"))
     assert team.machines() == ["m1", "m2"]
 
@@ -200,7 +200,7 @@ def test_instances_of_a_pool_without_a_broker_end_by_their_leases(team: Team) ->
     team.up(lease="130s")
     team.result_of("a", team.start("a", SHORT))
     team.broker().kill()
-    wait_until(lambda: not team.aws.fake.living, "the end of the lease", within_s=240)
+    eventually(lambda: not team.aws.fake.living, "the end of the lease", within_s=240)
     console = team.aws.machines.console(team.aws.fake.instances[0].instance_id)
     assert "the lease has ended" in console
 

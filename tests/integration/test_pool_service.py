@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from rubberband import Client
-from tests.builders.pool_team import Team, ended, is_late, pool_of, promises_of, tell, until
+from tests.builders.pool_team import Team, ended, is_late, pool_of, promises_of, tell
+from tests.builders.waiting import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -100,7 +101,7 @@ def test_a_tight_deadline_is_kept_beside_long_experiments(team: Team) -> None:
             client.submit(experiment(name, 16, deadline="6m"))
         client.submit(experiment("free", 24, max_cost=100, objective="min_time"))
         team.until_training("long-a", "long-b", "free")
-        until(lambda: held(client)["free"] == 2, "the one without a promise gets the rest of the pool")
+        eventually(lambda: held(client)["free"] == 2, "the one without a promise gets the rest of the pool")
         client.submit(experiment("tight", 6, deadline="90s"))
         promises = promises_of(client)
         assert sorted(promises) == ["long-a", "long-b", "tight"]

@@ -34,6 +34,7 @@ from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
 from tests.builders import fake_nodes
 from tests.builders.fake_ec2 import ONE_GPU, Standing, World, boot_script, machines_of
+from tests.builders.waiting import eventually
 from tests.ec2 import FakeAws
 from tests.ec2.server import FakeServer, access_key
 
@@ -164,8 +165,7 @@ def _pool_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     server = PoolServer(folder, pool, look_s=0.02)
     serving = threading.Thread(target=server.run)
     serving.start()
-    while not folder.address.exists():
-        time.sleep(0.01)
+    eventually(folder.address.exists, "the address of the pool")
 
     def end() -> None:
         server.stop()

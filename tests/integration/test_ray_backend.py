@@ -27,8 +27,9 @@ from rubberband.executor.logs.trial_log import printed_bytes, read
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.values.plan import Market
 from tests.builders import trials
-from tests.builders.conversation import Conversation, eventually, kinds, nothing_left, processes_of
+from tests.builders.conversation import Conversation, kinds, nothing_left, processes_of
 from tests.builders.sessions import run_spec
+from tests.builders.waiting import eventually
 from tests.conformance.backend import BackendSuite
 
 pytestmark = pytest.mark.ray

@@ -15,7 +15,7 @@ from rubberband.cloud.provider import Head
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Connection
 from tests.builders import processes
-from tests.builders.conversation import eventually
+from tests.builders.waiting import eventually
 
 
 @pytest.mark.long

@@ -25,7 +25,7 @@ from rubberband.executor.ray.connection import Connection
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet, described
 from rubberband.executor.ray.workers import Workers, WorkersError
 from rubberband.values.plan import Market
-from tests.builders.conversation import eventually
+from tests.builders.waiting import eventually
 
 
 class Breaking:

@@ -15,8 +15,9 @@ from rubberband.executor.core.events import StopTrial, TrialFailed, TrialReporte
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.ray.fork_server import ForkServer
 from tests.builders import trials
-from tests.builders.conversation import Conversation, eventually, nothing_left
+from tests.builders.conversation import Conversation, nothing_left
 from tests.builders.sessions import run_spec
+from tests.builders.waiting import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
@@ -66,7 +67,7 @@ def _trains_resized(talk: Conversation, directory: Path) -> None:
     talk.start(WELL, ("a", 0), ("a", 1), done=1, until=3, checkpoint=alone.checkpoint)
     assert talk.report(WELL, 3).metrics["pid"] == alone.metrics["pid"]
     assert len(os.listdir(directory / "pids")) == 10, "two for each GPU of each attempt, and two to evaluate"
-    eventually(lambda: loaders(directory) == set(), 20.0)
+    eventually(lambda: loaders(directory) == set(), within_s=20.0)
 
 
 def _fails_alone(talk: Conversation, directory: Path) -> None:
@@ -85,7 +86,7 @@ def _fails_alone(talk: Conversation, directory: Path) -> None:
         assert "loader_trials.py" in (failed.details if kind == "raised" else log) or kind == "died"
         if not any(isinstance(event, TrialReported) and event.iterations == 4 for event in talk.of_trial(WELL)[-4:]):
             talk.report(WELL, 4)
-        eventually(lambda: loaders(directory) == set(), 20.0)
+        eventually(lambda: loaders(directory) == set(), within_s=20.0)
 
 
 def _dies_with_its_slot_worker(talk: Conversation, directory: Path) -> None:
@@ -94,8 +95,8 @@ def _dies_with_its_slot_worker(talk: Conversation, directory: Path) -> None:
     (parent,) = {psutil.Process(loader).ppid() for loader in loaders(directory)}
     os.kill(parent, signal.SIGKILL)
     assert talk.until(TrialFailed).trial == KILLED
-    eventually(lambda: loaders(directory) == set(), 5.0)
+    eventually(lambda: loaders(directory) == set(), within_s=5.0)
     attempt = talk.start(STOPPED, ("a", 1), until=2)
     eventually(lambda: len(loaders(directory)) == 2)
     talk.backend.execute(StopTrial(trial=STOPPED, attempt=attempt))
-    eventually(lambda: loaders(directory) == set(), 20.0)
+    eventually(lambda: loaders(directory) == set(), within_s=20.0)

@@ -19,9 +19,10 @@ from rubberband.executor.core.events import InstanceInterrupted, InstanceLost, I
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.ray.code import pack
 from rubberband.executor.training.entrypoint import Entrypoint
-from tests.builders.conversation import Conversation, eventually, nothing_left
+from tests.builders.conversation import Conversation, nothing_left
 from tests.builders.metadata_service import metadata_service
 from tests.builders.sessions import run_spec
+from tests.builders.waiting import eventually
 
 pytestmark = pytest.mark.ray
 

@@ -13,7 +13,8 @@ import ray
 
 from rubberband.cloud.ray_head.instance import load
 from rubberband.executor.core.events import InstanceLost, ReleaseInstance
-from tests.builders.conversation import Conversation, eventually, make_backend, nothing_left, processes_of
+from tests.builders.conversation import Conversation, make_backend, nothing_left, processes_of
+from tests.builders.waiting import eventually
 from tests.conformance.backend import require_adoption
 
 pytestmark = pytest.mark.ray

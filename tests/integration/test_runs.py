@@ -13,6 +13,7 @@ from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result.result import Result
 from tests.builders.command_line import PATIENCE_S, CommandLine, interrupt
 from tests.builders.invariants import validate
+from tests.builders.waiting import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 
@@ -286,9 +287,7 @@ def test_profile_says_what_it_measured_and_estimate_uses_it(command_line: Comman
 @pytest.mark.long
 def test_interrupted_while_measuring_it_saves_nothing_and_leaves_nothing(command_line: CommandLine) -> None:
     driver = command_line.start("run", "sleepy.yaml", "-s", "profile=null")
-    deadline = time.time() + PATIENCE_S
-    while set(command_line.processes()) <= {driver.pid} and time.time() < deadline:
-        time.sleep(0.1)
+    eventually(lambda: not set(command_line.processes()) <= {driver.pid}, "the first process of the run")
     time.sleep(2.0)  # into the start of the head or the instances
     interrupt(driver)
     _, errors = driver.communicate(timeout=PATIENCE_S)

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from rubberband.executor.journal.hosting import is_hosted, read_mark
 from tests.builders import processes
 from tests.builders.listener import Listener
 from tests.builders.server_process import ServerProcess, serving
-from tests.builders.service_runs import count_of, experiment, template, until
+from tests.builders.service_runs import count_of, experiment, template
+from tests.builders.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 SERVER = (str(processes.FOLDER / "guarded_server.py"),)
@@ -43,11 +45,13 @@ def submit(address: str, name: str, *, planned: bool = True) -> int:
     words = experiment(name).to_words()
     if not planned:
         del words["profile"]
-    while True:
-        try:
+
+    def post() -> int | None:
+        with suppress(httpx.HTTPError):
             return httpx.post(f"{address}/v1/experiments", json=words, timeout=30.0).status_code
-        except httpx.HTTPError:
-            time.sleep(0.05)
+        return None
+
+    return eventually(post, "a server that answers", within_s=600.0)
 
 
 def state_of(address: str, name: str) -> str | None:
@@ -88,16 +92,16 @@ def test_a_server_that_is_killed_finds_its_experiments_again_and_shows_every_eve
         address = server.address
         listener = Listener(address)
         assert [submit(address, name) for name in names] == [201, 201, 201]
-        until(lambda: all(len(listener.of(name)) == count_of(journal) // 2 for name in names))
+        eventually(lambda: all(len(listener.of(name)) == count_of(journal) // 2 for name in names))
         assert [state_of(address, name) for name in names] == ["running"] * 3
         kill(server)
     begun = pids(tmp_path)
     assert all(Path(f"/proc/{pid}").exists() for pid in begun)
     (tmp_path / "go").touch()
     with serving(tmp_path, "--port", port, program=SERVER, environment=STOOD_IN) as server:
-        until(lambda: all_done(address, names))
-        until(lambda: all(len(listener.of(name)) == count_of(journal) for name in names))
-        until(
+        eventually(lambda: all_done(address, names))
+        eventually(lambda: all(len(listener.of(name)) == count_of(journal) for name in names))
+        eventually(
             lambda: sum(event["kind"] == "state" and event["data"]["state"] == "done" for event in listener.events) == 3
         )
         listener.close()
@@ -137,8 +141,8 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(tmp_path: Path) -> None:
         is_over.set()
         submitter.join()
         names = list(answers)
-        until(lambda: all_done(address, names), 300.0)
-        until(lambda: all(len(listener.of(name)) == count_of(journal) for name in names), 300.0)
+        eventually(lambda: all_done(address, names), within_s=300.0)
+        eventually(lambda: all(len(listener.of(name)) == count_of(journal) for name in names), within_s=300.0)
         with Client(address) as client:
             listed = list(client.experiments())
         listener.close()
@@ -182,13 +186,13 @@ def test_real_training_resumes_while_the_server_is_killed_and_restarted(tmp_path
         listener = Listener(address)
         answers = [httpx.post(f"{address}/v1/experiments", json=digits(name), timeout=120.0) for name in names]
         assert [answer.status_code for answer in answers] == [201, 201, 201], answers[0].text
-        until(lambda: listener.reporting() >= set(names), patience_s=400.0)
+        eventually(lambda: listener.reporting() >= set(names), within_s=400.0)
         marks = [read_mark(ExperimentFolder(home=tmp_path, name=name)) for name in names]
         kill(server)
     assert all(is_hosted(ExperimentFolder(home=tmp_path, name=name)) for name in names)
     with serving(tmp_path, "--port", port, *options, program=SERVER) as server:
-        until(lambda: all_done(address, names), patience_s=600.0)
-        until(lambda: set(listener.ends()) == set(names))
+        eventually(lambda: all_done(address, names), within_s=600.0)
+        eventually(lambda: set(listener.ends()) == set(names))
         views = [httpx.get(f"{address}/v1/experiments/{name}", timeout=60.0).json() for name in names]
         listener.close()
     assert [read_mark(ExperimentFolder(home=tmp_path, name=name)) for name in names] == marks

@@ -21,7 +21,8 @@ from rubberband.running import hosted
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from tests.builders import processes
-from tests.builders.service_runs import DONE, House, experiment, extend, extension, until
+from tests.builders.service_runs import DONE, House, experiment, extend, extension
+from tests.builders.waiting import eventually
 
 SLOW = (sys.executable, "-P", str(processes.FOLDER / "slow_hosted.py"))
 HOSTED = (sys.executable, "-P", "-m", "rubberband.running.hosted")
@@ -42,7 +43,7 @@ def folder_of(house: House, name: str = "one") -> ExperimentFolder:
 
 def wait_for_reports(house: House, runs: ExperimentRuns, count: int) -> None:
     """Wait until the trials have reported `count` iterations."""
-    until(lambda: (found := runs.result("one")) and sum(trial.iterations for trial in found.trials) >= count)
+    eventually(lambda: (found := runs.result("one")) and sum(trial.iterations for trial in found.trials) >= count)
 
 
 def test_a_run_that_is_killed_resumed_cancelled_and_resumed_trains_nothing_twice(tmp_path: Path) -> None:
@@ -170,12 +171,12 @@ def test_a_store_that_is_mounted_late_after_a_reboot_is_waited_for(tmp_path: Pat
         mark = read_mark(folder)
         assert mark is not None
         os.kill(mark.pid, signal.SIGKILL)
-        pid = until(lambda: waiting(2))
+        pid = eventually(lambda: waiting(2))
         assert str(folder.checkpoints) in sentence(house.row("one"), runs.result("one"))
         assert str(folder.checkpoints) in listed(house.row("one"), 0.0).reason
     os.kill(pid, signal.SIGKILL)  # a reboot before it was mounted
     with house.open(SLOW) as runs:
-        until(lambda: waiting(3))
+        eventually(lambda: waiting(3))
         assert not folder.checkpoints.exists()
         (tmp_path / "unmounted").rename(folder.checkpoints)
         house.go()
@@ -196,7 +197,7 @@ def test_a_run_that_waits_for_its_store_can_be_cancelled(tmp_path: Path) -> None
         mark = read_mark(folder_of(house))
         assert mark is not None
         os.kill(mark.pid, signal.SIGKILL)
-        until(lambda: "resumes automatically: the checkpoint" in house.row("one").reason)
+        eventually(lambda: "resumes automatically: the checkpoint" in house.row("one").reason)
         runs.cancel("one")
         row = house.wait("one", INTERRUPTED)
         assert row.reason.startswith("cancelled while it waited for its checkpoint store")
@@ -240,7 +241,7 @@ def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
         seen = extension(runs, house.home, "one", deadline="2h", max_cost_usd=6.0)
         assert not seen.applied
         assert extend(runs, house.home, "one", deadline="2h", max_cost_usd=6.0, request="more").applied
-        until(lambda: any(event.kind == "LimitsChanged" for event in house.feed("one")))
+        eventually(lambda: any(event.kind == "LimitsChanged" for event in house.feed("one")))
         assert extend(runs, house.home, "one", deadline="2h", max_cost_usd=6.0, request="more").applied
         with pytest.raises(HttpProblem, match="less than"):
             extension(runs, house.home, "one", max_cost_usd=1.0)
@@ -250,7 +251,7 @@ def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
         assert mark is not None
         os.kill(mark.pid, signal.SIGTERM)
         house.wait("one", CANCELLED)
-        until(lambda: not is_hosted(folder))
+        eventually(lambda: not is_hosted(folder))
         result = runs.result("one")
         with holding(folder):
             assert hosted.main([str(house.home), "one"]) == hosted.AT_WORK

@@ -27,7 +27,7 @@ from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.databases import cut_off, database
 from tests.builders.jobs import EVENTS, JOB
-from tests.builders.service_runs import until
+from tests.builders.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
@@ -305,7 +305,7 @@ def test_a_driver_whose_connection_is_lost_writes_what_is_not_there_yet(
     with engine.connect() as connection:
         connection.exec_driver_sql("LOCK TABLE events IN SHARE ROW EXCLUSIVE MODE")
         driver.start()
-        until(lambda: end_who_waits(postgresql_url))
+        eventually(lambda: end_who_waits(postgresql_url))
         for seq, event in enumerate(there):
             kind, body = encode_event(event)
             row = {"experiment": "test", "seq": seq, "occurred_at": event.occurred_at, "kind": kind, "body": body}

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, on_pool, pool_folder
 from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, NearPlans, fake_service, words
+from tests.builders.waiting import eventually
 
 POOL = SharedPool(name="small", provider="virtual", instances=2, gpus_per_instance=1)
 TIGHT = {"constraints__deadline": "165s", "constraints__objective": "min_cost"}
@@ -118,10 +119,8 @@ def test_one_of_two_that_are_submitted_at_once_is_promised_the_pool(
         found = await admit(*arguments, **named)
         if second.ident is None:  # between the check of the first one and its promise
             second.start()
-            for _ in range(50):
-                await asyncio.sleep(0.01)
-                if answers:
-                    break
+            with suppress(AssertionError):
+                await asyncio.to_thread(eventually, lambda: answers, within_s=0.5)
         return found
 
     monkeypatch.setattr(Admission, "admit", slow)
@@ -137,8 +136,7 @@ def test_a_slow_plan_holds_up_no_other_submission(service: FakeService, monkeypa
     async def slow(self: NearPlans, preview: Preview, *arguments: Any) -> Any:
         if b"slow" in preview.body:
             began.set()
-            while not go.is_set():
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(go.wait)
         return await answer(self, preview, *arguments)
 
     monkeypatch.setattr(NearPlans, "answer", slow)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
 from tests.builders.fake_runs import FakeService, fake_service, virtual_result
 from tests.builders.pools import OFFER
+from tests.builders.waiting import eventually
 
 
 @pytest.fixture
@@ -142,8 +142,8 @@ def test_a_pool_that_is_up_is_measured(service: FakeService, tmp_path: Path) -> 
     serving = threading.Thread(target=server.run)
     serving.start()
     try:
-        while ("rubberband_pool_gpus", "team", "held") not in (found := scraped(service)):
-            time.sleep(0.01)
+        held = ("rubberband_pool_gpus", "team", "held")
+        found = eventually(lambda: seen if held in (seen := scraped(service)) else None, "the broker's figures")
     finally:
         server.stop()
         serving.join()

@@ -21,6 +21,7 @@ from rubberband.errors import ProviderError
 from tests.builders.aws_account import offer
 from tests.builders.fake_ec2 import ONE_GPU, World, asked, machines_of, once
 from tests.builders.power_cut import PowerCut
+from tests.builders.waiting import eventually
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.client import FakeClient
 
@@ -426,8 +427,7 @@ def test_a_release_ends_the_asking(world: World) -> None:
 
     thread = threading.Thread(target=launch)
     thread.start()
-    while not asked(world):
-        time.sleep(0.001)
+    eventually(lambda: asked(world), "a launch")
     assert driver.release("a").state == "terminated"
     thread.join()
     assert "released while it was requested" in refused[0]

@@ -17,6 +17,7 @@ from rubberband.cloud.aws.calls import NodeStart, name_in, share
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.errors import InputError, NoCapacityError, ProviderError
 from tests.builders.fake_ec2 import World, asked, boot_script, once
+from tests.builders.waiting import eventually
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.limits import Limits, Rate
 
@@ -237,15 +238,12 @@ def released_meanwhile(world: World, fault: Fault) -> dict[str, ProviderError]:
     driver = world.driver(sleep=lambda _: time.sleep(0.001))
     launching = threading.Thread(target=lambda: failed.update(driver.launch_all(NAMES)))
     launching.start()
-    while not asked(world):
-        time.sleep(0.001)
+    eventually(lambda: asked(world), "a launch")
     releasing = threading.Thread(target=lambda: driver.release("c"))
     releasing.start()
-    while "c" not in driver._unwanted:
-        time.sleep(0.001)
+    eventually(lambda: "c" in driver._unwanted, "the release")
     most = len(asked(world)) + 1  # this one may have been on its way; each later one has seen the release
-    while launching.is_alive() and len(asked(world)) <= most:
-        time.sleep(0.001)
+    eventually(lambda: not launching.is_alive() or len(asked(world)) > most, "a launch that has seen the release")
     released.set()
     for thread in (launching, releasing):
         thread.join()

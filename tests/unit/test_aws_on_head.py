@@ -27,6 +27,7 @@ from tests.builders.aws_account import Account
 from tests.builders.heads import Head, say, sent_made_of, shown
 from tests.builders.heads import account as account
 from tests.builders.heads import file as file
+from tests.builders.waiting import eventually
 from tests.ec2 import Fault
 from tests.ec2.faults import FakeCall, FakeError
 
@@ -571,8 +572,7 @@ def test_a_second_run_of_a_name_is_refused_while_the_first_runs(root: Path) -> N
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(run / "script")])
     try:
         (run / "pid").write_text(str(process.pid))
-        while str(run) not in Path(f"/proc/{process.pid}/cmdline").read_text():
-            time.sleep(0.01)  # until it is the program that it was made to be
+        eventually(lambda: str(run) in Path(f"/proc/{process.pid}/cmdline").read_text(), "the program that it is to be")
         with pytest.raises(InputError, match="digits runs on the head already"):
             on_head.start(key="2" * 8, name="digits", words=["--version"], packed=None)
         assert on_head.look(key=None, name="digits", offset=0)["lives"]

@@ -6,7 +6,6 @@ import csv
 import logging
 import struct
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -43,6 +42,7 @@ from rubberband.running.run import run_experiment
 from tests.builders.journalled_runs import recorded, words
 from tests.builders.sessions import dying_after
 from tests.builders.virtual_runs import Killed
+from tests.builders.waiting import eventually
 
 
 class Kept(Callback):
@@ -217,8 +217,7 @@ def test_a_tracker_that_cannot_be_reached_is_tried_again(
     monkeypatch.setattr(module, "RETRY_S", 0.0)
     folder, flaky, state = recorded().put(tmp_path), Flaky(failures=3), dict[str, Any]()
     with calling([CallbackThread(folder, flaky, state=state)]):
-        while flaky.failures:
-            time.sleep(0.01)
+        eventually(lambda: not flaky.failures, "three tries")
     result = rubberband.load_result(folder.name, home=tmp_path)
     assert sorted(flaky.written) == sorted((t.trial, done) for t in result.trials for _, done, _ in t.curve)
     assert [record.message for record in caplog.records] == [

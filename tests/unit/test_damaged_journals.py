@@ -27,7 +27,8 @@ from rubberband.executor.run import session
 from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from tests.builders.service_client import served
-from tests.builders.service_runs import DONE, count_of, experiment, until
+from tests.builders.service_runs import DONE, count_of, experiment
+from tests.builders.waiting import eventually
 
 UNREADABLE = ExperimentState.UNREADABLE
 
@@ -136,8 +137,8 @@ def test_a_service_shows_what_is_left_and_is_well(whole: bytes, folder: Experime
     runs = ExperimentRuns(settings, store, feed.wake)
     service = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=feed)
     with served(app_of(service)) as client:
-        until(lambda: (row := store.submission("one")) and row.state is UNREADABLE)
-        until(lambda: (row := store.submission("two")) and row.state is DONE)
+        eventually(lambda: (row := store.submission("one")) and row.state is UNREADABLE)
+        eventually(lambda: (row := store.submission("two")) and row.state is DONE)
         seen = client.get("/v1/experiments/one").json()
         assert seen["state"] == "unreadable"
         assert seen["reason"].startswith("its journal cannot be read: the journal of 'one' is damaged")
@@ -152,7 +153,7 @@ def test_a_service_shows_what_is_left_and_is_well(whole: bytes, folder: Experime
         assert client.get("/readyz").status_code == 200
         assert folder.journal.read_bytes() == before
         folder.journal.write_bytes(whole)
-        until(lambda: (row := store.submission("one")) and row.state is DONE)
+        eventually(lambda: (row := store.submission("one")) and row.state is DONE)
 
 
 def test_a_reader_keeps_the_log_that_others_in_its_process_follow(folder: ExperimentFolder, whole: bytes) -> None:

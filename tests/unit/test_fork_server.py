@@ -19,6 +19,7 @@ from rubberband.cloud.ray_head import worker_start
 from rubberband.executor.ray import fork_server
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.training.entrypoint import Entrypoint
+from tests.builders.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
@@ -72,9 +73,7 @@ def worker(tmp_path: Path, **extra: str) -> dict[str, Any]:
     command = [sys.executable, worker_start.__file__, str(told), "--two=2"]
     with open(tmp_path / "output", "wb") as output:
         subprocess.run(command, cwd=folder, env=environment, stdout=output, check=True, timeout=_PATIENCE_S)
-    deadline = time.monotonic() + _PATIENCE_S
-    while not told.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(told.exists, "what the worker says")
     found: dict[str, Any] = json.loads(told.read_text())
     assert found["words"] == [str(told), "--two=2"]
     assert found["folder"] == str(folder)
@@ -200,10 +199,7 @@ def test_the_server_ends_with_a_driver_that_is_killed(tmp_path: Path, source: st
     driver.kill()
     driver.wait()
     driver.stdout.close()
-    deadline = time.monotonic() + _PATIENCE_S
-    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+    eventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, "the server's end")
 
 
 def test_the_fork_server_of_a_pool_imports_torch_and_no_code_of_a_user(tmp_path: Path) -> None:

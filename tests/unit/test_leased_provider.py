@@ -16,7 +16,7 @@ from rubberband.running import leased_provider
 from rubberband.running.leased_provider import LeasedProvider
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
-from tests.builders.conversation import eventually
+from tests.builders.waiting import eventually
 
 LEASE_S, READY_S = 600.0, 900.0
 

@@ -34,9 +34,10 @@ from rubberband.values.submission import Submission, Summary
 from tests.builders.fake_runs import FakeService, fake_service, words
 from tests.builders.jobs import JOB
 from tests.builders.pools import mid_month as mid_month
-from tests.builders.service_runs import DONE, House, experiment, extend, until
+from tests.builders.service_runs import DONE, House, experiment, extend
 from tests.builders.stories import Story
 from tests.builders.virtual_runs import run_virtual
+from tests.builders.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("mid_month")
 QUEUED, INTERRUPTED, RUNNING = ExperimentState.QUEUED, ExperimentState.INTERRUPTED, ExperimentState.RUNNING
@@ -102,7 +103,7 @@ def test_a_restart_that_the_budget_does_not_cover_is_left_interrupted_with_the_r
     house.tell(one="cut")
     with house.open() as runs:
         runs.submit(experiment())
-        row = until(lambda: row if "it is not restarted: budget of " in (row := house.row("one")).reason else None)
+        row = eventually(lambda: row if "it is not restarted: budget of " in (row := house.row("one")).reason else None)
     assert row.state is INTERRUPTED
     assert len(house.starts()) == 1
 
@@ -118,7 +119,7 @@ def test_an_experiment_of_the_queue_waits_while_what_runs_leaves_no_money(
     house.store.change("other", at=time.time(), summary=Summary(cost_usd=0.2))
     limited(house, 0.3)
     with house.open():
-        told = until(lambda: reason if (reason := house.row("late").reason) else None)
+        told = eventually(lambda: reason if (reason := house.row("late").reason) else None)
         assert told.startswith("it waits for money: budget of : 0.20 USD of 0.30 USD are spent or planned this month")
         assert house.row("late").state is QUEUED
         house.store.change("other", at=time.time(), summary=Summary(cost_usd=0.05))
@@ -133,7 +134,7 @@ def test_a_running_experiment_ends_once_its_owner_has_spent_the_budget(house: Ho
         house.wait("one", RUNNING)
         spend(house, 0.6)
         inbox = Inbox(ExperimentFolder(home=house.home, name="one").inbox)
-        (asked,) = until(lambda: inbox.pending() or None)
+        (asked,) = eventually(lambda: inbox.pending() or None)
         house.go()
         house.wait("one", DONE)
     assert (asked.kind, asked.reason.partition(" are")[0][-12:]) == ("cancel", " of 0.50 USD")
@@ -159,7 +160,7 @@ def test_an_end_that_a_full_disk_kept_from_being_asked_is_asked_again(
         runs.submit(experiment())
         house.wait("one", RUNNING)
         spend(house, 0.6)
-        until(lambda: Inbox(ExperimentFolder(home=house.home, name="one").inbox).pending() or None)
+        eventually(lambda: Inbox(ExperimentFolder(home=house.home, name="one").inbox).pending() or None)
         house.go()
         house.wait("one", DONE)
     assert tries == ["budget-1"] * 2

@@ -13,7 +13,7 @@ import pytest
 
 from rubberband.executor.ray import connection as module
 from rubberband.executor.ray.connection import Beat, LogPart, RemoteAgent
-from tests.builders.conversation import eventually
+from tests.builders.waiting import eventually
 
 
 def agent_that_asks(

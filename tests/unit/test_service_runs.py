@@ -21,7 +21,8 @@ from rubberband.executor.journal.hosting import read_mark, read_order, write_mar
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
-from tests.builders.service_runs import DONE, House, count_of, experiment, extend, extension, template, until
+from tests.builders.service_runs import DONE, House, count_of, experiment, extend, extension, template
+from tests.builders.waiting import eventually
 
 QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
 INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED
@@ -204,7 +205,7 @@ def test_a_server_that_restarts_finds_all_as_it_is_and_repeats_nothing(house: Ho
         house.wait("ended", RUNNING)
     begun = house.starts()
     house.go()
-    until(lambda: count_of(ExperimentFolder(home=house.home, name="ended").journal) == count_of(house.journal))
+    eventually(lambda: count_of(ExperimentFolder(home=house.home, name="ended").journal) == count_of(house.journal))
     with house.open():
         for name in ("held", "ended", "waiting"):
             house.wait(name, DONE)
@@ -318,7 +319,7 @@ def test_a_result_can_be_had_before_while_and_after_it_runs(house: House) -> Non
     with house.open() as runs:
         runs.submit(experiment())
         house.wait("one", RUNNING)
-        half = until(lambda: (found := runs.result("one")) and found.trials and found)
+        half = eventually(lambda: (found := runs.result("one")) and found.trials and found)
         assert half.outcome == "unfinished"
         house.go()
         house.wait("one", DONE)
@@ -364,11 +365,11 @@ def test_a_store_that_is_away_for_a_while_loses_nothing(house: House, monkeypatc
         away = True
         house.go()
         journal = ExperimentFolder(home=house.home, name="one").journal
-        until(lambda: count_of(journal) == count_of(house.journal))
-        until(lambda: not runs.alive)
+        eventually(lambda: count_of(journal) == count_of(house.journal))
+        eventually(lambda: not runs.alive)
         away = False
         house.wait("one", DONE)
-        until(lambda: runs.alive)
+        eventually(lambda: runs.alive)
     assert house.seqs("one") == list(range(count_of(house.journal)))
 
 
@@ -405,8 +406,8 @@ def test_processes_leave_no_zombies_and_no_open_files(house: House) -> None:
         for name in ("a", "b", "c"):
             house.wait(name, DONE)
         pids = [int(start[1]) for start in house.starts()]
-        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-        until(lambda: all(Path(path).name.startswith("server.db") for path in of_the_house()))
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        eventually(lambda: all(Path(path).name.startswith("server.db") for path in of_the_house()))
 
 
 def test_a_sleeping_process_does_not_block_a_close(house: House) -> None:
@@ -416,4 +417,4 @@ def test_a_sleeping_process_does_not_block_a_close(house: House) -> None:
         house.wait("one", RUNNING)
     house.go()
     folder = ExperimentFolder(home=house.home, name="one")
-    until(lambda: count_of(folder.journal) == count_of(house.journal))
+    eventually(lambda: count_of(folder.journal) == count_of(house.journal))

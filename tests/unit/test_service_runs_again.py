@@ -25,7 +25,8 @@ from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
-from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, extend, template, until
+from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, extend, template
+from tests.builders.waiting import eventually
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
 
@@ -149,7 +150,7 @@ def test_a_journal_that_is_read_slowly_holds_up_no_other_experiment(
         for name in ("slow", "quick"):
             runs.submit(experiment(name))
             house.wait(name, DONE)
-        until(lambda: all(runs._watcher.follower(name) is None for name in ("slow", "quick")))
+        eventually(lambda: all(runs._watcher.follower(name) is None for name in ("slow", "quick")))
         monkeypatch.setattr(Journals, "_read", slow)
         told: list[Any] = []
         reader = threading.Thread(target=lambda: told.append(runs.result("slow")))

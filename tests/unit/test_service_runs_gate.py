@@ -17,7 +17,8 @@ from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.states import ExperimentState
-from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, template, until
+from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, template
+from tests.builders.waiting import eventually
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
 STARTING, REFUSED = ExperimentState.STARTING, ExperimentState.REFUSED
@@ -94,10 +95,10 @@ def test_a_run_without_progress_restarts_automatically_only_once(house: House) -
     house.tell(one="silent")
     with house.open() as runs:
         runs.submit(experiment())
-        until(lambda: interrupted(house, "one", attempt=2))
+        eventually(lambda: interrupted(house, "one", attempt=2))
     with house.open() as runs:
         runs.resume("one")  # a person may, as often as that person likes
-        until(lambda: interrupted(house, "one", attempt=3))
+        eventually(lambda: interrupted(house, "one", attempt=3))
     assert len(house.starts()) == 3
 
 
@@ -131,7 +132,7 @@ def test_a_run_resumed_by_hand_stays_with_its_user(house: House) -> None:
     with house.open():
         with folder.driving():
             # A driver writes again and again: a watcher that looked just before it began sees the next time.
-            until(lambda: os.utime(folder.journal) or house.row("one").state is RUNNING)
+            eventually(lambda: os.utime(folder.journal) or house.row("one").state is RUNNING)
         house.wait("one", INTERRUPTED)
     assert house.row("one").state is INTERRUPTED
     assert len(house.starts()) == 1
@@ -143,8 +144,8 @@ def test_a_run_resumed_while_it_is_examined_is_examined_again(house: House, monk
         runs.submit(experiment())
         house.wait("one", INTERRUPTED)
     folder = ExperimentFolder(home=house.home, name="one")
-    time.sleep(0.02)  # times of files lag behind the clock by up to a tick of the kernel
-    os.utime(folder.journal)
+    later = time.time() + 1.0  # times of files lag behind the clock by up to a tick of the kernel
+    os.utime(folder.journal, (later, later))
     with ExitStack() as driver:
 
         def begun_first(seen: ExperimentFolder) -> Stamp:
@@ -185,7 +186,7 @@ def test_a_cancel_before_an_automatic_restart_prevents_it(house: House) -> None:
         assert len(house.starts()) == 1
         with suppress(HttpProblem):  # the watcher may be about to ask whether it was cancelled, and resume it by itself
             runs.resume("one")
-        until(lambda: len(house.starts()) > 1)
+        eventually(lambda: len(house.starts()) > 1)
 
 
 @pytest.mark.parametrize("why", ["cancelled", "late"])

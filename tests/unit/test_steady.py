@@ -19,6 +19,7 @@ from rubberband.cloud.ray_head.instance import STARTED, Record, load, release_ma
 from rubberband.executor.journal.reading import read
 from rubberband.executor.run.follower import FRESH_S, JournalFollower
 from tests.builders.journalled_runs import recorded
+from tests.builders.waiting import eventually
 
 HALF_AN_HOUR_S = 1800.0
 
@@ -82,9 +83,8 @@ def test_an_instance_counts_its_lease_and_its_time_by_that_clock(tmp_path: Path,
     save(path, record, clock())
     facts = [str(path), str(lease), "600", repr(clock.booted_at), str(tmp_path)]
     with subprocess.Popen([sys.executable, "-c", _stepped(by_s), *facts]) as guard:
-        while load(path).running_at is None:
-            assert guard.poll() is None
-            time.sleep(0.01)
+        eventually(lambda: load(path).running_at is not None or guard.poll() is not None, "a lease that runs")
+        assert guard.poll() is None
         release_marker(path).write_text("")
     found = load(path)
     assert found.reason == ""

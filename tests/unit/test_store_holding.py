@@ -26,7 +26,8 @@ from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.databases import cut_off
-from tests.builders.service_runs import experiment, until
+from tests.builders.service_runs import experiment
+from tests.builders.waiting import eventually
 
 QUEUED, RUNNING = ExperimentState.QUEUED, ExperimentState.RUNNING
 ANN, BEN = "1a gpu-1:/home/ann", "2b gpu-2:/home/ben"
@@ -169,7 +170,7 @@ def test_a_service_that_takes_a_store_over_leaves_the_experiments_of_the_other_h
             each.start()
         second.add(submission("own"))
         runs[1]._watcher.kick("own")
-        until(lambda: second.submission("own").state is not QUEUED)  # type: ignore[union-attr]
+        eventually(lambda: second.submission("own").state is not QUEUED)  # type: ignore[union-attr]
         assert second.submission("waits").state is QUEUED  # type: ignore[union-attr]
         assert [event.data["state"] for event in second.feed(experiment="one")] == ["running"]
         assert not runs[0].alive
@@ -189,7 +190,7 @@ def test_a_service_that_takes_a_store_over_leaves_the_experiments_of_the_other_h
         assert runs[1].cancel("waits").state is ExperimentState.CANCELLED
         runs[1].close()
         second.close()
-        until(lambda: runs[0].alive)
+        eventually(lambda: runs[0].alive)
 
 
 def test_readiness_says_that_another_server_has_the_store(stores: tuple[Store, Store], postgresql_url: str) -> None:

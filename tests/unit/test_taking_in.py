@@ -15,7 +15,8 @@ from rubberband.api.store.sql import Store, open_store
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read_at_once
 from rubberband.states import ExperimentState
-from tests.builders.service_runs import DONE, House, count_of, cut_off, template, until
+from tests.builders.service_runs import DONE, House, count_of, cut_off, template
+from tests.builders.waiting import eventually
 
 DAY_S = 24 * 3600.0
 INTERRUPTED, UNREADABLE = ExperimentState.INTERRUPTED, ExperimentState.UNREADABLE
@@ -109,7 +110,7 @@ def test_events_of_long_ended_runs_leave_the_feed_and_restarts_continue_from_the
     assert house.seqs("stopped") == list(range(5))
     house.store.change("stopped", at=time.time() - 31 * DAY_S)
     with house.open() as runs:
-        until(lambda: house.feed("stopped") == [])
+        eventually(lambda: house.feed("stopped") == [])
         house.tell(stopped="run")
         runs.resume("stopped")
         house.wait("stopped", DONE)
