@@ -1,1 +1,100 @@
-"""Think, purely: predicts what a plan takes and costs, and finds the cheapest one. No I/O, no clock."""
+"""Think, purely: predicts what a plan takes and costs, and finds the cheapest one. No I/O, no clock.
+
+Others import its names from here. Each is loaded when it is first used, so that a worker that balances a batch loads no
+search; `balancing`, `goodput`, `queueing` and `sharing` are entrances of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rubberband.planner.asha.planning import Simulations
+    from rubberband.planner.dag import CriticalTask, SimulatedPlan, simulate_job
+    from rubberband.planner.estimates import (
+        USER_PLAN,
+        Beside,
+        Estimate,
+        Nearest,
+        Option,
+        estimate,
+        estimate_plan,
+        first_kept,
+    )
+    from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
+    from rubberband.planner.exact.model import least_instances, predict, run_s
+    from rubberband.planner.exact.solver import Box, Objective
+    from rubberband.planner.hyperband import sample_lanes
+    from rubberband.planner.noise.sampling import Draws, steady, varies
+    from rubberband.planner.planning import Point, plan
+    from rubberband.planner.problem import Batch, BracketGroup, Infeasible, JobPlan, Problem, up_s, up_usd
+    from rubberband.planner.replanning import Replanned, replan
+    from rubberband.planner.reserve import SHORTEST_REACH_S, Reserve
+    from rubberband.planner.search import keeps, meets
+
+__all__ = [
+    "COST_TOLERANCE_USD",
+    "SHORTEST_REACH_S",
+    "TIME_TOLERANCE_S",
+    "USER_PLAN",
+    "Batch",
+    "Beside",
+    "Box",
+    "BracketGroup",
+    "CriticalTask",
+    "Draws",
+    "Estimate",
+    "Infeasible",
+    "JobPlan",
+    "Nearest",
+    "Objective",
+    "Option",
+    "Point",
+    "Problem",
+    "Replanned",
+    "Reserve",
+    "SimulatedPlan",
+    "Simulations",
+    "estimate",
+    "estimate_plan",
+    "first_kept",
+    "keeps",
+    "least_instances",
+    "meets",
+    "plan",
+    "predict",
+    "replan",
+    "run_s",
+    "sample_lanes",
+    "simulate_job",
+    "steady",
+    "up_s",
+    "up_usd",
+    "varies",
+]
+
+_MODULES = {
+    "asha.planning": "Simulations",
+    "dag": "CriticalTask SimulatedPlan simulate_job",
+    "estimates": "USER_PLAN Beside Estimate Nearest Option estimate estimate_plan first_kept",
+    "exact.labels": "COST_TOLERANCE_USD TIME_TOLERANCE_S",
+    "exact.model": "least_instances predict run_s",
+    "exact.solver": "Box Objective",
+    "hyperband": "sample_lanes",
+    "noise.sampling": "Draws steady varies",
+    "planning": "Point plan",
+    "problem": "Batch BracketGroup Infeasible JobPlan Problem up_s up_usd",
+    "replanning": "Replanned replan",
+    "reserve": "SHORTEST_REACH_S Reserve",
+    "search": "keeps meets",
+}
+"""Module -> the names of it that others use."""
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value

@@ -34,7 +34,7 @@ from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.extending import Extension, Limits, Outlook
 from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.entrypoint import with_trial
-from rubberband.planner.estimate import Estimate
+from rubberband.planner import Estimate
 from rubberband.planning import feasible
 from rubberband.planning.feasible import Terms
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, live_terms, local_terms

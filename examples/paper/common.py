@@ -15,10 +15,7 @@ from typing import Any, Literal
 from page import Figure, write_page
 
 from rubberband.cloud.catalogue import catalogue
-from rubberband.planner.exact.model import least_instances, predict
-from rubberband.planner.exact.solver import Objective
-from rubberband.planner.planning import plan
-from rubberband.planner.problem import JobPlan, Problem
+from rubberband.planner import JobPlan, Objective, Problem, least_instances, plan, predict
 from rubberband.values.offer import Billing, Offer, gang_sizes, slots
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Policy, Prediction, Stage, StagePlan
 from rubberband.values.profile import Law, Profile

@@ -10,7 +10,7 @@ import common
 from common import COLOURS, PLACED, Finding, Report, Table, cells, usd, verdict
 from page import Figure, panels
 
-from rubberband.planner.exact.model import predict
+from rubberband.planner import predict
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Planned, Prediction, StagePlan

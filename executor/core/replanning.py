@@ -19,8 +19,7 @@ from rubberband.executor.core.events import RestPlanned
 from rubberband.executor.core.forecast import assumed, forecast, lane_factor, later_stages, stage_left
 from rubberband.executor.core.measured import MeasuredTerms, measured
 from rubberband.executor.core.state import GroupState, Job, Phase, State, TrialStatus
-from rubberband.planner.replan import Replanned, replan
-from rubberband.planner.reserve import Reserve
+from rubberband.planner import Replanned, Reserve, replan
 from rubberband.units import counted
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Prediction, Stage, StagePrediction
 from rubberband.values.profile import Profile

@@ -13,7 +13,7 @@ from rubberband.executor.core.history import Allotted
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.spending import Purse
 from rubberband.executor.core.state import GroupState, Job, Phase, StageRecord, State, TrialState
-from rubberband.planner.exact.model import least_instances as instances_for
+from rubberband.planner import least_instances as instances_for
 from rubberband.units import MONEY_SLACK_USD, counted, format_usd
 from rubberband.values.offer import Offer, gang_sizes, slots
 from rubberband.values.plan import StagePrediction

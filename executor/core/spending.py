@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rubberband.planner.reserve import SHORTEST_REACH_S
+from rubberband.planner import SHORTEST_REACH_S
 from rubberband.units import MONEY_SLACK_USD
 
 

@@ -19,7 +19,7 @@ from rubberband.executor.core.history import History
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.placement import FreeSlots
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
-from rubberband.planner.reserve import Reserve
+from rubberband.planner import Reserve
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse

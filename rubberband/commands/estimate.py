@@ -26,8 +26,7 @@ from rubberband.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from rubberband.planner.dag import SimulatedPlan
-    from rubberband.planner.estimate import Estimate
+    from rubberband.planner import Estimate, SimulatedPlan
     from rubberband.planning.feasible import Terms
     from rubberband.planning.prices_and_quotas import EstimateAnswer
     from rubberband.spec.experiment import Experiment
@@ -262,7 +261,7 @@ def _simulation(asked: _Options, found: Estimate) -> SimulatedPlan | None:
     """Return the plan's simulation, if one is asked for. Raises InputError for a plan without a DAG."""
     if asked.simulate is None or found.job is None:
         return None
-    from rubberband.planner.dag import simulate_job
+    from rubberband.planner import simulate_job
 
     return simulate_job(found.job, found.profile, found.offer, num_samples=asked.simulate, seed=asked.seed)
 

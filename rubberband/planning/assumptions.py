@@ -9,13 +9,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rubberband.planner.asha.planning import Simulations
-from rubberband.planner.estimate import Estimate
-from rubberband.planner.exact.model import predict
-from rubberband.planner.exact.solver import Box
+from rubberband.planner import Box, BracketGroup, Draws, Estimate, JobPlan, Problem, Simulations, predict, varies
 from rubberband.planner.exact.table import Floats
-from rubberband.planner.noise.sampling import Draws, varies
-from rubberband.planner.problem import BracketGroup, JobPlan, Problem
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, BillLine, Offer, SideCost
 from rubberband.values.plan import Stage

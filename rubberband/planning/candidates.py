@@ -9,8 +9,7 @@ from dataclasses import replace
 from rubberband.cloud.catalogue import Table, similar_types, table_of
 from rubberband.cloud.offers import offers
 from rubberband.errors import InputError
-from rubberband.planner.problem import Problem
-from rubberband.planner.reserve import Reserve
+from rubberband.planner import Problem, Reserve
 from rubberband.planning.startup_history import StartTimes, remark
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import LognormalDelay, delay_of

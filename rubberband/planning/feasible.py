@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING
 
 from rubberband.cloud.catalogue import Table
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.planner.estimate import Beside, Estimate, Nearest, estimate, estimate_plan, first_kept
-from rubberband.planner.exact.solver import Objective
-from rubberband.planner.problem import JobPlan, Problem
+from rubberband.planner import (
+    Beside,
+    Estimate,
+    JobPlan,
+    Nearest,
+    Objective,
+    Problem,
+    estimate,
+    estimate_plan,
+    first_kept,
+)
 from rubberband.planning.candidates import Room, candidates, with_start_times
 from rubberband.planning.remedies import CandidatesOf, Reached, advice, find_remedies, none_within, reached
 from rubberband.planning.size import refused, size

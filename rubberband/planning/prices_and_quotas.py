@@ -16,8 +16,7 @@ from rubberband.cloud.aws.prices import LiveTable, live_table
 from rubberband.cloud.catalogue import Table, row_source, types_of
 from rubberband.cloud.offers import offers, price_source, spot_source
 from rubberband.errors import InputError, ProviderError
-from rubberband.planner.estimate import Estimate
-from rubberband.planner.problem import Problem
+from rubberband.planner import Estimate, Problem
 from rubberband.planning.assumptions import Assumption, Basis, Name, assumptions, bill_lines
 from rubberband.planning.candidates import (
     MARKETS,

@@ -15,12 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.errors import InputError
-from rubberband.planner.estimate import Nearest
-from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
-from rubberband.planner.exact.model import least_instances, run_s
-from rubberband.planner.exact.solver import Objective
-from rubberband.planner.noise.sampling import varies
-from rubberband.planner.problem import JobPlan, Problem, up_s, up_usd
+from rubberband.planner import (
+    COST_TOLERANCE_USD,
+    TIME_TOLERANCE_S,
+    JobPlan,
+    Nearest,
+    Objective,
+    Problem,
+    least_instances,
+    run_s,
+    up_s,
+    up_usd,
+    varies,
+)
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.units import format_duration, format_usd

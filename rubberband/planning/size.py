@@ -13,9 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.planner.estimate import first_kept
-from rubberband.planner.noise.sampling import steady
-from rubberband.planner.problem import JobPlan, Problem
+from rubberband.planner import JobPlan, Problem, first_kept, steady
 from rubberband.planning.remedies import is_out_of_reach, reached
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import MAX_ASHA_TRIALS, MAX_TRIALS, Asha, Hyperband, Sha

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.estimate import estimate
+from rubberband.planner.estimates import estimate
 from rubberband.planner.exact.model import MeanCost, predict
 from rubberband.planner.exact.solver import Box, Objective, unbeaten
 from rubberband.planner.noise.sampling import Draws, varies

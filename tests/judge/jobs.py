@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rubberband.executor.core.state import Job
-from rubberband.planner.estimate import Estimate, estimate
+from rubberband.planner.estimates import Estimate, estimate
 from rubberband.planner.exact.solver import Objective
 from rubberband.planner.problem import Problem
 from rubberband.planner.reserve import Reserve

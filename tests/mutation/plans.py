@@ -220,7 +220,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-without-hysteresis",
         harm="at every SYNC instances are exchanged for a saving of cents",
-        file="planner/replan.py",
+        file="planner/replanning.py",
         old="return present.cost_usd - other.cost_usd >= max(SMALLEST_GAIN * present.cost_usd, SMALLEST_GAIN_USD)",
         new="return present.cost_usd > other.cost_usd",
         tests=_REPLAN,
@@ -228,7 +228,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-within-the-noise",
         harm="a plan changes for a saving that is less than what is unsure about it",
-        file="planner/replan.py",
+        file="planner/replanning.py",
         old="if saves > (unsure or 0.0):",
         new="if saves > 0.0:",
         tests=("tests/unit/test_replan.py",),
@@ -236,7 +236,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-at-any-price",
         harm="a plan that may be late is left for one that costs more than that is worth",
-        file="planner/replan.py",
+        file="planner/replanning.py",
         old="if extra <= more_likely * rest.worth(present):",
         new="if True:",
         tests=("tests/unit/test_replan.py",),
@@ -244,7 +244,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-with-the-old-deadline",
         harm="a late run is planned as if no time had passed",
-        file="planner/replan.py",
+        file="planner/replanning.py",
         old="max(0.0, deadline_s - spent_s)",
         new="deadline_s",
         tests=_REPLAN,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InputError
-from rubberband.planner.estimate import Estimate
+from rubberband.planner.estimates import Estimate
 from rubberband.planning.feasible import Terms
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.planning.remedies import MOST_S

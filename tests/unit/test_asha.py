@@ -12,7 +12,7 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.forecast import expected_iterations
 from rubberband.executor.result.result import summarise
 from rubberband.planner.asha import planning as planner
-from rubberband.planner.estimate import Beside, estimate
+from rubberband.planner.estimates import Beside, estimate
 from rubberband.planner.problem import JobPlan, Problem
 from rubberband.planning.candidates import candidates
 from rubberband.planning.size import size

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.planner.estimate import estimate, estimate_plan
+from rubberband.planner.estimates import estimate, estimate_plan
 from rubberband.planner.exact.model import predict
 from rubberband.planner.problem import Problem
 from rubberband.planning.assumptions import assumptions

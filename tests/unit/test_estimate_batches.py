@@ -14,7 +14,7 @@ import pytest
 
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.planner.estimate import Estimate, estimate, estimate_plan
+from rubberband.planner.estimates import Estimate, estimate, estimate_plan
 from rubberband.planner.goodput import planning
 from rubberband.planner.goodput.planning import adapted, at_noise_scale, limits_within
 from rubberband.planner.problem import Problem

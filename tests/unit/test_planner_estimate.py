@@ -10,7 +10,7 @@ import pytest
 
 from rubberband.commands.estimate import plan_from_json
 from rubberband.errors import InputError
-from rubberband.planner.estimate import estimate, estimate_plan
+from rubberband.planner.estimates import estimate, estimate_plan
 from rubberband.planner.exact.model import predict
 from rubberband.planner.problem import Problem
 from rubberband.values.offer import Offer

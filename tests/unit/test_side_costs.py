@@ -17,7 +17,7 @@ from rubberband.executor.core.budget import bill_lines, bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.result.result import summarise
 from rubberband.executor.run.driver import replay
-from rubberband.planner.estimate import estimate_plan
+from rubberband.planner.estimates import estimate_plan
 from rubberband.planner.problem import Problem
 from rubberband.planning import assumptions
 from rubberband.spec.resources import Resources

@@ -10,11 +10,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from rubberband.planner.estimate import Estimate
+from rubberband.planner import BracketGroup, Estimate, Point, sample_lanes
 from rubberband.planner.exact.table import Floats
-from rubberband.planner.hyperband import sample_lanes
-from rubberband.planner.planning import Point
-from rubberband.planner.problem import BracketGroup
 from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
 from rubberband.units import counted, duration, format_duration, format_usd
 from rubberband.values.profile import Profile

@@ -9,11 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rubberband.planner.estimate import USER_PLAN, Estimate, Option
-from rubberband.planner.noise.sampling import varies
-from rubberband.planner.planning import Point
-from rubberband.planner.problem import BracketGroup, JobPlan
-from rubberband.planner.search import keeps, meets
+from rubberband.planner import USER_PLAN, BracketGroup, Estimate, JobPlan, Option, Point, keeps, meets, varies
 from rubberband.planning.assumptions import Assumption
 from rubberband.planning.remedies import concessions, settings
 from rubberband.units import counted, format_duration, format_usd
@@ -23,7 +19,7 @@ from rubberband.views.formatting import Row, TextTable, difference, rounded, tim
 from rubberband.views.report.tables import bill
 
 if TYPE_CHECKING:  # networkx is slow to import
-    from rubberband.planner.dag import CriticalTask, SimulatedPlan
+    from rubberband.planner import CriticalTask, SimulatedPlan
 
 POLICIES = {
     "optimal": "elastic, the cheapest plan",
