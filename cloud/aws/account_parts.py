@@ -145,28 +145,28 @@ def plan_role(session: AwsSession, role: Role, owner: str, plan: AccountChanges)
         held = f"policies: {', '.join(role.policies)}"
         plan.add(f"make role {role.name} ({beside}{held})", partial(_make_role, iam, role, owner))
         return
-    amiss = [*_amiss(iam, role, found, owner)]
-    if amiss:
-        plan.add(f"change role {role.name}: {', '.join(amiss)}", partial(_make_role, iam, role, owner))
+    differences = [*_differences(iam, role, found, owner)]
+    if differences:
+        plan.add(f"change role {role.name}: {', '.join(differences)}", partial(_make_role, iam, role, owner))
     else:
         plan.there.append(f"role {role.name}")
 
 
-def _amiss(iam: Any, role: Role, found: Any, owner: str) -> list[str]:
+def _differences(iam: Any, role: Role, found: Any, owner: str) -> list[str]:
     """Return what differs from the role as it should be."""
-    amiss = []
+    differences = []
     if _tags(found).get(OWNER_TAG) != owner:
-        amiss.append(f"mark it with the tag {OWNER_TAG}")
+        differences.append(f"mark it with the tag {OWNER_TAG}")
     if found["AssumeRolePolicyDocument"] != role.trust:
-        amiss.append("correct who may assume it")
+        differences.append("correct who may assume it")
     for name, document in role.policies.items():
         held = _found(partial(_policy, iam, role.name, name))
         if held != document:
-            amiss.append(f"{'add' if held is None else 'correct'} policy {name}")
-    amiss += [f"detach {arn.rpartition('/')[2]}" for arn in _attached(iam, role.name) if arn in _TOO_MUCH]
+            differences.append(f"{'add' if held is None else 'correct'} policy {name}")
+    differences += [f"detach {arn.rpartition('/')[2]}" for arn in _attached(iam, role.name) if arn in _TOO_MUCH]
     if role.has_profile and not _holds(iam, role.name):
-        amiss.append("complete its instance profile")
-    return amiss
+        differences.append("complete its instance profile")
+    return differences
 
 
 _TOO_MUCH = ("arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore",)

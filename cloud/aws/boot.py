@@ -30,9 +30,9 @@ from rubberband.cloud.aws.client import type_facts
 from rubberband.cloud.aws.errors import in_one_line
 from rubberband.cloud.aws.images import built_image, find_image, root_volume_gb
 from rubberband.cloud.aws.installing import Installation, what_to_install
+from rubberband.cloud.aws.joining import publish_token, token_parameter
 from rubberband.cloud.aws.network import OwnInstance, check_group, choose_subnets, ensure_group, own_place
 from rubberband.cloud.aws.s3 import Packages
-from rubberband.cloud.aws.token import publish_token, token_parameter
 from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import InputError
 from rubberband.spec.resources import Aws

@@ -292,7 +292,7 @@ def by_tags(**tags: str) -> list[dict[str, Any]]:
     return [{"Name": f"tag:rubberband:{name}", "Values": [value]} for name, value in tags.items()]
 
 
-def amiss(machine: Mapping[str, Any], choice: Purchase) -> str:
+def mismatch(machine: Mapping[str, Any], choice: Purchase) -> str:
     """Return how a described instance differs from the requested one; empty if it does not."""
     bought_type = machine.get("InstanceType", choice.instance_type)
     if bought_type != choice.instance_type:

@@ -18,8 +18,8 @@ from rubberband.cloud.aws.client import ALIVE, account_of, age, described, insta
 from rubberband.cloud.aws.errors import FAILURES, PROTECTED, code_of, explain, in_one_line, verdict
 from rubberband.cloud.aws.fleet import VISIBILITY_S, Ec2Fleet
 from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
+from rubberband.cloud.aws.joining import delete_token
 from rubberband.cloud.aws.network import OwnInstance, delete_clusters, delete_groups, own_place
-from rubberband.cloud.aws.token import delete_token
 from rubberband.cloud.clock import elapsed_s
 from rubberband.cloud.ray_head.instance import lock
 from rubberband.errors import InputError, ProviderError, RubberbandError

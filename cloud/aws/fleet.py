@@ -160,7 +160,7 @@ class Ec2Fleet:
         intent = self.intents.get(name)
         if intent is None or not intent.lives or intent.last is None:
             return
-        wrong = calls.amiss(machine, intent.last.choice)
+        wrong = calls.mismatch(machine, intent.last.choice)
         if wrong:
             self.end_soon(name, f"not what was asked for: {wrong}")
         elif intent.ending is not None:

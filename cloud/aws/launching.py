@@ -575,7 +575,7 @@ class Launcher:
         shown: Mapping[str, Any] = machine
         if choice.market == "spot" and "InstanceLifecycle" not in machine:
             shown = self._fleet.find_now(name) or {**machine, "InstanceLifecycle": "spot"}
-        wrong = calls.amiss(shown, choice)
+        wrong = calls.mismatch(shown, choice)
         if wrong:
             self._fleet.end(name, f"not what was asked for: {wrong}")
         elif intent.ending is not None:

@@ -102,11 +102,11 @@ work() {
     run_setup
     if [[ "$DEVICE" == cuda ]]; then
         say "checking $GPUS GPUs"
-        python3 -m rubberband.cloud.aws.gpu_check "$GPUS"
+        python3 -m rubberband.cloud.aws.joining gpus "$GPUS"
     fi
     [[ -z "$IMAGE_MARKER" ]] || become_image
     say "reading the Ray token from $TOKEN"
-    python3 -m rubberband.cloud.aws.token "$TOKEN" "$REGION" "$DIR/ray-token"
+    python3 -m rubberband.cloud.aws.joining token "$TOKEN" "$REGION" "$DIR/ray-token"
     kill "$HOLDER" || true # from now on the driver renews it
     join
 }

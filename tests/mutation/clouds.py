@@ -70,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="wrong-machine-is-kept",
         harm="an instance that is not what was asked for runs on, and is paid",
         file="cloud/aws/launching.py",
-        old="        wrong = calls.amiss(shown, choice)",
+        old="        wrong = calls.mismatch(shown, choice)",
         new='        wrong = ""',
         tests=("tests/unit/test_aws_launching.py",),
     ),

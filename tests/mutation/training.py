@@ -237,7 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="rubberband/units.py",
         old="next(filter(_ERROR.match, reversed(lines)), lines[-1]",
         new="next(iter(()), lines[-1]",
-        tests=("tests/unit/test_aws_gpu_check.py",),
+        tests=("tests/unit/test_aws_joining.py",),
     ),
     Mutant(
         name="what-a-model-counts-is-not-named",

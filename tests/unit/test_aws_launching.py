@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.aws import intents
-from rubberband.cloud.aws.calls import Purchase, amiss
+from rubberband.cloud.aws.calls import Purchase, mismatch
 from rubberband.cloud.aws.intents import Intents, renew_requests, runs_in
 from rubberband.cloud.aws.quotes import spot_prices
 from rubberband.errors import ProviderError
@@ -370,7 +370,7 @@ AS_BOUGHT = {
     ],
 )
 def test_an_instance_is_compared_with_the_request_for_it(choice: Purchase, shown: Any, words: str) -> None:
-    wrong = amiss({**AS_BOUGHT, **shown}, choice)
+    wrong = mismatch({**AS_BOUGHT, **shown}, choice)
     assert words in wrong
     assert bool(words) == bool(wrong)
 

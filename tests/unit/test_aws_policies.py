@@ -13,9 +13,9 @@ from rubberband.cloud.aws import account_parts
 from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import NodeStart, Purchase, client_token, launch_request, tags_of
 from rubberband.cloud.aws.cleanup import end_everything
+from rubberband.cloud.aws.joining import read_token, token_parameter
 from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.cloud.aws.preflight import preflight
-from rubberband.cloud.aws.token import read_token, token_parameter
 from rubberband.errors import InputError
 from tests.builders.aws_account import Account, offer, started
 from tests.ec2 import BUCKET

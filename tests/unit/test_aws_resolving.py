@@ -20,10 +20,10 @@ from rubberband.cloud.aws import installing
 from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import Machines, NodeStart
 from rubberband.cloud.aws.installing import what_to_install
+from rubberband.cloud.aws.joining import fetch_token as fetch_token
+from rubberband.cloud.aws.joining import publish_token, read_token, token_parameter
 from rubberband.cloud.aws.network import delete_groups, ensure_group, own_place
 from rubberband.cloud.aws.s3 import Packages
-from rubberband.cloud.aws.token import main as fetch_token
-from rubberband.cloud.aws.token import publish_token, read_token, token_parameter
 from rubberband.errors import InputError
 from rubberband.spec.resources import Aws
 from tests.builders.aws_account import Account

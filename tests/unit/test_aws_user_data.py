@@ -210,7 +210,7 @@ def test_the_machine_joins_with_token_label_and_settings_and_ends_with_ray(machi
     ran = machine.work()
 
     assert ran.returncode == 0, ran.stderr
-    token = next(line for line in machine.called if "cloud.aws.token" in line)
+    token = next(line for line in machine.called if "joining token" in line)
     assert token.endswith(f"/rubberband/me/ray-token us-east-1 {machine.folder}/ray-token")
     assert (machine.root / "setup-ran").read_text() == "it's here\n"
     start = next(line for line in machine.called if "scripts start" in line)
@@ -465,14 +465,14 @@ def test_a_machine_joins_only_with_the_gpus_that_it_should_have(
     machine: Machine, device: Literal["cpu", "cuda"], joins: bool
 ) -> None:
     machine.program("nvidia-smi")
-    machine.program("python3", f'[[ "$*" != *gpu_check* ]] || {{ echo "0 of 4 GPUs"; exit {0 if joins else 1}; }}')
+    machine.program("python3", f'[[ "$*" != *joining*gpus* ]] || {{ echo "0 of 4 GPUs"; exit {0 if joins else 1}; }}')
     asked = Installation(python="3.11", requirements=("torch",))
     machine.boot(worker_script(replace(BOOT, installation=asked, device=device), START))
 
     ran = machine.work()
 
-    checked = [line for line in machine.called if "gpu_check" in line]
-    assert checked == (["python3 -m rubberband.cloud.aws.gpu_check 4"] if device == "cuda" else [])
+    checked = [line for line in machine.called if "joining gpus" in line]
+    assert checked == (["python3 -m rubberband.cloud.aws.joining gpus 4"] if device == "cuda" else [])
     assert ("nvidia-smi -L" in machine.called) == (device == "cuda"), "the driver is there before torch is installed"
     assert any("scripts start" in line for line in machine.called) == joins
     if not joins:

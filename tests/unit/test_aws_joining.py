@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rubberband.cloud.aws.gpu_check import WAIT_S, amiss
+from rubberband.cloud.aws.joining import WAIT_S, gpu_trouble
 from rubberband.cloud.offers import offer
 from rubberband.errors import InputError
 from rubberband.spec.resources import Resources
@@ -31,18 +31,18 @@ class Machine:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def amiss(self, gpus: int) -> str:
-        return amiss(gpus, run=self.run, clock=lambda: self.now, sleep=self.sleep)
+    def trouble(self, gpus: int) -> str:
+        return gpu_trouble(gpus, run=self.run, clock=lambda: self.now, sleep=self.sleep)
 
 
 def test_gpus_that_work_are_fine_at_once() -> None:
     machine = Machine(TWO)
-    assert (machine.amiss(2), machine.amiss(1), machine.now) == ("", "", 0.0)
+    assert (machine.trouble(2), machine.trouble(1), machine.now) == ("", "", 0.0)
 
 
 def test_a_driver_that_is_late_is_waited_for() -> None:
     machine = Machine(NONE, NONE, TWO)
-    assert machine.amiss(2) == ""
+    assert machine.trouble(2) == ""
     assert machine.now > 0.0
 
 
@@ -55,13 +55,13 @@ def test_a_driver_that_is_late_is_waited_for() -> None:
 )
 def test_gpus_that_do_not_come_are_said_in_one_line(machine: Machine, found: str) -> None:
     with pytest.raises(AssertionError, match=found):
-        raise AssertionError(machine.amiss(4))
+        raise AssertionError(machine.trouble(4))
     assert WAIT_S <= machine.now < WAIT_S + 60.0
 
 
 def test_a_build_without_cuda_is_refused_at_once() -> None:
     machine = Machine(TWO, torch=(False, "torch 2.9.0+cpu is a build without CUDA\n"))
-    assert machine.amiss(2).startswith("torch 2.9.0+cpu is a build without CUDA; run again, or give an index")
+    assert machine.trouble(2).startswith("torch 2.9.0+cpu is a build without CUDA; run again, or give an index")
     assert machine.now == 0.0
 
 
@@ -81,7 +81,7 @@ def test_a_build_without_cuda_is_refused_at_once() -> None:
 def test_a_driver_or_gpu_that_torch_is_not_made_for_is_refused_at_once_with_its_fix(error: str, fix: str) -> None:
     advice = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
     machine = Machine(TWO, torch=(False, f'Traceback:\n  File "<string>"\n{error}\n{advice}'))
-    said = machine.amiss(2)
+    said = machine.trouble(2)
     assert said.startswith(error[:80])
     assert said.endswith(fix)
     assert machine.now == 0.0
@@ -89,8 +89,8 @@ def test_a_driver_or_gpu_that_torch_is_not_made_for_is_refused_at_once_with_its_
 
 def test_the_line_fits_into_what_is_reported_of_a_console() -> None:
     for machine in (Machine(NONE), Machine(TWO, torch=(False, "x" * 500))):
-        assert len(machine.amiss(2)) <= 200 + 20
-        assert "\n" not in machine.amiss(2)
+        assert len(machine.trouble(2)) <= 200 + 20
+        assert "\n" not in machine.trouble(2)
 
 
 def test_this_torch_is_found_out() -> None:
@@ -98,13 +98,13 @@ def test_this_torch_is_found_out() -> None:
     real = Machine((True, "GPU 0: x\n"))
 
     def run(command: list[str]) -> tuple[bool, str]:
-        from rubberband.cloud.aws import gpu_check
+        from rubberband.cloud.aws import joining
 
-        return gpu_check._run(command) if command[0] == sys.executable else real.run(command)
+        return joining._run(command) if command[0] == sys.executable else real.run(command)
 
     import torch
 
-    said = amiss(1, run=run, clock=lambda: real.now, sleep=real.sleep)
+    said = gpu_trouble(1, run=run, clock=lambda: real.now, sleep=real.sleep)
     assert (said == "") == (torch.cuda.device_count() >= 1)
     assert said == "" or "is a build without CUDA" in said or "sees 0 of 1 GPUs" in said
 
