@@ -27,6 +27,7 @@ from rubberband.cloud.catalogue import (
     instant,
     nearest_types,
     row_source,
+    similar_types,
     table_of,
     types_of,
     usual_firmware_s,
@@ -82,6 +83,29 @@ def offers(
     if isinstance(profiles, Profile) and len(types) > 1:
         _check_same_gpus(types, table)
     return tuple(_offer(resources, _profile_of(profiles, name), name, table) for name in types)
+
+
+def stand_ins(
+    resources: Resources,
+    first: Offer,
+    *,
+    speeds: Mapping[str, float] | None = None,
+    table: Table | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> list[Offer]:
+    """Return the offers of the experiment's other types with the number and model of GPUs of `first`, cheapest first.
+
+    After these come types of another model with as many GPUs, of as much memory, whose speed over `first`'s is known
+    (`speeds`), since unequal workers are balanced: the cheapest for its speed first.
+    """
+    known, speeds, found = table_of(resources, environment, table), speeds or {}, []
+    model = known[first.instance_type].gpu_model if first.instance_type in known else ""
+    for name in similar_types(resources, first.instance_type, known):
+        is_other = known[name].gpu_model != model
+        if not is_other or name in speeds:
+            price = offer(resources, instance_type=name, environment=environment, table=known)
+            found.append((is_other, price.price_usd_per_hour / speeds.get(name, 1.0), price))
+    return [price for *_, price in sorted(found, key=lambda one: one[:2])]
 
 
 def price_source(resources: Resources, instance_type: str, *, table: Table | None = None) -> str:

@@ -19,7 +19,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -28,7 +28,7 @@ from rubberband.cloud.aws.calls import AwsSession, Machines, NodeStart, Reservat
 from rubberband.cloud.aws.capacity import reservation_of
 from rubberband.cloud.aws.client import type_facts
 from rubberband.cloud.aws.errors import in_one_line
-from rubberband.cloud.aws.images import built_image, find_image, root_volume_gb
+from rubberband.cloud.aws.images import built_image, choose_image
 from rubberband.cloud.aws.installing import Installation, what_to_install
 from rubberband.cloud.aws.joining import publish_token, token_parameter
 from rubberband.cloud.aws.network import OwnInstance, check_group, choose_subnets, ensure_group, own_place
@@ -181,38 +181,25 @@ def resolve(
     """Return the launch parameters of instances of one type. `checkpoints`: the store's URL, where the wheel is put.
 
     The owner's image with their environment (`rubberband cloud image build`) is used, unless this call `builds` one.
-    `device`: where trials train; by default on the GPUs of a type that has some.
-    `place` is where this machine is in EC2, by default as its metadata service says. Raises InputError (one line, with
-    the remedy) for a wrong setting, in the file or in the account.
+    `device`: where trials train (None: on the GPUs of a type that has some). `place`: this machine's in EC2 (None: by
+    its metadata service). Raises InputError, one line with the remedy, for a wrong setting in the file or the account.
     """
-    place = place or own_place()
     with in_one_line():
-        facts = type_facts(session, instance_type)
-        packages = Packages(session, checkpoints)
+        facts, packages = type_facts(session, instance_type), Packages(session, checkpoints)
         installed = what_to_install(packages, words)
         installs = bool(installed.requirements)
         own = None if builds else built_image(session, words, installed, facts)
-        image = own or find_image(session, words.image, facts, installs=installs)
-        plain = words.image is None and not facts.gpus and installs and own is None
-        volume_gb = root_volume_gb(words.volume_gb, image, plain=plain)
-        vpc, subnets = choose_subnets(session, words.subnets, instance_type, place)
+        image, volume_gb = choose_image(
+            session, words.image, facts, installs=installs, own=own, volume_gb=words.volume_gb
+        )
         held = None if builds else reservation_of(session, words.reservation, instance_type)
-        if held is not None:
-            subnets = _in_zone(subnets, held)
+        vpc, subnets = choose_subnets(session, words.subnets, instance_type, place or own_place())
         group = security_group(session, words, vpc, sleep)
         publish_token(session, words.owner, token_path)
-    boot = Boot(
-        region=session.region,
-        token_parameter=token_parameter(words.owner),
-        installation=installed,
-        setup=words.setup,
-        built=own is not None,
-        ray_settings=ray_node.SETTINGS | ray_node.NETWORK_SETTINGS,
-        device=device or ("cuda" if facts.gpus else "cpu"),
-    )
+    device = device or ("cuda" if facts.gpus else "cpu")
     return Machines(
         image=image.image_id,
-        subnets=subnets,
+        subnets=subnets if held is None else _in_zone(subnets, held),
         security_group=group,
         instance_profile=words.worker_profile,
         key_name=words.key_name,
@@ -221,14 +208,35 @@ def resolve(
         root_device=image.root_device,
         further_disks=image.further_disks,
         reservation=held,
-        user_data=partial(_script, packages, boot),
+        user_data=_user_data(session.region, words, packages, installed, built=own is not None, device=device),
     )
 
 
-def _script(packages: Packages, boot: Boot, start: NodeStart) -> str:
-    """Return the boot script of an instance, whose packages are in the bucket."""
-    packages.renew()
-    return worker_script(boot, start)
+def _user_data(
+    region: str,
+    words: Aws,
+    packages: Packages,
+    installed: Installation,
+    *,
+    built: bool,
+    device: Literal["cpu", "cuda"],
+) -> Callable[[NodeStart], str]:
+    """Return the function that makes an instance's boot script, once its packages are in the bucket."""
+    boot = Boot(
+        region=region,
+        token_parameter=token_parameter(words.owner),
+        installation=installed,
+        setup=words.setup,
+        built=built,
+        ray_settings=ray_node.SETTINGS | ray_node.NETWORK_SETTINGS,
+        device=device,
+    )
+
+    def script_of(start: NodeStart) -> str:
+        packages.renew()
+        return worker_script(boot, start)
+
+    return script_of
 
 
 def _in_zone(subnets: Mapping[str, str], held: Reservation) -> dict[str, str]:

@@ -206,17 +206,21 @@ def launch_request(
         request["SubnetId"] = subnet
     if choice.placement_group is not None:
         request["Placement"] = {"GroupName": choice.placement_group}
-    if choice.market == "on_demand" and machines.reservation is not None:
-        target = {"CapacityReservationId": machines.reservation.reservation_id}
-        request["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
-        if machines.reservation.is_block:
-            request["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    return request | _market_options(choice, machines.reservation)
+
+
+def _market_options(choice: Purchase, reservation: Reservation | None) -> dict[str, Any]:
+    """Return the parameters that buy on spot, or in a reservation; none on demand."""
     if choice.market == "spot":
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         if choice.on_demand_usd_per_hour > 0.0:
             options["MaxPrice"] = f"{choice.on_demand_usd_per_hour:.6f}"
-        request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
-    return request
+        return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
+    if reservation is None:
+        return {}
+    target = {"CapacityReservationTarget": {"CapacityReservationId": reservation.reservation_id}}
+    block = {"InstanceMarketOptions": {"MarketType": "capacity-block"}} if reservation.is_block else {}
+    return {"CapacityReservationSpecification": target, **block}
 
 
 def _interfaces(subnet: str, groups: list[str], efa_cards: Sequence[int]) -> Iterator[dict[str, Any]]:

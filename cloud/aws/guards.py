@@ -30,6 +30,10 @@ _TRIES_S = 3600
 """The scheduler tries to terminate an instance for this long."""
 
 
+def _in_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="guards", daemon=True).start()
+
+
 class Schedules:
     """Schedules of one run's instances. While AWS refuses them, one warning reports it, and the run continues.
 
@@ -43,7 +47,7 @@ class Schedules:
         role: str,
         *,
         clock: Callable[[], float],
-        begin: Callable[[Callable[[], None]], None],
+        begin: Callable[[Callable[[], None]], None] = _in_thread,
     ) -> None:
         """`role` is the role that the scheduler assumes. `begin` starts a function in a thread, as an unreachable
         scheduler must delay nothing."""

@@ -33,7 +33,7 @@ from rubberband.cloud.aws.calls import (
 )
 from rubberband.cloud.aws.client import age, described, instances, type_facts, why_not_started
 from rubberband.cloud.aws.errors import FAILURES, code_of, ignoring, in_one_line, verdict
-from rubberband.cloud.aws.images import find_image, root_volume_gb
+from rubberband.cloud.aws.images import choose_image
 from rubberband.cloud.aws.installing import what_to_install
 from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place
 from rubberband.cloud.aws.preflight import refused_launch
@@ -204,9 +204,8 @@ def _launch(
     installs = boot.installs
     # `resources.aws.image` is meant for workers; only an image that has everything serves the head as well.
     image_word = None if installs else words.image
-    image = find_image(session, image_word, facts, installs=installs)
+    image, volume_gb = choose_image(session, image_word, facts, installs=installs)
     vpc, subnets = choose_subnets(session, words.subnets, name, place)
-    volume_gb = root_volume_gb(None, image, plain=image_word is None and installs)
     request = machine_request(
         image=image.image_id,
         instance_type=name,

@@ -75,7 +75,7 @@ def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, insta
                 f"{facts.gpu_model} of {facts.instance_type}; give an image that does, or another instance_type, such "
                 "as g5.xlarge"
             )
-        image_id = _parameter(session, _default_parameter(facts))
+        image_id = _parameter(session, default_parameter(facts))
     else:
         image_id = _parameter(session, word.removeprefix("ssm:")) if word.startswith("ssm:") else word
     image = described_image(session, image_id)
@@ -87,27 +87,35 @@ def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, insta
     return image
 
 
-def base_of(word: str | None, facts: TypeFacts) -> str:
-    """Return the base of a built image: `resources.aws.image`, or the parameter of the default one."""
-    return word or _default_parameter(facts)
+def choose_image(
+    session: AwsSession,
+    word: str | None,
+    facts: TypeFacts,
+    *,
+    installs: bool,
+    own: Image | None = None,
+    volume_gb: int | None = None,
+) -> tuple[Image, int | None]:
+    """Return the image that a type boots, and the size of the root volume to request (None: the image's own).
 
-
-def root_volume_gb(asked_gb: int | None, image: Image, *, plain: bool) -> int | None:
-    """Return the size of the root volume to request; None: the image's own. `plain`: the default image without GPUs.
-
-    Raises InputError if `asked_gb` is smaller than the image.
+    `own` is the owner's image with the environment, if there is one; `volume_gb` the size that the file asks for. The
+    default image without GPUs gets room for the packages that it `installs`. Raises as `find_image` does, and
+    InputError if `volume_gb` is smaller than the image.
     """
-    if asked_gb is None:
-        return _INSTALLED_GB if plain and (image.root_gb or 0) < _INSTALLED_GB else None
-    if image.root_gb is not None and asked_gb < image.root_gb:
+    image = own or find_image(session, word, facts, installs=installs)
+    if volume_gb is None:
+        is_plain = word is None and not facts.gpus and installs and own is None
+        return image, _INSTALLED_GB if is_plain and (image.root_gb or 0) < _INSTALLED_GB else None
+    if image.root_gb is not None and volume_gb < image.root_gb:
         raise InputError(
-            f"resources.aws.volume_gb: {asked_gb} GB are less than the {image.root_gb} GB of {image.image_id}; raise "
+            f"resources.aws.volume_gb: {volume_gb} GB are less than the {image.root_gb} GB of {image.image_id}; raise "
             "it, or leave it out"
         )
-    return asked_gb
+    return image, volume_gb
 
 
-def _default_parameter(facts: TypeFacts) -> str:
+def default_parameter(facts: TypeFacts) -> str:
+    """Return the SSM parameter of a type's default image."""
     architecture = "x86_64" if "x86_64" in facts.architectures else "arm64"
     return _GPU_IMAGE.format(architecture) if facts.gpus else _CPU_IMAGE.format(_CANONICAL[architecture])
 
@@ -215,7 +223,7 @@ def image_key(words: Aws, installed: Installation, facts: TypeFacts) -> str:
     """Return a digest of all inputs of an environment: the driver's requirements, but not the driver's own code."""
     parts = [
         _FORMAT,
-        base_of(words.image, facts),
+        words.image or default_parameter(facts),
         "arm64" if facts.architectures == ("arm64",) else "x86_64",
         facts.gpu_model,
         installed.python,

@@ -9,7 +9,6 @@ instances that it launched, if any.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -231,39 +230,40 @@ class _GivenUpError(ProviderError):
     """No order of a request is wanted any more."""
 
 
+LIFETIME_S = 7 * 24 * 3600.0
+"""Hard stop: an instance ends itself this long after booting even if its lease is renewed."""
+LEAST_LEASE_S = 60.0
+"""An instance with a shorter first lease is useless and refused; it would be billed for this long anyway."""
 AT_ONCE = 8
 """EC2 takes five requests at once, and then two a second ("Request throttling for the Amazon EC2 API")."""
 
 
 class Launcher:
-    """Launches instances in the order of `choices`. Thread-safe."""
+    """Launches instances in the order of its choices. Thread-safe."""
 
     def __init__(
         self,
         fleet: Ec2Fleet,
         machines: Machines,
-        choices: Choices,
+        offers: Sequence[Offer],
         *,
         gpus: int,
-        lifetime_s: float,
-        least_lease_s: float,
-        lease_s: float = math.inf,
+        lease_s: float,
+        together: bool = False,
         at_once: int = AT_ONCE,
     ) -> None:
-        """`gpus` are the slots of an instance; one that could not live for `least_lease_s` is refused. Up to `at_once`
-        requests are made side by side.
+        """`gpus` are the slots of an instance. `offers` and `together`: see `Choices`. Up to `at_once` requests are
+        made side by side.
 
         While it boots, an instance renews its lease itself: `lease_s` ahead, as far as its order reaches.
         """
         self._fleet = fleet
         self._intents = fleet.intents
         self._machines = machines
-        self._choices = choices
+        self._choices = Choices(fleet, machines, offers, together=together)
         self._gpus = gpus
-        self._lifetime_s = lifetime_s
         self._at_once = at_once
-        self._least_lease_s = least_lease_s
-        self._armed_s = max(least_lease_s, catalogue.armed_s(min(lease_s, lifetime_s)))
+        self._armed_s = max(LEAST_LEASE_S, catalogue.armed_s(min(lease_s, LIFETIME_S)))
         self._one_zone = threading.RLock()
         """Held while instances are bought that must be in one zone."""
         self._not_before = 0.0
@@ -430,9 +430,9 @@ class Launcher:
 
         An order whose instance would end before it is useful is refused. Raises ProviderError if it cannot be written.
         """
-        least_s = catalogue.reach_s(self._least_lease_s, catalogue.firmware_s(choice.instance_type))
+        least_s = catalogue.reach_s(LEAST_LEASE_S, catalogue.firmware_s(choice.instance_type))
         for order in orders:
-            if _boot_s(choice, [order]) < self._least_lease_s:
+            if _boot_s(choice, [order]) < LEAST_LEASE_S:
                 reason = (
                     f"the budget, or its lease, reaches {max(0.0, order.reach_s()):.0f} s from now, and an instance "
                     f"needs {least_s:.0f} s to be useful; raise max_cost, or resources.lease"
@@ -449,7 +449,7 @@ class Launcher:
             gpus=self._gpus,
             lease_s=min(boot_s, self._armed_s),
             boot_s=boot_s,
-            lifetime_s=max(self._lifetime_s, boot_s),
+            lifetime_s=max(LIFETIME_S, boot_s),
         )
         attempt = self._attempt(choice, node, at_least)
         return attempt if self._intents.add_attempt(attempt) else None

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rubberband.cloud import catalogue, offers
 from rubberband.cloud.aws.boot import resolve
 from rubberband.cloud.aws.calls import AwsSession, Machines
 from rubberband.cloud.aws.client import account_of, open_session, type_facts
@@ -23,9 +22,10 @@ from rubberband.cloud.aws.errors import FAILURES, in_one_line
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Ec2Fleet
 from rubberband.cloud.aws.guards import Schedules
 from rubberband.cloud.aws.intents import Intent, Intents, Run
-from rubberband.cloud.aws.launching import AT_ONCE, Choices, Gathering, Launcher, LaunchOrder
+from rubberband.cloud.aws.launching import AT_ONCE, LEAST_LEASE_S, Gathering, Launcher, LaunchOrder
 from rubberband.cloud.aws.network import OwnInstance, own_address, own_place
 from rubberband.cloud.catalogue import Table, reach_s
+from rubberband.cloud.offers import stand_ins
 from rubberband.cloud.provider import Head, InstanceDescription
 from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import InputError, ProviderError
@@ -34,10 +34,6 @@ from rubberband.units import shown
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 
-LIFETIME_S = 7 * 24 * 3600.0
-"""Hard stop: an instance ends itself this long after booting even if its lease is renewed."""
-LEAST_LEASE_S = 60.0
-"""An instance with a shorter first lease is useless, and is billed for this long anyway."""
 CLOSED = "given back with all others, as its driver closed"
 _GATHER_S = 0.3
 """A launch waits this long for others that are bought with it."""
@@ -62,8 +58,6 @@ class AwsProvider:
         gpus: int,
         lease_s: float = 600.0,
         device: Literal["cpu", "cuda"] = "cuda",
-        lifetime_s: float = LIFETIME_S,
-        least_lease_s: float = LEAST_LEASE_S,
         together: bool = False,
         account: str = "",
         look_s: float = LOOK_S,
@@ -72,39 +66,28 @@ class AwsProvider:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`offers` are the suitable types, the planned one first, each with `gpus` slots. `run` distinguishes runs of
-        one name. `together`: trials may span instances, so all must be in one zone. `account`: its number. `at_once`:
-        requests for spot instances that are made side by side. `guards` terminate instances that outlive driver and
-        lease. Until `renew_lease` is called, leases reach `lease_s` from now.
+        """`run` distinguishes runs of one name. `account`: its number. `guards` terminate instances that outlive driver
+        and lease. Until `renew_lease` is called, leases reach `lease_s` from now. See `Launcher` for the other words.
 
         Raises ProviderError if the files of an earlier driver cannot be read.
         """
-        self._head = head
+        self._head, self._guards = head, guards
         self.device: Literal["cpu", "cuda"] = device
-        self.clock = clock
-        self.look_s = look_s
+        self.clock, self.look_s = clock, look_s
         this = Run(experiment=experiment, run=run, region=session.region, owner=machines.owner, account=account)
         self._intents = Intents(directory, this)
         self._fleet = Ec2Fleet(session, this, self._intents, clock=clock, sleep=sleep, look_s=look_s)
         self._launcher = Launcher(
-            self._fleet,
-            machines,
-            Choices(self._fleet, machines, offers, together=together),
-            gpus=gpus,
-            lifetime_s=lifetime_s,
-            least_lease_s=least_lease_s,
-            lease_s=lease_s,
-            at_once=at_once,
+            self._fleet, machines, offers, gpus=gpus, lease_s=lease_s, together=together, at_once=at_once
         )
         self._gathering = Gathering(self._launcher.buy, lambda: sleep(_GATHER_S))
-        self._guards = guards
         self._names: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._mutex = threading.Lock()
         self._unwanted: set[str] = set()
         self._closed = False
         self._lease_s = lease_s
         self._until = clock() + lease_s
-        self._fleet.keep_until(self._until)
+        self._fleet.keep_until(self._until)  # not the head's: an earlier driver's budget may reach no further
 
     def node(self, instance: str) -> str:
         """Return its name: each instance is a node of its own."""
@@ -303,31 +286,24 @@ def open_provider(
 ) -> AwsProvider:
     """Open EC2 for one run of the experiment `name`, which keeps its records in `directory`.
 
-    If `offer`'s type is sold out, other types of the experiment are used that have the same GPUs, or GPUs of a known
-    speed (`speeds`, see `stand_ins`), and cost no more than `highest_price_usd_per_hour` (None: than the offer);
-    `table` has their prices.
-
-    `together`: trials may span instances, so all of them must be in one zone.
+    If `offer`'s type is sold out, the experiment's other types are used (see `stand_ins`) that cost no more than
+    `highest_price_usd_per_hour` (None: than the offer); `table` has their prices. `together`: trials may span
+    instances, so all of them must be in one zone.
 
     Raises InputError for a problem in the account or on this machine, with the remedy; ProviderError if another driver
     holds the directory.
     """
     check_lease(resources)
     session = session or open_session(resources.region)
-    place = own_place()
+    place, role, lease_s = own_place(), resources.aws.guard_role, resources.lease_length_s
     host = _host(resources, place)
     device = device_of(session, offer.instance_type, environment)
     machines = resolve(
-        session,
-        resources.aws,
-        offer.instance_type,
-        checkpoints=resources.checkpoints,
-        place=place,
-        device=device,
+        session, resources.aws, offer.instance_type, checkpoints=resources.checkpoints, place=place, device=device
     )
     limit_usd = max(offer.price_usd_per_hour, highest_price_usd_per_hour or 0.0)
     others = stand_ins(resources, offer, speeds=speeds, table=table, environment=environment)
-    head = RayHead(name, directory, host=host, lease_s=resources.lease_length_s, not_before=not_before)
+    head = RayHead(name, directory, host=host, lease_s=lease_s, not_before=not_before)
     return AwsProvider(
         name,
         directory,
@@ -337,9 +313,9 @@ def open_provider(
         run=run,
         offers=[offer, *_suitable(session, offer, others, speeds or {}, limit_usd)],
         gpus=offer.gpus,
-        lease_s=resources.lease_length_s,
+        lease_s=lease_s,
         device=device,
-        guards=_guards(session, resources, head.clock),
+        guards=None if role is None else Schedules(session, role, clock=head.clock),
         clock=head.clock,
         together=together,
         account=_account(session),
@@ -352,14 +328,6 @@ def _account(session: AwsSession) -> str:
         return account_of(session)
     except InputError:
         return ""
-
-
-def _guards(session: AwsSession, resources: Resources, clock: Callable[[], float]) -> Schedules | None:
-    def begin(work: Callable[[], None]) -> None:
-        threading.Thread(target=work, name="guards", daemon=True).start()
-
-    role = resources.aws.guard_role
-    return None if role is None else Schedules(session, role, clock=clock, begin=begin)
 
 
 def check_lease(resources: Resources) -> None:
@@ -405,31 +373,6 @@ def _boots_alike(session: AwsSession, other: str, name: str) -> bool:
     except FAILURES:
         return True
     return not set(found).isdisjoint(wanted)
-
-
-def stand_ins(
-    resources: Resources,
-    offer: Offer,
-    *,
-    speeds: Mapping[str, float] | None = None,
-    table: Table | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> list[Offer]:
-    """Return the offers of the experiment's other types with the same number and model of GPUs, cheapest first.
-
-    After these come types of another model with as many GPUs, of as much memory, whose speed over the offer's is known
-    (`speeds`), since unequal workers are balanced: the cheapest for its speed first.
-    """
-    known, model = catalogue.table_of(resources, environment, table), ""
-    if offer.instance_type in known:
-        model = known[offer.instance_type].gpu_model
-    found = []
-    for name in catalogue.similar_types(resources, offer.instance_type, known):
-        is_other = known[name].gpu_model != model
-        if not is_other or name in (speeds or {}):
-            price = offers.offer(resources, instance_type=name, environment=environment, table=known)
-            found.append((is_other, price.price_usd_per_hour / (speeds or {}).get(name, 1.0), price))
-    return [price for *_, price in sorted(found, key=lambda one: one[:2])]
 
 
 def device_of(

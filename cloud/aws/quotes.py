@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import TypeFacts, described_types, pages, type_facts
 from rubberband.cloud.aws.errors import FAILURES, explain, lacks_rights
-from rubberband.cloud.aws.images import Image, built_image, find_image, root_volume_gb
+from rubberband.cloud.aws.images import Image, built_image, choose_image
 from rubberband.cloud.aws.installing import what_to_install
 from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place, ways_out
 from rubberband.cloud.aws.prices import ALL_PARTS, Facts, LiveTable, Part, Quote
@@ -215,13 +215,12 @@ def side_facts(
     installs = (words.install or "").strip() != "none"
     is_head = instance_type == words.head_instance_type
     own = None if is_head else _built(session, resources, facts)
-    image = own or find_image(session, None if is_head and installs else words.image, facts, installs=installs)
-    plain = words.image is None and not facts.gpus and installs and own is None
-    volume_gb = root_volume_gb(None if is_head else words.volume_gb, image, plain=plain) or image.root_gb
+    word, asked_gb = (None if installs else words.image, None) if is_head else (words.image, words.volume_gb)
+    image, volume_gb = choose_image(session, word, facts, installs=installs, own=own, volume_gb=asked_gb)
     _, subnets = choose_subnets(session, words.subnets, instance_type, place)
     out = ways_out(session, list(subnets.values()))
     return SideFacts(
-        volume_gb=(volume_gb or 0) + image.further_gb,
+        volume_gb=(volume_gb or image.root_gb or 0) + image.further_gb,
         public_address=len(out.private) < len(subnets),
         nat=out.nat,
         s3_endpoint=out.s3_endpoint,

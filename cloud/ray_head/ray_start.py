@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 _NO_PORT = -1
 _STAND_IN = "import os,sys,time\np=os.getppid()\nsys.stdin.read()\nwhile os.getppid()==p:time.sleep(1)"
@@ -73,9 +73,7 @@ def _prepared(chosen: argparse.Namespace) -> Callable[[], Any]:
             self._webui_url = ""
 
     host = chosen.node_ip_address or services.get_node_ip_address(chosen.address)  # type: ignore[no-untyped-call]
-    lowest_port, highest_port = _WORKER_PORTS
-    make_parameters: Any = RayParams  # its types say other things than its documentation
-    parameters = make_parameters(
+    parameters = cast(Any, RayParams)(  # its types say other things than its documentation
         gcs_address=chosen.address,
         gcs_server_port=chosen.port,
         node_ip_address=host,
@@ -85,8 +83,8 @@ def _prepared(chosen: argparse.Namespace) -> Callable[[], Any]:
         labels=dict(label.split("=", 1) for label in (chosen.labels or "").split(",") if label),
         object_store_memory=chosen.object_store_memory,
         temp_dir=chosen.temp_dir,
-        min_worker_port=lowest_port,
-        max_worker_port=highest_port,
+        min_worker_port=_WORKER_PORTS[0],
+        max_worker_port=_WORKER_PORTS[1],
         include_dashboard=False,
         include_log_monitor=False,
         no_monitor=True,

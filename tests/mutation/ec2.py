@@ -750,8 +750,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="only-the-root-volume-is-billed",
         harm="further volumes of an image are charged, and neither estimate nor max_cost has them",
         file="cloud/aws/quotes.py",
-        old="(volume_gb or 0) + image.further_gb",
-        new="volume_gb or 0",
+        old="(volume_gb or image.root_gb or 0) + image.further_gb",
+        new="volume_gb or image.root_gb or 0",
         tests=("tests/unit/test_side_costs.py",),
     ),
     Mutant(
@@ -878,8 +878,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="reservation-that-is-not-asked-for",
         harm="instances are rented on demand beside a block that is paid for",
         file="cloud/aws/calls.py",
-        old='        request["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}\n',
-        new="",
+        old='    return {"CapacityReservationSpecification": target, **block}\n',
+        new="    return block\n",
         tests=_RESERVATIONS,
     ),
     Mutant(

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rubberband.cloud import offers
-from rubberband.cloud.aws.provider import AwsProvider, open_provider, stand_ins
+from rubberband.cloud.aws.provider import AwsProvider, open_provider
+from rubberband.cloud.offers import stand_ins
 from rubberband.cloud.provider import Head
 from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import InputError, ProviderError

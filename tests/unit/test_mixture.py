@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.cloud import offers
-from rubberband.cloud.aws.provider import stand_ins
+from rubberband.cloud.offers import stand_ins
 from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, Slot, TrialReported

@@ -205,7 +205,7 @@ def test_a_snapshot_that_a_deletion_left_is_listed_with_its_cost(
 
 
 def test_an_image_needs_a_bucket_and_something_to_install(world: BuildWorld) -> None:
-    assert images.base_of(None, type_facts(world.session, TYPE)).startswith("/aws/service/deeplearning")
+    assert images.default_parameter(type_facts(world.session, TYPE)).startswith("/aws/service/deeplearning")
     machines = boot.resolve(world.session, Aws(install="none"), TYPE, place=world.place, builds=True)
     with pytest.raises(Exception, match=r"resources\.checkpoints: a builder reports through the bucket"):
         images.Build(world.session, machines, TYPE, "k", None, Waiting())
