@@ -14,7 +14,6 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -31,6 +30,7 @@ from rubberband.cloud.aws.calls import (
     tags_in,
 )
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, in_one_line, settings_error
+from rubberband.cloud.aws.prices import TypeFacts
 from rubberband.cloud.provider import LEASE_EXPIRED
 from rubberband.errors import InputError, ProviderError
 from rubberband.units import nearest, shown
@@ -202,39 +202,44 @@ def _known() -> tuple[str, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypeFacts:
-    """An instance type as EC2 describes it."""
-
-    instance_type: str
-    architectures: tuple[str, ...]
-    vcpus: int
-    gpus: int
-    gpu_model: str
-    """Such as `T4`; empty without GPUs."""
-    clusters: bool
-    """Whether cluster placement groups support it."""
-    efa_cards: tuple[int, ...] = ()
-    """Indices of its network cards that can have an Elastic Fabric Adapter; none without GPUs."""
-
-
 def type_facts(session: AwsSession, instance_type: str, key: str = "resources.instance_type") -> TypeFacts:
     """Return the facts of a type. Raises InputError, naming near ones, for an unknown type; botocore's errors."""
     for one in described_types(session, [instance_type]):
-        gpus = one.get("GpuInfo", {}).get("Gpus", [])
-        return TypeFacts(
-            instance_type=instance_type,
-            architectures=tuple(one["ProcessorInfo"]["SupportedArchitectures"]),
-            vcpus=int(one["VCpuInfo"]["DefaultVCpus"]),
-            gpus=sum(int(gpu["Count"]) for gpu in gpus),
-            gpu_model=str(gpus[0].get("Name", "")) if gpus else "",
-            clusters="cluster" in one.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
-            efa_cards=_efa_cards(one.get("NetworkInfo", {})) if gpus else (),
-        )
+        return facts_in(one)
     known = [one["InstanceType"] for one in described_types(session, ["*"])]
     raise InputError(
         f"{key}: EC2 has no type {shown(instance_type)} in {session.region}; {nearest(instance_type, sorted(known))}"
     )
+
+
+def facts_in(described: Any) -> TypeFacts:
+    """Return the facts of a type as `describe_instance_types` shows it."""
+    gpus, network = described.get("GpuInfo", {}).get("Gpus", ()), described.get("NetworkInfo", {})
+    memory_mib = next((float(gpu["MemoryInfo"]["SizeInMiB"]) for gpu in gpus if "MemoryInfo" in gpu), None)
+    return TypeFacts(
+        instance_type=described["InstanceType"],
+        gpus=sum(int(gpu["Count"]) for gpu in gpus),
+        gpu=str(gpus[0].get("Name", "")) if gpus else "",
+        gpu_memory_gib=None if memory_mib is None else round(memory_mib / 1024, 1),
+        vcpus=int(described["VCpuInfo"]["DefaultVCpus"]),
+        memory_gib=round(float(described["MemoryInfo"]["SizeInMiB"]) / 1024, 1),
+        network_gbps=_sustained_gbps(network),
+        architectures=tuple(described.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),
+        clusters="cluster" in described.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
+        efa_cards=_efa_cards(network) if gpus else (),
+    )
+
+
+_WHOLE = re.compile(r"(\d+(?:\.\d+)?) Gigabit")
+
+
+def _sustained_gbps(network: Any) -> float | None:
+    # `50 Gigabit` is sustained; for `Up to 10 Gigabit` the baseline of its cards is.
+    whole = _WHOLE.fullmatch(network.get("NetworkPerformance", ""))
+    if whole is not None:
+        return float(whole.group(1))
+    cards = network.get("NetworkCards", ())
+    return round(sum(float(card.get("BaselineBandwidthInGbps", 0.0)) for card in cards), 3) or None
 
 
 def _efa_cards(network: Mapping[str, Any]) -> tuple[int, ...]:

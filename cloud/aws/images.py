@@ -25,11 +25,12 @@ from rubberband.cloud.aws.calls import (
     tags_in,
     tags_of,
 )
-from rubberband.cloud.aws.client import ALIVE, TypeFacts, age, instances, last_words, output, pages, type_facts
+from rubberband.cloud.aws.client import ALIVE, age, instances, last_words, output, pages, type_facts
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, verdict
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.guards import SLACK_S, guard
 from rubberband.cloud.aws.installing import Installation
+from rubberband.cloud.aws.prices import TypeFacts
 from rubberband.cloud.aws.s3 import is_bucket, place_in, put
 from rubberband.cloud.catalogue import Table
 from rubberband.cloud.clock import Waiting
@@ -69,10 +70,10 @@ def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, insta
     type's GPUs; botocore's errors.
     """
     if word is None:
-        if installs and facts.gpu_model in _FOREIGN_GPUS:
+        if installs and facts.gpu in _FOREIGN_GPUS:
             raise InputError(
                 "resources.aws.image: the driver of the latest Deep Learning AMI does not support the "
-                f"{facts.gpu_model} of {facts.instance_type}; give an image that does, or another instance_type, such "
+                f"{facts.gpu} of {facts.instance_type}; give an image that does, or another instance_type, such "
                 "as g5.xlarge"
             )
         image_id = _parameter(session, default_parameter(facts))
@@ -225,7 +226,7 @@ def image_key(words: Aws, installed: Installation, facts: TypeFacts) -> str:
         _FORMAT,
         words.image or default_parameter(facts),
         "arm64" if facts.architectures == ("arm64",) else "x86_64",
-        facts.gpu_model,
+        facts.gpu,
         installed.python,
         [_OUR_WHEEL.sub("", word) for word in installed.requirements],
         installing.needs(),

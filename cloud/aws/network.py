@@ -12,8 +12,9 @@ from typing import Any
 
 from rubberband.cloud import node
 from rubberband.cloud.aws.calls import OWNER_TAG, AwsSession, Machines, by_tags, tag_specifications, tags_in
-from rubberband.cloud.aws.client import TypeFacts, pages, type_facts
+from rubberband.cloud.aws.client import pages, type_facts
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, lacks_rights
+from rubberband.cloud.aws.prices import TypeFacts
 from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.errors import InputError, ProviderError
 from rubberband.units import counted, shown

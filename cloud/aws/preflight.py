@@ -258,7 +258,7 @@ def _look_at_type(checks: _Checks, offer: Offer) -> Iterator[str]:
             f"{offer.instance_type}; lower it to {facts.gpus}, or leave it out"
         )
     if not facts.gpus:
-        yield f"{offer.instance_type} has no GPUs: trials train on its {facts.vcpus} vCPUs, in {offer.gpus} slots"
+        yield f"{offer.instance_type} has no GPUs: trials train on its {facts.vcpus:g} vCPUs, in {offer.gpus} slots"
     elif offer.gpus < facts.gpus:
         yield f"{offer.instance_type} has {facts.gpus} GPUs, of which {offer.gpus} are used and all are paid for"
 

@@ -39,11 +39,14 @@ ALL_PARTS: frozenset[Part] = frozenset({"facts", "on_demand", "spot"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Hardware of an instance type."""
+class TypeFacts:
+    """An instance type as EC2 describes it."""
 
+    instance_type: str = ""
+    """Empty in files of earlier versions."""
     gpus: Annotated[int, Field(ge=0, le=1024)]
     gpu: str = ""
+    """Such as `T4`; empty without GPUs."""
     gpu_memory_gib: Amount | None = None
     """Memory of one GPU."""
     vcpus: Amount
@@ -51,13 +54,17 @@ class Facts:
     network_gbps: Amount | None = None
     """Sustained."""
     architectures: tuple[str, ...] = ()
+    clusters: bool = False
+    """Whether cluster placement groups support it."""
+    efa_cards: tuple[int, ...] = ()
+    """Indices of its network cards that can have an Elastic Fabric Adapter; none without GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
     """AWS's answers about one type in one region, with the time of each part; a time of None: never."""
 
-    facts: Facts | None = None
+    facts: TypeFacts | None = None
     """None with a time: the region does not have the type."""
     facts_at: Instant | None = None
     on_demand_usd_per_hour: Amount | None = None

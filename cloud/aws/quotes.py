@@ -7,7 +7,6 @@ Linux, shared tenancy, US dollars. Parts that the role may not read, or that com
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +15,12 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.client import TypeFacts, described_types, pages, type_facts
+from rubberband.cloud.aws.client import described_types, facts_in, pages, type_facts
 from rubberband.cloud.aws.errors import FAILURES, explain, lacks_rights
 from rubberband.cloud.aws.images import Image, built_image, choose_image
 from rubberband.cloud.aws.installing import what_to_install
 from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place, ways_out
-from rubberband.cloud.aws.prices import ALL_PARTS, Facts, LiveTable, Part, Quote
+from rubberband.cloud.aws.prices import ALL_PARTS, LiveTable, Part, Quote, TypeFacts
 from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.catalogue import SideFacts, types_of
 from rubberband.errors import InputError
@@ -31,7 +30,6 @@ T = TypeVar("T")
 
 GPU_TYPES = ("g*", "p*")
 """Patterns of the names of types with GPUs (and some others)."""
-_WHOLE = re.compile(r"(\d+(?:\.\d+)?) Gigabit")
 PATIENCE_S = 45.0
 """Time limit for all requests; parts that are missing then are left out."""
 AT_ONCE = 8
@@ -87,10 +85,10 @@ def fetch(
 
 def facts_of(
     session: AwsSession, types: Sequence[str] | None, in_time: Callable[[], bool] = lambda: True
-) -> dict[str, Facts]:
+) -> dict[str, TypeFacts]:
     """Return type -> facts, of those `types` that the region has, or of all with GPUs. Raises botocore's errors."""
     names = GPU_TYPES if types is None else types
-    found = {one["InstanceType"]: _facts(one) for one in described_types(session, names, in_time=in_time)}
+    found = {one["InstanceType"]: facts_in(one) for one in described_types(session, names, in_time=in_time)}
     return {name: facts for name, facts in found.items() if types is not None or facts.gpus}
 
 
@@ -161,29 +159,6 @@ def _hourly(product: Any) -> Iterable[float]:
             price_usd = float(dimension["pricePerUnit"].get("USD", 0.0))
             if dimension["unit"] == "Hrs" and price_usd > 0.0:
                 yield price_usd
-
-
-def _facts(described: Any) -> Facts:
-    gpus = described.get("GpuInfo", {}).get("Gpus", ())
-    memory_mib = next((float(gpu["MemoryInfo"]["SizeInMiB"]) for gpu in gpus if "MemoryInfo" in gpu), None)
-    return Facts(
-        gpus=sum(int(gpu["Count"]) for gpu in gpus),
-        gpu=str(gpus[0].get("Name", "")) if gpus else "",
-        gpu_memory_gib=None if memory_mib is None else round(memory_mib / 1024, 1),
-        vcpus=int(described["VCpuInfo"]["DefaultVCpus"]),
-        memory_gib=round(float(described["MemoryInfo"]["SizeInMiB"]) / 1024, 1),
-        network_gbps=_sustained_gbps(described.get("NetworkInfo", {})),
-        architectures=tuple(described.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),
-    )
-
-
-def _sustained_gbps(network: Any) -> float | None:
-    # `50 Gigabit` is sustained; for `Up to 10 Gigabit` the baseline of its cards is.
-    whole = _WHOLE.fullmatch(network.get("NetworkPerformance", ""))
-    if whole is not None:
-        return float(whole.group(1))
-    cards = network.get("NetworkCards", ())
-    return round(sum(float(card.get("BaselineBandwidthInGbps", 0.0)) for card in cards), 3) or None
 
 
 class _Asking:
