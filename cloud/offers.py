@@ -254,8 +254,8 @@ def _others(region: str, row: InstanceType, table: Table) -> str:
     cheapest = sorted(priced, key=lambda one: (one.gpu != row.gpu, one.prices_usd_per_hour[region]))[:3]
     types = ", ".join(one.instance_type for one in cheapest)
     regions = ", ".join(list(row.prices_usd_per_hour)[:3])
-    told = [f"here there is {types}"] * bool(types) + [f"it is in {regions}"] * bool(regions)
-    return f" ({'; '.join(told)})" if told else ""
+    hints = [f"here there is {types}"] * bool(types) + [f"it is in {regions}"] * bool(regions)
+    return f" ({'; '.join(hints)})" if hints else ""
 
 
 def _head_usd_per_hour(resources: Resources, table: Table) -> tuple[float, float]:

@@ -188,12 +188,12 @@ def _plan_no_bucket(
     if bucket is None:
         return False
     held = account_parts.content(session, bucket)
-    told = f"bucket {bucket} with {counted(held.objects, 'object')} ({format_bytes(held.size_bytes)}), checkpoints too"
-    if held.objects and not with_checkpoints(told):
-        plan.there.append(f"{told}, which costs about 0.023 USD a GB and month")
+    text = f"bucket {bucket} with {counted(held.objects, 'object')} ({format_bytes(held.size_bytes)}), checkpoints too"
+    if held.objects and not with_checkpoints(text):
+        plan.there.append(f"{text}, which costs about 0.023 USD a GB and month")
         return True
     plan.add(
-        f"delete {told if held.objects else f'bucket {bucket}'}", partial(account_parts.delete_bucket, session, bucket)
+        f"delete {text if held.objects else f'bucket {bucket}'}", partial(account_parts.delete_bucket, session, bucket)
     )
     return False
 

@@ -444,11 +444,11 @@ def plan_quotas(session: AwsSession, types: Sequence[str], vcpus: int, plan: Acc
     for code, name in sorted(one for one in found if one is not None):
         held = allowed_vcpus(session, code)
         asked = None if held >= vcpus else _asked(session, code, vcpus)
-        told = f"quota '{name}' ({code}): {held:g} vCPUs"
+        text = f"quota '{name}' ({code}): {held:g} vCPUs"
         if held >= vcpus:
-            plan.there.append(told)
+            plan.there.append(text)
         elif asked is not None:
-            plan.there.append(f"{told}; {_state(asked, vcpus)}")
+            plan.there.append(f"{text}; {_state(asked, vcpus)}")
         else:
             request = partial(
                 session.client("service-quotas").request_service_quota_increase,
@@ -456,7 +456,7 @@ def plan_quotas(session: AwsSession, types: Sequence[str], vcpus: int, plan: Acc
                 QuotaCode=code,
                 DesiredValue=float(vcpus),
             )
-            plan.add(f"ask AWS for {vcpus} vCPUs of {told}", request)
+            plan.add(f"ask AWS for {vcpus} vCPUs of {text}", request)
 
 
 def _asked(session: AwsSession, code: str, vcpus: int) -> Any | None:
@@ -472,11 +472,11 @@ def _asked(session: AwsSession, code: str, vcpus: int) -> Any | None:
 
 def _state(asked: Any, vcpus: int) -> str:
     on = f"{asked['Created']:%Y-%m-%d}" if "Created" in asked else "before"
-    told = f"{asked['DesiredValue']:g} were asked for on {on}"
+    text = f"{asked['DesiredValue']:g} were asked for on {on}"
     if asked["Status"] in _REFUSED:
-        return f"{told}, and AWS did not grant them: answer the case under Service Quotas, or ask for fewer (--vcpus)"
+        return f"{text}, and AWS did not grant them: answer the case under Service Quotas, or ask for fewer (--vcpus)"
     more = f"; for {vcpus}, run this again then" if asked["DesiredValue"] < vcpus else ""
-    return f"{told} ({asked['Status']}), which takes minutes to days{more}"
+    return f"{text} ({asked['Status']}), which takes minutes to days{more}"
 
 
 def plan_budget(session: AwsSession, account: str, name: str, usd: float, email: str, plan: AccountChanges) -> None:
@@ -486,12 +486,12 @@ def plan_budget(session: AwsSession, account: str, name: str, usd: float, email:
         limit = budgets.describe_budget(AccountId=account, BudgetName=name)["Budget"]["BudgetLimit"]["Amount"]
         plan.there.append(f"budget {name} of {float(limit):g} USD a month")
         return
-    told = [_notice("ACTUAL", 80.0, email), _notice("FORECASTED", 100.0, email)]
+    notices = [_notice("ACTUAL", 80.0, email), _notice("FORECASTED", 100.0, email)]
     limit = {"Amount": f"{usd:g}", "Unit": "USD"}
     budget = {"BudgetName": name, "BudgetLimit": limit, "TimeUnit": "MONTHLY", "BudgetType": "COST"}
     plan.add(
         f"make budget {name} of {usd:g} USD a month for the account, which mails {email} and stops nothing",
-        partial(budgets.create_budget, AccountId=account, Budget=budget, NotificationsWithSubscribers=told),
+        partial(budgets.create_budget, AccountId=account, Budget=budget, NotificationsWithSubscribers=notices),
     )
 
 

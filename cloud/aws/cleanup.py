@@ -97,8 +97,8 @@ def clean_up(
             ended += place.end(meant, troubles)
             unknown += [one for one in place.unknown(known) if experiment is None and one not in unknown]
         except RubberbandError as error:
-            told = f"{owner} in {region}: {error}"
-            (troubles if any(not _over(directory, run, clock()) for directory, run in runs) else notes).append(told)
+            trouble = f"{owner} in {region}: {error}"
+            (troubles if any(not _over(directory, run, clock()) for directory, run in runs) else notes).append(trouble)
     return CleanupResult(ended=tuple(ended), unknown=tuple(unknown), troubles=tuple(troubles), notes=tuple(notes))
 
 

@@ -535,10 +535,10 @@ def priced(session: AwsSession, intents: Sequence[Intent], now: float) -> dict[s
 def _with_more(intent: Intent, changes: Mapping[tuple[str, str], Changes], now: float) -> tuple[float, ...]:
     prices = list(intent.hour_prices_usd)
     assert intent.last is not None, "what runs was asked for"
-    told = sorted(changes.get((intent.last.choice.instance_type, intent.last.choice.zone), ()))
+    known = sorted(changes.get((intent.last.choice.instance_type, intent.last.choice.zone), ()))
     while len(prices) < _hours(intent, now):
         begins_at = _begins_at(intent, len(prices))
-        price = highest(told, begins_at - ROUNDING_S, begins_at + _doubt_s(intent))
+        price = highest(known, begins_at - ROUNDING_S, begins_at + _doubt_s(intent))
         if price is None:
             break
         prices.append(price)

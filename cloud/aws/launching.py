@@ -420,10 +420,10 @@ class Launcher:
         for (reason, name), where in zones.items():
             places.setdefault(reason, []).append(f"{name} in {', '.join(where)}")
         market = " on the spot market" if order.market == "spot" else ""
-        told = "; ".join(f"{' and '.join(where)}{market}: {reason}" for reason, where in places.items())
+        text = "; ".join(f"{' and '.join(where)}{market}: {reason}" for reason, where in places.items())
         if self._choices.together and (home := self._choices.home()) is not None:
-            told += f"; the others are in {home}, and trials that span instances need all of them in one zone"
-        return told or "no zone is left to try"
+            text += f"; the others are in {home}, and trials that span instances need all of them in one zone"
+        return text or "no zone is left to try"
 
     def _write(self, choice: Purchase, orders: Sequence[LaunchOrder], at_least: int) -> LaunchAttempt | None:
         """Write down the next request, for as many of `orders` as fit into one; return None if one was given up.

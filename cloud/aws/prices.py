@@ -199,16 +199,16 @@ def _stale(book: Book, types: Sequence[str] | None, now: float) -> tuple[Sequenc
 
 
 def _stale_parts(quote: Quote, now: float) -> frozenset[Part]:
-    told: dict[Part, bool] = {"facts": _recent(quote.facts_at, now, ON_DEMAND_GOOD_S)}
-    if quote.facts is not None or not told["facts"]:
-        told["on_demand"] = _recent(quote.on_demand_at, now, ON_DEMAND_GOOD_S)
-        told["spot"] = _recent(quote.spot_at, now, SPOT_GOOD_S)
-    return frozenset(part for part, fresh in told.items() if not fresh)
+    is_fresh: dict[Part, bool] = {"facts": _recent(quote.facts_at, now, ON_DEMAND_GOOD_S)}
+    if quote.facts is not None or not is_fresh["facts"]:
+        is_fresh["on_demand"] = _recent(quote.on_demand_at, now, ON_DEMAND_GOOD_S)
+        is_fresh["spot"] = _recent(quote.spot_at, now, SPOT_GOOD_S)
+    return frozenset(part for part, fresh in is_fresh.items() if not fresh)
 
 
-def _recent(told_at: float | None, now: float, good_s: float) -> bool:
+def _recent(answered_at: float | None, now: float, good_s: float) -> bool:
     # A time in the future comes from a machine whose clock was wrong.
-    return told_at is not None and 0.0 <= now - told_at <= good_s
+    return answered_at is not None and 0.0 <= now - answered_at <= good_s
 
 
 def _asked(
@@ -232,12 +232,12 @@ def _with(book: Book, answer: FetchedQuotes, *, everything: bool) -> Book:
     for name, quote in answer.quotes.items():
         if quote != Quote():
             quotes[name] = _newer(quotes.get(name, Quote()), quote)
-    told_at = max((quote.facts_at for quote in answer.quotes.values() if quote.facts_at is not None), default=None)
-    if not everything or told_at is None:
+    answered_at = max((quote.facts_at for quote in answer.quotes.values() if quote.facts_at is not None), default=None)
+    if not everything or answered_at is None:
         return book.model_copy(update={"quotes": quotes})
-    absent = Quote(facts_at=told_at)
+    absent = Quote(facts_at=answered_at)
     quotes |= {name: _newer(quotes.get(name, Quote()), absent) for name in catalogue() if name not in answer.quotes}
-    return book.model_copy(update={"quotes": quotes, "gpu_types_at": told_at})
+    return book.model_copy(update={"quotes": quotes, "gpu_types_at": answered_at})
 
 
 def _newer(old: Quote, new: Quote) -> Quote:
@@ -285,13 +285,13 @@ def _row(row: InstanceType | None, quote: Quote, region: str) -> InstanceType | 
         )
     offered = facts is not None or quote.facts_at is None
     prices = dict(row.prices_usd_per_hour)
-    told_at = None
+    priced_at = None
     if not offered:
         prices.pop(region, None)
     elif quote.on_demand_usd_per_hour is not None:
-        prices[region], told_at = quote.on_demand_usd_per_hour, quote.on_demand_at
+        prices[region], priced_at = quote.on_demand_usd_per_hour, quote.on_demand_at
     live = Live(
-        offered=offered, on_demand_at=told_at, spot_usd_per_hour=dict(quote.spot_usd_per_hour), spot_at=quote.spot_at
+        offered=offered, on_demand_at=priced_at, spot_usd_per_hour=dict(quote.spot_usd_per_hour), spot_at=quote.spot_at
     )
-    approximate = row.approximate - {region} if told_at is not None else row.approximate
+    approximate = row.approximate - {region} if priced_at is not None else row.approximate
     return replace(row, prices_usd_per_hour=prices, approximate=approximate, live={**row.live, region: live})

@@ -106,9 +106,9 @@ def spot_prices(
         StartTime=datetime.fromtimestamp(now, UTC),
     )
     for one in history:
-        place, told = (one["InstanceType"], one["AvailabilityZone"]), (one["Timestamp"], float(one["SpotPrice"]))
-        if place not in latest or latest[place][0] < told[0]:
-            latest[place] = told
+        place, price = (one["InstanceType"], one["AvailabilityZone"]), (one["Timestamp"], float(one["SpotPrice"]))
+        if place not in latest or latest[place][0] < price[0]:
+            latest[place] = price
     found: dict[str, dict[str, float]] = {}
     for (name, zone), (_, price_usd) in sorted(latest.items()):
         found.setdefault(name, {})[zone] = price_usd

@@ -322,18 +322,18 @@ def free_gpus(gpus: LocalGpus, offer: Offer, directory: Path | None = None) -> L
         if free >= needed or is_named or not used or time.monotonic() > deadline:
             break
         time.sleep(_LOOK_S)  # it may be memory of a process of ours that has just ended
-    told = {gpu: f"others use {mib / 1024:.1f} GiB of {gpus.names[gpu]}" for gpu, mib in used.items()}
+    users = {gpu: f"others use {mib / 1024:.1f} GiB of {gpus.names[gpu]}" for gpu, mib in used.items()}
     if free < needed:
-        said = [*(f"{owner} has taken {gpus.names[gpu]}" for gpu, owner in taken.items()), *told.values()]
-        name_them = f", name GPUs in {VISIBLE} to use them too" if told else ""
+        said = [*(f"{owner} has taken {gpus.names[gpu]}" for gpu, owner in taken.items()), *users.values()]
+        name_them = f", name GPUs in {VISIBLE} to use them too" if users else ""
         raise InputError(
             f"{_wanted(offer)} and {free} of this machine's {len(gpus.ids)} are free ({'; '.join(said)}); wait for the "
             f"others, lower resources.max_instances{name_them}, or train on the CPU by {VISIBLE}="
         )
     if is_named:
-        return LocalGpus(names=gpus.names, notes=tuple(f"{said}, and trials use it too" for said in told.values()))
+        return LocalGpus(names=gpus.names, notes=tuple(f"{said}, and trials use it too" for said in users.values()))
     left = {gpu: name for gpu, name in gpus.names.items() if gpu not in used}
-    notes = tuple(f"{said}, which is left out; name it in {VISIBLE} to use it" for said in told.values())
+    notes = tuple(f"{said}, which is left out; name it in {VISIBLE} to use it" for said in users.values())
     return LocalGpus(names=left, notes=notes)
 
 

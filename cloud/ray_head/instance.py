@@ -239,8 +239,8 @@ def last_words(log: Path, temp_dir: str) -> str:
     said = _tail(log)
     raised = [line for line in said if _RAISED.fullmatch(line)]
     last = _LOGGED.sub("", (raised or said or [""])[-1])
-    told = severe.get("F") or severe.get("E") or (f"ray start: {last}" if last else "")
-    return told if len(told) <= _LONGEST_LINE else f"{told[: _LONGEST_LINE - 1]}…"
+    text = severe.get("F") or severe.get("E") or (f"ray start: {last}" if last else "")
+    return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"
 
 
 def _tail(path: Path) -> list[str]:
@@ -327,13 +327,13 @@ class _Guard:
             if (reason := self._ends()) is not None:
                 return reason
             if node.poll() is not None:
-                told = last_words(self._log, self.record.temp_dir) or "its Ray node printed nothing"
-                return f"{told} (exit status {node.returncode}; see {self._log})"
+                text = last_words(self._log, self.record.temp_dir) or "its Ray node printed nothing"
+                return f"{text} (exit status {node.returncode}; see {self._log})"
             patience_s = max(patience_s, min(_START_S * crowding(), LONGEST_START_S))
             if time.monotonic() - began_at > patience_s:
-                told = last_words(self._log, self.record.temp_dir)
+                text = last_words(self._log, self.record.temp_dir)
                 limit = f"its Ray node did not join within {patience_s:.0f} s (see {self._log})"
-                return f"{told}; {limit}" if told else limit
+                return f"{text}; {limit}" if text else limit
             self._stop.wait(_POLL_S)
         running_at = self._clock()
         self._note(replace(self.record, running_at=running_at), running_at)
@@ -342,9 +342,9 @@ class _Guard:
     def _watch(self, node: subprocess.Popen[bytes]) -> str:
         while (reason := self._ends()) is None:
             if node.poll() is not None:
-                told = last_words(self._log, self.record.temp_dir)
+                text = last_words(self._log, self.record.temp_dir)
                 status = f"exit status {node.returncode}; see {self._log}"
-                return f"its Ray node ended ({f'{told}; ' if told else ''}{status})"
+                return f"its Ray node ended ({f'{text}; ' if text else ''}{status})"
             self._stop.wait(_POLL_S)
         return reason
 

@@ -174,8 +174,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="oldest-spot-price",
         harm="plans are made with the first spot price of the history instead of the latest",
         file="cloud/aws/quotes.py",
-        old="latest[place][0] < told[0]:",
-        new="latest[place][0] > told[0]:",
+        old="latest[place][0] < price[0]:",
+        new="latest[place][0] > price[0]:",
         tests=("tests/unit/test_prices.py", "tests/unit/test_fake_services.py"),
     ),
     # This machine as a cloud.

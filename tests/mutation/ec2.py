@@ -966,7 +966,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="checkpoints-go-unasked",
         harm="`rubberband aws teardown --yes` deletes the checkpoints",
         file="cloud/aws/account.py",
-        old="if held.objects and not with_checkpoints(told):",
+        old="if held.objects and not with_checkpoints(text):",
         new="if False:",
         tests=_SETUP,
     ),

@@ -70,7 +70,7 @@ def test_the_key_covers_the_environment_and_not_the_code(world: BuildWorld) -> N
         image_key(world.words.aws, replace(installed, python="3.12"), facts),
         image_key(world.words.aws, replace(installed, requirements=("torch", *installed.requirements)), facts),
         image_key(world.words.aws, replace(installed, constraints="s3://b/c.txt#sha256=0"), facts),
-        image_key(world.words.aws, installed, replace(facts, gpu_model="T4")),
+        image_key(world.words.aws, installed, replace(facts, gpu="T4")),
     ]
     assert len({key, *others}) == len(others) + 1
 
