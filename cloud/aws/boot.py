@@ -19,7 +19,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -231,12 +231,12 @@ def _user_data(
         ray_settings=ray_node.SETTINGS | ray_node.NETWORK_SETTINGS,
         device=device,
     )
+    return partial(_script, packages, boot)
 
-    def script_of(start: NodeStart) -> str:
-        packages.renew()
-        return worker_script(boot, start)
 
-    return script_of
+def _script(packages: Packages, boot: Boot, start: NodeStart) -> str:
+    packages.renew()
+    return worker_script(boot, start)
 
 
 def _in_zone(subnets: Mapping[str, str], held: Reservation) -> dict[str, str]:

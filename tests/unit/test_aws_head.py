@@ -16,8 +16,8 @@ import pytest
 
 from rubberband.cloud.aws.cleanup import Ended, end_everything, living
 from rubberband.cloud.aws.head import ensure_head, upload_folder
-from rubberband.cloud.aws.network import OwnInstance
 from rubberband.cloud.aws.joining import publish_token
+from rubberband.cloud.aws.network import OwnInstance
 from rubberband.errors import Cancelled, InputError, ProviderError
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account
