@@ -1,1 +1,0 @@
-"""Answers of the service: models, problems, events, metrics and the OpenAPI document."""
