@@ -17,9 +17,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import rubberband
-from rubberband.api.dashboard import compare, experiment, pages, pool
-from rubberband.api.dashboard.pages import problem_page, wants_page
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api import dashboard
+from rubberband.api.dashboard import compare, experiment, pool, problem_page, wants_page
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.problems import (
     INTERNAL,
@@ -38,10 +38,10 @@ from rubberband.api.routes import service as about_service
 from rubberband.api.routes.answers import HEAD, DocumentedApp, invalid
 from rubberband.api.routes.events import EventFeed
 from rubberband.api.routes.metrics import ExperimentMeasures, PoolMeasures, RequestMeasures
-from rubberband.api.security.authentication import Tokens
+from rubberband.api.security import Tokens
 from rubberband.api.security.middleware import secure
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import Store
+from rubberband.api.store import Store
 from rubberband.errors import RubberbandError
 from rubberband.units import shown
 from rubberband.views.experiment import plain, to_bytes
@@ -52,7 +52,7 @@ _ROUTERS = (
     events.router,
     about_service.router,
     metrics.router,
-    pages.router,
+    dashboard.router,
     experiment.router,
     compare.router,
     pool.router,

@@ -27,9 +27,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rubberband.api.app import create_app
 from rubberband.api.routes.events import EventFeed
-from rubberband.api.security.authentication import is_live
+from rubberband.api.security import is_live
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import Store, open_store
+from rubberband.api.store import Store, open_store
 from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.journal.database import parse_url

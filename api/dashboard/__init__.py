@@ -1,1 +1,520 @@
-"""The pages for people, rendered here. They show what the REST API answers."""
+"""The pages for people: their frame (templates, static files), the list, the form, the page to sign in.
+
+They show what the REST API answers. Templates escape all values. Filters format figures as all views do: `duration`,
+`usd`, `number`, `instant`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
+
+import yaml
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from rubberband import views
+from rubberband.api.body import read_experiment, require_allowed
+from rubberband.api.problems import NOT_FOUND, HttpProblem
+from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving, authenticator_of, principal_of
+from rubberband.api.security import COOKIE, STRANGER, cookie_of, safe_next
+from rubberband.api.store.schema import Principal
+from rubberband.errors import InputError
+from rubberband.executor.core.events import Event
+from rubberband.spec.loading import Dumper
+from rubberband.states import ACTIVE, ExperimentState
+from rubberband.units import counted, duration, format_duration, format_instant, parse_deadline
+from rubberband.values.kinds import KINDS
+from rubberband.values.submission import Submission, Summary, search_words
+from rubberband.views.formatting import number, printable, usd, usd_decimals
+from rubberband.views.report.page import PLOTLY
+
+# Templates and static files of the dashboard.
+
+# Static files of the dashboard, and plotly's script: read once, versioned by their content.
+
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_FOREVER = "public, max-age=31536000, immutable"
+_ASK_AGAIN = "no-cache"
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """Static file, plain and compressed."""
+
+    body: bytes
+    zipped: bytes
+    media_type: str
+    version: str
+
+
+@cache
+def asset_names() -> frozenset[str]:
+    """Return all file names; nothing else is ever opened."""
+    here = resources.files(__package__).joinpath("static")
+    own = {file.name for file in here.iterdir() if Path(file.name).suffix in _TYPES}
+    return frozenset(own | {PLOTLY})
+
+
+@cache
+def asset(name: str) -> Asset:
+    """Return one of `asset_names()`."""
+    place = resources.files(views) if name == PLOTLY else resources.files(__package__).joinpath("static")
+    body = place.joinpath(name).read_bytes()
+    return Asset(
+        body=body,
+        zipped=gzip.compress(body, compresslevel=6, mtime=0),
+        media_type=_TYPES[Path(name).suffix],
+        version=hashlib.sha256(body).hexdigest()[:12],
+    )
+
+
+def asset_address(name: str) -> str:
+    """Return the address of a file. It changes with the content, so that browsers may cache it without limit."""
+    return f"/static/{name}?v={asset(name).version}"
+
+
+@router.get("/static/{name}")
+def static(request: Request, name: str, v: str = "") -> Response:
+    """File of the dashboard. Public: it holds no user data."""
+    if name not in asset_names():
+        raise HttpProblem(NOT_FOUND, "the dashboard has no such file")
+    found = asset(name)
+    headers = {
+        "Cache-Control": _FOREVER if v == found.version else _ASK_AGAIN,
+        "ETag": f'"{found.version}"',
+        "Vary": "Accept-Encoding",
+    }
+    if found.version in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(found.zipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=found.media_type)
+    return Response(found.body, headers=headers, media_type=found.media_type)
+
+
+def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """Render a template; all get `path`, `who`, `stranger`, `shares_pool`, `now` and `status`."""
+    who = principal_of(request)
+    shared = {
+        "path": request.url.path,
+        "who": who,
+        "stranger": who is STRANGER,
+        "shares_pool": request.app.state.service.settings.pool is not None,
+        "now": time.time(),
+        "status": status,
+    }
+    return HTMLResponse(_templates.get_template(template).render(shared | values), status)
+
+
+def instant(at: float) -> str:
+    """Format Unix time: 2026-11-21T20:00:00Z."""
+    return format_instant(datetime.fromtimestamp(int(at), UTC))
+
+
+def sentence(text: str) -> str:
+    """Capitalise a line and end it with a full stop."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
+def ago(at: float, now: float) -> str:
+    """Format the time since `at`, in the largest unit."""
+    passed_s = max(now - at, 0.0)
+    for unit, unit_s in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if passed_s >= unit_s:
+            return f"{int(passed_s / unit_s)}{unit} ago"
+    return "just now" if passed_s < 10 else f"{int(passed_s)}s ago"
+
+
+def _environment() -> Environment:
+    templates = Environment(
+        loader=PackageLoader("rubberband.api.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"duration": duration, "usd": usd, "number": number, "counted": counted}
+    templates.filters |= {"instant": instant, "sentence": sentence}
+    kinds = " ".join(["state", *sorted({kind.__name__ for kind in Event.__subclasses__()})])
+    templates.globals |= {"asset": asset_address, "ago": ago, "kinds": kinds}
+    return templates
+
+
+_templates = _environment()
+
+
+def wants_page(request: Request) -> bool:
+    """Whether a browser asks for a page outside of REST."""
+    return not request.url.path.startswith("/v1/") and "text/html" in request.headers.get("accept", "")
+
+
+def problem_page(request: Request, problem: HttpProblem) -> Response:
+    """Render a problem as a page, with its status and headers."""
+    kind = problem.kind
+    page = render(request, "problem.html", status=kind.status, title=kind.title, detail=problem.detail)
+    page.headers.update(problem.headers)
+    return page
+
+
+# The pages of the dashboard, but for those of one experiment, of a comparison and of the pool.
+
+# The file of a stored experiment, to be planned and submitted again. Pure.
+
+
+def file_of(submission: Submission) -> str:
+    """Return the experiment file, its deadline as a duration from the start; empty if none is stored."""
+    words = dict(submission.words)
+    if not words:
+        return ""
+    constraints, resources = words.get("constraints"), words.get("resources")
+    if isinstance(constraints, Mapping):
+        words["constraints"] = _given(constraints) | _deadline(constraints.get("deadline"), submission.created_at)
+    if isinstance(resources, Mapping):
+        provider = KINDS.get(resources.get("provider", ""))
+        foreign = set() if provider is not None and provider.is_rented else {"aws"}
+        words["resources"] = {key: value for key, value in _given(resources).items() if key not in foreign}
+    return yaml.dump(_given(words), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _given(words: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in words.items() if value is not None}
+
+
+def _deadline(asked: Any, created_at: float) -> dict[str, Any]:
+    try:
+        found = parse_deadline(asked)
+    except InputError:
+        return {}
+    if not isinstance(found, datetime):
+        return {}
+    return {"deadline": format_duration(max(1, round(found.timestamp() - created_at)))}
+
+
+_LONGEST_NAME = 63
+_MOST_TRIED = 100
+
+
+def preflight(
+    service: Service, principal: Principal, body: bytes, media_type: str, overrides: Sequence[str]
+) -> dict[str, Any]:
+    """Return the expected effect of a submission, which is not made, for the form.
+
+    `free_name` is the name, or a similar one if it is taken. `deadline_s` counts from now. `measures` says whether a
+    profile is measured first, and `reason` why it cannot be submitted. Raises Problem if the body is no experiment.
+    """
+    experiment = read_experiment(body, media_type, overrides)
+    deadline_s, reason = None, ""
+    try:
+        deadline_s = experiment.constraints.deadline_from(time.time())
+    except InputError as passed:
+        reason = str(passed)
+    try:
+        require_allowed(experiment, service.settings)
+        if service.admission is not None:
+            service.admission.require_room(experiment)
+    except HttpProblem as problem:
+        reason = problem.detail
+    if not principal.may("submit"):
+        reason = f"the token {principal.name!r} may only read; sign in with one that has the scope submit"
+    return {
+        "name": experiment.name,
+        "free_name": _free(service, experiment.name),
+        "entrypoint": str(experiment.entrypoint or ""),
+        "provider": experiment.resources.provider,
+        "region": experiment.resources.region,
+        "deadline_s": deadline_s,
+        "max_cost_usd": experiment.constraints.max_cost_usd,
+        "measures": experiment.profile is None,
+        "reason": reason,
+    }
+
+
+def _free(service: Service, name: str) -> str:
+    """Return `digits`, or `digits-2` if that is taken, and so on."""
+    tried = (name if at == 1 else f"{name[: _LONGEST_NAME - 4].rstrip('-')}-{at}" for at in itertools.count(1))
+    free = (one for one in itertools.islice(tried, _MOST_TRIED) if service.store.submission(one) is None)
+    return next(free, name)
+
+
+Choice = tuple[str, frozenset[ExperimentState] | None]
+
+_MINOR_S = 1.0
+"""A difference to the deadline below this is on time."""
+
+CHOICES: Mapping[str, Choice] = {
+    "all": ("All", None),
+    "active": ("Active", ACTIVE),
+    "done": ("Done", frozenset({ExperimentState.DONE})),
+    "stopped": ("Stopped", frozenset({ExperimentState.CANCELLED, ExperimentState.BUDGET})),
+    "attention": (
+        "Needs attention",
+        frozenset(
+            {
+                ExperimentState.INTERRUPTED,
+                ExperimentState.FAILED,
+                ExperimentState.REFUSED,
+                ExperimentState.UNREADABLE,
+            }
+        ),
+    ),
+}
+"""Filters of the list: name in the address -> title and states."""
+
+
+def counted_choices(standing: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of experiments of each of `CHOICES`; `standing`: state -> number."""
+    every = sum(standing.values())
+    return {
+        name: every if states is None else sum(standing.get(state, 0) for state in states)
+        for name, (_, states) in CHOICES.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Row of the list. Empty texts are shown as a dash."""
+
+    name: str
+    state: str
+    badge: tuple[str, str]
+    """CSS class and text."""
+    reason: str
+    """Reason for its state, if the state needs one."""
+    owner: str
+    share: float
+    """Share of the iterations, 0 to 1."""
+    progress: str
+    slack: str
+    mood: str
+    """CSS class of the slack: good, warn, bad or faint."""
+    cost: str
+    cap: str
+    spent: float | None
+    """Share of the cap, may exceed 1; None without a cap."""
+    best: str
+    at: float
+    """Unix time of the start, or else of the submission."""
+    began: bool
+
+
+_ON_ITS_WAY = frozenset({ExperimentState.RUNNING, ExperimentState.DONE})
+"""States that need no reason. STARTING may wait for its checkpoint store, QUEUED for money."""
+
+
+def row(submission: Submission, now: float) -> Row:
+    """Return the row of an experiment at `now` (Unix time)."""
+    summary = submission.summary
+    slack, mood = _slack(submission, now)
+    cap_usd = _cap_usd(submission)
+    telling = submission.state not in _ON_ITS_WAY or bool(submission.home)
+    return Row(
+        name=submission.name,
+        state=submission.state.value,
+        badge=("late", "done, late") if _is_late(submission) else (submission.state.value, submission.state.value),
+        reason=printable(submission.reason) if telling else "",
+        owner=submission.owner,
+        share=_share(submission.state, summary),
+        progress=_progress(submission),
+        slack=slack,
+        mood=mood,
+        cost=usd(summary.cost_usd, usd_decimals(max(summary.cost_usd, summary.planned_cost_usd or 0.0))),
+        cap="" if cap_usd is None else usd(cap_usd),
+        spent=summary.cost_usd / cap_usd if cap_usd else None,
+        best="" if summary.best_value is None else f"{printable(summary.metric)} {number(summary.best_value)}",
+        at=summary.started_at or submission.created_at,
+        began=summary.started_at is not None,
+    )
+
+
+def _is_late(submission: Submission) -> bool:
+    """Whether it finished after its deadline."""
+    summary = submission.summary
+    is_done = submission.state is ExperimentState.DONE and summary.deadline_s is not None
+    return is_done and summary.jct_s > (summary.deadline_s or 0.0)
+
+
+def _share(state: ExperimentState, summary: Summary) -> float:
+    if state is ExperimentState.DONE:
+        return 1.0
+    return min(summary.iterations / summary.target_iterations, 1.0) if summary.target_iterations else 0.0
+
+
+def _progress(submission: Submission) -> str:
+    state, summary = submission.state, submission.summary
+    if state is ExperimentState.QUEUED:
+        return "waits" if submission.reason else "waits for a free slot"
+    if state is ExperimentState.STARTING:
+        return "is measuring or planning"
+    if not summary.stages:
+        return ""
+    if state is ExperimentState.DONE:
+        return f"{counted(summary.stages, 'stage')}, {counted(summary.trials, 'trial')}"
+    done = f"{summary.iterations} of {counted(summary.target_iterations, 'iteration')}"
+    if summary.stages == 1:
+        return done
+    if summary.brackets > 1:
+        return f"{summary.stage} of {counted(summary.stages, 'stage')}, {done}"
+    return f"stage {summary.stage} ({summary.stage + 1} of {summary.stages}), {done}"
+
+
+def _slack(submission: Submission, now: float) -> tuple[str, str]:
+    """Return the text and the CSS class of the time between its (expected) end and its deadline."""
+    summary = submission.summary
+    if summary.deadline_s is None:
+        return ("no deadline" if summary.started_at is not None else "", "faint")
+    over = submission.state not in ACTIVE and submission.state is not ExperimentState.INTERRUPTED
+    if over and submission.state is not ExperimentState.DONE:
+        return ("", "faint")
+    expected_s = summary.jct_s if over else summary.forecast_jct_s or summary.planned_jct_s
+    if expected_s is None:
+        return ("", "faint")
+    elapsed_s = now - summary.started_at if summary.started_at is not None and not over else 0.0
+    slack_s = summary.deadline_s - max(expected_s, elapsed_s)
+    if slack_s < -_MINOR_S:
+        return (f"{duration(-slack_s)} late", "bad")
+    mood = "good" if over or slack_s > 0.05 * summary.deadline_s else "warn"
+    return ("on time" if slack_s < _MINOR_S else f"{duration(slack_s)} to spare", mood)
+
+
+def _cap_usd(submission: Submission) -> float | None:
+    if submission.summary.max_cost_usd is not None:
+        return submission.summary.max_cost_usd
+    asked = submission.words.get("constraints", {}).get("max_cost")
+    return float(asked) if isinstance(asked, int | float) else None
+
+
+Show = Annotated[str, Query(max_length=20)]
+Cursor = Annotated[str | None, Query(max_length=200)]
+Search = Annotated[str, Query(max_length=200)]
+Like = Annotated[str, Query(pattern=NAME_PATTERN)]
+Overrides = Annotated[Sequence[str], Query()]
+_PAGE_SIZE = 25
+
+
+@router.get("/")
+def experiments(
+    request: Request, service: Serving, _reader: Reader, show: Show = "all", search: Search = "", cursor: Cursor = None
+) -> Response:
+    """Experiments, newest first."""
+    after = service.store.last_feed_id()
+    return render(request, "experiments.html", **_listed(service, request, show, search, cursor), after=after)
+
+
+@router.get("/fragments/experiments")
+def experiment_rows(
+    request: Request, service: Serving, _reader: Reader, show: Show = "all", search: Search = "", cursor: Cursor = None
+) -> Response:
+    """Part of the page that reloads."""
+    return render(request, "experiments_rows.html", **_listed(service, request, show, search, cursor))
+
+
+def _listed(service: Service, request: Request, show: str, search: str, cursor: str | None) -> dict[str, Any]:
+    chosen = show if show in CHOICES else "all"
+    search = " ".join(search_words(search))
+    page = service.store.submissions(states=CHOICES[chosen][1], search=search, limit=_PAGE_SIZE, after=cursor)
+    counts = counted_choices(service.store.count_states(search=search))
+    now = time.time()
+    return {
+        "choices": [
+            (name, f"{title} {counts[name]}", _address("/", show=name, search=search))
+            for name, (title, _) in CHOICES.items()
+        ],
+        "search": search,
+        "rows": [row(submission, now) for submission in page.items],
+        "next": page.next,
+        "later": cursor is not None,
+        "show": chosen,
+        "here": _address("/", show=chosen, search=search),
+        "older": _address("/", show=chosen, search=search, cursor=page.next),
+        "address": _address("/fragments/experiments", show=chosen, search=search, cursor=cursor),
+        "origin": f"{request.url.scheme}://{request.url.netloc}",
+    }
+
+
+def _address(path: str, *, show: str, search: str, cursor: str | None = None) -> str:
+    asked = {"show": "" if show == "all" else show, "search": search, "cursor": cursor}
+    return f"{path}?{urlencode({key: value for key, value in asked.items() if value})}".rstrip("?")
+
+
+@router.get("/plan")
+def plan(request: Request, service: Serving, _reader: Reader, like: Like = "") -> Response:
+    """Form that previews a plan; `like` names an experiment whose file it starts with."""
+    known = service.store.submission(like) if like else None
+    return render(request, "plan.html", text="" if known is None else file_of(known))
+
+
+@router.get("/docs")
+def docs(request: Request, _reader: Reader) -> Response:
+    """The REST API, as /openapi.json describes it."""
+    return render(request, "docs.html")
+
+
+@router.get("/login")
+def login(request: Request, next: Annotated[str, Query(max_length=2000)] = "/", problem: Show = "") -> Response:
+    """Form that signs in; a signed-in browser is redirected."""
+    wanted = safe_next(next)
+    if principal_of(request) is not STRANGER and not problem:
+        return RedirectResponse(wanted, 303)
+    told = "The token is unknown, expired or revoked; check it, or ask for another." if problem else ""
+    return render(request, "login.html", next=wanted, problem=told)
+
+
+@router.post("/plan/check")
+async def check(request: Request, service: Serving, reader: Reader, set: Overrides = ()) -> Response:
+    """Expected effect of submitting the body, as JSON for the form."""
+    body, media_type = await request.body(), request.headers.get("content-type", "")
+    return JSONResponse(await run_in_threadpool(preflight, service, reader, body, media_type, set))
+
+
+# Signing in and out: requests of the form at /login.
+
+
+@router.post("/login")
+async def sign_in(
+    request: Request,
+    token: Annotated[str, Form(max_length=1000)] = "",
+    next: Annotated[str, Form(max_length=2000)] = "/",
+) -> Response:
+    """Sign in and redirect to `next`; with a wrong token back to the form (`problem=token`)."""
+    address = request.client.host if request.client else ""
+    authenticator = authenticator_of(request)
+    wanted = safe_next(next)
+    session = await authenticator.sign_in(token, address) if authenticator.required else ""
+    if session is None:
+        return RedirectResponse(f"/login?problem=token&next={quote(wanted, safe='')}", 303)
+    answer = RedirectResponse(wanted, 303)
+    if session:
+        answer.set_cookie(
+            COOKIE,
+            session,
+            max_age=int(authenticator.tokens.session_s),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+    return answer
+
+
+@router.post("/logout")
+async def sign_out(request: Request) -> Response:
+    """Sign out. Copies of the cookie are invalid, too."""
+    session = cookie_of(request.headers.get("cookie", ""))
+    if session is not None:
+        await authenticator_of(request).sign_out(session)
+    answer = RedirectResponse("/login", 303)
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+    return answer

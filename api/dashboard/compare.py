@@ -14,8 +14,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
+from rubberband.api.dashboard import render
 from rubberband.api.dashboard.experiment import result_of
-from rubberband.api.dashboard.pages import render
 from rubberband.api.dashboard.sentences import badge
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving
 from rubberband.executor.result.result import Result, StageResult

@@ -21,8 +21,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from markupsafe import Markup
 
+from rubberband.api.dashboard import render
 from rubberband.api.dashboard import sentences as words
-from rubberband.api.dashboard.pages import render
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving
 from rubberband.errors import InputError, RubberbandError

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from rubberband.api.dashboard.pages import render
+from rubberband.api.dashboard import render
 from rubberband.api.dashboard.sentences import Card, Gauge
 from rubberband.api.experiments.admission import Admission
 from rubberband.api.routes import Reader, Service, Serving

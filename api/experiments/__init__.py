@@ -1,1 +1,574 @@
-"""Submitted experiments: queue, start, watch, limits, logs."""
+"""The experiments of the service: each runs in a process of its own, which outlives the server and is adopted again."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Literal, cast
+from weakref import WeakValueDictionary
+
+from rubberband.api.body import require_allowed
+from rubberband.api.experiments.admission import Admission
+from rubberband.api.experiments.budgets import Budgets
+from rubberband.api.experiments.starting import (
+    HOSTED,
+    KEY_GOOD_S,
+    Processes,
+    conflict,
+    limited,
+    loses_profile,
+    require_going_on,
+    require_here,
+    told_as_problems,
+    waits,
+)
+from rubberband.api.experiments.watcher import Watcher
+from rubberband.api.plans.process import RestAnswer, RestQuestion, instant_of, with_instant, with_limits
+from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, HttpProblem, problem_of
+from rubberband.api.settings import Settings
+from rubberband.api.store import Store
+from rubberband.api.store.schema import Promise
+from rubberband.errors import DamagedJournalError
+from rubberband.executor.core.extending import Extension
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.journal.reading import explained, salvage
+from rubberband.executor.logs.pages import PrintedLine, page, trial_files
+from rubberband.executor.result.result import Result
+from rubberband.executor.run import allowance
+from rubberband.executor.run.follower import Failure, JournalFollower, at_work
+from rubberband.spec.experiment import Experiment
+from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, pool_allots, possible
+from rubberband.units import format_usd, shown
+from rubberband.values.plan import Policy
+from rubberband.values.submission import Submission, Summary
+
+KEPT_RESULTS = 16
+"""Results of experiments that do not run are cached up to this number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Journal of an experiment without a running process."""
+
+    changed_at: float
+    """`changed_at` of its row when the journal was read."""
+    result: Result
+    failures: Sequence[Failure]
+
+
+class LockOfEach:
+    """A lock for each experiment: slow work under it, such as reading a journal, holds up no other one."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        self._mutex = threading.Lock()
+
+    def of(self, name: str) -> threading.Lock:
+        """Return the lock of an experiment, the same one as long as any caller has it."""
+        with self._mutex:
+            return self._locks.setdefault(name, threading.Lock())
+
+
+class Journals:
+    """Rows and journals of experiments for requests: as the watcher follows them, or read once. Thread-safe."""
+
+    def __init__(self, store: Store, watcher: Watcher) -> None:
+        self._store, self._watcher = store, watcher
+        self._settled: OrderedDict[str, Settled] = OrderedDict()
+        self._reading, self._caching = LockOfEach(), threading.Lock()
+
+    def row(self, name: str) -> Submission:
+        """Return an experiment's row. Raises Problem NOT_FOUND."""
+        row = self._store.submission(name)
+        if row is None:
+            raise HttpProblem(NOT_FOUND, f"experiment {shown(name)} not found")
+        return row
+
+    def settled(self, row: Submission) -> Settled | None:
+        """Return the readable part of a journal that is not followed; None if there is none. Raises Problem."""
+        with self._reading.of(row.name):
+            with self._caching:
+                known = self._settled.get(row.name)
+                if known is not None and known.changed_at == row.changed_at:
+                    self._settled.move_to_end(row.name)
+                    return known
+            found = self._read(row)
+            with self._caching:
+                if found is not None:
+                    self._settled[row.name] = found
+                while len(self._settled) > KEPT_RESULTS:
+                    self._settled.popitem(last=False)
+            return found
+
+    def _read(self, row: Submission) -> Settled | None:
+        if not self.exists(row.name):
+            return None
+        try:
+            with self._opened(row.name) as follower:
+                result, failures = follower.result(), tuple(follower.failures)
+        except DamagedJournalError:
+            left = salvage(self._watcher.folder(row.name))
+            if left is None:
+                return None
+            result, failures = left.result, ()
+        return Settled(changed_at=row.changed_at, result=result, failures=failures)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a journal. Raises Problem."""
+        with told_as_problems():
+            return self._watcher.folder(name).exists
+
+    def require(self, row: Submission, action: Action) -> None:
+        """Raise Problem CONFLICT, with an alternative, unless the action is possible now."""
+        require_here(row)
+        why = obstacle(row.state, action, lambda fact: self._holds(row, fact))
+        if why:
+            raise conflict(row, why)
+
+    def possible(self, row: Submission) -> frozenset[Action]:
+        """Return the actions that are possible now. Raises Problem if that depends on an unreadable journal."""
+        return frozenset() if row.home else possible(row.state, lambda fact: self._holds(row, fact))
+
+    def _holds(self, row: Submission, fact: Fact) -> bool:
+        match fact:
+            case "here":
+                return not self.exists(row.name) or self._watcher.folder(row.name).is_here
+            case "limited":
+                return limited(row)
+            case "begun":
+                return self.exists(row.name) or (waits(row) and row.words.get("profile") is not None)
+            case "measured":
+                return not loses_profile(row) or self.exists(row.name)
+            case "open":
+                settled = self.settled(row)
+                if settled is not None and not Inbox(self._watcher.folder(row.name).inbox).pending():
+                    return settled.result.resumable
+                with self.opened(row.name) as follower:  # includes limits that were requested meanwhile
+                    return follower.goes_on()
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[JournalFollower]:
+        """Open the journal. Raises Problem: UNAVAILABLE, or CONFLICT if it is damaged."""
+        try:
+            with self._opened(name) as follower:
+                yield follower
+        except DamagedJournalError as error:
+            raise problem_of(explained(self._watcher.folder(name), error)) from None
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[JournalFollower]:
+        followed = self._watcher.follower(name)
+        if followed is not None:
+            yield followed
+            return
+        folder = self._watcher.folder(name)
+        with ExitStack() as stack:
+            try:
+                follower = stack.enter_context(closing(JournalFollower(folder)))
+                follower.refresh(live=at_work(folder))
+            except DamagedJournalError:
+                raise
+            except Exception as error:
+                raise HttpProblem(UNAVAILABLE, f"the journal of {name!r} cannot be read: {error}") from error
+            yield follower
+
+
+# Other limits for experiments: `rubberband.api.routes.experiments` plans them between `question` and `grant`.
+
+
+class Extensions:
+    """Plans and grants other limits for experiments. Thread-safe; all methods raise Problem."""
+
+    def __init__(
+        self, settings: Settings, store: Store, watcher: Watcher, journals: Journals, budgets: Budgets | None
+    ) -> None:
+        self._settings, self._store, self._watcher, self._journals = settings, store, watcher, journals
+        self._budgets = budgets
+        self._granting = LockOfEach()
+
+    def question(
+        self, name: str, *, deadline: object = None, max_cost_usd: float | None = None, request: str = ""
+    ) -> Extension | RestQuestion:
+        """Return the question to plan for these limits, or the answer that the same `request` had before."""
+        row = self._journals.row(name)
+        if request and (granted := self._granted(row, request)) is not None:
+            return granted
+        self._require_within(max_cost_usd)
+        self._journals.require(row, "extend")
+        with told_as_problems():
+            instant = self._instant(row, deadline)
+            if waits(row):
+                other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
+                _require_runnable(Experiment.kept(other), self._settings)
+                return _of_waiting(row, other)
+            with self._journals.opened(name) as follower:
+                limits = follower.limits(deadline=instant, max_cost_usd=max_cost_usd)
+                if max_cost_usd is not None:
+                    allowance.require_going_on(follower, self._settings.home, max_cost_usd=max_cost_usd, goes_on=False)
+            return RestQuestion(name=name, limits=limits, driven=row.state is ExperimentState.RUNNING)
+
+    def grant(self, question: RestQuestion, answer: RestAnswer, request: str) -> Extension | None:
+        """Put the limits in force, once for each `request`; None if the limits changed since the answer was planned.
+
+        An experiment without a running process gets them when it is resumed. Raises Problem, also where no money is
+        left for them.
+        """
+        if question.is_granted:
+            return replace(answer.extension, applied=True)
+        bill_usd = None if self._budgets is None else self._budgets.bill_usd(self._journals.row(question.name))
+        with self._granting.of(question.name):
+            row = self._journals.row(question.name)
+            if isinstance(granted := self._granted(row, request), Extension):
+                return granted
+            self._journals.require(row, "extend")
+            if not question.words and not self._still_has(question, answer):
+                return None
+            with self._watcher.promising:
+                if self._budgets is not None:
+                    cost_usd = self._budgets.require_extension(row, answer.extension, time.time(), bill_usd=bill_usd)
+                    row = replace(row, admitted_usd=max(row.admitted_usd, cost_usd))
+                kept = (
+                    self._kept(row, question, answer, request)
+                    if question.words
+                    else self._asked(row, question, request)
+                )
+        self._watcher.kick(question.name)
+        return replace(answer.extension, applied=True) if kept else None
+
+    def _kept(self, row: Submission, question: RestQuestion, answer: RestAnswer, request: str) -> bool:
+        """Change the settings of a queued experiment, and the plan that it counts with."""
+        if not waits(row) or row.words != question.words:
+            return False
+        after = answer.extension.after
+        return self._store.change(
+            question.name,
+            at=time.time(),
+            words=question.other,
+            summary=replace(row.summary, planned_jct_s=after.jct_s, planned_cost_usd=after.cost_usd),
+            admitted_usd=row.admitted_usd,
+            expected={ExperimentState.QUEUED},
+            request=request,
+        )
+
+    def _still_has(self, question: RestQuestion, answer: RestAnswer) -> bool:
+        """Whether the limits are still those for which the answer was planned."""
+        with self._journals.opened(question.name) as follower:
+            return follower.limits_in_force == answer.had
+
+    def _asked(self, row: Submission, question: RestQuestion, request: str) -> bool:
+        """Leave the request for the driver that runs or resumes it. First it counts with what that may cost."""
+        limits = question.limits
+        asked = DriverRequest(
+            id=request,
+            kind="extend",
+            asked_at=time.time(),
+            deadline_s=limits.deadline_s,
+            max_cost_usd=limits.max_cost_usd,
+        )
+        self._store.change(row.name, at=time.time(), admitted_usd=row.admitted_usd)
+        with told_as_problems():
+            Inbox(self._watcher.folder(question.name).inbox).put(asked)
+        return True
+
+    def _granted(self, row: Submission, request: str) -> Extension | RestQuestion | None:
+        """Return the result of an earlier request with this id; a question if the experiment has not started."""
+        acted = self._store.has_acted(request, since=time.time() - KEY_GOOD_S)
+        if not self._journals.exists(row.name):
+            return _of_waiting(row, dict(row.words), is_granted=True) if acted and row.words else None
+        with self._journals.opened(row.name) as follower:
+            return follower.granted() if acted or follower.has_taken(request) else None
+
+    def _instant(self, row: Submission, deadline: object) -> object:
+        """Return the deadline; a duration counts from the submission, or from the start if it was run by hand."""
+        return deadline if deadline is None or not row.words else instant_of(deadline, row.created_at)
+
+    def _require_within(self, max_cost_usd: float | None) -> None:
+        most_usd = self._settings.limits.max_cost_usd
+        if most_usd is not None and max_cost_usd is not None and max_cost_usd > most_usd:
+            raise HttpProblem(
+                REFUSED, f"max_cost={format_usd(max_cost_usd)} is more than is allowed here ({format_usd(most_usd)})"
+            )
+
+
+def _require_runnable(experiment: Experiment, settings: Settings) -> None:
+    is_lent = settings.pool is not None and settings.pool.provider == experiment.resources.provider
+    allowance.require_runnable(experiment, settings.home, store=settings.store, is_lent=is_lent)
+
+
+def _of_waiting(row: Submission, other: dict[str, Any], *, is_granted: bool = False) -> RestQuestion:
+    policy = cast(Policy, row.policy)
+    return RestQuestion(name=row.name, words=dict(row.words), other=other, policy=policy, is_granted=is_granted)
+
+
+class ExperimentRuns:
+    """Starts, adopts, watches and ends the processes of experiments, and reads what they journal."""
+
+    def __init__(
+        self, settings: Settings, store: Store, wake: Callable[[], None], *, command: Sequence[str] = HOSTED
+    ) -> None:
+        """`wake` is called after additions to the feed. `command` starts the process of an experiment."""
+        self._settings, self._store = settings, store
+        self._watcher = Watcher(store, Processes(command), wake, settings)
+        self._journals = Journals(store, self._watcher)
+        self.admission = None if settings.pool is None else Admission(settings.pool, store)
+        """Promises of the pool; None without a pool."""
+        self._budgets = None if self.admission is None else self.admission.budgets
+        self.extensions = Extensions(settings, store, self._watcher, self._journals, self._budgets)
+        """Other limits for experiments."""
+        self._resuming = LockOfEach()
+
+    def start(self) -> None:
+        """Adopt running experiments, start queued ones, and watch all of them in a thread."""
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Stop watching. The experiments continue."""
+        self._watcher.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether experiments are watched and the store answers."""
+        return self._watcher.is_well
+
+    def submit(
+        self,
+        experiment: Experiment,
+        *,
+        policy: Policy = "optimal",
+        owner: str = "",
+        plan: str | None = None,
+        request: str = "",
+        promise: Promise | None = None,
+        admitted_usd: float = 0.0,
+        summary: Summary | None = None,
+    ) -> Submission:
+        """Accept an experiment; its process starts as soon as a slot is free, or at once with a `promise`.
+
+        `admitted_usd` is what it costs at most, and `summary` has the time and cost that are planned. A repeated
+        `request` returns the existing submission. Raises Problem (NAME_TAKEN, …).
+        """
+        now = time.time()
+        with told_as_problems():
+            _require_runnable(experiment, self._settings)
+            words = with_instant(experiment.to_words(), now)
+        row = Submission(
+            name=experiment.name,
+            state=ExperimentState.QUEUED,
+            created_at=now,
+            changed_at=now,
+            owner=owner,
+            words=words,
+            policy=policy,
+            plan=plan,
+            request=request,
+            summary=summary or Summary(),
+            admitted_usd=admitted_usd,
+        )
+        if (known := self.submitted(row.name, request)) is not None:
+            return known
+        bill_usd = None if self._budgets is None else self._budgets.bill_usd(row)
+        with told_as_problems():
+            self._watcher.folder(row.name).require_free()
+            with self._watcher.promising:
+                if self.admission is not None:
+                    self.admission.require(row, promise, now, bill_usd=bill_usd)
+                is_new = self._store.add(row, promise)
+            if not is_new:
+                if (known := self.submitted(row.name, request)) is not None:
+                    return known
+                raise HttpProblem(NAME_TAKEN, f"the name {row.name!r} is taken; give another one, such as {row.name}-2")
+        self._watcher.kick(row.name)
+        return row
+
+    def submitted(self, name: str, request: str) -> Submission | None:
+        """Return the submission that the same request made before, if any."""
+        known = self._store.submission(name) if request else None
+        return known if known is not None and known.request == request else None
+
+    def cancel(self, name: str, *, request: str = "") -> Submission:
+        """Request a clean end: instances are released, the best trial so far is kept. Idempotent. Raises Problem.
+
+        A repeated `request` has no second effect.
+        """
+        row = self._row(name)
+        id = f"cancel-{request or secrets.token_hex(8)}"
+        if self._has_acted(request) or (request and self._has_taken(name, id)):
+            return row
+        if not waits(row):  # its service finds that it is withdrawn
+            require_here(row)
+        if row.state is ExperimentState.QUEUED:
+            row = self._withdraw(row, request)
+            if row.state not in AT_WORK:
+                return row
+        if row.state in AT_WORK:
+            self._ask_to_end(name, id)
+            if request:
+                self._store.note_act(request, at=time.time())
+            return self._row(name)
+        if row.state is ExperimentState.CANCELLED:
+            return row
+        if row.state is ExperimentState.INTERRUPTED and self._settings.auto_resume:
+            self._ask_to_end(name, id)  # it may restart automatically now; a user who resumes it withdraws this
+        self._journals.require(row, "cancel")
+        return row
+
+    def _ask_to_end(self, name: str, id: str) -> None:
+        inbox = Inbox(self._watcher.folder(name).inbox)
+        if not any(request.kind == "cancel" for request in inbox.pending()):
+            with told_as_problems():
+                inbox.put(DriverRequest(id=id, kind="cancel", asked_at=time.time()))
+        self._watcher.kick(name)
+
+    def limit(self, name: str, *, max_instances: int | None, request: str = "") -> Submission:
+        """Ask a running experiment to hold at most `max_instances` from now on; None lifts the limit. Raises Problem.
+
+        A repeated `request` has no second effect.
+        """
+        row = self._row(name)
+        id = f"limit-{request or secrets.token_hex(8)}"
+        if self._has_acted(request) or (request and self._has_taken(name, id)):
+            return row
+        self._journals.require(row, "limit")
+        if self._settings.pool is not None and self._watcher.shares_pool(row):
+            raise conflict(row, pool_allots(self._settings.pool.name))
+        asked = DriverRequest(id=id, kind="limit", asked_at=time.time(), max_instances=max_instances)
+        with told_as_problems():
+            Inbox(self._watcher.folder(name).inbox).put(asked)
+        self._watcher.kick(name)
+        return row
+
+    def _has_acted(self, request: str) -> bool:
+        """Whether the request took effect before; its answer was lost."""
+        return bool(request) and self._store.has_acted(request, since=time.time() - KEY_GOOD_S)
+
+    def _has_taken(self, name: str, id: str) -> bool:
+        if not self._journals.exists(name):
+            return False
+        with self._journals.opened(name) as follower:
+            return follower.has_taken(id)
+
+    def _withdraw(self, row: Submission, request: str) -> Submission:
+        """Take it from the queue; an experiment that ran before gets the state in its journal."""
+        state, reason = ExperimentState.CANCELLED, "cancelled before it started"
+        if row.attempt or not row.words:
+            state, reason = self._before_queueing(row)
+        queued = {ExperimentState.QUEUED}
+        self._store.change(row.name, at=time.time(), state=state, reason=reason, expected=queued, request=request)
+        self._watcher.kick(row.name)
+        return self._row(row.name)
+
+    def _before_queueing(self, row: Submission) -> tuple[ExperimentState, str]:
+        settled = self._journals.settled(row)
+        if settled is None or settled.result.outcome == "unfinished":
+            return ExperimentState.INTERRUPTED, "its resumption was cancelled while queued; resume it to continue"
+        return ExperimentState(settled.result.outcome), settled.result.reason
+
+    def resume(self, name: str, *, request: str = "") -> Submission:
+        """Resume an experiment that was interrupted, cancelled, or ended by a budget raised since. Raises Problem.
+
+        A repeated `request` has no second effect.
+        """
+        row = self._row(name)
+        if self._has_acted(request):
+            return row
+        self._journals.require(row, "resume")
+        folder = self._watcher.folder(name)
+        self._require_allowed(row, folder)
+        with self._resuming.of(name):  # a second request must not withdraw cancels that arrived after the first
+            inbox = Inbox(folder.inbox)
+            before = inbox.pending()  # before the look at the row: what is asked later is for the next attempt
+            row = self._row(name)
+            self._journals.require(row, "resume")
+            if not self._requeue(row, request):
+                raise conflict(self._row(name), "it has just changed; reload and try again")
+            inbox.withdraw_cancels(before)
+        self._watcher.kick(name)
+        return self._row(name)
+
+    def _requeue(self, row: Submission, request: str) -> bool:
+        """Queue an experiment again, if its state is still the same. Raises Problem where no money is left for it."""
+        expected = None
+        if self._budgets is not None and self._journals.exists(row.name):
+            with self._journals.opened(row.name) as follower:
+                expected = follower.resumed()
+        now, cost_usd = time.time(), None
+        bill_usd = None if self._budgets is None else self._budgets.bill_usd(row)
+        with self._watcher.promising:
+            if self._budgets is not None:
+                cost_usd = self._budgets.require_resume(row, expected, now, bill_usd=bill_usd)
+            queued = ExperimentState.QUEUED
+            return self._store.change(
+                row.name,
+                at=now,
+                state=queued,
+                reason="",
+                admitted_usd=cost_usd,
+                expected={row.state},
+                request=request,
+            )
+
+    def _require_allowed(self, row: Submission, folder: ExperimentFolder) -> None:
+        """Raise Problem REFUSED if the settings of now do not allow it."""
+        if row.words:
+            require_allowed(Experiment.kept(row.words), self._settings)
+        if not folder.exists:
+            return
+        with self._journals.opened(row.name) as follower, told_as_problems():
+            require_going_on(follower, self._settings)
+            allowance.require_going_on(follower, self._settings.home, max_cost_usd=follower.max_cost_usd)
+
+    def possible(self, row: Submission) -> frozenset[Action]:
+        """Return the actions that are possible now. Raises Problem if that depends on an unreadable journal."""
+        return self._journals.possible(row)
+
+    def result(self, name: str) -> Result | None:
+        """Return the result so far; None without a journal. Raises Problem NOT_FOUND."""
+        follower = self._watcher.follower(name)
+        if follower is not None:
+            return follower.result()
+        settled = self._journals.settled(self._row(name))
+        return None if settled is None else settled.result
+
+    def lines(
+        self,
+        name: str,
+        *,
+        source: Literal["trials", "process"] = "trials",
+        trial: int | None = None,
+        cursor: str | None = None,
+        limit: int = 1000,
+    ) -> tuple[list[PrintedLine], str]:
+        """Return log lines past `cursor` (`tail`: the last ones) and the next cursor. Raises Problem."""
+        row = self._row(name)
+        folder = self._watcher.folder(name)
+        is_whole = not at_work(folder)
+        with told_as_problems():
+            if source == "process":
+                return page({None: folder.process_log}, (), cursor=cursor, limit=limit, is_whole=is_whole)
+            if trial is not None:
+                self._require_trial(name, trial)
+            failures = [failure for failure in self._failures(row) if trial in (None, failure.trial)]
+            return page(trial_files(folder.logs, trial), failures, cursor=cursor, limit=limit, is_whole=is_whole)
+
+    def _require_trial(self, name: str, trial: int) -> None:
+        result = self.result(name)
+        if result is not None and not 0 <= trial < len(result.trials):
+            last = len(result.trials) - 1
+            raise HttpProblem(NOT_FOUND, f"experiment {name!r} has no trial {trial}; it has 0 to {last}")
+
+    def _failures(self, row: Submission) -> Sequence[Failure]:
+        follower = self._watcher.follower(row.name)
+        if follower is not None:
+            return list(follower.failures)
+        settled = self._journals.settled(row)
+        return () if settled is None else settled.failures
+
+    def _row(self, name: str) -> Submission:
+        return self._journals.row(name)

@@ -21,8 +21,8 @@ from rubberband.api.plans.previews import PlanAnswer
 from rubberband.api.plans.process import instant_of
 from rubberband.api.problems import INFEASIBLE, REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import SharedPool
+from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
-from rubberband.api.store.sql import Store
 from rubberband.cloud.offers import offers
 from rubberband.executor.core.demand import summed
 from rubberband.planner.sharing import Calendar, CalendarSlot, Span

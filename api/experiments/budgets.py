@@ -20,8 +20,8 @@ from typing import Any
 
 from rubberband.api.problems import REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import SharedPool
+from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
-from rubberband.api.store.sql import Store
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError
 from rubberband.executor.core.extending import Extension

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rubberband.api.store import Store
 from rubberband.api.store.schema import Entry, TakenIn
-from rubberband.api.store.sql import Store
 from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
 from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder, folders
@@ -121,7 +121,7 @@ def entries(header: Header, events: Sequence[tuple[int, Event]]) -> list[Entry]:
     return found
 
 
-log = logging.getLogger("rubberband.api.experiments.service")
+log = logging.getLogger("rubberband.api.experiments")
 
 BATCH = 1000
 """Events added to the feed in one write."""

@@ -21,8 +21,8 @@ from typing import Protocol
 
 from rubberband.api.experiments.admission import calendar_of
 from rubberband.api.settings import SharedPool
+from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
-from rubberband.api.store.sql import Store
 from rubberband.cloud.offers import offers
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import InputError, ProviderError

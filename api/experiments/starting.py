@@ -17,8 +17,8 @@ from rubberband.api.body import require_allowed
 from rubberband.api.experiments.recording import ExperimentSnapshot
 from rubberband.api.problems import CONFLICT, REFUSED, HttpProblem, problem_of
 from rubberband.api.settings import Settings, child_environment
+from rubberband.api.store import Store
 from rubberband.api.store.holding import elsewhere
-from rubberband.api.store.sql import Store
 from rubberband.errors import InputError, JournalError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import HostedRun, holding, read_ending, read_mark, write_order

@@ -19,7 +19,7 @@ from rubberband.api.experiments.sharing import Member, Sharing
 from rubberband.api.experiments.starting import CUT_OFF, GOES_ON, AdmissionPolicy, NotStartedError, Processes, Queue
 from rubberband.api.problems import UNAVAILABLE, HttpProblem
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import Store
+from rubberband.api.store import Store
 from rubberband.errors import JournalError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -30,7 +30,7 @@ from rubberband.states import AT_WORK, ExperimentState
 from rubberband.values.submission import Submission
 from rubberband.views.formatting import printable
 
-log = logging.getLogger("rubberband.api.experiments.service")
+log = logging.getLogger("rubberband.api.experiments")
 _Found = TypeVar("_Found")
 
 BRISK_S, FAST_S, SLOW_S, RETRY_S = 0.02, 0.1, 1.0, 1.0

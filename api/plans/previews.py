@@ -17,8 +17,8 @@ from rubberband.api.plans.pool import HardError, Planner, PlannerPool
 from rubberband.api.plans.process import RestAnswer, RestQuestion, read_answer
 from rubberband.api.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import MIB, Settings
+from rubberband.api.store import Store
 from rubberband.api.store.schema import StoredPlan
-from rubberband.api.store.sql import Store
 from rubberband.errors import RubberbandError
 from rubberband.spec.experiment import Experiment
 from rubberband.values.plan import Policy

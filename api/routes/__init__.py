@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Path, Request
 
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.problems import FORBIDDEN, NOT_FOUND, UNAUTHENTICATED, HttpProblem
-from rubberband.api.security.authentication import SIGN_IN, STRANGER, Authenticator
+from rubberband.api.security import SIGN_IN, STRANGER, Authenticator
 from rubberband.api.settings import Settings
+from rubberband.api.store import Store
 from rubberband.api.store.schema import NOBODY, Principal, Scope
-from rubberband.api.store.sql import Store
 from rubberband.units import shown
 from rubberband.values.submission import Submission
 

@@ -32,8 +32,8 @@ from rubberband.api.problems import (
     HttpProblem,
     Kind,
 )
+from rubberband.api.store import Store
 from rubberband.api.store.schema import KeptAnswer, Principal
-from rubberband.api.store.sql import Store
 from rubberband.client.models import ProblemAnswer
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import read_yaml

@@ -17,8 +17,8 @@ from starlette.concurrency import run_in_threadpool
 from rubberband.api.problems import EVENTS_GONE, MALFORMED, HttpProblem
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving, always, still_allowed
 from rubberband.api.routes.answers import HEAD, only_documented, refusals
+from rubberband.api.store import Store
 from rubberband.api.store.schema import FeedEvent
-from rubberband.api.store.sql import Store
 from rubberband.errors import JournalError
 from rubberband.units import shown
 from rubberband.views.experiment import plain, to_bytes

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rubberband.api.routes import Reader
 from rubberband.api.routes.answers import only_documented
-from rubberband.api.store.sql import Store
+from rubberband.api.store import Store
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError
 from rubberband.executor.core.state import TrialStatus

@@ -12,33 +12,41 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from rubberband.api.problems import (
+    FOREIGN_HOST,
+    FOREIGN_ORIGIN,
     INTERNAL,
     MALFORMED,
     MEDIA_TYPE,
+    RATE,
     TOO_LARGE,
     TOO_SLOW,
     UNAVAILABLE,
     HttpProblem,
     problem_of,
 )
-from rubberband.api.security.authentication import (
+from rubberband.api.security import (
     STRANGER,
     UNKNOWN,
     Authenticator,
     Bearer,
+    Buckets,
     Tokens,
     Visitor,
+    address_key,
+    safe_next,
     stranger_refused,
 )
-from rubberband.api.security.checks import RateLimiter, address_key, require_host, require_own_page, safe_next
-from rubberband.api.settings import Settings
+from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.errors import RubberbandError
+from rubberband.units import shown
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -191,6 +199,97 @@ class Exchange:
         if self._https:
             headers.append(_HTTPS_ONLY)
         return headers
+
+
+# Checks of a request: rate and concurrency of its caller, its Host, and the page that sent it.
+
+
+class RateLimiter:
+    """Limits the rate and the concurrency of callers."""
+
+    def __init__(self, limits: ServiceLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._buckets = Buckets(per_s=limits.requests_per_s, burst=limits.burst, clock=clock)
+        self._inside: Counter[tuple[str, bool]] = Counter()
+
+    @contextmanager
+    def passing(self, key: str, *, stream: bool) -> Iterator[None]:
+        """Count a request while it is served. Raises Problem (RATE)."""
+        wait_s = self._buckets.take(key)
+        if wait_s:
+            limits = self._limits
+            raise self._buckets.refuse(
+                wait_s, f"more than {limits.requests_per_s:g} requests a second, after {limits.burst} at once"
+            )
+        inside = (key, stream)
+        most = self._limits.streams if stream else self._limits.concurrent
+        if self._inside.get(inside, 0) >= most:
+            raise _crowded(most, "streams of events are open" if stream else "requests are being served")
+        self._inside[inside] += 1
+        try:
+            yield
+        finally:
+            self._inside[inside] -= 1
+            if not self._inside[inside]:
+                del self._inside[inside]
+
+
+def _crowded(most: int, what: str) -> HttpProblem:
+    headers = {
+        "Retry-After": "1",
+        "RateLimit-Policy": f'"concurrent";q={most}',
+        "RateLimit": '"concurrent";r=0',
+    }
+    return HttpProblem(RATE, f"{most} {what} already, the most at the same time; wait for one to end", headers=headers)
+
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def host_of(value: str) -> str:
+    """Return the name in a Host header, lower-case, without port and final dot: `[::1]:80` -> `[::1]`."""
+    name, colon, port = value.strip().rpartition(":")
+    if not colon or not (port == "" or port.isdigit()):
+        name = value.strip()
+    return name.lower().removesuffix(".")
+
+
+def require_host(values: Collection[str], served: Collection[str]) -> None:
+    """Raise Problem for a request to another host name (DNS rebinding)."""
+    if "*" in served:
+        return
+    host = host_of(next(iter(values))) if len(values) == 1 else ""
+    if host not in served:
+        asked = shown(host) if host else "no single host"
+        raise HttpProblem(
+            FOREIGN_HOST,
+            f"this service does not answer for the host {asked}; use one of its names, or start it with --host-name",
+        )
+
+
+def require_own_page(method: str, *, fetch_site: str | None, origin: str | None, host: str) -> None:
+    """Raise Problem for a change that a page of another site requests (CSRF).
+
+    Browsers send Sec-Fetch-Site, or else Origin; other clients send neither.
+    """
+    if method in SAFE_METHODS:
+        return
+    if fetch_site is not None:
+        own = fetch_site in {"same-origin", "none"}
+    else:
+        own = origin is None or _netloc(origin) == host.lower()
+    if not own:
+        raise HttpProblem(
+            FOREIGN_ORIGIN,
+            "a page of another site sent this request; send it from this service's pages, or with a token",
+        )
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 Scope = MutableMapping[str, Any]

@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import sqlalchemy as sql
 
+from rubberband.api.store import Store
 from rubberband.api.store.schema import METADATA, NUMBERS, SUBMISSIONS
-from rubberband.api.store.sql import Store
 from rubberband.errors import JournalError
 from rubberband.executor.journal.database import Database, first_line, parse_url
 from rubberband.executor.journal.journal import TABLES as JOURNALS

@@ -23,7 +23,7 @@ from rubberband.values.kinds import KINDS
 if TYPE_CHECKING:
     from rubberband.api.app.serving import Transport
     from rubberband.api.settings import Settings, SharedPool
-    from rubberband.api.store.sql import Store
+    from rubberband.api.store import Store
 
 _T = TypeVar("_T")
 _LEAST_KEPT_S = 3600.0

@@ -19,7 +19,7 @@ from rubberband.errors import InputError
 from rubberband.units import shown
 
 if TYPE_CHECKING:
-    from rubberband.api.security.authentication import Tokens
+    from rubberband.api.security import Tokens
     from rubberband.api.store.schema import TokenRecord
 
 token = typer.Typer(
@@ -98,8 +98,8 @@ def revoke(
 
 @contextmanager
 def _tokens(store: str | None) -> Iterator[Tokens]:
-    from rubberband.api.security.authentication import Tokens
-    from rubberband.api.store.sql import open_store
+    from rubberband.api.security import Tokens
+    from rubberband.api.store import open_store
     from rubberband.installation import default_home, default_store
 
     opened = open_store(store or default_store(), default_home())

@@ -16,8 +16,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rubberband.api.store import Store, open_store
 from rubberband.api.store.copying import experiments, limit_access, load, revoked
-from rubberband.api.store.sql import Store, open_store
 from rubberband.atomic import make_directories, sync_directory
 from rubberband.cloud.aws.intents import renew_requests
 from rubberband.errors import InputError, JournalError

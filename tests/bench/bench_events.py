@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.backend import Backend
 from rubberband.executor.core.controller import Controller

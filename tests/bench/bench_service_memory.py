@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from rubberband.api.security.authentication import Tokens
-from rubberband.api.store.sql import open_store
+from rubberband.api.security import Tokens
+from rubberband.api.store import open_store
 from tests.builders.databases import database, programs, server
 from tests.builders.fake_runs import words
 from tests.builders.server_process import ServerProcess, serving

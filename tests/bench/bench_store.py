@@ -17,8 +17,8 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from rubberband.api.store import Store
 from rubberband.api.store.schema import Entry, StoredPlan, TakenIn, TokenRecord
-from rubberband.api.store.sql import Store
 from rubberband.executor.core.events import TrialReported
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal

@@ -26,10 +26,10 @@ from typing import Any
 from unittest.mock import patch
 
 from rubberband.api.app.serving import only_server
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.store.sql import Store, open_store
+from rubberband.api.store import Store, open_store
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.core.events import DriverResumed
 from rubberband.executor.journal.folder import ExperimentFolder

@@ -18,9 +18,9 @@ from schemathesis.engine import events, from_schema
 
 from rubberband.api.app import create_app
 from rubberband.api.routes import NAME_PATTERN
-from rubberband.api.security.authentication import Tokens
+from rubberband.api.security import Tokens
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.running.run import run_experiment
 from tests.builders.browser import served

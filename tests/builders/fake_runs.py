@@ -15,16 +15,16 @@ from typing import Any, cast
 from fastapi import FastAPI
 
 from rubberband.api.app import app_of
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
 from rubberband.api.plans.process import planned, question_of
 from rubberband.api.problems import CONFLICT, NAME_TAKEN, HttpProblem
 from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings
+from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import Promise, StoredPlan
-from rubberband.api.store.sql import Store, open_store
 from rubberband.executor.core.extending import Extension, Outlook
 from rubberband.executor.logs.pages import TAIL, PrintedLine
 from rubberband.executor.result.result import Result, summarise

@@ -18,12 +18,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
-from rubberband.api.experiments import budgets
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns, budgets
 from rubberband.api.plans.process import RestAnswer, RestQuestion
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
-from rubberband.api.store.sql import Store, open_store
+from rubberband.api.store import Store, open_store
 from rubberband.executor.core.extending import Extension, Limits
 from rubberband.executor.core.forecast import Forecast
 from rubberband.spec.experiment import Experiment

@@ -10,7 +10,7 @@ from typing import Any
 
 from rubberband.api.plans.previews import Plans, Preview, fingerprint
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from tests.builders.experiment_words import words
 
 

@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.process import RestAnswer, RestQuestion, answered, read_answer
 from rubberband.api.problems import problem_of
 from rubberband.api.settings import ServiceLimits, Settings
+from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import FeedEvent
-from rubberband.api.store.sql import Store, open_store
 from rubberband.errors import InputError
 from rubberband.executor.core.extending import Extension
 from rubberband.executor.journal.folder import ExperimentFolder

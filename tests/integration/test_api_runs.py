@@ -12,7 +12,7 @@ import pytest
 
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from tests.builders.browser import served
 from tests.builders.fake_runs import words
 from tests.builders.waiting import eventually

@@ -18,10 +18,10 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
 from rubberband.api.app import create_app
-from rubberband.api.security.authentication import COOKIE, Bearer, Tokens
+from rubberband.api.security import COOKIE, Bearer, Tokens
 from rubberband.api.settings import ServiceLimits, Settings
+from rubberband.api.store import open_store
 from rubberband.api.store.schema import SCOPES, Scope
-from rubberband.api.store.sql import open_store
 from tests.builders.asgi import Began, ask
 
 PUBLIC = {"/healthz", "/readyz", "/login", "/logout"}
@@ -212,7 +212,7 @@ def test_wrong_tokens_are_slowed_and_lock_no_right_one_of_their_address_out(
     house: House, way: str, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one address is that of many, as behind a NAT; right ones are looked up anew each time."""
-    monkeypatch.setattr("rubberband.api.security.authentication.REMEMBERED_S", 0.0)
+    monkeypatch.setattr("rubberband.api.security.REMEMBERED_S", 0.0)
     address = f"10.2.{many:d}.{len(way)}"
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     _, text = house.tokens.create("right", "read")

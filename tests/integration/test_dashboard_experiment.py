@@ -14,7 +14,7 @@ import pytest
 
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.errors import JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox

@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import Store, open_store
+from rubberband.api.store import Store, open_store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from tests.builders.browser import served, visiting

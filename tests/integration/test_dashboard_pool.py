@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from rubberband.api.app import app_of
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings, SharedPool
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.spec.pool import PoolFile
 from tests.builders.browser import served, visiting
 from tests.builders.fake_runs import FakeRuns, NearPlans, words

@@ -7,7 +7,7 @@ from typing import Any
 
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from tests.builders.browser import PHONE, chromium, served, visiting
 from tests.builders.fake_runs import fake_service
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.plans.process import RestQuestion
 from rubberband.api.problems import HttpProblem

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from tests.builders.fake_runs import FakeRuns, words
 from tests.builders.service_client import Client, served
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from rubberband.api.app import serving as connections
 from rubberband.api.app.serving import PatientProtocol, only_server
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.cli import app
 from rubberband.errors import InputError, JournalError
 from tests.builders.server_process import ServerProcess, serving

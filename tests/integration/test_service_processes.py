@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.api.dashboard.pages import row as listed
+from rubberband.api.dashboard import row as listed
 from rubberband.api.dashboard.sentences import sentence
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.problems import HttpProblem
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import holding, is_hosted, read_ending, read_mark
 from rubberband.running import hosted

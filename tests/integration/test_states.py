@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.process import RestAnswer, RestQuestion, answered, read_answer
 from rubberband.api.problems import problem_of
 from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import Store, open_store
+from rubberband.api.store import Store, open_store
 from rubberband.client.client import Client
 from rubberband.errors import InputError
 from rubberband.executor.virtual.fleet import Faults

@@ -17,8 +17,8 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband.api.settings import Settings
+from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import NUMBERS, Entry, Promise
-from rubberband.api.store.sql import Store, open_store
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder

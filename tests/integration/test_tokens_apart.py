@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rubberband.api.security.authentication import Tokens
-from rubberband.api.store.sql import open_store
+from rubberband.api.security import Tokens
+from rubberband.api.store import open_store
 from tests.builders import processes
 from tests.builders.fake_runs import words
 from tests.builders.server_process import serving

@@ -554,7 +554,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="promise-comes-back-with-a-resume",
         harm="GPUs are promised twice: to an experiment that was cancelled and resumed, and to one accepted meanwhile",
-        file="api/store/sql.py",
+        file="api/store/__init__.py",
         old="            if state in OVER:\n",
         new="            if False:\n",
         tests=("tests/unit/test_store.py",),

@@ -698,7 +698,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="resume-is-free",
         harm="to cancel, submit and resume multiplies a budget",
-        file="api/experiments/service.py",
+        file="api/experiments/__init__.py",
         old="cost_usd = self._budgets.require_resume(row, expected, now, bill_usd=bill_usd)",
         new="cost_usd = None",
         tests=("tests/unit/test_money_doors.py",),
@@ -706,7 +706,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="resumed-run-counts-with-its-bill",
         harm="of several resumes each finds the money that the ones before will spend",
-        file="api/experiments/service.py",
+        file="api/experiments/__init__.py",
         old="                admitted_usd=cost_usd,\n",
         new="",
         tests=("tests/unit/test_money_doors.py",),
@@ -738,7 +738,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="extension-counts-with-the-old-plan",
         harm="the money of an extension is given to others until it is planned",
-        file="api/experiments/service.py",
+        file="api/experiments/__init__.py",
         old="row = replace(row, admitted_usd=max(row.admitted_usd, cost_usd))",
         new="pass",
         tests=("tests/unit/test_money_doors.py",),

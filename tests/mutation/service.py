@@ -11,7 +11,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="keys-of-all-tokens-are-one",
         harm="a client's Idempotency-Key is answered with another client's experiment",
-        file="api/store/sql.py",
+        file="api/store/__init__.py",
         old="return sql.and_(KEYS.c.owner == owner, KEYS.c.key == key)",
         new="return sql.and_(KEYS.c.key == key)",
         tests=("tests/unit/test_api_idempotency.py::test_the_key_of_one_token_is_nothing_to_another",),
@@ -36,7 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="revoked-token-opens",
         harm="a token that was revoked goes on to open everything",
-        file="api/security/authentication.py",
+        file="api/security/__init__.py",
         old="return record.revoked_at is None and (record.expires_at is None or at < record.expires_at)",
         new="return record.expires_at is None or at < record.expires_at",
         tests=("tests/unit/test_security_tokens.py",),
@@ -44,7 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="expired-token-opens",
         harm="a token of a day opens for ever",
-        file="api/security/authentication.py",
+        file="api/security/__init__.py",
         old="return record.revoked_at is None and (record.expires_at is None or at < record.expires_at)",
         new="return record.revoked_at is None",
         tests=("tests/unit/test_security_tokens.py",),
@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="secret-not-compared",
         harm="who knows the id of a token, which is shown in lists, is let in",
-        file="api/security/authentication.py",
+        file="api/security/__init__.py",
         old="if secret is not None and not hmac.compare_digest(",
         new="if False and not hmac.compare_digest(",
         tests=("tests/unit/test_security_tokens.py",),
@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="remembered-after-the-revocation",
         harm="a token that is revoked while it is looked up is remembered as good",
-        file="api/security/authentication.py",
+        file="api/security/__init__.py",
         old="            if ended != self._ended:\n                return\n",
         new="",
         tests=("tests/unit/test_security_tokens.py",),
@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="pages-of-others-may-act",
         harm="a page elsewhere cancels experiments in the name of who looks at it",
-        file="api/security/checks.py",
+        file="api/security/middleware.py",
         old='own = fetch_site in {"same-origin", "none"}',
         new='own = fetch_site in {"same-origin", "none", "cross-site"}',
         tests=("tests/unit/test_security_hosts.py",),
@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="any-host-is-served",
         harm="a page elsewhere reads the service by a name of its own (DNS rebinding)",
-        file="api/security/checks.py",
+        file="api/security/middleware.py",
         old="    if host not in served:\n",
         new="    if not host:\n",
         tests=("tests/unit/test_security_hosts.py",),
@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="sign-in-leads-elsewhere",
         harm="a link to the sign-in page leads to a page of somebody else",
-        file="api/security/checks.py",
+        file="api/security/__init__.py",
         old='path.startswith("/") and not path.startswith("//")',
         new='path.startswith("/")',
         tests=("tests/unit/test_security_hosts.py",),
@@ -140,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="wrong-tokens-without-an-end",
         harm="tokens can be guessed at any rate",
-        file="api/security/authentication.py",
+        file="api/security/__init__.py",
         old="wait_s = self._failures.take(address_key(address))",
         new="wait_s = 0.0",
         tests=(
@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="an-address-of-ipv6-for-each-try",
         harm="whoever has a network of IPv6 has no limit",
-        file="api/security/checks.py",
+        file="api/security/__init__.py",
         old='(address.partition("%")[0], 64)',
         new='(address.partition("%")[0], 128)',
         tests=("tests/unit/test_security_limits.py",),
@@ -158,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="burst-for-ever",
         harm="a client that asks without a pause leaves nothing to others",
-        file="api/security/checks.py",
+        file="api/security/__init__.py",
         old="self._levels[key] = (level - 1.0, now)",
         new="self._levels[key] = (level, now)",
         tests=("tests/unit/test_security_limits.py",),
@@ -225,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="submitted-twice",
         harm="a request whose answer was lost is refused as a taken name, or starts a second run",
-        file="api/experiments/service.py",
+        file="api/experiments/__init__.py",
         old="return known if known is not None and known.request == request else None",
         new="return None",
         tests=("tests/unit/test_service_runs.py::test_a_name_is_taken_once",),
@@ -233,7 +233,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="resume-takes-the-cancel-with-it",
         harm="an old request to cancel ends what was just resumed",
-        file="api/experiments/service.py",
+        file="api/experiments/__init__.py",
         old="            inbox.withdraw_cancels(before)\n",
         new="",
         tests=("tests/unit/test_service_runs_again.py",),
@@ -241,7 +241,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="late-resume-withdraws-the-cancel-of-what-runs",
         harm="a run that its user cancelled goes on, and is paid",
-        file="api/experiments/service.py",
+        file="api/experiments/__init__.py",
         old='(row, "resume")\n            if not self._requeue',
         new='(row, "resume")\n            inbox.withdraw_cancels()\n            if not self._requeue',
         tests=("tests/unit/test_service_runs_again.py",),
@@ -299,7 +299,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="promise-checked-outside-the-lock",
         harm="two experiments are promised the same GPUs where one's plan moves while another is submitted",
-        file="api/experiments/service.py",
+        file="api/experiments/__init__.py",
         old=(
             "            with self._watcher.promising:\n"
             "                if self.admission is not None:\n"
@@ -404,7 +404,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="remembered-from-the-future",
         harm="where the clock is set back, a revoked token opens until it has caught up",
-        file="api/security/authentication.py",
+        file="api/security/__init__.py",
         old="not 0 <= now - found.read_at < REMEMBERED_S",
         new="not now - found.read_at < REMEMBERED_S",
         tests=("tests/unit/test_security_tokens.py",),
@@ -412,7 +412,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="origin-by-its-begin",
         harm="a page of localhost:8265.evil.example cancels experiments in the name of who looks at it",
-        file="api/security/checks.py",
+        file="api/security/middleware.py",
         old="own = origin is None or _netloc(origin) == host.lower()",
         new="own = origin is None or _netloc(origin).startswith(host.lower())",
         tests=("tests/unit/test_security_hosts.py",),
@@ -420,7 +420,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="all-promises-move-with-one",
         harm="a plan that is late moves what every other experiment was promised",
-        file="api/store/sql.py",
+        file="api/store/__init__.py",
         old="connection.execute(sql.update(PROMISES).where(of_it).values(values))",
         new="connection.execute(sql.update(PROMISES).values(values))",
         tests=("tests/unit/test_store.py::test_a_promise_that_moves_moves_no_other",),
@@ -580,7 +580,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="one-lock-for-all-journals",
         harm="every page waits while one large or damaged journal is read",
-        file="api/experiments/service.py",
+        file="api/experiments/__init__.py",
         old="return self._locks.setdefault(name, threading.Lock())",
         new="return self._locks.setdefault('', threading.Lock())",
         tests=("tests/unit/test_service_runs_again.py",),

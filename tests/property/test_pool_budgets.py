@@ -19,8 +19,8 @@ from rubberband.api.experiments.admission import START_S, Admission
 from rubberband.api.plans.previews import PlanAnswer
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import SharedPool
+from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
-from rubberband.api.store.sql import Store
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin, month_end

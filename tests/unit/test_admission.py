@@ -16,17 +16,17 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments.admission import START_S, Admission, OvertakenError, calendar_of
-from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.experiments.sharing import Sharing
 from rubberband.api.experiments.starting import AdmissionPolicy
 from rubberband.api.experiments.watcher import Watcher
 from rubberband.api.plans.previews import Plans, Preview
 from rubberband.api.problems import HttpProblem
-from rubberband.api.security.authentication import Tokens
+from rubberband.api.security import Tokens
 from rubberband.api.settings import Settings, SharedPool
+from rubberband.api.store import open_store
 from rubberband.api.store.schema import Promise
-from rubberband.api.store.sql import open_store
 from rubberband.commands import serve
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox

@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.cloud.offers import offer
 from rubberband.cloud.pool import FileJournal
 from rubberband.cloud.pool.journal import MachineEnded, MachineRuns, Opened, PoolLimits, SliceRequested

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from rubberband.api import security as tokens_module
 from rubberband.api.routes import Service
 from rubberband.api.routes import events as events_module
 from rubberband.api.routes import events as feed_module
 from rubberband.api.routes.events import PAGE, stream
-from rubberband.api.security import authentication as tokens_module
-from rubberband.api.security.authentication import Authenticator, Bearer, Cookie, Tokens
+from rubberband.api.security import Authenticator, Bearer, Cookie, Tokens
 from rubberband.api.store.schema import Entry, Principal
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission

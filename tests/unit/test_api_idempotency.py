@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 
 from rubberband.api.routes.answers import REPLAYED
-from rubberband.api.security.authentication import Tokens
+from rubberband.api.security import Tokens
+from rubberband.api.store import Store
 from rubberband.api.store.schema import KEYS, TokenRecord
-from rubberband.api.store.sql import Store
 from tests.builders.fake_runs import FakeService, fake_service, words
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from rubberband import installation
-from rubberband.api.security.authentication import Tokens
+from rubberband.api.security import Tokens
+from rubberband.api.store import Store, open_store
 from rubberband.api.store.copying import dump
-from rubberband.api.store.sql import Store, open_store
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read, read_at_once
@@ -94,7 +94,7 @@ def test_a_log_that_a_killed_service_left_is_not_applied_to_a_restored_store(hom
     write = """
 import os, sys
 from pathlib import Path
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 
@@ -385,7 +385,7 @@ def test_a_store_beside_the_home_is_replaced_with_its_log_unless_it_is_in_use(tm
     taken(home, tmp_path / "backup", url)
     write = """
 import os, sys
-from rubberband.api.store.sql import Store
+from rubberband.api.store import Store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 

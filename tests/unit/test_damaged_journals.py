@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.cli import app
 from rubberband.errors import DamagedJournalError
 from rubberband.executor.journal.folder import ExperimentFolder

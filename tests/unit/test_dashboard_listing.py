@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.dashboard.pages import CHOICES, Row, ago, counted_choices, instant, row
+from rubberband.api.dashboard import CHOICES, Row, ago, counted_choices, instant, row
 from rubberband.api.dashboard.sentences import sentence
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rubberband.api.body import read_experiment
+from rubberband.api.dashboard import file_of
 from rubberband.api.dashboard.experiment import facts
-from rubberband.api.dashboard.pages import file_of
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission

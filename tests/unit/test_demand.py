@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from rubberband.api.experiments.sharing import DECIDE_EVERY_S, KEPT_S, Lender, Member, Sharing
 from rubberband.api.settings import SharedPool
+from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
-from rubberband.api.store.sql import Store
 from rubberband.errors import InputError, ProviderError
 from rubberband.executor.core.demand import demand
 from rubberband.executor.core.events import AllotmentChanged, CancelRequested, DriverResumed, DriverStopped, Started

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from rubberband.api.dashboard.pages import row
+from rubberband.api.dashboard import row
 from rubberband.api.dashboard.sentences import sentence
 from rubberband.cli import app
 from rubberband.cloud.virtual import InstanceFaults

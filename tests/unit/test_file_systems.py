@@ -14,7 +14,7 @@ import sqlalchemy as sql
 from rubberband import file_systems
 from rubberband.api.app.serving import only_server
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.cloud.ray_head.instance import lock
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments import budgets as spending
 from rubberband.api.experiments.budgets import Budgets
-from rubberband.api.experiments.service import ExperimentRuns
 from rubberband.api.problems import REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
 from rubberband.errors import InputError

@@ -6,7 +6,8 @@ import pytest
 
 from rubberband.api.app.serving import is_loopback, require_auth, served_names, url_of
 from rubberband.api.problems import FOREIGN_HOST, FOREIGN_ORIGIN, HttpProblem
-from rubberband.api.security.checks import host_of, require_host, require_own_page, safe_next
+from rubberband.api.security import safe_next
+from rubberband.api.security.middleware import host_of, require_host, require_own_page
 from rubberband.errors import InputError
 
 SERVED = frozenset({"localhost", "127.0.0.1", "[::1]"})

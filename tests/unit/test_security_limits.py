@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.api.problems import MALFORMED, RATE, TOO_LARGE, TOO_SLOW, HttpProblem
-from rubberband.api.security.checks import Buckets, RateLimiter, address_key
-from rubberband.api.security.middleware import Body, Message
+from rubberband.api.security import Buckets, address_key
+from rubberband.api.security.middleware import Body, Message, RateLimiter
 from rubberband.api.settings import ServiceLimits
 
 

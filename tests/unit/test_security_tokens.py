@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.security.authentication import REMEMBERED_S, Bearer, Cookie, Credential, Tokens
+from rubberband.api.security import REMEMBERED_S, Bearer, Cookie, Credential, Tokens
+from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import Principal
-from rubberband.api.store.sql import Store, open_store
 
 
 class Clock:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rubberband.api.experiments.service import Journals, Settled
+from rubberband.api.experiments import Journals, Settled
 from rubberband.api.experiments.starting import Processes
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rubberband.api.experiments.recording import MISREADS, ExperimentSnapshot, Recorder, Sight, standing
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import (

@@ -11,7 +11,7 @@ import pytest
 
 from rubberband.api.experiments.recording import Recorder
 from rubberband.api.plans.process import planned, question_of
-from rubberband.api.store.sql import open_store
+from rubberband.api.store import open_store
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.journal.folder import open_folder
 from rubberband.executor.run.follower import JournalFollower

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rubberband.api.settings import Keeping
+from rubberband.api.store import Store
 from rubberband.api.store.schema import METADATA, NUMBERS, Entry, KeptAnswer, Page, Promise, StoredPlan, TokenRecord
-from rubberband.api.store.sql import Store
 from rubberband.errors import InputError, JournalError
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary, matches

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rubberband.api.store.sql import ACT_KEPT_S, Store
+from rubberband.api.store import ACT_KEPT_S, Store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sql
 
-from rubberband.api.experiments.service import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.problems import HttpProblem
 from rubberband.api.routes.service import _store
 from rubberband.api.settings import Settings
+from rubberband.api.store import Store
 from rubberband.api.store.schema import SUBMISSIONS, Promise
-from rubberband.api.store.sql import Store
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import HostedRun, holding, write_order

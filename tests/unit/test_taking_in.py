@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.api.experiments.recording import Newcomers, Recorder, taken_in
-from rubberband.api.store.sql import Store, open_store
+from rubberband.api.store import Store, open_store
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read_at_once
 from rubberband.states import ExperimentState

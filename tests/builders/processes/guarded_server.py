@@ -23,7 +23,7 @@ def main() -> None:
 
     sys.addaudithook(watch)
     from rubberband.api import app
-    from rubberband.api.experiments.service import ExperimentRuns
+    from rubberband.api.experiments import ExperimentRuns
 
     if stand_in := os.environ.get("STAND_IN"):
         app.ExperimentRuns = functools.partial(ExperimentRuns, command=(sys.executable, "-S", stand_in))  # type: ignore[assignment,misc]

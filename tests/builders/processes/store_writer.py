@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 
+from rubberband.api.store import Store
 from rubberband.api.store.schema import FEED, Entry
-from rubberband.api.store.sql import Store
 
 
 def entry(experiment: str, seq: int) -> Entry:
