@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rubberband.atomic import write_atomically
+from rubberband.files import write_atomically
 
 FILE = "clock"
 """File name, in the folder of an experiment's instances."""

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
-from rubberband.atomic import make_directories, new_file, sync_directory, write_atomically, write_new
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.core.events import CheckpointRef
+from rubberband.files import make_directories, new_file, sync_directory, write_atomically, write_new
 from rubberband.installation import require
 from rubberband.units import counted
 

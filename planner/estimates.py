@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from typing import Any
 
+from rubberband.errors import Remedy
 from rubberband.planner import search
 from rubberband.planner.exact.solver import unbeaten
 from rubberband.planner.noise import risk
@@ -25,7 +26,6 @@ from rubberband.values.plan import (
     PlanningConstraints,
     Policy,
     Prediction,
-    Remedy,
     Stage,
 )
 from rubberband.values.profile import Profile

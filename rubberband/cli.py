@@ -19,7 +19,7 @@ import typer.core
 import rubberband
 from rubberband.errors import InfeasibleError, InputError, RubberbandError
 from rubberband.interrupts import ENDS, AtOnce
-from rubberband.spec.removed import REMOVED
+from rubberband.spec.fields import REMOVED
 
 _COMMANDS = {
     "init": ("init", "Write a commented experiment file for a trial."),

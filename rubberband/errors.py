@@ -23,12 +23,9 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    from rubberband.values.plan import Remedy
-
+from typing import ClassVar, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -82,6 +79,40 @@ class ProfileMissingError(InputError):
 
 class NameTakenError(InputError):
     """Another experiment has this name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Another value in the experiment file."""
+
+    key: str
+    """Its path, such as `resources.max_instances`."""
+    value: int | float | str
+    """In the file's words."""
+    was: int | float | str | None
+    """The value in force, given or by default, in the same words; None if there was none."""
+
+    @property
+    def setting(self) -> str:
+        """`key=value`, as `-s` on the command line takes it."""
+        value = self.value
+        cents = isinstance(value, float) and round(value, 2) == value
+        return f"{self.key}={value:.2f}" if cents else f"{self.key}={value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """The least change of its kind that makes an experiment feasible, and the figures of its plan."""
+
+    changes: tuple[Change, ...]
+    """One, or two where none suffices alone."""
+    jct_s: float
+    """Time of the plan; the mean if times vary."""
+    cost_usd: float
+    later_s: float = 0.0
+    """Extension of the deadline."""
+    extra_usd: float = 0.0
+    """Increase of the budget."""
 
 
 class InfeasibleError(RubberbandError):

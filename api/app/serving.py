@@ -30,10 +30,9 @@ from rubberband.api.routes.events import EventFeed
 from rubberband.api.security import is_live
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store, open_store
-from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.journal.database import parse_url
-from rubberband.file_systems import EXCLUSIVE, require_home, try_lock
+from rubberband.files import EXCLUSIVE, make_directories, require_home, try_lock, write_atomically
 from rubberband.interrupts import heeded
 from rubberband.units import shown
 

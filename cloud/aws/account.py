@@ -36,7 +36,7 @@ from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import OF_AWS, code_of, denied_by, explain, missing_action
 from rubberband.cloud.aws.preflight import sign_in
 from rubberband.errors import InputError
-from rubberband.spec.remembered import FILE, Remembered, remember, remembered
+from rubberband.spec.account import BUCKET_FILE, Remembered, remember, remembered
 from rubberband.units import counted, format_bytes
 
 FIRST_TYPE = "g4dn.xlarge"
@@ -73,8 +73,8 @@ def look_at(session: AwsSession, home: Path, wishes: Wishes) -> AccountState:
     known = remembered(home)
     if known is not None and known.region != session.region:
         raise InputError(
-            f"--region: {home / FILE} has bucket {known.bucket} in {known.region}, and roles name one bucket and one "
-            f"region; give --region {known.region}, or run `rubberband aws teardown` first"
+            f"--region: {home / BUCKET_FILE} has bucket {known.bucket} in {known.region}, and roles name one bucket "
+            f"and one region; give --region {known.region}, or run `rubberband aws teardown` first"
         )
     with _administrator():
         account, who = _signed_in(session)
@@ -92,9 +92,9 @@ def look_at(session: AwsSession, home: Path, wishes: Wishes) -> AccountState:
             plan_budget(session, account, wishes.owner, wishes.budget_usd, wishes.email, plan)
     here = Remembered(bucket=bucket, region=session.region)
     if known == here:
-        plan.there.append(f"{home / FILE}, so that no file needs a bucket")
+        plan.there.append(f"{home / BUCKET_FILE}, so that no file needs a bucket")
     else:
-        plan.add(f"write {home / FILE}, so that no file needs a bucket", partial(remember, home, here))
+        plan.add(f"write {home / BUCKET_FILE}, so that no file needs a bucket", partial(remember, home, here))
     return AccountState(account=account, who=who, roles=roles(bounds), plan=plan)
 
 
@@ -129,7 +129,7 @@ def look_to_clear(
         plan_no_budget(session, account, owner, plan)
         kept = _plan_no_bucket(session, owner, plan, with_checkpoints)
     if remembered(home) is not None and not kept:
-        plan.add(f"delete {home / FILE}", partial(remember, home, None))
+        plan.add(f"delete {home / BUCKET_FILE}", partial(remember, home, None))
     return AccountState(account=account, who=who, roles=roles(bounds), plan=plan)
 
 

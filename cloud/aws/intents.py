@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rubberband.atomic import sync_directory, write_atomically
 from rubberband.cloud.aws.calls import Purchase, named
 from rubberband.cloud.provider import InstanceDescription, InstanceState
 from rubberband.errors import ProviderError
+from rubberband.files import sync_directory, write_atomically
 from rubberband.values.plan import Market
 
 T = TypeVar("T")

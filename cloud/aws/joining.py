@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rubberband.atomic import make_directories, write_atomically
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import explain, ignoring
 from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import InputError
+from rubberband.files import make_directories, write_atomically
 from rubberband.units import counted, error_line
 
 WAIT_S = 120.0

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rubberband.atomic import make_directories, write_atomically
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.catalogue import ENVIRONMENT_VARIABLE, InstanceType, Live, Table, catalogue, table_of, types_of
 from rubberband.cloud.offers import offers
 from rubberband.errors import InputError, ProviderError, RubberbandError
+from rubberband.files import make_directories, write_atomically
 from rubberband.spec.resources import Resources
 
 if TYPE_CHECKING:

@@ -22,10 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-from rubberband.atomic import write_atomically
 from rubberband.cloud.node import machine_folder
 from rubberband.errors import InputError
-from rubberband.file_systems import EXCLUSIVE, SHARED, locked, try_lock
+from rubberband.files import EXCLUSIVE, SHARED, locked, try_lock, write_atomically
 from rubberband.units import counted
 from rubberband.values.offer import Offer
 

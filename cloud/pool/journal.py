@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rubberband.atomic import write_atomically
 from rubberband.errors import JournalError
+from rubberband.files import write_atomically
 from rubberband.values.plan import Market
 
 

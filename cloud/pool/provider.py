@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from rubberband.atomic import make_directories
 from rubberband.cloud.clock import FILE as CLOCK_FILE
 from rubberband.cloud.clock import experiment_clock
 from rubberband.cloud.pool.broker import Broker
@@ -28,6 +27,7 @@ from rubberband.cloud.pool.journal import FileJournal
 from rubberband.cloud.pool.pool import LentInstance, lent
 from rubberband.cloud.provider import Head, HeadError, InstanceDescription, NoRecordError
 from rubberband.errors import JournalError, ProviderError
+from rubberband.files import make_directories
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.plan import Market
 

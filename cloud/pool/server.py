@@ -19,10 +19,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
-from rubberband.atomic import write_atomically
 from rubberband.cloud.pool.pool import Pool
 from rubberband.cloud.pool.state import Machine, PoolState, Slice
 from rubberband.errors import RubberbandError
+from rubberband.files import write_atomically
 from rubberband.spec.pool import PoolFolder
 
 # A pool as of now: its machines, its tenants and its bill, the JSON of `rubberband pool status`.

@@ -29,10 +29,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from rubberband.atomic import write_atomically
 from rubberband.cloud.clock import ExperimentClock
 from rubberband.errors import InputError, ProviderError
-from rubberband.file_systems import EXCLUSIVE, try_lock
+from rubberband.files import EXCLUSIVE, try_lock, write_atomically
 
 EXPERIMENT_TAG = "RUBBERBAND_EXPERIMENT"
 DIRECTORY_TAG = "RUBBERBAND_DIRECTORY"

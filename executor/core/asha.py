@@ -1,7 +1,7 @@
 """Asynchronous halving (asha): trials climb rungs with no SYNC in between. Writes the state, returns orders. Pure.
 
 The stage of such a job is its whole run. A trial that ends a rung pauses there; whenever a slot is free, the trial that
-`rubberband.values.rungs` names goes on, before a new one starts. A trial that was interrupted goes before both.
+`rubberband.values.plan` names goes on, before a new one starts. A trial that was interrupted goes before both.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from rubberband.executor.core.own_speeds import OwnSpeed, updated
 from rubberband.executor.core.rules import target_iterations
 from rubberband.executor.core.state import GroupState, Job, Phase, State, TrialState, TrialStatus
 from rubberband.values.offer import slots
+from rubberband.values.plan import Ladder
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, mixture_words
-from rubberband.values.rungs import Ladder
 
 # Instances of other types, used instead of the planned one: how fast gangs on them are, by the speeds of the types.
 #

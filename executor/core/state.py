@@ -24,9 +24,8 @@ from rubberband.values.adaptive import BatchUse
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Plan, Prediction, Stage, StagePlan, StagePrediction, total_iterations
+from rubberband.values.plan import Ladder, Plan, Prediction, Rungs, Stage, StagePlan, StagePrediction, total_iterations
 from rubberband.values.profile import Profile
-from rubberband.values.rungs import Ladder, Rungs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,8 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.schema import CreateColumn
 
-from rubberband.atomic import make_directories
 from rubberband.errors import InputError, JournalError
-from rubberband.file_systems import is_remote
+from rubberband.files import is_remote, make_directories
 from rubberband.installation import install_hint
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import sqlalchemy as sql
 
-from rubberband.atomic import make_directories
 from rubberband.errors import InputError, NameTakenError
 from rubberband.executor.journal.database import shown_url
 from rubberband.executor.journal.journal import journalled, sqlite_url
-from rubberband.file_systems import EXCLUSIVE, SHARED, locked, require_home
+from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, require_home
 from rubberband.installation import default_home, default_store
 
 

@@ -20,10 +20,9 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 import rubberband
-from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.file_systems import EXCLUSIVE, SHARED, locked
+from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, write_atomically
 from rubberband.values.plan import Policy
 
 _LAST_S = 2.0

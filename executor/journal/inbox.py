@@ -18,12 +18,12 @@ from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import AllotmentChanged, CancelRequested, Event, LimitsChanged, Recall
 from rubberband.executor.core.state import Job
+from rubberband.files import make_directories, write_atomically
 
 _ID = re.compile(r"[A-Za-z0-9-]{1,80}")
 _MOST_BYTES = 10_000

@@ -32,7 +32,7 @@ from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.ray.workers import Shipment, Workers
-from rubberband.executor.run_spec import RunSpec
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.training.segment import Segment
 from rubberband.values.adaptive import BatchPoint
 

@@ -28,13 +28,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rubberband.atomic import write_atomically
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import DIRECTORY_TAG, EXPERIMENT_TAG, INSTANCE_TAG
 from rubberband.cloud.ray_head.worker_start import FORK_SERVER, FORKED, READY, peer_uid
 from rubberband.errors import EntrypointError
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.worker_process import worker_settings
+from rubberband.files import write_atomically
 
 Device = Literal["cpu", "cuda"]
 

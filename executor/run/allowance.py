@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rubberband.atomic import make_directories, write_atomically
 from rubberband.cloud.catalogue import Table, types_of
 from rubberband.cloud.offers import offers
 from rubberband.cloud.pool import FileJournal, RemotePool
@@ -26,12 +25,12 @@ from rubberband.errors import DamagedJournalError, InputError, ProviderError, Ru
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal.reading import salvage
 from rubberband.executor.run.follower import JournalFollower, at_work, summary_of
-from rubberband.file_systems import EXCLUSIVE, locked
+from rubberband.files import EXCLUSIVE, locked, make_directories, write_atomically
 from rubberband.installation import default_home, default_store
 from rubberband.planning.feasible import Terms
+from rubberband.spec.account import POLICY_FILE, AccountPolicy
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
-from rubberband.spec.policy import POLICY_FILE, AccountPolicy
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.spec.resources import Resources
 from rubberband.units import MONEY_SLACK_USD, format_usd, month_begin, month_end, shown

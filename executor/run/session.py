@@ -33,7 +33,7 @@ from rubberband.executor.run.callbacks import Callback, calling
 from rubberband.executor.run.driver import Draw, Observer, drive
 from rubberband.executor.run.follower import open_journal
 from rubberband.executor.run.trackers import callback_threads
-from rubberband.executor.run_spec import RunSpec
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend, curves
 from rubberband.executor.virtual.fleet import Noise
 from rubberband.installation import require_ray

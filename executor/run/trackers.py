@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rubberband.atomic import write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result.result import Result
 from rubberband.executor.run.callbacks import Callback, CallbackThread, ReportInfo, RunInfo, SyncInfo, Tracker
+from rubberband.files import write_atomically
 from rubberband.spec.tracking import (
     AnyTracker,
     CsvTracker,

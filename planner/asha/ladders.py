@@ -1,11 +1,11 @@
-"""`rubberband.values.rungs.Rungs` of many simulated runs at once."""
+"""`rubberband.values.plan.Rungs` of many simulated runs at once."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from rubberband.planner.exact.table import Bools, Ints
-from rubberband.values.rungs import Ladder
+from rubberband.values.plan import Ladder
 
 
 class BitSets:
@@ -72,7 +72,7 @@ def _exponent(words: Ints) -> Ints:
 
 
 class Ladders:
-    """`rubberband.values.rungs.Rungs` of many runs: a set of ranks for each rung and run.
+    """`rubberband.values.plan.Rungs` of many runs: a set of ranks for each rung and run.
 
     The threshold is the last of the best 1/eta. With a new result it stays, or moves to a neighbour. The result may go
     on or, where the best 1/eta are one more, the new threshold.

@@ -1,6 +1,6 @@
 """Simulated runs of asynchronous successive halving (asha), many side by side: a row for each plan and sample.
 
-A run is one number of instances and one gang. Slots take trials as `rubberband.values.rungs` says, on the instances
+A run is one number of instances and one gang. Slots take trials as `rubberband.values.plan` says, on the instances
 that `rubberband.executor.core.placement` chooses; at the end an instance without a trial is released, since no more
 slots are ever needed than trials run then. A step takes every run to its next instant: a trial ends its rung, or a spot
 instance is lost or ready. Trials of a lost instance go on from their last checkpoints, on a free slot or on the

@@ -14,17 +14,18 @@ from urllib.parse import quote
 import httpx
 
 from rubberband.errors import (
+    Change,
     InfeasibleError,
     InputError,
     NameTakenError,
     ProfileMissingError,
+    Remedy,
     RubberbandError,
     ServiceError,
 )
 from rubberband.spec.experiment import Experiment, ProfilesByType
 from rubberband.spec.loading import load_experiment
 from rubberband.spec.profile_file import read_profile_file
-from rubberband.values.plan import Change, Remedy
 
 # An experiment as the service receives it: without references to files of this machine.
 

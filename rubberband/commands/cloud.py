@@ -220,8 +220,8 @@ def _copied(session: AwsSession, instances: Iterable[FoundInstance], file: Path 
     from rubberband.cloud.aws.s3 import is_bucket
     from rubberband.commands.on_head import remote_head
     from rubberband.installation import default_home
+    from rubberband.spec.account import remembered
     from rubberband.spec.loading import load_experiment
-    from rubberband.spec.remembered import remembered
 
     running = [one.instance_id for one in instances if one.role == "head" and one.runs]
     if not running or own_place() is not None:

@@ -192,7 +192,7 @@ ServiceOption = Annotated[
 def aws_region() -> str:
     """Return the region where no option or file names one: that of `rubberband aws setup`, else the environment's."""
     from rubberband.installation import default_home
-    from rubberband.spec.remembered import remembered
+    from rubberband.spec.account import remembered
     from rubberband.spec.resources import Resources
 
     known = remembered(default_home())

@@ -326,7 +326,7 @@ def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = (
     from rubberband.errors import InputError, ProfileMissingError
     from rubberband.executor.training.entrypoint import Entrypoint
     from rubberband.installation import default_home
-    from rubberband.running.profile_cache import profiles_to_plan
+    from rubberband.running.profile import profiles_to_plan
     from rubberband.spec.loading import default_profile_path, names_no_profile
 
     entrypoint = None

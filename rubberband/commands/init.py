@@ -473,7 +473,7 @@ def _succeeded(report: CheckReport, step: str) -> bool:
 
 
 def _show_problems(report: CheckReport) -> None:
-    from rubberband.file_systems import home_notes
+    from rubberband.files import home_notes
     from rubberband.installation import default_home
 
     for remark in (*report.remarks, *home_notes(default_home())):

@@ -312,7 +312,7 @@ def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
     from rubberband.cloud.aws.client import account_of
     from rubberband.cloud.aws.head import running_head
     from rubberband.executor.run.allowance import require_head
-    from rubberband.spec.remembered import remembered
+    from rubberband.spec.account import remembered
     from rubberband.spec.resources import Resources
 
     home, plain = default_home(), Resources()
@@ -361,9 +361,9 @@ def head_key(session: AwsSession, owner: str) -> str:
 
 def remember(session: AwsSession, resources: Resources, name: str, made_of: str) -> None:
     """Note on which head an experiment is, and what that is made of."""
-    from rubberband.atomic import make_directories, write_atomically
     from rubberband.cloud.aws.client import account_of
     from rubberband.cloud.catalogue import types_of
+    from rubberband.files import make_directories, write_atomically
 
     folder = default_home() / "heads"
     words = {"region": resources.region, "owner": resources.aws.owner, "checkpoints": resources.checkpoints}

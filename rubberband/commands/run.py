@@ -252,7 +252,7 @@ def profile(
     from rubberband.executor.run.allowance import pledged, require_rate, require_runnable
     from rubberband.executor.run.session import cancel_on_signals
     from rubberband.executor.training.entrypoint import with_trial
-    from rubberband.file_systems import require_home
+    from rubberband.files import require_home
     from rubberband.planning.prices_and_quotas import cloud_terms
     from rubberband.running.profile import measure_profile
     from rubberband.running.run import announce_device, bound_of, find_entrypoint

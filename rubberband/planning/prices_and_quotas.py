@@ -99,7 +99,7 @@ def answer(
 ) -> EstimateAnswer:
     """Estimate an experiment that starts at `now` (Unix time).
 
-    With `size`, or where its size is auto, the search is first sized to the limits (`rubberband.planning.size`).
+    With `size`, or where its size is auto, the search is first sized to the limits (`rubberband.planning.feasible`).
     An answer without a plan within the limits has remedies, none of which costs more than `most_usd`. `plan` is the
     user's own, to predict instead of search. The whole `frontier` takes much longer. `clock` reads seconds, to time the
     planning. Raises InputError for an experiment that cannot be planned.

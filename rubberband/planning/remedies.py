@@ -14,7 +14,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from rubberband.errors import InputError
+from rubberband.errors import Change, InputError, Remedy
 from rubberband.planner import (
     COST_TOLERANCE_USD,
     TIME_TOLERANCE_S,
@@ -32,8 +32,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import gang_sizes, slots
-from rubberband.values.plan import Change, Remedy, Stage
-from rubberband.values.rungs import Ladder
+from rubberband.values.plan import Ladder, Stage
 
 MOST_S = 4.0
 """Limit of the search: no attempt begins that would likely end later."""

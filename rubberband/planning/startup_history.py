@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import rubberband
-from rubberband.atomic import make_directories
+from rubberband.files import make_directories
 from rubberband.units import format_duration
 from rubberband.values.profile import FIXED, Spread
 

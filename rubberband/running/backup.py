@@ -29,13 +29,12 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 import rubberband
 from rubberband.api.store.copying import copy_file, dump
-from rubberband.atomic import make_directories, sync_directory, write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.journal.database import first_line, parse_url, shown_url
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import journalled
 from rubberband.executor.journal.reading import read_file
-from rubberband.file_systems import EXCLUSIVE, try_lock
+from rubberband.files import EXCLUSIVE, make_directories, sync_directory, try_lock, write_atomically
 from rubberband.installation import RESTORING
 
 VERSION = 1

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from rubberband.atomic import make_directories, write_atomically
 from rubberband.cloud.catalogue import Table
 from rubberband.cloud.local.gpus import gpus_to_share, one_taken
 from rubberband.cloud.offers import offers
@@ -23,6 +22,7 @@ from rubberband.executor.run.allowance import require_runnable
 from rubberband.executor.training.checking import CheckOrder, TrialCheck, TrialFault, check
 from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest, with_trial
 from rubberband.executor.training.segment import Segment
+from rubberband.files import make_directories, write_atomically
 from rubberband.installation import default_home
 from rubberband.planning.candidates import known_gpus
 from rubberband.planning.feasible import Profiles

@@ -17,7 +17,7 @@ from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.entrypoint import Entrypoint, with_trial
 from rubberband.installation import home_at
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_terms
-from rubberband.running.profile_cache import profiles_to_plan
+from rubberband.running.profile import profiles_to_plan
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool

@@ -18,14 +18,13 @@ from pathlib import Path
 
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.copying import experiments, limit_access, load, revoked
-from rubberband.atomic import make_directories, sync_directory
 from rubberband.cloud.aws.intents import renew_requests
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.database import first_line
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import is_hosted
 from rubberband.executor.journal.journal import sqlite_url
-from rubberband.file_systems import EXCLUSIVE, SHARED, locked, require_home, try_lock
+from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, require_home, sync_directory, try_lock
 from rubberband.installation import RESTORING
 from rubberband.running.backup import BEFORE, HOME, LOCK, STORE, Manifest, read_manifest, store_file
 from rubberband.spec.pool import pools_up

@@ -28,9 +28,9 @@ from rubberband.executor.run.callbacks import Callback, check_callbacks
 from rubberband.executor.run.driver import Observer
 from rubberband.executor.run.session import cancel_on_signals, create, run
 from rubberband.executor.run.trackers import require_trackers
-from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.entrypoint import Entrypoint, with_trial
-from rubberband.file_systems import require_home
+from rubberband.executor.training.run_spec import RunSpec
+from rubberband.files import require_home
 from rubberband.installation import home_at
 from rubberband.planning.candidates import (
     async_notes,
@@ -43,8 +43,15 @@ from rubberband.planning.feasible import PlannedExperiment, Profiles, Terms, pla
 from rubberband.planning.prices_and_quotas import cloud_terms, local_terms
 from rubberband.running.check import check_first, named_entrypoint, widest_gang
 from rubberband.running.estimating import experiment_of
-from rubberband.running.profile import Announce, MeasuredProfile, measure_profile, noting
-from rubberband.running.profile_cache import beside, content_to_measure, kept_profile
+from rubberband.running.profile import (
+    Announce,
+    MeasuredProfile,
+    beside,
+    content_to_measure,
+    kept_profile,
+    measure_profile,
+    noting,
+)
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted, format_duration, format_usd, shown
 from rubberband.values.plan import Policy, Spent

@@ -38,10 +38,10 @@ from rubberband.spec.fields import (
     Usd,
     Words,
     fault,
+    without_removed,
     word_error,
 )
 from rubberband.spec.profile_file import InlineProfile, load_profile
-from rubberband.spec.removed import without_removed
 from rubberband.spec.resources import Resources
 from rubberband.spec.samplers import trial_seed
 from rubberband.spec.search import PROBE, Search

@@ -21,13 +21,12 @@ from yaml.events import AliasEvent, NodeEvent
 
 from rubberband.errors import InputError
 from rubberband.installation import default_home
+from rubberband.spec.account import POLICY_FILE, AccountPolicy, fill
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import Path as KeyPath
 from rubberband.spec.fields import WordError, Words, dotted, name_like, word_error
-from rubberband.spec.policy import POLICY_FILE, AccountPolicy
 from rubberband.spec.pool import PoolFile, on_pool
 from rubberband.spec.profile_file import load_profile, save_profile
-from rubberband.spec.remembered import fill
 from rubberband.units import shown
 
 _Model = TypeVar("_Model", bound=Words)

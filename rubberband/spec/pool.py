@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
+from rubberband.files import make_directories, write_atomically
 from rubberband.spec.fields import WHOLE, Delay, Duration, Gpus, Name, Usd, WordError, Words, fault
 from rubberband.spec.resources import Aws, SpotMarket
 from rubberband.units import counted, format_usd, shown

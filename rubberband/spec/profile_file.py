@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
-from rubberband.atomic import write_atomically
 from rubberband.errors import InputError, ProfileMissingError
+from rubberband.files import write_atomically
 from rubberband.spec.fields import (
     Amount,
     Count,

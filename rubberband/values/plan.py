@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from rubberband import markup
-from rubberband.values.rungs import Ladder
 
 Market = Literal["on_demand", "spot"]
 SizeKey = Literal["num_samples", "max_t"]
@@ -171,40 +173,6 @@ class Planned:
     """Money that a run keeps back beside the cost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Another value in the experiment file."""
-
-    key: str
-    """Its path, such as `resources.max_instances`."""
-    value: int | float | str
-    """In the file's words."""
-    was: int | float | str | None
-    """The value in force, given or by default, in the same words; None if there was none."""
-
-    @property
-    def setting(self) -> str:
-        """`key=value`, as `-s` on the command line takes it."""
-        value = self.value
-        cents = isinstance(value, float) and round(value, 2) == value
-        return f"{self.key}={value:.2f}" if cents else f"{self.key}={value}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """The least change of its kind that makes an experiment feasible, and the figures of its plan."""
-
-    changes: tuple[Change, ...]
-    """One, or two where none suffices alone."""
-    jct_s: float
-    """Time of the plan; the mean if times vary."""
-    cost_usd: float
-    later_s: float = 0.0
-    """Extension of the deadline."""
-    extra_usd: float = 0.0
-    """Increase of the budget."""
-
-
 def total_iterations(stages: Sequence[Stage]) -> int:
     """Return the iterations of a trial that survives all `stages`."""
     return sum(stage.iterations for stage in stages)
@@ -237,3 +205,73 @@ class Spent:
 
     seconds: float = 0.0
     cost_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """The rungs of a search."""
+
+    totals: tuple[int, ...]
+    """Iterations in all that a trial has done at the end of each rung; the last one is max_t."""
+    reduction_factor: int
+    """Eta: the best 1/eta of a rung are promoted."""
+
+    @property
+    def gains(self) -> tuple[int, ...]:
+        """Iterations that each rung adds."""
+        return tuple(after - before for before, after in pairwise((0, *self.totals)))
+
+    def fewest(self, trials: int) -> tuple[int, ...]:
+        """Return the fewest of `trials` that reach each rung: what waiting for all of a rung would promote.
+
+        Without waiting more are promoted, since a trial may be among the best of its rung only for a while.
+        """
+        return tuple(trials // self.reduction_factor**rung for rung in range(len(self.totals)))
+
+
+Result = tuple[Any, int]
+"""Merit of a trial in its rung (the lowest is the best), and the trial."""
+
+
+class Rungs:
+    """The results of every rung but the last, best first, and who was promoted."""
+
+    def __init__(self, ladder: Ladder) -> None:
+        self._eta = ladder.reduction_factor
+        self._results: list[list[Result]] = [[] for _ in ladder.totals[:-1]]
+        self._left: list[list[Result]] = [[] for _ in ladder.totals[:-1]]
+        """Heaps of those that were not promoted."""
+
+    def record(self, rung: int, merit: Any, trial: int) -> None:
+        """A trial has ended a rung; those of the last one have no further to go."""
+        if rung < len(self._results):
+            insort(self._results[rung], (merit, trial))
+            heapq.heappush(self._left[rung], (merit, trial))
+
+    def promotable(self) -> tuple[int, int] | None:
+        """Return the rung and the number of the trial that goes on next; None if no trial may."""
+        for rung in range(len(self._results) - 1, -1, -1):
+            if self.may_promote(rung):
+                return rung, self._left[rung][0][1]
+        return None
+
+    def may_promote(self, rung: int) -> bool:
+        """Whether the best result of a rung that was not promoted is among its best 1/eta."""
+        if rung >= len(self._results) or not self._left[rung]:
+            return False
+        results = self._results[rung]
+        most = len(results) // self._eta
+        return most > 0 and bisect_left(results, self._left[rung][0]) < most
+
+    def promote(self, rung: int) -> int:
+        """Take the best trial of a rung that was not promoted off it; return its number."""
+        trial: int = heapq.heappop(self._left[rung])[1]
+        return trial
+
+    def highest(self) -> int | None:
+        """Return the highest rung with a trial that was not promoted; None without any."""
+        return next((rung for rung in range(len(self._left) - 1, -1, -1) if self._left[rung]), None)
+
+    def counts(self) -> Sequence[int]:
+        """Return the results of each rung but the last."""
+        return [len(results) for results in self._results]

@@ -34,7 +34,7 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.run import session
 from rubberband.executor.run.driver import Observer
-from rubberband.executor.run_spec import RunSpec
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import hyperband

@@ -9,9 +9,8 @@ import numpy as np
 
 from rubberband.planner.asha.runs import Draw, most_losses
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Stage, StagePlan
+from rubberband.values.plan import Rungs, Stage, StagePlan
 from rubberband.values.profile import Profile
-from rubberband.values.rungs import Rungs
 
 _DIGITS = 6
 """Instants that are the same when they are rounded to so many digits are one."""

@@ -15,7 +15,7 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, begin, sqlite_url
 from rubberband.executor.run.driver import drive
-from rubberband.executor.run_spec import RunSpec
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.spec.experiment import Experiment

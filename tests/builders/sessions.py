@@ -10,8 +10,8 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
 from rubberband.executor.run.driver import Observer
-from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.spec.experiment import Experiment
 from tests.builders.virtual_runs import Killed
 

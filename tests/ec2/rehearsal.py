@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rubberband.spec.remembered import Remembered, remember
+from rubberband.spec.account import Remembered, remember
 from tests.ec2.core import FakeAws
 from tests.ec2.machine import Machines
 from tests.ec2.principals import BUCKET

@@ -549,7 +549,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="machines-blamed-before-they-joined",
         harm="a machine of a pool that installs its packages for minutes is lent no more before it is there",
-        file="rubberband/running/leased_provider.py",
+        file="rubberband/running/pool.py",
         old="status.running_at + self._ready_s)",
         new="status.running_at)",
         tests=("tests/unit/test_leased_provider.py",),
@@ -1117,7 +1117,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="region-of-the-file-replaced",
         harm="a file that names a region is rented for in the one that was set up",
-        file="rubberband/spec/remembered.py",
+        file="rubberband/spec/account.py",
         old='words.setdefault("region", known.region)',
         new='words["region"] = known.region',
         tests=_SETUP_AGAIN,
@@ -1125,7 +1125,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="broken-memory-is-none",
         harm="a torn aws.yaml is taken for none: the next set-up makes a second bucket",
-        file="rubberband/spec/remembered.py",
+        file="rubberband/spec/account.py",
         old="    except FileNotFoundError:\n        return None\n",
         new="    except (FileNotFoundError, ValueError, KeyError, TypeError, yaml.YAMLError):\n        return None\n",
         tests=_SETUP_AGAIN,

@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="locks-that-are-not-there",
         harm="two drivers run one experiment, each with its own instances",
-        file="rubberband/file_systems.py",
+        file="rubberband/files.py",
         old="        if error.errno not in _NO_LOCKS:\n            raise\n        number",
         new="        if error.errno in _NO_LOCKS:\n            return True\n        number",
         tests=_FILE_SYSTEMS,
@@ -197,7 +197,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="earlier-mount-wins",
         harm="a home on NFS below a local folder is taken for local",
-        file="rubberband/file_systems.py",
+        file="rubberband/files.py",
         old="if len(at.parts) >= longest and",
         new="if len(at.parts) > longest and",
         tests=_FILE_SYSTEMS,
@@ -205,7 +205,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="host-folders-are-local",
         harm="databases on bind mounts of Docker Desktop are damaged",
-        file="rubberband/file_systems.py",
+        file="rubberband/files.py",
         old='"smbfs", "vboxsf", "virtiofs",',
         new='"smbfs", "vboxsf",',
         tests=_FILE_SYSTEMS,

@@ -223,7 +223,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="removed-keys-stop-old-experiments",
         harm="an experiment that was accepted with a key that is gone cannot be resumed",
-        file="rubberband/spec/removed.py",
+        file="rubberband/spec/fields.py",
         old='if f"{above}{key}" not in REMOVED',
         new="if above is not None",
         tests=_REMOVED,

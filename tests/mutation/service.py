@@ -636,7 +636,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="new-folder-not-synced",
         harm="a power cut takes the folder of the first request, order or checkpoint with what is in it",
-        file="rubberband/atomic.py",
+        file="rubberband/files.py",
         old="        path.mkdir(mode, exist_ok=True)\n        sync_directory(path.parent)\n",
         new="        path.mkdir(mode, exist_ok=True)\n",
         tests=("tests/unit/test_inbox.py", "tests/unit/test_service_runs_standing.py"),

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.errors import InputError
+from rubberband.errors import Change, InputError, Remedy
 from rubberband.planner.estimates import Estimate
 from rubberband.planning.feasible import Terms
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.planning.remedies import MOST_S
 from rubberband.spec.loading import experiment_of
 from rubberband.units import parse_duration
-from rubberband.values.plan import Change, Remedy
 
 INTEGERS = ("resources.gpus_per_trial.max", "resources.gpus_per_trial.min", "resources.max_instances")
 NEVER: Callable[[], float] = itertools.repeat(0.0).__next__

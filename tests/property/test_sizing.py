@@ -18,7 +18,7 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
 from rubberband.planning.candidates import candidates
-from rubberband.planning.size import largest, size
+from rubberband.planning.feasible import largest, size
 from rubberband.spec.experiment import Experiment
 from rubberband.values.profile import Profile
 from tests.builders.budget import examples

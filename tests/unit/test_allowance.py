@@ -42,7 +42,7 @@ from rubberband.executor.run.allowance import (
 )
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.executor.run.session import cancel_on_signals
-from rubberband.file_systems import EXCLUSIVE, locked
+from rubberband.files import EXCLUSIVE, locked
 from rubberband.planning.feasible import Terms
 from rubberband.running import check, run
 from rubberband.running import pool as pools

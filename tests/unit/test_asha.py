@@ -15,13 +15,12 @@ from rubberband.planner.asha import planning as planner
 from rubberband.planner.estimates import Beside, estimate
 from rubberband.planner.problem import JobPlan, Problem
 from rubberband.planning.candidates import candidates
-from rubberband.planning.size import size
+from rubberband.planning.feasible import size
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import PlanningConstraints, Stage
+from rubberband.values.plan import Ladder, PlanningConstraints, Rungs, Stage
 from rubberband.values.profile import Profile
-from rubberband.values.rungs import Ladder, Rungs
 from rubberband.views.charts.allocation import allocation
 from rubberband.views.estimate.page import render_estimate
 from rubberband.views.report.page import render_html

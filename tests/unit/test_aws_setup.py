@@ -16,8 +16,8 @@ from rubberband.cloud.aws.client import never_ran, why
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.s3 import put_package
 from rubberband.errors import InputError
+from rubberband.spec.account import BUCKET_FILE, Remembered, remember, remembered
 from rubberband.spec.loading import load_experiment, load_pool
-from rubberband.spec.remembered import FILE, Remembered, remember, remembered
 from tests.builders.aws_account import Account, offer, started
 from tests.builders.aws_setups import account as account
 from tests.builders.aws_setups import home as home
@@ -273,7 +273,7 @@ def test_a_bucket_of_ones_own_keeps_its_settings_and_outlives_a_teardown(account
     assert "nothing to do" in say("setup")[1]
     assert say("teardown", "--yes")[0] == 0
     assert left(account) == {**NOTHING, "buckets": ["mine"]}
-    assert not (home / FILE).exists()
+    assert not (home / BUCKET_FILE).exists()
 
 
 def test_another_region_does_not_take_the_bucket_away_from_the_first(account: Account, home: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_teardown_leaves_nothing_of_its_own(account: Account, home: Path) -> N
 
     assert code == 0, told
     assert left(account) == NOTHING
-    assert not (home / FILE).exists()
+    assert not (home / BUCKET_FILE).exists()
     assert "nothing to delete" in say("teardown", "--yes")[1]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from rubberband.cloud.aws.account_parts import Bounds, is_own, new_name, own_bucket, roles
 from rubberband.errors import InputError
+from rubberband.spec.account import BUCKET_FILE, Remembered, remember, remembered
 from rubberband.spec.loading import load_pool
-from rubberband.spec.remembered import FILE, Remembered, remember, remembered
 from tests.builders.aws_account import Account
 from tests.builders.aws_setups import account as account
 from tests.builders.aws_setups import home as home
@@ -26,7 +26,7 @@ def test_a_request_that_is_open_is_waited_for_and_holds_up_nothing(account: Acco
 
     code, told = say("setup", "--yes")
 
-    assert (code, (home / FILE).exists()) == (0, True), told
+    assert (code, (home / BUCKET_FILE).exists()) == (0, True), told
     assert "4 were asked for on" in told
     assert "for 16, run this again then" in told
     account.fake.world.quotas_vcpus["L-DB2E81BA"] = 4.0
@@ -82,6 +82,6 @@ def test_a_region_that_the_file_names_stays(home: Path, tmp_path: Path) -> None:
 def test_a_broken_memory_is_not_taken_for_none(home: Path, text: str) -> None:
     home.mkdir()
     assert remembered(home) is None
-    (home / FILE).write_text(text)
+    (home / BUCKET_FILE).write_text(text)
     with pytest.raises(InputError, match="does not say bucket and region; run `rubberband aws setup` again"):
         remembered(home)

@@ -43,7 +43,7 @@ from rubberband.cloud.aws.client import last_words
 from rubberband.cloud.aws.installing import Installation, installation
 from rubberband.cloud.pool.provider import BROKER_MODULE
 from rubberband.errors import InputError
-from rubberband.spec.remembered import Remembered, remembered
+from rubberband.spec.account import Remembered, remembered
 from tests.builders.aws_account import boot_times
 
 START = NodeStart(instances=("i-001",), head_address="10.0.0.5:6379", gpus=4, lease_s=600.9, lifetime_s=7200.0)

@@ -27,7 +27,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read, read_at_once
 from rubberband.executor.run import session
 from rubberband.executor.run.driver import Observer
-from rubberband.file_systems import EXCLUSIVE, try_lock
+from rubberband.files import EXCLUSIVE, try_lock
 from rubberband.running import backup
 from rubberband.running import restore as restoring
 from rubberband.running.backup import Manifest, back_up, read_manifest

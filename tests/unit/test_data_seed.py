@@ -17,9 +17,9 @@ from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result.restoring import restore_trial
 from rubberband.executor.result.result import TrialResult
-from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.training.segment import SegmentReport
 from rubberband.spec.search import Sampler
 from rubberband.values.plan import Spent

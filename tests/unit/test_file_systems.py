@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sql
 
-from rubberband import file_systems
+from rubberband import files
 from rubberband.api.app.serving import only_server
 from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
@@ -19,7 +19,7 @@ from rubberband.cloud.ray_head.instance import lock
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, begin, sqlite_url
-from rubberband.file_systems import file_system, home_notes, is_remote, require_home
+from rubberband.files import file_system, home_notes, is_remote, require_home
 from rubberband.running.run import run_experiment
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.service_runs import experiment
@@ -37,7 +37,7 @@ def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder that the mounts call NFS."""
     mounts, home = tmp_path / "mounts", tmp_path / "home"
     mounts.write_text(MOUNTS.format(home=home).replace("\\\\", "\\"))
-    monkeypatch.setattr(file_systems, "_MOUNTS", mounts)
+    monkeypatch.setattr(files, "_MOUNTS", mounts)
     return home
 
 
@@ -79,14 +79,14 @@ def test_folders_of_the_host_of_a_virtual_machine_count_as_remote(
 ) -> None:
     """SQLite's log fails on them, or damages the file: `/mnt/c` of WSL, and bind mounts of Docker Desktop."""
     (tmp_path / "mounts").write_text(f"1 0 0:1 / {tmp_path} rw - {kind} host rw\n")
-    monkeypatch.setattr(file_systems, "_MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(files, "_MOUNTS", tmp_path / "mounts")
     assert is_remote(tmp_path / "home")
 
 
 def test_the_latest_mount_at_a_place_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The automounter is there first, and then what it mounts."""
     (tmp_path / "mounts").write_text(f"1 0 0:1 / {tmp_path} rw - autofs x rw\n2 1 0:2 / {tmp_path} rw - nfs x rw\n")
-    monkeypatch.setattr(file_systems, "_MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(files, "_MOUNTS", tmp_path / "mounts")
     assert file_system(tmp_path / "home") == "nfs"
 
 

@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.running.profile import measure_profile
-from rubberband.running.profile_cache import content_to_measure, kept_path
+from rubberband.running.profile import content_to_measure, kept_path, measure_profile
 from rubberband.running.run import find_entrypoint, known_profiles
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import default_profile_path, dump_experiment, load_experiment, names_no_profile

@@ -12,8 +12,8 @@ from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.executor.ray import fleet
-from rubberband.running import leased_provider
-from rubberband.running.leased_provider import LeasedProvider
+from rubberband.running import pool
+from rubberband.running.pool import LeasedProvider
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 from tests.builders.waiting import eventually
@@ -123,8 +123,8 @@ class Story:
 @pytest.fixture
 def story(monkeypatch: pytest.MonkeyPatch) -> Story:
     told = Story()
-    monkeypatch.setattr(leased_provider, "RemoteAgent", told.agent)
-    monkeypatch.setattr(leased_provider, "Connection", NoConnection)
+    monkeypatch.setattr(pool, "RemoteAgent", told.agent)
+    monkeypatch.setattr(pool, "Connection", NoConnection)
     told.cluster = attend(told.below)
     return told
 

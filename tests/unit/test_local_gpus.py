@@ -14,7 +14,7 @@ from rubberband.cloud.local import gpus
 from rubberband.cloud.local.gpus import find_gpus, free_gpus, gpus_to_share, holder, one_taken, take, visible_ids
 from rubberband.cloud.local.provider import LocalProvider
 from rubberband.errors import InputError, ProviderError
-from rubberband.file_systems import SHARED, try_lock
+from rubberband.files import SHARED, try_lock
 from rubberband.running.run import announce_device
 from rubberband.values.offer import Offer
 from tests.builders.experiments import experiment

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rubberband import file_systems
-from rubberband.file_systems import EXCLUSIVE, SHARED, locked
+from rubberband import files
+from rubberband.files import EXCLUSIVE, SHARED, locked
 
 
 def test_readers_wait_for_readers_and_not_for_an_exclusive_holder(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_readers_wait_for_readers_and_not_for_an_exclusive_holder(tmp_path: Path
 
 
 def test_an_endless_reader_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_systems, "_GLANCE_S", 0.02)
+    monkeypatch.setattr(files, "_GLANCE_S", 0.02)
     with open(tmp_path / "lock", "a") as ours, open(tmp_path / "lock") as other:
         assert locked(other, SHARED)
         assert not locked(ours, EXCLUSIVE)

@@ -13,7 +13,7 @@ from rubberband.cli import main
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.journal import Journal, decode_job, encode_job
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.removed import REMOVED
+from rubberband.spec.fields import REMOVED
 from tests.builders.jobs import JOB
 
 WORDS: dict[str, Any] = {

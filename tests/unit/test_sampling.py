@@ -20,7 +20,7 @@ from rubberband.executor.journal.journal import decode_event, decode_job, encode
 from rubberband.executor.journal.reading import read
 from rubberband.executor.result.result import summarise
 from rubberband.executor.run import session
-from rubberband.executor.run_spec import RunSpec
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.planning.candidates import repeat_notes, sampler_notes
 from rubberband.planning.feasible import Terms
 from rubberband.planning.prices_and_quotas import answer

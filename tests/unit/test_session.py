@@ -27,8 +27,8 @@ from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.journal import Journal, sqlite_url
 from rubberband.executor.journal.reading import read
 from rubberband.executor.run import session
-from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.entrypoint import Entrypoint, files_of
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
 from rubberband.values.offer import Spot

@@ -16,9 +16,8 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.journal.folder import open_folder
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.planning.candidates import candidates
-from rubberband.planning.feasible import Terms
+from rubberband.planning.feasible import Terms, size
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
-from rubberband.planning.size import size
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import Sha

@@ -14,8 +14,8 @@ from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import Cancelled, InputError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.run_spec import RunSpec
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.planning.prices_and_quotas import cloud_terms
 from rubberband.running.profile import MeasuredProfile, measure_profile

@@ -17,7 +17,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result.result import Result
 from rubberband.executor.run import session
 from rubberband.executor.run.follower import JournalFollower
-from rubberband.executor.run_spec import RunSpec
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.running.hosted import main
 

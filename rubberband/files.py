@@ -1,24 +1,102 @@
-"""The file system of a home: its locks, whether other machines share it, and access of other users.
+"""Files that processes share: written whole, locked, and what the file system of a home can do.
 
-Everything here is decided by the files and mounts of this machine; nothing is remembered.
+A reader finds the old content or the new one, also after a crash.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from rubberband.atomic import make_directories
 from rubberband.errors import InputError
 
-SHARED, EXCLUSIVE = fcntl.LOCK_SH, fcntl.LOCK_EX
+
+def write_atomically(
+    path: Path, data: bytes, *, durable: bool, mode: int = 0o666, modified_at: float | None = None
+) -> None:
+    """Write the file at `path` by way of a draft beside it.
+
+    With `durable` the file and its name survive a power cut once this returns. `mode` is that of a new file, less the
+    umask. `modified_at` (Unix time) is its time of modification; None: now. Raises OSError and leaves no draft.
+    """
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
+    try:
+        write_new(draft, data, durable=durable, mode=mode)
+        if modified_at is not None:
+            os.utime(draft, (modified_at, modified_at))
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_directory(path.parent)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a draft beside `path` to write; afterwards it is durable, and the file at `path`.
+
+    Raises OSError. No draft is left after an error.
+    """
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
+    try:
+        yield draft
+        _sync(draft, os.O_RDWR)
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> None:
+    """Write a new file; with `durable` its content, not its name, survives a power cut once this returns.
+
+    Raises OSError; a part of the file may remain.
+    """
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def make_directories(path: Path, mode: int = 0o700) -> None:
+    """Make a directory and its parents, unless they are there; new ones survive a power cut once this returns.
+
+    `mode` is that of new ones, less the umask: by default they are this user's alone. Raises OSError.
+    """
+    if not path.is_dir():
+        make_directories(path.parent, mode)
+        path.mkdir(mode, exist_ok=True)
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power cut."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+SHARED, EXCLUSIVE = 1, 2
+"""LOCK_SH and LOCK_EX of fcntl, which is imported where files are locked: an estimate needs none."""
 _GLANCE_S = 20.0
 """The longest wait for a shared lock: it is held for an instant, but its process may be paused right then."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -39,6 +117,8 @@ def try_lock(file: IO[str] | IO[bytes] | int, kind: int) -> bool:
 
     Raises InputError if its file system has no locks, OSError for anything else.
     """
+    import fcntl
+
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -61,6 +141,8 @@ def locked(file: IO[str] | int, kind: int, wait_s: float = 0.0) -> bool:
     while not try_lock(file, kind):
         is_shared = try_lock(file, SHARED)
         if is_shared:
+            import fcntl
+
             fcntl.flock(file, fcntl.LOCK_UN)
         if time.monotonic() - begun_at >= (_GLANCE_S if is_shared else wait_s):
             return False
@@ -73,6 +155,8 @@ def require_home(home: Path) -> list[str]:
 
     Raises InputError if it cannot be made, or if its file system has no locks.
     """
+    import fcntl
+
     try:
         make_directories(home)
         with tempfile.TemporaryFile(dir=home) as file:
