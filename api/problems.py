@@ -264,7 +264,7 @@ class HttpProblem(Exception):
         super().__init__(detail)
         self.kind = kind
         detail = " ".join(detail.split())
-        self.detail = detail if len(detail) <= MOST_TOLD else f"{detail[: MOST_TOLD - 1]}…"
+        self.detail = detail if len(detail) <= MOST_NAMED else f"{detail[: MOST_NAMED - 1]}…"
         self.headers = dict(headers or {})
         self.extensions = extensions
 
@@ -273,7 +273,7 @@ class HttpProblem(Exception):
         return self.kind.to_json() | {"detail": self.detail} | self.extensions
 
 
-MOST_TOLD = 2000
+MOST_NAMED = 2000
 """Longest detail in characters; it may quote a request."""
 
 

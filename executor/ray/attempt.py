@@ -217,12 +217,12 @@ class Attempt:
         """Report how the attempt ended, once its gang is free."""
         slots = self._replace_busy()
         if isinstance(gathered.last, SegmentEnded):
-            self._tell(TrialEnded)
+            self._send(TrialEnded)
         elif gathered.last is not None:
             self._report(gathered.last)
         elif not self._stopped and self._survives(slots, gathered):
             if gathered.lost is not None:
-                self._tell(CheckpointLost, message=gathered.lost.message)
+                self._send(CheckpointLost, message=gathered.lost.message)
             else:
                 causes = map(self._died_of, slots if gathered.deaths else [])
                 gathered.died_of = next((cause for cause in causes if cause), "")
@@ -277,10 +277,10 @@ class Attempt:
         match item:
             case SegmentStarted():
                 if not self._has_started:
-                    self._tell(TrialStarted)
+                    self._send(TrialStarted)
                 self._has_started = True
             case SegmentRepeated():
-                self._tell(TrialRepeated, iterations=item.iterations)
+                self._send(TrialRepeated, iterations=item.iterations)
             case SegmentReport() if item.ended or item.iterations >= self.start.until_iterations:
                 gathered.last = item
             case SegmentEnded():
@@ -347,7 +347,7 @@ class Attempt:
         checkpoint = report.checkpoint or self.segment.checkpoint
         self.segment = replace(self.segment, from_iterations=report.iterations, checkpoint=checkpoint)
         balance = report.batch.balance
-        self._tell(
+        self._send(
             TrialReported,
             iterations=report.iterations,
             metrics=report.metrics,
@@ -362,9 +362,9 @@ class Attempt:
         )
 
     def _fail(self, kind: FailureKind, message: str, details: str) -> None:
-        self._tell(TrialFailed, kind=kind, message=message, details=details)
+        self._send(TrialFailed, kind=kind, message=message, details=details)
 
-    def _tell(self, event: Callable[..., Event], **fields: Any) -> None:
+    def _send(self, event: Callable[..., Event], **fields: Any) -> None:
         trial, attempt = self.start.trial, self.start.attempt
         with self._mutex:
             if not self._stopped:

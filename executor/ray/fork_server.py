@@ -1,9 +1,9 @@
 """One process that has imported what training needs, and forks the workers of all instances of this machine.
 
 Imports are most of a worker's start, and all workers import the same. `cloud/ray_head/worker_start.py` asks for a
-worker; the forked one replaces it, with its arguments, environment, folder and streams, so that leases, sweeps and logs
-work as usual. It forks only if that is safe: no thread may hold a lock, and no GPU may be in use. Otherwise, and on
-other systems than Linux, workers start on their own. It ends with the driver, without its workers.
+worker; the forked one replaces it, with its arguments, environment, folder and streams, so that leases, cleanups and
+logs work as usual. It forks only if that is safe: no thread may hold a lock, and no GPU may be in use. Otherwise, and
+on other systems than Linux, workers start on their own. It ends with the driver, without its workers.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import DIRECTORY_TAG, EXPERIMENT_TAG, INSTANCE_TAG
 from rubberband.cloud.ray_head.worker_start import FORK_SERVER, FORKED, READY, peer_uid
 from rubberband.errors import EntrypointError
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import worker_settings
 from rubberband.files import write_atomically
-
-Device = Literal["cpu", "cuda"]
 
 _NAME = "fork-server"
 _PADDING = "RUBBERBAND_PADDING"
@@ -248,7 +247,7 @@ def _block(environment: Mapping[str, str]) -> bytes:
 
 
 def _environment_place() -> tuple[int, int]:
-    """Return where in memory others (ps, sweep) read this process's environment: that of its start, not os.environ."""
+    """Return where in memory others (ps, `rubberband cleanup`) read the environment of this process's start."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = map(int, fields[_ENVIRONMENT_FIELDS])
     return begin, end

@@ -33,12 +33,11 @@ from rubberband.executor.training.segment import (
     SegmentReport,
     SegmentStarted,
 )
+from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import compute_with, cpus_per_gpu, reserve_port, worker_settings
 
 if TYPE_CHECKING:
     from rubberband.executor.training.entrypoint import Entrypoint
-
-Device = Literal["cpu", "cuda"]
 
 SegmentItem = SegmentStarted | SegmentRepeated | SegmentReport | SegmentEnded | SegmentFailure
 """Item of a worker's stream."""

@@ -20,8 +20,9 @@ from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.connection import ray_nodes
-from rubberband.executor.ray.slot_worker import Device, ServerProcess, SlotWorker
+from rubberband.executor.ray.slot_worker import ServerProcess, SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.trial import Device
 from rubberband.units import counted, error_line
 
 

@@ -57,7 +57,7 @@ def replay(controller: Controller, journal: EventLog) -> int:
     return count
 
 
-_MOST_TOLD = 20
+_MOST_NAMED = 20
 """Events in the story of an impossible transition."""
 
 
@@ -73,7 +73,7 @@ def _handle(event: Event, controller: Controller, journal: EventLog) -> list[Com
             for seq, one in journal.events()
             if all(getattr(one, name, None) == value for name, value in about.items())
         )
-        error.add_note("\n".join([f"at {event}", f"the story of {whose}:", *deque(alike, maxlen=_MOST_TOLD)]))
+        error.add_note("\n".join([f"at {event}", f"the story of {whose}:", *deque(alike, maxlen=_MOST_NAMED)]))
         raise
 
 

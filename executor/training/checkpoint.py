@@ -67,7 +67,7 @@ class HostCopy:
     def close(self) -> None:
         """Give memory back that is too large to keep."""
         if HostCopy._memory is not None and HostCopy._memory.size_bytes > MOST_KEPT_BYTES:
-            with contextlib.suppress(RuntimeError):  # after an error of CUDA, which is told elsewhere
+            with contextlib.suppress(RuntimeError):  # after an error of CUDA, which is reported elsewhere
                 self.wait()
             HostCopy._memory.unlock()
             HostCopy._memory = None
@@ -213,14 +213,14 @@ class Stateful(Protocol):
         """Continue from the state, on any number of workers; None: the checkpoint is older than this component."""
 
 
-class Component(NamedTuple):
+class StatefulCalls(NamedTuple):
     """A component that is made of two functions."""
 
     state_dict: Callable[[], Any]
     load_state_dict: Callable[[Any], Any]
 
 
-NOTHING = Component(lambda: None, lambda state: None)
+NOTHING = StatefulCalls(lambda: None, lambda state: None)
 """Stands for a component that the trial does not have."""
 
 

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -32,9 +32,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from rubberband.executor.training.failures import GangBroken, Peers, TrialFailure
+from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import take_port
-
-Device = Literal["cpu", "cuda"]
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 """The longest wait of the workers for each other at the start."""

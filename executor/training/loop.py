@@ -38,11 +38,11 @@ from rubberband.executor.checkpoints import Payload
 from rubberband.executor.training.balancing import Balancing, can_balance
 from rubberband.executor.training.checkpoint import (
     NOTHING,
-    Component,
     HostCopy,
     Model,
     Optimizers,
     Stateful,
+    StatefulCalls,
     TrainedParameters,
     on_device,
     on_host,
@@ -295,7 +295,7 @@ class TorchRunner(Runner):
             "batching": self._batching,
             "evaluation": self._evaluation,
             "precision": self._step.precision,
-            "steps": Component(lambda: self._steps, self._load_steps),
+            "steps": StatefulCalls(lambda: self._steps, self._load_steps),
             "balancing": self._balancing or NOTHING,
         }
 

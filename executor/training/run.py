@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore, Payload, on_machine
@@ -36,7 +36,7 @@ from rubberband.executor.training.segment import (
     SegmentStarted,
 )
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.trial import Trial
+from rubberband.executor.training.trial import Device, Trial
 from rubberband.executor.training.worker_process import Leftovers, release_port
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def preload(entrypoint: Entrypoint | None) -> bool:
     return uses_torch
 
 
-def warm_up(entrypoint: Entrypoint, device: Literal["cpu", "cuda"]) -> None:
+def warm_up(entrypoint: Entrypoint, device: Device) -> None:
     """Import everything that training needs, so that the first segment starts as fast as the later ones.
 
     `run_segment` reports an entry point that does not load: it fails the trials, and the worker is well.

@@ -42,7 +42,7 @@ MAX_METRICS = 1000
 """Per report."""
 MAX_NAME_LENGTH = 200
 """Characters in the name of a metric."""
-MOST_TOLD = 20
+MOST_NAMED = 20
 """Metrics that an error names."""
 
 
@@ -130,8 +130,8 @@ def to_float(value: Any) -> float | None:
 
 
 def _missing(metric: str, reported: list[str]) -> str:
-    names = ", ".join(repr(name) for name in sorted(reported)[:MOST_TOLD]) or "no metrics"
-    names += f" and {len(reported) - MOST_TOLD:,} more" if len(reported) > MOST_TOLD else ""
+    names = ", ".join(repr(name) for name in sorted(reported)[:MOST_NAMED]) or "no metrics"
+    names += f" and {len(reported) - MOST_NAMED:,} more" if len(reported) > MOST_NAMED else ""
     nearest = difflib.get_close_matches(metric, reported, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"the metric {metric!r} is missing; the trial reported {names}{hint}"

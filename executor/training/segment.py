@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rubberband.executor.core.events import CheckpointRef, FailureKind
+from rubberband.executor.training.trial import Device
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchMode, BatchPoint, BatchUse
 from rubberband.values.asynchronous import AsyncTraining, AsyncUse
 from rubberband.values.balance import Balance, BalanceUse
@@ -34,7 +35,7 @@ class Segment:
     num_workers: int
     rendezvous: str | None
     """`tcp://host:port` of rank 0's store; None for a gang of one."""
-    device: Literal["cpu", "cuda"]
+    device: Device
     from_iterations: int
     until_iterations: int
     checkpoint: CheckpointRef | None

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 if TYPE_CHECKING:
     from rubberband.executor.training.segment import Segment
 
+Device = Literal["cpu", "cuda"]
+"""Device of a worker; `cuda` is the one GPU that it sees."""
+
 TrainFunction = Callable[[dict[str, Any]], Any]
 """A function trial: takes the configuration and calls `report` once per iteration; it may return after any of them."""
 
@@ -35,7 +38,7 @@ class TrialContext:
     """Workers of the gang, one per GPU."""
     seed: int
     """The trial's seed; the same on every rank, for every gang size."""
-    device: Literal["cpu", "cuda"]
+    device: Device
     """The device of this worker; with `cuda`, the only one it sees."""
     iterations: int
     """Iterations in the checkpoint that `load` gets next; 0 without one."""

@@ -22,7 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from rubberband.executor.training.trial import Device
 
 _log = logging.getLogger(__name__)
 _UNKNOWN = object()
@@ -31,7 +33,7 @@ _UNKNOWN = object()
 class Leftovers:
     """The state of this process when a segment begins, after the import of the trial's module."""
 
-    def __init__(self, device: Literal["cpu", "cuda"]) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
         self._folder = os.getcwd()
         self._environment = dict(os.environ)
@@ -351,7 +353,7 @@ def cpus_per_gpu(gpus: int) -> int:
     return cpus // gpus
 
 
-def worker_settings(environment: Mapping[str, str], device: Literal["cpu", "cuda"], gpus: int) -> dict[str, str]:
+def worker_settings(environment: Mapping[str, str], device: Device, gpus: int) -> dict[str, str]:
     """Return variables to set in the `environment` of a worker on a machine of `gpus` GPUs.
 
     Trials on the CPU see no GPU: Ray gives logical GPUs the ids of real ones.

@@ -50,7 +50,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="the learning rate begins anew at every SYNC",
         file="executor/training/loop.py",
         old='"scheduler": self._schedules or NOTHING,',
-        new='"scheduler": self._schedules and Component(self._schedules.state_dict, lambda state: None) or NOTHING,',
+        new='"scheduler": StatefulCalls((self._schedules or NOTHING).state_dict, lambda state: None),',
         tests=("tests/unit/test_loop.py::test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit",),
     ),
     Mutant(

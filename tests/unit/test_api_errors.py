@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.problems import KINDS, MOST_TOLD
+from rubberband.api.problems import KINDS, MOST_NAMED
 from rubberband.errors import JournalError
 from tests.builders.fake_runs import FakeService, fake_service, words
 
@@ -246,4 +246,4 @@ def test_an_error_quotes_no_more_of_a_request_than_people_read(service: FakeServ
     answer = service.client.post("/v1/experiments", json={**words(), "x" * 200_000: 1})
     status, kind, detail = told(answer)
     assert (status, kind) == (422, "invalid")
-    assert 100 < len(detail) <= MOST_TOLD
+    assert 100 < len(detail) <= MOST_NAMED
