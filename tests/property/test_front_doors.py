@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.bench.bench_limits import LIMITS_EACH, compare, world
+from tests.builders.front_doors import LIMITS_EACH, compare, world
 
 PROVIDERS = pytest.mark.parametrize("provider", ["local", "virtual", "aws"])
 

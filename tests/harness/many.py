@@ -1,0 +1,141 @@
+"""Runs of one harness by the thousand: how they ended, what they met, and what replays each that went wrong.
+
+Run: python -m tests.harness.many HARNESS [RUNS] [FIRST_SEED]. Exits with 1 if a run went wrong. The harnesses:
+
+* `chaos`: random runs of every family in random weather; `ends`: half of their trials end by themselves; `odd`: they
+  are resumed after their ends, answers to launches are lost, clocks step back.
+* `crash_points`: RUNS drawn from all calls before and after which a driver on EC2, or an image build, is killed.
+* `outages`: hours in which parts of AWS, its machines and its driver fail.
+* `pool`: tenants of a pool that only ask, hold and give back; `shared`: real controllers share it; `shared_odd`:
+  answers are lost, limits are set by hand, what has ended is resumed; `shared_sick`: machines fall silent.
+* `budgets`: owners who spend; none passes the budget of a month by more than a minute of what runs for him.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from tests.builders.money_stories import tell, world
+from tests.harness import chaos, crash_images, crash_points, outages, shared_pool
+from tests.harness.chaos_cases import FAMILIES
+from tests.harness.crash_images import ImagePoint, image_points, quick, run_image_point
+from tests.harness.pool_runs import PoolRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One run."""
+
+    replay: str
+    """The command that tells its story."""
+    wrong: Sequence[str]
+    ended: str = "done"
+    seen: Counter[str] = field(default_factory=Counter)
+
+
+def of_chaos(seeds: range, *, ends: bool = False, odd: bool = False) -> Iterator[Ran]:
+    for family in ["allotments"] if odd else FAMILIES:
+        for seed in seeds:
+            replan = seed % 50 == 0 and not family.startswith("asha")  # without a SYNC nothing is planned again
+            every = 10 if odd else 1_000_000
+            found = chaos.run_seed(seed, family, replan=replan, check_every=every, ends=ends, odd=odd)
+            replay = chaos.replay_command(seed, family, replan=replan, ends=ends, odd=odd)
+            yield Ran(replay=replay, wrong=found.wrong, ended=found.ended, seen=found.seen)
+
+
+def of_crash_points(seeds: range) -> Iterator[Ran]:
+    every = [*crash_points.points(seeds.start), *image_points(seeds.start)]
+    with quick() as folder:
+        for point in Random(seeds.start).sample(every, min(len(seeds), len(every))):
+            if isinstance(point, ImagePoint):
+                found, replay = run_image_point(folder, point), crash_images.replay_command(point)
+            else:
+                found, replay = crash_points.run_point(point), crash_points.replay_command(point)
+            yield Ran(replay=replay, wrong=found.wrong, ended=found.ended, seen=Counter(found.died_in))
+
+
+def of_outages(seeds: range) -> Iterator[Ran]:
+    for seed in seeds:
+        found = outages.run_seed(seed)
+        ended, wrong = found.outcome.ended, found.outcome.wrong
+        yield Ran(replay=outages.replay_command(seed), wrong=wrong, ended=ended, seen=found.seen)
+
+
+def of_pool(seeds: range) -> Iterator[Ran]:
+    for seed in seeds:
+        run, wrong = PoolRun(seed), list[str]()
+        try:
+            run.run()
+        except AssertionError as error:
+            wrong.append(str(error) or "an assertion failed")
+        seen = Counter({"broker dies": run.kills, "machines": len(run.pool.state.machines)})
+        yield Ran(replay=f"python -m tests.harness.many pool 1 {seed}", wrong=wrong, seen=seen)
+
+
+def of_shared(seeds: range, *, odd: bool = False, sick: bool = False) -> Iterator[Ran]:
+    for seed in seeds:
+        run = shared_pool.SharedRun(seed, odd=odd, sick=sick)
+        wrong = shared_pool.wrong_end(run)
+        replay = shared_pool.replay_command(seed, odd=odd, sick=sick)
+        yield Ran(replay=replay, wrong=[wrong] if wrong else [], seen=run.seen)
+
+
+def of_budgets(seeds: range) -> Iterator[Ran]:
+    for seed in seeds:
+        with crash_points.folder() as home, world(Path(home)) as made:
+            tell(made, Random(seed), 14)
+            wrong = [f"a budget is passed by {made.passed_usd:.2f} USD"] if made.passed_usd > 1e-9 else []
+            seen = Counter({"asked": made.asked, "refused": made.refused})
+        yield Ran(replay=f"python -m tests.harness.many budgets 1 {seed}", wrong=wrong, seen=seen)
+
+
+HARNESSES: dict[str, Callable[[range], Iterator[Ran]]] = {
+    "chaos": of_chaos,
+    "ends": partial(of_chaos, ends=True),
+    "odd": partial(of_chaos, odd=True),
+    "crash_points": of_crash_points,
+    "outages": of_outages,
+    "pool": of_pool,
+    "shared": of_shared,
+    "shared_odd": partial(of_shared, odd=True),
+    "shared_sick": partial(of_shared, sick=True),
+    "budgets": of_budgets,
+}
+
+
+def main() -> None:
+    """Run the seeds; print each run that went wrong at once, and figures of all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("harness", choices=HARNESSES)
+    parser.add_argument("runs", type=int, nargs="?", default=1_000)
+    parser.add_argument("first_seed", type=int, nargs="?", default=0)
+    asked = parser.parse_args()
+    logging.disable(logging.ERROR)
+    gc.freeze()
+    began, ended, seen, wrong = time.process_time(), Counter[str](), Counter[str](), 0
+    for run in HARNESSES[asked.harness](range(asked.first_seed, asked.first_seed + asked.runs)):
+        ended[run.ended] += 1
+        seen += run.seen
+        if run.wrong:
+            wrong += 1
+            print(f"  {run.replay}  # {'; '.join(run.wrong)}", flush=True)
+    count = ended.total()
+    each_ms = 1e3 * (time.process_time() - began) / count
+    for what, counts in (("ended", ended), ("seen", seen)):
+        print(f"{what}: " + ", ".join(f"{name} {number}" for name, number in counts.most_common()))
+    print(f"{wrong} of {count} runs went wrong ({each_ms:.1f} ms of CPU each)")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
