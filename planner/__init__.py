@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rubberband.planner.asha.planning import Simulations
+    from rubberband.planner.asha import Simulations
     from rubberband.planner.dag import CriticalTask, SimulatedPlan, simulate_job
     from rubberband.planner.estimates import (
         USER_PLAN,
@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "asha.planning": "Simulations",
+    "asha": "Simulations",
     "dag": "CriticalTask SimulatedPlan simulate_job",
     "estimates": "USER_PLAN Beside Estimate Nearest Option estimate estimate_plan first_kept",
     "exact.labels": "COST_TOLERANCE_USD TIME_TOLERANCE_S",

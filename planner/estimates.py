@@ -12,9 +12,8 @@ from operator import itemgetter
 from typing import Any
 
 from rubberband.errors import Remedy
-from rubberband.planner import search
+from rubberband.planner import risk, search
 from rubberband.planner.exact.solver import unbeaten
-from rubberband.planner.noise import risk
 from rubberband.planner.planning import Point, frontier, plan
 from rubberband.planner.problem import Batch, BracketGroup, Infeasible, JobPlan, Problem
 from rubberband.planner.search import keeps

@@ -17,7 +17,7 @@ import numpy as np
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner import search
-from rubberband.planner.asha.planning import Simulations
+from rubberband.planner.asha import Simulations
 from rubberband.planner.exact.labels import TIME_TOLERANCE_S
 from rubberband.planner.exact.solver import Objective, Reach
 from rubberband.planner.exact.table import build_table, holding_is_free

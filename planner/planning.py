@@ -33,7 +33,7 @@ def plan(problem: Problem) -> JobPlan | Infeasible:
     to fewer GPUs; with `min_time`, ties on JCT go to the lower cost.
 
     Where times vary, cost and time are means (times within 0.1 % of each other tie), and the plan keeps deadline and
-    budget with a probability of `constraints.confidence` (`rubberband.planner.noise.risk`). Equal seeds give equal
+    budget with a probability of `constraints.confidence` (`rubberband.planner.risk`). Equal seeds give equal
     samples.
 
     Raises InputError if no plan can exist for any limits.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from rubberband.planner import risk
 from rubberband.planner.exact.solver import Objective
-from rubberband.planner.noise import risk
 from rubberband.planner.noise.sampling import Draws
 from rubberband.planner.planning import plan
 from rubberband.planner.problem import Infeasible, Problem

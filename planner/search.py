@@ -13,12 +13,11 @@ from heapq import heapify, heappop, heappush
 from operator import itemgetter
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.planner.asha import planning
+from rubberband.planner import asha, risk
 from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.exact.model import MeanCost, least_instances, predict, run_s
 from rubberband.planner.exact.solver import Box, FoundPlan, Objective, lower_bound, pareto, solve
 from rubberband.planner.exact.table import StageTable, build_table, gangs_of, holding_is_free
-from rubberband.planner.noise import risk
 from rubberband.planner.noise.sampling import Draws
 from rubberband.planner.problem import Infeasible, JobPlan, Problem, unreachable
 from rubberband.values.offer import Offer, slots
@@ -203,7 +202,7 @@ def solve_chain(problem: Problem, draws: Draws | None = None) -> Planned | Infea
     """Return the best plan of one bracket; `draws` are its samples where times vary, if some are drawn already."""
     problem.check()
     if problem.is_asynchronous:
-        return planning.solve(problem)
+        return asha.solve(problem)
     if problem.policy == "greedy":
         return _greedy(problem)
     if problem.varies:
@@ -373,7 +372,7 @@ def frontier(problem: Problem) -> list[tuple[float, float]]:
     """
     problem.check()
     if problem.is_asynchronous:
-        return planning.frontier(problem)
+        return asha.frontier(problem)
     if problem.varies:
         return risk.frontier(problem)
     table = build_table(problem.stages, problem.profile, problem.offer, problem.constraints)

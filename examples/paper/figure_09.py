@@ -9,7 +9,7 @@ import common
 from common import COLOURS, PLACED, Finding, Report, Table, cells, ratio, verdict
 from page import Figure, panels
 
-from rubberband.planner.noise.sampling import sample
+from rubberband.planner import Draws
 from rubberband.spec.search import sha
 from rubberband.values.offer import Billing, gang_sizes
 from rubberband.values.plan import Policy
@@ -66,7 +66,8 @@ def cost_usd(reading: str, plans: str, policy: str, sigma_s: float, billing: Bil
     most = -(-STAGES[0].trials // offer.gpus)
     needed = [most if policy == "fixed" else -(-stage.trials // offer.gpus) for stage in STAGES]
     plan = common.fair_plan(needed, STAGES, offer, gang_sizes(offer.gpus, 1, common.MAX_GPUS_PER_TRIAL))
-    return float(sample(STAGES, plan, profile, offer, num_samples=num_samples).cost_usd.mean())
+    draws = Draws(STAGES, profile, offer, seed=0)
+    return float(draws.evaluate(plan, -(-num_samples // draws.rows)).cost_usd.mean())
 
 
 def findings(points: Sequence[Point]) -> list[Finding]:

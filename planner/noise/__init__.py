@@ -1,1 +1,1 @@
-"""Planning where times vary: samples, odds, and the plan that keeps its limits with the confidence asked for."""
+"""Samples of plans where times vary: random times, makespans, losses of spot instances, and runs of asha."""

@@ -15,9 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.exact.model import StageOutcome, Times, Value, check_plan, summed, walk
+from rubberband.planner.exact.model import StageOutcome, Times, Value, summed, walk
 from rubberband.planner.exact.table import Floats
-from rubberband.planner.noise import levels
 from rubberband.planner.noise.makespan import (
     Chances,
     Exposed,
@@ -30,7 +29,7 @@ from rubberband.planner.noise.makespan import (
 )
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, slots
 from rubberband.values.plan import Cohort, Distribution, Market, Plan, Prediction, Speeds, Stage, StagePlan
-from rubberband.values.profile import FIXED, Law, Profile
+from rubberband.values.profile import FIXED, Law, Profile, Spread
 
 CHUNK = 1024
 """Samples in a chunk: a power of two, as stages of many trials have fewer rows, which are repeated."""
@@ -48,6 +47,97 @@ _MOST_CHOICES = 128
 """Different choices of survivors in a chunk."""
 _SLOWNESS_LEAST = 1e-9
 """Least slowness: the normal law allows trials that take no time."""
+
+
+# Random factors with mean 1: 16 random bits choose one of as many equally likely levels of a law.
+
+LEVELS = 2**16
+FEW_NUMBERS = 100_000
+"""Up to this size, random numbers are kept from one job to the next."""
+
+
+@lru_cache(maxsize=1)
+def normal_levels() -> Seconds:
+    """Return the means of 2**16 equally likely parts of the standard normal law, in order."""
+    fine = np.linspace(-7.0, 7.0, 200_001)
+    density = np.exp(-fine * fine / 2.0) / math.sqrt(2.0 * math.pi)
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2.0)]) * (fine[1] - fine[0])
+    edges = np.interp(np.arange(1, LEVELS) / LEVELS, below, fine)
+    density = np.concatenate([[0.0], np.exp(-edges * edges / 2.0) / math.sqrt(2.0 * math.pi), [0.0]])
+    levels: Seconds = ((density[:-1] - density[1:]) * LEVELS).astype(np.float32)
+    return levels
+
+
+def factors(cv: float, law: Law, seed: tuple[int, ...], size: int) -> Seconds:
+    """(size,) Draw factors with mean 1."""
+    bits = bits_of(seed, size)
+    return factor_levels(cv, law).take(bits) if 4 * size >= LEVELS else noisy(cv, law, normal_levels().take(bits))
+
+
+@lru_cache(maxsize=32)
+def factor_levels(cv: float, law: Law) -> Seconds:
+    """Return factors for all levels: where many are drawn, each is computed once."""
+    return noisy(cv, law, normal_levels())
+
+
+def noisy(cv: float, law: Law, normals: Seconds) -> Seconds:
+    """Return factors with mean 1."""
+    if law == "normal":
+        factors: Seconds = np.maximum(np.float32(0.0), np.float32(1.0) + np.float32(cv) * normals)
+        return factors
+    return lognormal(cv, normals)
+
+
+def normals_of(seed: tuple[int, ...], shape: tuple[int, int]) -> Seconds:
+    """Return standard normal numbers."""
+    return normal_levels().take(bits_drawn(seed, shape[0] * shape[1])).reshape(shape)
+
+
+def bits_drawn(seed: tuple[int, ...], size: int) -> npt.NDArray[np.uint16]:
+    """Draw levels by 16 random bits each: four from one random number."""
+    drawn = np.random.PCG64(seed).random_raw(-(-size // 4)).view(np.uint16)[:size]
+    drawn.flags.writeable = False
+    return drawn
+
+
+# Successive plans are mostly of similar jobs, whose samples begin with the same seed.
+_few_bits = lru_cache(maxsize=128)(bits_drawn)
+
+
+def bits_of(seed: tuple[int, ...], size: int) -> npt.NDArray[np.uint16]:
+    """Return random levels: the same array for the same seed, if it is small."""
+    return (_few_bits if size <= FEW_NUMBERS else bits_drawn)(seed, size)
+
+
+@lru_cache(maxsize=1)
+def exponential_levels() -> Seconds:
+    """Return the means of 2**16 equally likely parts of the exponential law with mean 1, in order."""
+    beyond = np.arange(LEVELS, -1, -1.0) / LEVELS
+    above = beyond - np.append(beyond[:-1] * np.log(beyond[:-1]), 0.0)
+    levels: Seconds = (-np.diff(above) * LEVELS).astype(np.float32)
+    return levels
+
+
+@lru_cache(maxsize=8)
+def spread_levels(spread: Spread) -> Seconds:
+    """Return factors for all levels."""
+    if spread.samples:
+        return np.array(spread.samples, np.float32)[np.arange(LEVELS) * len(spread.samples) // LEVELS]
+    return factor_levels(spread.cv, "lognormal")
+
+
+def lognormal(cv: float, normals: Seconds) -> Seconds:
+    """Return lognormal factors with mean 1."""
+    variance = math.log1p(cv * cv)
+    factors: Seconds = np.exp(normals.dtype.type(math.sqrt(variance)) * normals - normals.dtype.type(variance / 2.0))
+    return factors
+
+
+def spread_factors(spread: Spread, rng: np.random.Generator, size: int) -> Floats:
+    """Draw factors on a mean, shape (size,): from the spread's samples, else lognormal with mean 1."""
+    if spread.samples:
+        return rng.choice(np.array(spread.samples), size)
+    return lognormal(spread.cv, rng.standard_normal(size))
 
 
 def varies(profile: Profile, offer: Offer, speeds: Speeds | None = None) -> bool:
@@ -100,26 +190,6 @@ def distribution(values: Floats) -> Distribution:
     return Distribution(mean=float(values.mean()), p10=p10, p50=p50, p90=p90, p95=p95)
 
 
-def sample(
-    stages: Sequence[Stage],
-    plan: Plan,
-    profile: Profile,
-    offer: Offer,
-    *,
-    num_samples: int = MOST_SAMPLES,
-    seed: int = 0,
-    held: Sequence[Cohort] = (),
-    speeds: Speeds | None = None,
-) -> Samples:
-    """Return at least `num_samples` samples of a plan (RubberBand §4.2, Algorithm 1, without the graph).
-
-    Raises InputError as `predict` does.
-    """
-    check_plan(stages, plan, offer)
-    draws = Draws(stages, profile, offer, seed=seed, speeds=speeds)
-    return draws.evaluate(plan, -(-num_samples // draws.rows), held)
-
-
 class Draws:
     """Random numbers of a job, drawn when they are first needed."""
 
@@ -169,7 +239,7 @@ class Draws:
         rows = rows_of(self._widest)
         if self.profile.mean_cv == 0.0:
             return np.ones((1, rows), np.float32)
-        return levels.lognormal(self.profile.mean_cv, levels.normals_of((self.seed, number, 0, 7), (1, rows)))
+        return lognormal(self.profile.mean_cv, normals_of((self.seed, number, 0, 7), (1, rows)))
 
     def evaluate(self, plan: Plan, num_chunks: int, held: Sequence[Cohort] = ()) -> Samples:
         """Return the samples of the first chunks of a plan that fits the job, stage by stage."""
@@ -245,7 +315,7 @@ class Chunk:
         if index not in self._provisions:
             seed = self.seed_of_lanes if index == 0 and self.seed_of_lanes else self.seed
             rng = np.random.default_rng((*seed, index, 1))
-            self._provisions[index] = levels.spread_factors(self.offer.provision_spread, rng, self.rows)
+            self._provisions[index] = spread_factors(self.offer.provision_spread, rng, self.rows)
         return self.offer.provision_delay_s * self._provisions[index]
 
     def init_s(self, index: int, started: int) -> Value:
@@ -255,7 +325,7 @@ class Chunk:
         rng = self._init_rngs.setdefault(index, self._rng(index, 2))
         slowest = self._inits.setdefault(index, [])
         while len(slowest) < started:
-            drawn = levels.spread_factors(self.offer.init_spread, rng, self.rows)
+            drawn = spread_factors(self.offer.init_spread, rng, self.rows)
             slowest.append(np.maximum(slowest[-1], drawn) if slowest else drawn)
         return self.offer.init_delay_s * slowest[started - 1]
 
@@ -285,14 +355,14 @@ class Chunk:
             offer, spot = self.offer, self.offer.spot
             assert spot is not None, "only spot instances are replaced"
             usual_s = offer.provision_delay_s + offer.init_delay_s + self.profile.trial_startup_s
-            lives, again, scales, inits = levels.bits_of((*self.seed, 0, 8), 4 * _CHANCES).reshape(4, _CHANCES)
-            scale_s = np.float32(offer.provision_delay_s) * levels.spread_levels(offer.provision_spread).take(scales)
-            init_s = np.float32(offer.init_delay_s) * levels.spread_levels(offer.init_spread).take(inits)
+            lives, again, scales, inits = bits_of((*self.seed, 0, 8), 4 * _CHANCES).reshape(4, _CHANCES)
+            scale_s = np.float32(offer.provision_delay_s) * spread_levels(offer.provision_spread).take(scales)
+            init_s = np.float32(offer.init_delay_s) * spread_levels(offer.init_spread).take(inits)
             mean_s = np.float32(SECONDS_PER_HOUR / spot.interruptions_per_hour)
-            lived_s = levels.exponential_levels().take(again) * mean_s
+            lived_s = exponential_levels().take(again) * mean_s
             ready_s = scale_s + init_s + np.where(lived_s < init_s, lived_s + scale_s, np.float32(0.0))
             replaced_s = np.maximum(scale_s, ready_s + np.float32(spot.restart_s - usual_s))
-            lives = levels.exponential_levels().take(lives)
+            lives = exponential_levels().take(lives)
             self._chances = Chances(lives=lives, scale_s=scale_s, replaced_s=replaced_s)
         return self._chances
 
@@ -404,7 +474,7 @@ class Chunk:
         before_s = np.tile(before_s, rows_of(trials) // before_s.shape[1])
         if correlation == 0.0:
             size = before_s.size
-            draw = _few_picks if size <= levels.FEW_NUMBERS else _picks
+            draw = _few_picks if size <= FEW_NUMBERS else _picks
             kept = draw((*self.seed, index, 6), before_s.shape[1], len(before_s), trials)
         else:
             kept = _best(self._merits(correlation, first, before_s), trials)
@@ -430,7 +500,7 @@ class Chunk:
             return drawn * mean
         factors, errors = (np.array(each, np.float32)[:, None] for each in (self.speeds.factors, self.speeds.errors))
         variance = np.log1p(errors**2)
-        normals = levels.normals_of((*self.seed, first, 5), (len(factors), rows_of(len(factors))))
+        normals = normals_of((*self.seed, first, 5), (len(factors), rows_of(len(factors))))
         known: Seconds = factors * np.exp(np.sqrt(variance) * normals - variance / 2.0)
         return known
 
@@ -440,7 +510,7 @@ class Chunk:
         shape = (trials, rows_of(trials))
         if cv == 0.0:
             return np.ones(shape, np.float32)
-        return levels.factors(cv, law, (*self.seed, index, what), trials * shape[1]).reshape(shape)
+        return factors(cv, law, (*self.seed, index, what), trials * shape[1]).reshape(shape)
 
     def _with_losses(
         self, index: int, num_slots: int, choice: StagePlan, trials_s: Seconds
@@ -511,7 +581,7 @@ def _bracket(stages: Sequence[Stage], index: int) -> int:
 def _picks(seed: tuple[int, ...], rows: int, trials: int, survivors: int) -> npt.NDArray[np.bool_]:
     """(rows, trials) Return which trials survive in each row, at random; some rows share a choice, to save time."""
     choices = min(rows, _MOST_CHOICES)
-    merits = levels.bits_drawn(seed, choices * trials).reshape(choices, trials)
+    merits = bits_drawn(seed, choices * trials).reshape(choices, trials)
     return np.tile(_best(merits, survivors), (rows // choices, 1))
 
 

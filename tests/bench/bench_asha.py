@@ -27,7 +27,7 @@ from rubberband.executor.result.result import jct_s
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend, shuffled
 from rubberband.executor.virtual.fleet import Noise
-from rubberband.planner.asha.planning import Simulations
+from rubberband.planner.asha import Simulations
 from rubberband.planner.exact.table import Floats
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment

@@ -25,7 +25,6 @@ from rubberband.errors import InfeasibleError
 from rubberband.planner.dag import simulate
 from rubberband.planner.exact.solver import Objective
 from rubberband.planner.exact.table import Floats
-from rubberband.planner.noise.sampling import sample
 from rubberband.spec.search import hyperband, sha
 from rubberband.values.offer import Billing
 from rubberband.values.plan import Planned, PlanningConstraints, Policy, Stage
@@ -33,7 +32,7 @@ from rubberband.values.profile import Profile
 from tests.bench import bench_paper
 from tests.bench.jobs import BenchJob, cost_usd, p3_8xlarge, paper_job, profile, random_job, small_job
 from tests.builders.enumeration import best, every_plan
-from tests.builders.plans import frontier, plan, plan_brackets
+from tests.builders.plans import frontier, plan, plan_brackets, sample
 
 NUM_RUNS = 7
 THOUSAND = tuple(Stage(trials=count, iterations=2 * 3**index) for index, count in enumerate((1000, 250, 62, 15)))

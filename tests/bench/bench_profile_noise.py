@@ -15,10 +15,10 @@ import time
 import numpy as np
 
 from rubberband.executor.profiling.points import Cell, Fit, cell_of, fit
-from rubberband.planner.noise.sampling import sample
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
+from tests.builders.plans import sample
 
 TRUE_CVS = (0.0, 0.05, 0.1, 0.2, 0.4)
 ITERATION_CV = 0.05

@@ -1,4 +1,4 @@
-"""One run of asha in plain Python, trial by trial: what `rubberband.planner.asha.runs` simulates many of at once."""
+"""One run of asha in plain Python, trial by trial: `rubberband.planner.noise.asha_runs` simulates many at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rubberband.planner.asha.runs import Draw, most_losses
+from rubberband.planner.noise.asha_runs import Draw, most_losses
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Rungs, Stage, StagePlan
 from rubberband.values.profile import Profile

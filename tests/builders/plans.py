@@ -8,13 +8,15 @@ from typing import Any
 
 from rubberband.executor.core.state import Job
 from rubberband.planner import search
+from rubberband.planner.exact.model import check_plan
+from rubberband.planner.noise.sampling import MOST_SAMPLES, Draws, Samples
 from rubberband.planner.planning import plan as answer
 from rubberband.planner.problem import Infeasible, JobPlan, Problem
 from rubberband.planning.feasible import Profiles, Terms, planned
 from rubberband.running.run import job_of
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Planned, PlanningConstraints, Spent, Stage
+from rubberband.values.plan import Plan, Planned, PlanningConstraints, Speeds, Spent, Stage
 from rubberband.values.profile import Profile
 
 
@@ -72,3 +74,22 @@ def plan_job(
     return job_of(
         planned(experiment, profiles, Terms(**terms), now=now, policy=policy, spent=used, most_usd=most_usd), used
     )
+
+
+def sample(
+    stages: Sequence[Stage],
+    plan: Plan,
+    profile: Profile,
+    offer: Offer,
+    *,
+    num_samples: int = MOST_SAMPLES,
+    seed: int = 0,
+    speeds: Speeds | None = None,
+) -> Samples:
+    """Return at least `num_samples` samples of a plan (RubberBand §4.2, Algorithm 1, without the graph).
+
+    Raises InputError as `predict` does.
+    """
+    check_plan(stages, plan, offer)
+    draws = Draws(stages, profile, offer, seed=seed, speeds=speeds)
+    return draws.evaluate(plan, -(-num_samples // draws.rows))

@@ -113,7 +113,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="reserve-not-in-odds",
         harm="the odds that are told are those of a bill up to max_cost, where a run stops before it",
-        file="planner/noise/risk.py",
+        file="planner/risk.py",
         old="odds=problem.box.less(reserve_usd).odds(",
         new="odds=problem.box.odds(",
         tests=("tests/unit/test_planning.py",),

@@ -148,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="refused-hides-neighbours",
         harm="where the best candidate is refused, plans next to it are not looked at: six times dearer",
-        file="planner/noise/risk.py",
+        file="planner/risk.py",
         old="leaders = [*ranked[:2], *self.judge.nearly(ranked[0])] if",
         new="leaders = ranked[:2] if",
         tests=("tests/property/test_planner_choice.py",),
@@ -180,7 +180,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="noise-shifts-the-mean",
         harm="every prediction with noise is too long",
-        file="planner/noise/levels.py",
+        file="planner/noise/sampling.py",
         old="* normals - normals.dtype.type(variance / 2.0))",
         new="* normals)",
         tests=("tests/unit/test_planner_sampling.py",),

@@ -44,7 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="profile-is-exact",
         harm="odds are told too high: the profile's own error is left out",
         file="planner/noise/sampling.py",
-        old="return levels.lognormal(self.profile.mean_cv, levels.normals_of((self.seed, number, 0, 7), (1, rows)))",
+        old="return lognormal(self.profile.mean_cv, normals_of((self.seed, number, 0, 7), (1, rows)))",
         new="return np.ones((1, rows), np.float32)",
         tests=_JUDGE,
     ),
@@ -59,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="measured-delays-fixed",
         harm="odds are told as if instances always started in the mean of the measured times",
-        file="planner/noise/levels.py",
+        file="planner/noise/sampling.py",
         old="return rng.choice(np.array(spread.samples), size)",
         new="return np.ones(size)",
         tests=_JUDGE,
@@ -83,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-billed-from-the-order",
         harm="instances of asha are told as billed while the provider looks for them",
-        file="planner/asha/runs.py",
+        file="planner/noise/asha_runs.py",
         old="count * np.maximum(minimum_s, end_s - self.running_s)",
         new="count * np.maximum(minimum_s, end_s)",
         tests=_ASHA,
@@ -91,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-keeps-idle-instances",
         harm="asha is told as if it kept idle instances to the end: its cost is too high",
-        file="planner/asha/runs.py",
+        file="planner/noise/asha_runs.py",
         old="is_idle = self.idle[hosts, at] == self.per[at]",
         new="is_idle = self.idle[hosts, at] > self.per[at]",
         tests=_ASHA,
@@ -99,7 +99,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-promotes-late",
         harm="time and cost of asha are told as if one trial more had to end each rung before the first goes on",
-        file="planner/asha/ladders.py",
+        file="planner/noise/ladders.py",
         old="self._until = np.full(size, self._eta)",
         new="self._until = np.full(size, self._eta + 1)",
         tests=_ASHA,
@@ -107,7 +107,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-promotes-twice",
         harm="a trial of asha that was promoted early is told to train its next rung again",
-        file="planner/asha/ladders.py",
+        file="planner/noise/ladders.py",
         old="~self._promoted.has(some, above)",
         new="self._promoted.has(some, above) | True",
         tests=_ASHA,
@@ -115,7 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-trains-lost-trials-anew",
         harm="trials of asha on spot are told to begin their rung again after each loss",
-        file="planner/asha/runs.py",
+        file="planner/noise/asha_runs.py",
         old="self.saved[places] = np.clip(kept, saved, gains)",
         new="self.saved[places] = np.clip(0 * kept, 0, gains)",
         tests=_ASHA,
@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-bills-replacements-from-the-order",
         harm="replacements on spot are told as billed while the provider looks for them",
-        file="planner/asha/runs.py",
+        file="planner/noise/asha_runs.py",
         old="self.runs_at[instances, at], self.ready_at[instances, at] = runs_at, runs_at + init_s",
         new="self.runs_at[instances, at], self.ready_at[instances, at] = self.now[at], runs_at + init_s",
         tests=_ASHA,
@@ -131,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-row-of-another-job",
         harm="the row of asha beside sha is that of the job that was asked about before",
-        file="planner/asha/planning.py",
+        file="planner/asha.py",
         old="return _kept(*job) if effort is QUICK",
         new='return globals().setdefault("_row", Simulations(*job)) if effort is QUICK',
         tests=_ASHA,
@@ -139,7 +139,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-told-from-few",
         harm="time, cost and odds of asha are told from the few samples that chose the plan",
-        file="planner/asha/planning.py",
+        file="planner/asha.py",
         old="(found,) = runs.figures([choice], runs.most)",
         new="(found,) = runs.figures([choice], runs.rough)",
         tests=_ASHA,
@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="asha-not-confirmed",
         harm="a plan of asha is called feasible by few samples, and keeps the limits less often than asked",
-        file="planner/asha/planning.py",
+        file="planner/asha.py",
         old="if all(self._hopeful([choice], count) for count in self.runs.ends):",
         new="if self._hopeful([choice], self.runs.rough):",
         tests=_ASHA,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.planner.asha.planning import drawn
-from rubberband.planner.asha.runs import simulate
+from rubberband.planner.asha import drawn
+from rubberband.planner.noise.asha_runs import simulate
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Market, StagePlan

@@ -19,7 +19,7 @@ from rubberband.executor.journal.journal import Journal
 from rubberband.executor.result.result import jct_s
 from rubberband.executor.run.driver import drive, replay
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.planner.asha.runs import SimulatedRuns
+from rubberband.planner.noise.asha_runs import SimulatedRuns
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, Prediction, StagePlan, StagePrediction

@@ -14,7 +14,6 @@ from rubberband.errors import InfeasibleError
 from rubberband.planner.dag import simulate, simulate_job
 from rubberband.planner.exact.model import predict
 from rubberband.planner.exact.table import gangs_of
-from rubberband.planner.noise.sampling import sample
 from rubberband.planner.search import greedy
 from rubberband.spec.search import hyperband, sha
 from rubberband.values.offer import Offer, slots
@@ -24,7 +23,7 @@ from tests.builders import strategies
 from tests.builders.budget import examples
 from tests.builders.enumeration import limited_jobs
 from tests.builders.paper import literal_plan
-from tests.builders.plans import plan, plan_brackets
+from tests.builders.plans import plan, plan_brackets, sample
 from tests.builders.strategies import carried_out
 
 

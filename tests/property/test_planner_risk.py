@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner.exact.solver import Box
-from rubberband.planner.noise.sampling import Draws, sample
+from rubberband.planner.noise.sampling import Draws
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread
-from tests.builders.plans import plan
+from tests.builders.plans import plan, sample
 
 MOST_PLANS = 1500
 SPREADS = [Spread(), Spread(cv=0.5), Spread(samples=(0.5, 1.0, 1.5))]

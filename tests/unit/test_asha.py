@@ -11,7 +11,7 @@ from rubberband.api.dashboard.sentences import rungs_reached, stage_rows
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.forecast import expected_iterations
 from rubberband.executor.result.result import summarise
-from rubberband.planner.asha import planning as planner
+from rubberband.planner import asha as planner
 from rubberband.planner.estimates import Beside, estimate
 from rubberband.planner.problem import JobPlan, Problem
 from rubberband.planning.candidates import candidates

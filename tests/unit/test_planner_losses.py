@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from rubberband.planner.exact.model import Rates
-from rubberband.planner.noise.sampling import sample
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
+from tests.builders.plans import sample
 
 RATE = 5.0 / 3600.0
 

@@ -8,11 +8,10 @@ import pytest
 from rubberband.errors import InfeasibleError
 from rubberband.planner.exact.solver import Box
 from rubberband.planner.noise.makespan import makespan
-from rubberband.planner.noise.sampling import sample
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Law, Profile, Spread
-from tests.builders.plans import plan
+from tests.builders.plans import plan, sample
 
 
 def scheduled(trials_s, num_slots):

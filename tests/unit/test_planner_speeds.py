@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rubberband.planner.noise.sampling import Draws, sample
+from rubberband.planner.noise.sampling import Draws
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Speeds, Stage, StagePlan
 from rubberband.values.profile import Profile
+from tests.builders.plans import sample
 
 STAGES = [Stage(trials=8, iterations=4), Stage(trials=3, iterations=8), Stage(trials=1, iterations=16)]
 OFFER = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.6, max_instances=8)

@@ -14,10 +14,10 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
 from rubberband.planner.exact.model import predict
-from rubberband.planner.noise.sampling import sample
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread
+from tests.builders.plans import sample
 from tests.builders.virtual_runs import run_virtual
 
 OFFER = Offer(

@@ -1,9 +1,9 @@
 """Plans of asynchronous successive halving (asha): a throughput problem, solved by simulation.
 
-A plan is one number of instances and one gang for the whole run (`rubberband.planner.asha.runs`). Which configuration
-is better is not known, and decides how many are promoted: each sample ranks the trials at random, and draws every time
-that varies. All plans are compared on the same samples. Few of them choose candidates; a plan is feasible if it keeps
-the limits with the confidence in all, from which its prediction is made.
+A plan is one number of instances and one gang for the whole run (`rubberband.planner.noise.asha_runs`). Which
+configuration is better is not known, and decides how many are promoted: each sample ranks the trials at random, and
+draws every time that varies. All plans are compared on the same samples. Few of them choose candidates; a plan is
+feasible if it keeps the limits with the confidence in all, from which its prediction is made.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.asha.runs import Draw, Factors, Launches, simulate
 from rubberband.planner.exact.model import check_plan
 from rubberband.planner.exact.solver import unbeaten
 from rubberband.planner.exact.table import Floats, distinct, gangs_of
-from rubberband.planner.noise import levels
+from rubberband.planner.noise.asha_runs import Draw, Factors, Launches, simulate
 from rubberband.planner.noise.makespan import Seconds
+from rubberband.planner.noise.sampling import LEVELS, bits_of, factor_levels, spread_levels
 from rubberband.planner.problem import Infeasible, Problem, surely_unreachable
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, slots
 from rubberband.values.plan import (
@@ -86,21 +86,21 @@ def drawn(stage: Stage, profile: Profile, offer: Offer, samples: int, seed: tupl
 
     def bits(what: int) -> npt.NDArray[np.uint16]:
         """(samples * trials,) Half of the samples mirror the others, so that their means vary less."""
-        half = levels.bits_of((*seed, what), -(-samples // 2) * trials)
+        half = bits_of((*seed, what), -(-samples // 2) * trials)
         return np.concatenate([half, ~half])[: samples * trials]
 
     if profile.trial_cv or profile.mean_cv:
-        own = levels.factor_levels(profile.trial_cv, profile.law).take(bits(1)).reshape(samples, trials)
-        own = (own * _evenly(levels.factor_levels(profile.mean_cv, "lognormal"), samples, rng)[:, None]).ravel()
+        own = factor_levels(profile.trial_cv, profile.law).take(bits(1)).reshape(samples, trials)
+        own = (own * _evenly(factor_levels(profile.mean_cv, "lognormal"), samples, rng)[:, None]).ravel()
     if profile.iteration_cv:
         cvs = [profile.iteration_cv / math.sqrt(gain) for gain in stage.ladder.gains]
-        noise = Factors(bits(2), np.array([levels.factor_levels(cv, profile.law) for cv in cvs]))
+        noise = Factors(bits(2), np.array([factor_levels(cv, profile.law) for cv in cvs]))
     if profile.startup_varies:
-        startup = Factors(bits(3), levels.factor_levels(profile.startup_cv, "lognormal")[None])
+        startup = Factors(bits(3), factor_levels(profile.startup_cv, "lognormal")[None])
     return Draw(
         ranks=rng.permuted(np.tile(np.arange(trials), (samples, 1)), axis=1)[None],
-        provision_s=offer.provision_delay_s * _evenly(levels.spread_levels(offer.provision_spread), samples, rng),
-        init_s=offer.init_delay_s * np.sort(levels.spread_levels(offer.init_spread)).astype(np.float64),
+        provision_s=offer.provision_delay_s * _evenly(spread_levels(offer.provision_spread), samples, rng),
+        init_s=offer.init_delay_s * np.sort(spread_levels(offer.init_spread)).astype(np.float64),
         slow=(rng.permutation(samples) + rng.random(samples)) / samples,
         startup=startup,
         own=own,
@@ -121,7 +121,7 @@ def _launches(profile: Profile, offer: Offer, samples: int, seed: tuple[int, ...
         return None
     shape, rng = (_MOST_LAUNCHES, samples), np.random.default_rng(seed)
     provision, init = (
-        levels.spread_levels(spread).take(rng.integers(levels.LEVELS, size=shape))
+        spread_levels(spread).take(rng.integers(LEVELS, size=shape))
         for spread in (offer.provision_spread, offer.init_spread)
     )
     usual_s = offer.provision_delay_s + offer.init_delay_s + profile.trial_startup_s

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.asha import planning
+from rubberband.planner import asha
 from rubberband.planner.exact.model import check_plan, interruptions, least_instances, mean_cost_of, predict
 from rubberband.planner.exact.solver import OBJECTIVES, Box, Objective, lower_bound, pareto, several, unbeaten
 from rubberband.planner.exact.table import Floats, Ints, StageTable, build_table, distinct, mean_runs_s, mean_terms
@@ -271,7 +271,7 @@ class Judge:
 def planned(problem: Problem, chosen: Plan, draws: Draws | None = None) -> Planned:
     """Return a plan with its prediction, and its odds where times vary. Raises InputError as `predict` does."""
     if problem.is_asynchronous:
-        return planning.planned(problem, chosen)
+        return asha.planned(problem, chosen)
     stages, profile, offer = problem.stages, problem.profile, problem.offer
     check_plan(stages, chosen, offer)
     if not problem.varies:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.asha.ladders import Ladders
 from rubberband.planner.exact.table import Floats, Ints
-from rubberband.planner.noise import levels
+from rubberband.planner.noise.ladders import Ladders
+from rubberband.planner.noise.sampling import LEVELS
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Stage, StagePlan
 from rubberband.values.profile import Profile
@@ -47,7 +47,7 @@ class Factors:
         """Return the factors of trials in some rungs."""
         stride = int(0.618 * len(self.bits)) | 1  # rungs have other samples' numbers
         bits = self.bits.take(cells + rungs * stride, mode="wrap")
-        at: Any = bits if len(self.tables) == 1 else bits + rungs * levels.LEVELS
+        at: Any = bits if len(self.tables) == 1 else bits + rungs * LEVELS
         found: npt.NDArray[np.float32] = self.tables.take(at)
         return found
 

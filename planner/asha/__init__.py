@@ -1,1 +1,0 @@
-"""Planning asynchronous successive halving: many simulated runs side by side."""
