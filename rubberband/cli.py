@@ -24,7 +24,7 @@ from rubberband.spec.fields import REMOVED
 _COMMANDS = {
     "init": ("init", "Write a commented experiment file for a trial."),
     "estimate": ("estimate", "Predict an experiment's time and cost; nothing is spent."),
-    "check": ("init", "Try one iteration of the trial on this machine; nothing is rented."),
+    "check": ("init", "Try one iteration of the trial; nothing is rented."),
     "profile": ("run", "Measure the profile that planning needs."),
     "run": ("run", "Plan an experiment, run it, and report."),
     "resume": ("run", "Resume an interrupted experiment."),
@@ -36,17 +36,17 @@ _COMMANDS = {
     "submit": ("run", "Submit an experiment to a service, which plans it and runs it."),
     "ps": ("report", "List the experiments on this machine, or those of a service."),
     "status": ("experiment", "Show an experiment's status."),
-    "logs": ("experiment", "Print the trials' output, and why some failed."),
+    "logs": ("experiment", "Print the trials' output, and the errors of those that failed."),
     "cancel": ("experiment", "Cancel a running experiment."),
     "extend": ("experiment", "Give an experiment a later deadline or a larger budget."),
     "scale": ("experiment", "Limit the instances of a running experiment."),
     "cleanup": ("cloud", "Terminate instances left by crashed runs, here and on EC2."),
-    "aws": ("aws", "Set an account of AWS up, check it, and clear it again."),
-    "cloud": ("cloud", "Start and end the head on EC2, build images, and show prices."),
-    "pool": ("pool", "Start, show and end a pool of instances that several experiments share."),
+    "aws": ("aws", "Set up an account of AWS, check it, and remove the set-up."),
+    "cloud": ("cloud", "Manage the head and images on EC2, and show prices."),
+    "pool": ("pool", "Manage a pool of instances that several experiments share."),
     "backup": ("store", "Back up experiments, service and pools, while they run."),
     "restore": ("store", "Restore a home from a backup."),
-    "token": ("store", "Make, list and revoke the tokens of the service."),
+    "token": ("store", "Create, list and revoke the tokens of the service."),
 }
 """Command -> its module in rubberband.commands, and the first sentence of its help."""
 

@@ -30,7 +30,7 @@ from rubberband.views.report.pool import (
     PROMISES,
     SIZES,
     SPEND,
-    Standing,
+    PoolStatus,
     autoscaled_words,
     colours_of,
     experiments_table,
@@ -70,7 +70,7 @@ class _Pool:
     admission: Admission
     view: Mapping[str, Any]
     """The answer of `GET /v1/pool`."""
-    standing: Standing | None
+    standing: PoolStatus | None
     """None while its broker does not answer, and for a pool that has none."""
     now: float
 
@@ -93,7 +93,7 @@ def _shown(service: Service) -> dict[str, Any]:
     }
 
 
-def _standing(pool: SharedPool) -> Standing | None:
+def _standing(pool: SharedPool) -> PoolStatus | None:
     if pool.folder is None:
         return None
     try:
@@ -199,7 +199,7 @@ def _shares(service: Service, pool: _Pool, owners: Sequence[str]) -> TextTable:
     return TextTable(title="Shares", header=header, rows=tuple(rows), notes=(note,))
 
 
-def _gpu_s(standing: Standing | None, experiments: set[str]) -> float:
+def _gpu_s(standing: PoolStatus | None, experiments: set[str]) -> float:
     if standing is None:
         return 0.0
     return math.fsum(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 aws = typer.Typer(
     name="aws",
-    help="Set an account of AWS up, check it, and clear it again.",
+    help="Set up an account of AWS, check it, and remove the set-up.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -33,8 +33,10 @@ RegionOption = Annotated[
         show_default=False,
     ),
 ]
-OwnerOption = Annotated[str, typer.Option("--owner", help="Whose (resources.aws.owner): the prefix of the roles.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+OwnerOption = Annotated[
+    str, typer.Option("--owner", help="The owner (resources.aws.owner), which is the prefix of the roles.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 @aws.command()
@@ -42,36 +44,36 @@ def setup(
     region: RegionOption = None,
     bucket: Annotated[
         str | None,
-        typer.Option("--bucket", metavar="NAME", help="A bucket that you have. By default one is made."),
+        typer.Option("--bucket", metavar="NAME", help="An existing bucket. By default one is created."),
     ] = None,
     types: Annotated[
         str | None,
         typer.Option(
             "--types",
             metavar="LIST",
-            help="The only types that the head may rent, such as g4dn.*,g5.*; '*' for any. Quotas are asked for these "
-            "families. By default those of an earlier set-up, else any.",
+            help="The only types that the head may rent, such as g4dn.*,g5.*; '*' for any. Quotas are requested "
+            "for these families. By default those of an earlier set-up, else any.",
         ),
     ] = None,
     vcpus: Annotated[
-        int, typer.Option("--vcpus", min=1, help="vCPUs to have or to ask for, on spot and on demand.")
+        int, typer.Option("--vcpus", min=1, help="The quota of vCPUs to have or to request, on spot and on demand.")
     ] = 16,
     budget: Annotated[
         float | None,
-        typer.Option("--budget", metavar="USD", min=1, help="Make a monthly budget of the account; needs --email."),
+        typer.Option("--budget", metavar="USD", min=1, help="Create a monthly budget of the account; needs --email."),
     ] = None,
     email: Annotated[
-        str | None, typer.Option("--email", metavar="ADDRESS", help="Address to which the budget is mailed.")
+        str | None, typer.Option("--email", metavar="ADDRESS", help="Address for the alerts of the budget.")
     ] = None,
     owner: OwnerOption = "rubberband",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, and print every policy.")] = False,
     yes: YesOption = False,
 ) -> None:
-    """Make what EC2 needs, once: a bucket, roles with the least rights, requests for quotas.
+    """Create what runs on EC2 need: a bucket, roles with the least rights, quotas.
 
-    Shows what it will make, and asks once. A second set-up changes nothing, and one that was cut off is completed. The
-    bucket is private, has a random name, and is remembered in the home, so that experiment files need none. Needs an
-    administrator's credentials.
+    Shows what it will create, and asks once. Run again, it completes a set-up that was interrupted, or changes nothing.
+    Quotas are requested. The bucket is private, has a random name, and is remembered in the home, so that experiment
+    files need none. Needs an administrator's credentials.
     """
     from rubberband.cloud.aws.account import Wishes, carry_out, look_at
 
@@ -100,11 +102,11 @@ def setup(
 
 @aws.command()
 def check(
-    file: Annotated[Path | None, argument("[FILE]", "An experiment file, to check for its run as well.")] = None,
+    file: Annotated[Path | None, argument("FILE", "An experiment file, to check for its run as well.")] = None,
     region: RegionOption = None,
     owner: OwnerOption = "rubberband",
 ) -> None:
-    """Check from here, before anything is rented, that the account is set up, and that FILE can run there.
+    """Check that the account is set up, and that FILE can run there.
 
     Checks of a file are those before a run: region, types, image, quota, rights, network and bucket; nothing is rented.
     """
@@ -151,10 +153,11 @@ def teardown(
     ] = False,
     yes: YesOption = False,
 ) -> None:
-    """Delete what `rubberband aws setup` made: roles, profiles, budget and bucket.
+    """Delete what `rubberband aws setup` created.
 
-    Shows what it will delete, and asks once; checkpoints in the bucket are asked for on their own, and stay with --yes.
-    Refused while instances of the owner live. A bucket of your own, quotas and EC2's role for spot stay.
+    Shows the roles, profiles, budget and bucket that it will delete, and asks once. It asks separately about
+    checkpoints in the bucket, which stay with --yes. Refused while instances of the owner run. A bucket of your own,
+    quotas and EC2's role for spot stay.
     """
     from rubberband.cloud.aws.account import carry_out, look_to_clear
     from rubberband.cloud.aws.calls import open_aws

@@ -37,14 +37,16 @@ if TYPE_CHECKING:
     from rubberband.spec.resources import Resources
 
 
-ChosenFile = Annotated[Path | None, argument("[FILE]", "An experiment file that names region and owner.")]
+ChosenFile = Annotated[Path | None, argument("FILE", "An experiment file, for its region and owner.")]
 RegionOption = Annotated[str | None, typer.Option("--region", "-r", help="The region of AWS.", show_default=False)]
-OwnerOption = Annotated[str | None, typer.Option("--owner", help="Whose (resources.aws.owner).", show_default=False)]
+OwnerOption = Annotated[
+    str | None, typer.Option("--owner", help="The owner (resources.aws.owner).", show_default=False)
+]
 
 
 cloud = typer.Typer(
     name="cloud",
-    help="Start and end the head on EC2, build images, and show prices.",
+    help="Manage the head and images on EC2, and show prices.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -54,10 +56,10 @@ cloud = typer.Typer(
 @cloud.command()
 def prices(
     types: Annotated[
-        list[str] | None, argument("[TYPE]...", "Only these types, with or without GPUs; default: all with GPUs.")
+        list[str] | None, argument("TYPE", "Only these types, with or without GPUs; default: all with GPUs.")
     ] = None,
     region: Annotated[str, typer.Option("--region", "-r", help="The region of AWS.")] = "us-east-1",
-    refresh: Annotated[bool, typer.Option("--refresh", help="Ask AWS, however new the last answers are.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Ask AWS even if the last answers are recent.")] = False,
     output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
 ) -> None:
     """Show the resources and prices of EC2 instance types.
@@ -89,15 +91,15 @@ def up(
     overrides: Overrides = None,
     yes: YesOption = False,
 ) -> None:
-    """Start the head on EC2, or find it.
+    """Start the head on EC2, or find the one that runs.
 
-    `rubberband run FILE --on head` does this too; `up` is for a head without a run, such as for a pool. The account is
-    checked as for a run first: quota, rights, bucket, network. Then the command shows what the head costs, and on a
-    terminal asks before it starts one. The head is an instance in your VPC with rubberband and the experiment's folder.
-    Each owner has one in a region (resources.aws.owner, resources.region). A stopped head is started again; one of
-    other code or packages gets those of here. It costs money until `rubberband cloud down`. It stops itself when
-    nothing has run for resources.aws.head_idle (1 h); then only its disk costs money. The folder is copied if
-    resources.checkpoints is a bucket (s3://...).
+    The head is an instance in your VPC with rubberband and the experiment's folder. Each owner has one in a region
+    (resources.aws.owner, resources.region). `rubberband run FILE --on head` starts it too; `up` is for a head without a
+    run, such as for a pool. The command checks the account as before a run (quota, rights, bucket, network), shows what
+    the head costs, and on a terminal asks before it starts one. A stopped head is started again, and one with other
+    code or packages is updated. It costs money until `rubberband cloud down`. It stops itself when nothing has run for
+    resources.aws.head_idle (1 h); then only its disk costs money. The folder is copied if resources.checkpoints is a
+    bucket (s3://...).
     """
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.spec.loading import load_experiment
@@ -111,7 +113,7 @@ def up(
         )
 
     from rubberband.cloud.aws.head import ensure_head, head_boot, upload_folder
-    from rubberband.commands.on_head import head_told, note, of_this_kind, remember
+    from rubberband.commands.on_head import head_words, note, of_this_kind, remember
     from rubberband.executor.ray.code import pack
     from rubberband.executor.run.allowance import require_head, require_rate, require_runnable
     from rubberband.installation import default_home
@@ -123,7 +125,7 @@ def up(
     session = open_aws(resources.region)
     table = cloud_terms(experiment, home, note, on_head=False).table
     require_rate(experiment, home, table)
-    what, idles = head_told(resources, table)
+    what, idles = head_words(resources, table)
     bill = f"the head ({what}) costs money until `rubberband cloud down`, and {idles}"
     path = Path(os.path.abspath(file))
     root = root_of(path)
@@ -147,7 +149,7 @@ def up(
     print(f"head {head.instance_id} ({head.instance_type}, {head.zone}) {state}")
     print(bill)
     if folder is None:
-        print("copy the experiment's folder to it (resources.checkpoints is no bucket to pass it on)")
+        print("copy the experiment's folder to it yourself: resources.checkpoints names no bucket to send it through")
     else:
         settings = [word for override in overrides or [] for word in ("-s", override)]
         print(f"next:    {shlex.join(('rubberband', 'run', str(file), *settings, '--on', 'head'))}")
@@ -163,14 +165,14 @@ def down(
     file: ChosenFile = None,
     region: RegionOption = None,
     owner: OwnerOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Terminate everything on EC2: workers, head, and their resources.
 
-    Terminates every instance of the owner in the region, also those in use, after a question; then deletes the
-    published Ray token and the security group. Checkpoint stores and images are kept, and the price of each image is
-    shown. The journals and reports of a head that runs are copied to the bucket first; a head that stopped itself has
-    done so. The owner's instances in other regions are named, and stay.
+    Terminates every instance of the owner in the region, including those in use, after confirmation. Then it deletes
+    the published Ray token and the security group. Checkpoint stores and images are kept, and the price of each image
+    is shown. The journals and reports of a running head are copied to the bucket first; a head that stopped itself has
+    copied them. The owner's instances in other regions are named and stay.
     """
     from rubberband.cloud.aws.calls import open_aws
 
@@ -253,8 +255,8 @@ def _ask(instances: Iterable[FoundInstance], owner: str, region: str) -> None:
     ]
     found = f"instances of owner {owner} live in {region}: {', '.join(what)}"
     if not sys.stdin.isatty():
-        raise InputError(f"{found}; end them anyway with --yes")
-    typer.confirm(f"{found}; end them?", abort=True, err=True)
+        raise InputError(f"{found}; terminate them anyway with --yes")
+    typer.confirm(f"{found}; terminate them?", abort=True, err=True)
 
 
 def _counted(ended: Ended, owner: str, region: str) -> list[str]:
@@ -295,7 +297,7 @@ def _other_owners(session: AwsSession, owner: str) -> list[str]:
 
     return [
         f"owner {other} has {counted(count, 'instance')} there; `rubberband cloud down --region {session.region} "
-        f"--owner {other}` ends them"
+        f"--owner {other}` terminates them"
         for other, count in sorted(other_owners(session, owner).items())
     ]
 
@@ -349,7 +351,7 @@ def _images(session: AwsSession, owner: str) -> list[str]:
 
 
 def cleanup(
-    name: Annotated[str | None, argument("[NAME]", "Only this experiment.", autocompletion=experiment_names)] = None,
+    name: Annotated[str | None, argument("NAME", "Only this experiment.", autocompletion=experiment_names)] = None,
 ) -> None:
     """Terminate instances left by crashed runs, here and on EC2.
 
@@ -415,12 +417,12 @@ cloud.add_typer(image)
 
 @image.command()
 def build(file: FileArgument, overrides: Overrides = None, yes: YesOption = False) -> None:
-    """Build the image of an experiment's instances, unless it is there. Runs use it from then on.
+    """Build an image for an experiment's instances, unless it exists.
 
     One instance of the cheapest type with the same GPUs installs the packages, in the versions of this environment, and
     the set-up commands; EC2 makes an image of it, and it ends. The command prints the cost, and on a terminal asks
-    first. The image is used by every experiment of the same packages, Python, set-up commands and base image; the code
-    of rubberband may change.
+    first. From then on, the image is used by every experiment with the same packages, Python, set-up commands and base
+    image; the code of rubberband may change.
     """
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.spec.loading import load_experiment
@@ -500,7 +502,10 @@ _USUAL_S = 600.0
 
 @image.command(name="list")
 def list_images(file: ChosenFile = None, region: RegionOption = None, owner: OwnerOption = None) -> None:
-    """List the images with their costs, and the remains of interrupted deletions, which `delete` removes."""
+    """List the images with their costs.
+
+    Includes the remains of interrupted deletions, which `delete` removes.
+    """
     session, chosen_owner = _opened(file, region, owner)
     from rubberband.cloud.aws.errors import in_one_line
     from rubberband.cloud.aws.images import listed_images
@@ -516,7 +521,9 @@ def list_images(file: ChosenFile = None, region: RegionOption = None, owner: Own
 
 @image.command()
 def delete(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="As `cloud image list` shows it.", show_default=False)],
+    key: Annotated[
+        str, typer.Argument(metavar="KEY", help="The image's key, as `cloud image list` shows it.", show_default=False)
+    ],
     file: ChosenFile = None,
     region: RegionOption = None,
     owner: OwnerOption = None,

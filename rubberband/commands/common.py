@@ -107,13 +107,14 @@ PolicyOption = Annotated[
     PlanPolicy,
     typer.Option(
         "--policy",
-        help="optimal: the best plan there is, instances change from stage to stage; static: a cluster of a fixed "
-        "size; naive_elastic: the same GPUs per trial throughout; greedy: the search of the RubberBand paper.",
+        help="optimal: the best plan, whose instances change from stage to stage; static: a cluster of a "
+        "fixed size; naive_elastic: the same GPUs per trial throughout; greedy: the search of the "
+        "RubberBand paper.",
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")]
 NoCapOption = Annotated[
-    bool, typer.Option("--no-cap", help="Rent instances without a max_cost: nothing limits the bill then.")
+    bool, typer.Option("--no-cap", help="Rent instances without a max_cost; nothing limits the bill.")
 ]
 TextOption = Annotated[TextFormat, typer.Option("--output", "-o", help="Print text or JSON.")]
 
@@ -157,7 +158,7 @@ class OtherMachine(StrEnum):
 
 OnOption = Annotated[
     OtherMachine | None,
-    option("--on", "head", "Ask the head on EC2, where `rubberband run FILE --on head` started it."),
+    option("--on", "head", "Ask the head on EC2 on which `rubberband run FILE --on head` started it."),
 ]
 """Place of a command that asks for an experiment by its name; the command line carries it out (rubberband.cli)."""
 
@@ -170,7 +171,7 @@ ServerOption = Annotated[
     option(
         "--server",
         "URL",
-        "Ask this service instead of this machine's own experiments; `local` for these.",
+        "The service to ask, in place of this machine's own experiments; `local`: this machine.",
         envvar="RUBBERBAND_SERVER",
         show_envvar=True,
     ),

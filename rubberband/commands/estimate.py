@@ -55,7 +55,7 @@ PlanOption = Annotated[
 FrontierOption = Annotated[
     bool,
     typer.Option(
-        "--frontier", help="With -o json: include the frontier of cost against deadline; tables and pages always do."
+        "--frontier", help="Include the frontier of cost against deadline in JSON; tables and pages always have it."
     ),
 ]
 SizeOption = Annotated[
@@ -83,7 +83,7 @@ VerboseOption = Annotated[
 ]
 SeedOption = Annotated[
     int,
-    typer.Option("--seed", min=0, help="Seed of the samples, where times vary; the same one gives the same figures."),
+    typer.Option("--seed", min=0, help="Seed of the samples of varying times; the same seed gives the same figures."),
 ]
 
 

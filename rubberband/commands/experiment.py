@@ -35,7 +35,7 @@ LOOK_EVERY_S = 1.0
 def status(
     name: Name,
     output: TextOption = TextFormat.text,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and refresh until it ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep refreshing until it ends.")] = False,
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
@@ -137,11 +137,11 @@ def extend(
         option(
             "--deadline",
             "TIME",
-            "The new deadline: a duration from its start (or its submission to a service) such as 40m, or a time with "
-            "its zone.",
+            "The new deadline: a duration from the start (at a service, from the submission) such as 40m, or"
+            " a time with its zone.",
         ),
     ] = None,
-    max_cost: Annotated[str | None, option("--max-cost", "USD", "For the whole experiment.")] = None,
+    max_cost: Annotated[str | None, option("--max-cost", "USD", "The new limit, for the whole experiment.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")] = False,
     output: TextOption = TextFormat.text,
@@ -163,9 +163,9 @@ def extend(
         found = experiment.extension(deadline, max_cost_usd, granted=False)
         for line in extension_lines(found):
             print(line, file=sys.stderr)
-        if not dry_run and (yes or typer.confirm("Grant it?", err=True)):
+        if not dry_run and (yes or typer.confirm("Apply it?", err=True)):
             found = experiment.extension(deadline, max_cost_usd, granted=True)
-            print("granted", file=sys.stderr)
+            print("applied", file=sys.stderr)
     if output is TextFormat.json:
         print_json({"schema": "rubberband.extension/1", **found})
 
@@ -173,21 +173,25 @@ def extend(
 def scale(
     name: Name,
     max_instances: Annotated[
-        str, option("--max-instances", "N", "The most instances from now on; 0 pauses it, `none` lifts the limit.")
+        str,
+        option(
+            "--max-instances", "N", "The most instances from now on; 0 pauses the experiment, `none` removes the limit."
+        ),
     ],
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
     """Limit the instances of a running experiment.
 
-    With fewer, trials stop at their next checkpoints, and instances are given back; with more it grows within the
-    stage. It is planned again at once, within the resources of its file. `rubberband status` shows the limit.
+    With fewer instances, trials stop at their next checkpoints, and instances are released. With more, the experiment
+    grows within its stage. The rest is planned again at once, within the resources of the file. `rubberband status`
+    shows the limit.
     """
     most = _instances(max_instances)
     with open_experiment(name, server) as experiment:
         experiment.limit(most)
-    told = "limit lifted" if most is None else f"at most {counted(most, 'instance')} from now on"
-    print(f"{name}: {told}", file=sys.stderr)
+    limit = "limit removed" if most is None else f"at most {counted(most, 'instance')} from now on"
+    print(f"{name}: {limit}", file=sys.stderr)
 
 
 def _instances(text: str) -> int | None:
@@ -248,15 +252,20 @@ def open_experiment(name: str, server: str | None) -> Iterator[LocalExperiment |
 
 def logs(
     name: Name,
-    trial: Annotated[int | None, argument("[TRIAL]", "One trial only.")] = None,
+    trial: Annotated[int | None, argument("TRIAL", "One trial only.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing new output until the experiment ends.")
     ] = False,
-    process: Annotated[bool, typer.Option("--process", help="Output of its process, if a service started it.")] = False,
+    process: Annotated[
+        bool,
+        typer.Option(
+            "--process", help="Print the output of the experiment's process instead, if a service started it."
+        ),
+    ] = False,
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
-    """Print the trials' output, and why some failed."""
+    """Print the trials' output, and the errors of those that failed."""
     with open_experiment(name, server) as experiment:
         for printed_by, text in experiment.lines(trial, process=process, follow=follow):
             print(text if trial is not None or printed_by is None else f"[trial {printed_by}] {text}", flush=True)

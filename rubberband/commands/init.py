@@ -40,14 +40,14 @@ _SERIAL = 16 + 4 * 4 + 16
 
 def init(
     trial: Annotated[
-        str | None, argument("[TRIAL]", "module:Class or module:function; without it, a small trial is written too.")
+        str | None, argument("TRIAL", "module:Class or module:function; without it, a small trial is written too.")
     ] = None,
-    file: Annotated[Path | None, argument("[FILE]", f"The file to write. [default: {DEFAULT_FILE}]")] = None,
+    file: Annotated[Path | None, argument("FILE", f"The file to write. [default: {DEFAULT_FILE}]")] = None,
     metric: Annotated[
         str | None, option("--metric", "NAME", "The metric that ranks trials. [default: as found in the trial]")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Try one iteration, to know its metric and its seconds.")
+        bool, typer.Option("--check/--no-check", help="Try one iteration, to find its metric and its duration.")
     ] = True,
 ) -> None:
     """Write a commented experiment file for a trial.
@@ -415,17 +415,16 @@ _STDERR = 2
 
 def check(
     file: FileArgument,
-    limit: Annotated[
-        str, typer.Option("--limit", metavar="DURATION", help="Give up on a trial that takes longer.")
-    ] = "5m",
+    limit: Annotated[str, typer.Option("--limit", metavar="DURATION", help="Time limit of the trial.")] = "5m",
     output: TextOption = TextFormat.text,
     overrides: Overrides = None,
 ) -> None:
-    """Try one iteration of the trial on this machine; nothing is rented.
+    """Try one iteration of the trial; nothing is rented.
 
-    Imports the entry point, trains one iteration of one configuration, saves a checkpoint, restores it in a fresh
-    instance, and trains on if that takes seconds. Reports the metrics, the size of the checkpoint and the time of each
-    step. It runs in a process of its own, without Ray. Exit code 1: there are problems, a line each with the fix.
+    Imports the entry point, trains one iteration of one configuration, saves a checkpoint, restores it in a new trial,
+    and trains one more iteration if that takes only seconds. Reports the metrics, the size of the checkpoint and the
+    time of each step. The trial runs on this machine, in a process of its own, without Ray. Exit code 1: there are
+    problems; each is printed with its fix.
     """
     from rubberband.running.check import check_experiment
     from rubberband.spec.loading import load_experiment

@@ -61,7 +61,7 @@ def run_on_head(
     session = open_aws(resources.region)
     table = cloud_terms(experiment, home, note, on_head=False).table
     require_rate(experiment, home, table)
-    most, (what, idles) = bound_of(experiment.constraints.max_cost_usd), head_told(resources, table)
+    most, (what, idles) = bound_of(experiment.constraints.max_cost_usd), head_words(resources, table)
     confirm_bill(f"{most}, and the head ({what}) before and after the run; it {idles}", "run", yes=yes)
     path = Path(os.path.abspath(file))
     root = root_of(path)
@@ -88,7 +88,7 @@ def run_on_head(
     return _followed(remote, name, key)
 
 
-def head_told(resources: Resources, table: Table | None) -> tuple[str, str]:
+def head_words(resources: Resources, table: Table | None) -> tuple[str, str]:
     """Return the type and price of a head, and what ends it, in words."""
     from rubberband.cloud.offers import offers
 
@@ -110,12 +110,12 @@ def of_this_kind(session: AwsSession, experiment: Experiment, head: HeadInstance
     remote = remote_head(session, head.instance_id, resources.checkpoints, resources.aws.owner)
     found = remote.wait_until_ready(note)
     if found != wanted.made_of:
-        note(f"the head has other code, packages or settings than {experiment.name} needs, and is brought up to date")
+        note(f"the head has other code, packages or settings than {experiment.name} needs, and is updated")
         found = remote.remake(wanted.script, note)
     if found != wanted.made_of:
         raise ProviderError(
-            f"the head {head.instance_id} could not be brought up to date, and has what it had (its "
-            "/var/log/rubberband.log.failed says why); try again, or `rubberband cloud down` and a new head help"
+            f"the head {head.instance_id} could not be updated, and keeps what it had (its "
+            "/var/log/rubberband.log.failed says why); try again, or replace it: `rubberband cloud down`, then run"
         )
     return remote, found
 
@@ -161,7 +161,7 @@ def forward(context: typer.Context) -> int:
         most_usd, spent_usd = _limit_and_bill(remote, name)
         require_on_head(default_home(), most_usd, known.get("types", ()))
         bill = f"{bound_of(most_usd)}, {format_usd(spent_usd)} spent"
-        confirm_bill(f"{name} goes on on the head: {bill}", "go on", yes=bool(params["yes"]))
+        confirm_bill(f"{name} continues on the head: {bill}", "go on", yes=bool(params["yes"]))
         pledge_on_head(default_home(), head, None if most_usd is None else max(0.0, most_usd - spent_usd))
         words = words if params["yes"] else ["--yes", *words]
         return _followed(remote, name, _started(remote, name, ["resume", *words], None, made_of))
@@ -173,7 +173,7 @@ def forward(context: typer.Context) -> int:
         if shown.exit_code:
             return _printed(shown)
         print(shown.err, end="", file=sys.stderr)
-        typer.confirm("Grant it?", abort=True, err=True)
+        typer.confirm("Apply it?", abort=True, err=True)
         words = ["--yes", *words]
     if params.get("max_cost") is not None and not params["dry_run"]:
         most_usd, spent_usd = _limit_and_bill(remote, name)
@@ -245,7 +245,9 @@ def _tell_older(made_of: str) -> None:
         own = installing.build_wheel()[0]
         if made_of and (not has or own in has or has.endswith(f"=={installing.public_version()}")):
             return
-        note(f"note: the head's rubberband is {has or 'an older one'}, and this one is {own.removesuffix('.whl')}")
+        note(
+            f"note: the head's rubberband is {has or 'an older one'}, and this machine's is {own.removesuffix('.whl')}"
+        )
 
 
 def root_of(path: Path) -> Path:
@@ -274,7 +276,7 @@ def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
                 return seen.exit_code
             if not seen.lives:
                 raise InputError(
-                    f"the head went off while {name} ran; `rubberband resume {name} --on head` continues it"
+                    f"the head stopped while {name} ran; `rubberband resume {name} --on head` continues it"
                 )
             time.sleep(_FOLLOW_S)
     except KeyboardInterrupt:
@@ -283,7 +285,7 @@ def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
 
 
 def _goes_on(name: str) -> str:
-    return f"{name} goes on on the head: `rubberband status {name} --on head --watch` follows it"
+    return f"{name} continues on the head: `rubberband status {name} --on head --watch` follows it"
 
 
 def _started(remote: RemoteHead, name: str, words: list[str], packed: str | None, made_of: str) -> str:

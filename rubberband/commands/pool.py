@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pool = typer.Typer(
     name="pool",
-    help="Start, show and end a pool of instances that several experiments share.",
+    help="Manage a pool of instances that several experiments share.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -46,7 +46,7 @@ def pool_names(incomplete: str) -> list[str]:
 
 
 NameArgument = Annotated[
-    str | None, argument("[NAME]", "The pool; needed if there are several.", autocompletion=pool_names)
+    str | None, argument("NAME", "The pool's name; needed if several are up.", autocompletion=pool_names)
 ]
 
 
@@ -88,38 +88,38 @@ def status(
     output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
     html: Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")] = None,
 ) -> None:
-    """Show a pool: its instances, who holds them, who waits, and what it has cost."""
+    """Show a pool's instances, their holders, the queue and the cost."""
     from rubberband.cloud.pool import RemotePool
 
     folder = _chosen(name)
     if not folder.is_up:
         raise InputError(f"pool {folder.name} is down; start it again with `rubberband pool up FILE`")
-    standing = RemotePool(folder).status()
+    found = RemotePool(folder).status()
     if html is not None:
         from rubberband.views.report.pool import render_pool
 
-        write_page(html, render_pool(standing))
+        write_page(html, render_pool(found))
     if output is TableFormat.json:
-        print_json(standing)
+        print_json(found)
         return
-    print(_headline(standing))
-    if standing["machines"]:
-        rows = [_machine_row(each, standing["now"]) for each in standing["machines"]]
+    print(_headline(found))
+    if found["machines"]:
+        rows = [_machine_row(each, found["now"]) for each in found["machines"]]
         print_table(("instance", "status", "free GPUs", "held by", "runs for", "cost"), rows)
-    if standing["tenants"]:
-        print_table(("experiment", "GPUs", "waits for", "cost"), [_tenant_row(each) for each in standing["tenants"]])
+    if found["tenants"]:
+        print_table(("experiment", "GPUs", "waits for", "cost"), [_tenant_row(each) for each in found["tenants"]])
 
 
-def _headline(standing: dict[str, Any]) -> str:
-    usd = standing["usd"]
+def _headline(found: dict[str, Any]) -> str:
+    usd = found["usd"]
     cap = "" if usd["max_per_month"] is None else f" of {format_usd(usd['max_per_month'])}"
     from rubberband.views.report.pool import autoscaled_words
 
-    scaled = autoscaled_words(standing)
+    scaled = autoscaled_words(found)
     return (
-        f"pool {standing['name']}: {standing['instances']} of {counted(standing['max_instances'], 'instance')}, "
+        f"pool {found['name']}: {found['instances']} of {counted(found['max_instances'], 'instance')}, "
         f"{scaled}{', ' if scaled else ''}"
-        f"{standing['free_gpus']} of {counted(standing['gpus'], 'GPU')} free; "
+        f"{found['free_gpus']} of {counted(found['gpus'], 'GPU')} free; "
         f"{format_usd(usd['month'])}{cap} this month ({format_usd(usd['bill'])} in all, "
         f"{format_usd(usd['idle'])} of it idle)"
     )
@@ -140,7 +140,7 @@ def _tenant_row(tenant: dict[str, Any]) -> tuple[str, ...]:
 @pool.command()
 def down(
     name: NameArgument = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, even if an experiment holds some.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="End it even if experiments hold instances.")] = False,
 ) -> None:
     """End a pool: release its instances and stop its broker.
 
@@ -186,7 +186,7 @@ def simulate(
     pool: Annotated[Path, argument("POOL", "The pool file.")],
     workload: Annotated[Path, argument("WORKLOAD", "The workload: a CSV file with one job per row.")],
     traces: Annotated[
-        Path | None, typer.Argument(metavar="[TRACES_DIR]", help="Folder of traces, for --format adaptdl.")
+        Path | None, typer.Argument(metavar="TRACES_DIR", help="Folder of traces, for --format adaptdl.")
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -202,7 +202,7 @@ def simulate(
     """Simulate a workload on a pool under several sharing policies.
 
     Shows the mean, median and 99th percentile of the job completion times (JCT), the makespan, finish-time fairness,
-    and the use and cost of the pool for each policy. In a workload file, KIND.json beside it is the profile of jobs of
+    and the use and cost of the pool for each policy. KIND.json beside the workload file is the profile of its jobs of
     that kind.
     """
     from rubberband.errors import InputError

@@ -47,8 +47,8 @@ def report(
 ) -> None:
     """Print an experiment's result.
 
-    One screen: the best configuration, time and cost against the limits, the stages, planned and actual, and the best
-    trials. Also while it runs.
+    Fits on one screen: the best configuration, time and cost against the limits, the stages, planned and actual, and
+    the best trials. Works while the experiment runs, too.
     """
     result = _result(name, client_of(server))
     if html is not None:
@@ -95,7 +95,7 @@ def _read(folder: ExperimentFolder) -> Result:
 def best(name: Name, output: TextOption = TextFormat.text, server: ServerOption = None, on: OnOption = None) -> None:
     """Print an experiment's best configuration.
 
-    With its metrics, and the path of its checkpoint. Also while it runs: the best so far.
+    Includes its metrics and the path of its checkpoint. While the experiment runs, this is the best so far.
     """
     from rubberband.executor.result.rows import best_of
     from rubberband.views.experiment import plain
@@ -122,7 +122,7 @@ class ExportFormat(StrEnum):
 
 def export(
     name: Name,
-    file: Annotated[Path | None, argument("[FILE]", "Where to write it; by default to stdout.")] = None,
+    file: Annotated[Path | None, argument("FILE", "Where to write it; by default to stdout.")] = None,
     output: Annotated[
         ExportFormat | None,
         typer.Option("--output", "-o", help="Format. By default as FILE ends, else csv.", show_default=False),
@@ -171,7 +171,8 @@ def export(
 
 def ps(
     search: Annotated[
-        str, option("--search", "WORDS", "Only those with these words in the name, state or (at a service) owner.")
+        str,
+        option("--search", "WORDS", "Only experiments with these words in their name, state or (at a service) owner."),
     ] = "",
     output: TextOption = TextFormat.text,
     server: ServerOption = None,

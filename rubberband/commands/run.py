@@ -47,7 +47,7 @@ def run(
         bool, typer.Option("--check/--no-check", help="Try one iteration of a trial that is new or has changed first.")
     ] = True,
     profile_again: Annotated[
-        bool, typer.Option("--profile-again", help="Measure the profile afresh, even if there is one.")
+        bool, typer.Option("--profile-again", help="Measure the profile again, even if there is one.")
     ] = False,
     no_cap: NoCapOption = False,
     yes: YesOption = False,
@@ -56,7 +56,8 @@ def run(
         option(
             "--on",
             "head",
-            "Run it on a head on EC2, which is started if need be, and follow it; it goes on if this machine goes off.",
+            "Run on the head on EC2, starting it if needed, and follow the run. It continues if this machine"
+            " is switched off.",
         ),
     ] = None,
 ) -> None:
@@ -67,8 +68,9 @@ def run(
     same. Ctrl-C ends the run cleanly: instances are released, the best so far is reported, and `rubberband resume`
     continues the run.
 
-    Instances of EC2 need a max_cost, and on a terminal the command shows the bill and asks before it rents any. With
-    `--on head`, Ctrl-C leaves the run going; `status`, `logs`, `report`, `cancel` and others take `--on head` too.
+    A run on EC2 needs a max_cost. On a terminal, the command shows the bill and asks before it rents instances. With
+    `--on head`, Ctrl-C stops following, and the run continues; `status`, `logs`, `report`, `cancel` and others take
+    `--on head` too.
     """
     from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.journal.inbox import Inbox
@@ -114,10 +116,10 @@ def resume(
 ) -> None:
     """Resume an interrupted experiment.
 
-    The experiment was cancelled, lost its driver or its checkpoint store, or found no instance. If it stopped at
-    max_cost, raise that first (`rubberband extend`). Reported iterations are not trained again, unless their
-    checkpoint is lost. A service resumes experiments itself; on this machine, this command does, and asks before it
-    rents instances.
+    For an experiment that was cancelled, lost its driver or its checkpoint store, or found no instance. If it stopped
+    at max_cost, raise that first (`rubberband extend`). Reported iterations are not trained again, unless their
+    checkpoint is lost. A service resumes its experiments by itself. On a terminal, the command asks before it rents
+    instances.
     """
     client = client_of(server)
     if client is not None:
@@ -169,8 +171,8 @@ def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None
         if path is not None:
             require_money(Path(path), left_usd, left_s, "the rest of it")
         if rented:
-            told = f"{format_usd(spent.cost_usd)} spent, about {format_usd(left_usd)} more"
-            confirm_bill(f"{bound_of(follower.max_cost_usd, path)}, {told}", "go on", yes=yes)
+            spending = f"{format_usd(spent.cost_usd)} spent, about {format_usd(left_usd)} more"
+            confirm_bill(f"{bound_of(follower.max_cost_usd, path)}, {spending}", "go on", yes=yes)
 
 
 def live_view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
@@ -197,7 +199,7 @@ def submit(
     policy: PolicyOption = PlanPolicy.optimal,
     overrides: Overrides = None,
     server: ServiceOption = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show its progress until it ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show its progress until it ends.")] = False,
 ) -> None:
     """Submit an experiment to a service, which plans it and runs it.
 
@@ -223,7 +225,7 @@ def submit(
 def profile(
     file: FileArgument,
     out: Annotated[
-        Path | None, option("--out", "OUT", "Where to write it. [default: FILE's stem .profile.json beside it]")
+        Path | None, option("--out", "OUT", "The file to write. [default: FILE with .profile.json as its ending]")
     ] = None,
     iterations: Annotated[
         int, typer.Option("--iterations", min=1, help="Iterations to measure at each number of GPUs.")
@@ -233,8 +235,9 @@ def profile(
         option(
             "--trials",
             None,
-            "Trials to measure at each number of GPUs, in turn where they do not fit side by side: what trials "
-            "differ by is surer with more. [default: as many as train side by side, or up to 16 within seconds]",
+            "Trials to measure at each number of GPUs, in turn if they do not fit side by side. With more, "
+            "the spread between trials is known better. [default: as many as train side by side, or up to 16"
+            " within seconds]",
             min=1,
         ),
     ] = None,

@@ -93,7 +93,11 @@ ResumeOption = Annotated[
 ]
 PoolOption = Annotated[
     Path | None,
-    option("--pool", "FILE", "A pool file: experiments of its provider share these instances, and are promised them."),
+    option(
+        "--pool",
+        "FILE",
+        "A pool file. Experiments of its provider share its instances, which the service promises them.",
+    ),
 ]
 WeightOption = Annotated[
     list[str] | None,

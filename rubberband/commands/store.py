@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 token = typer.Typer(
     name="token",
-    help="Make, list and revoke the tokens of the service.",
+    help="Create, list and revoke the tokens of the service.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -56,7 +56,7 @@ def create(
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Make a token and print it. It cannot be shown again, because only its hash is kept."""
+    """Create a token and print it. It cannot be shown again, because only its hash is kept."""
     from rubberband.units import parse_duration
 
     if not name.strip() or not name.isprintable() or len(name) > 64:
@@ -88,7 +88,10 @@ def revoke(
     id: Annotated[str, argument("ID", "The token's id, as listed.")],
     store: StoreOption = None,
 ) -> None:
-    """Revoke a token and the browser sessions that use it; a running service follows within seconds."""
+    """Revoke a token and its browser sessions.
+
+    A running service applies this within seconds.
+    """
     with _tokens(store) as tokens:
         if not tokens.revoke(id):
             known = ", ".join(record.id for record in tokens.records()) or "none"
@@ -139,9 +142,9 @@ def backup(
 ) -> None:
     """Back up experiments, service and pools, while they run.
 
-    The backup has all of RUBBERBAND_HOME: every experiment's journal with the checkpoints that it names, the service's
-    store (SQLite or PostgreSQL), and the pools. Checkpoints that are kept elsewhere, as on S3, are named and not
-    copied. The file manifest.json is written last: a backup without it is not whole.
+    The backup contains all of RUBBERBAND_HOME: every experiment's journal with the checkpoints that it names, the
+    service's store (SQLite or PostgreSQL), and the pools. Checkpoints that are kept elsewhere, as on S3, are named and
+    not copied. The file manifest.json is written last; a backup without it is incomplete.
     """
     from rubberband.installation import default_home, default_store
     from rubberband.running.backup import back_up
@@ -156,18 +159,17 @@ def restore(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the backup.")],
     store: StoreUrl = None,
     keep_tokens: Annotated[
-        bool, typer.Option("--keep-tokens", help="Keep tokens that the present store does not know.")
+        bool, typer.Option("--keep-tokens", help="Keep tokens that the current store does not have.")
     ] = False,
     all_homes: Annotated[
-        bool, typer.Option("--all-homes", help="Replace a store's experiments of other homes too.")
+        bool, typer.Option("--all-homes", help="Also replace experiments of other homes in the store.")
     ] = False,
 ) -> None:
     """Restore a home from a backup.
 
     Stop the service, the experiments and the pools first. Every file is compared with the backup's manifest before
-    anything is replaced, and the present files of the home are moved aside. Browser sessions end. A token stays valid
-    if the present store has it and it is not revoked there; the others are revoked, as they may have been revoked since
-    the backup.
+    anything is replaced, and the current files of the home are moved aside. Browser sessions end. A token stays valid
+    if the current store has it and has not revoked it; the others are revoked, as they may have been since the backup.
     """
     from rubberband.installation import default_store, restored_home
     from rubberband.running.restore import restore as put_back

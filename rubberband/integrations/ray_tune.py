@@ -103,7 +103,7 @@ class Tuner:
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized() or _resources(self._words["resources"]).kind.is_simulated:
             return
-        self._notes.append("the script's ray.init() is undone: the run starts a Ray cluster of its own")
+        self._notes.append("the script's ray.init() is undone: the run starts its own Ray cluster")
         ray.shutdown()
 
     def _add_callbacks(self, trainable: str, tune_config: Any, run_config: Any) -> None:

@@ -380,7 +380,7 @@ def _sampler(searcher: Any, space: dict[str, Any]) -> tuple[dict[str, Any], list
             raise InputError("BasicVariantGenerator(constant_grid_search=True): each trial draws anew; leave it out")
         if searcher._random_state._rng is not None:
             raise InputError(
-                "BasicVariantGenerator(random_state=...): RubberBand draws by a seed of its own; leave it out"
+                "BasicVariantGenerator(random_state=...): RubberBand draws with its own seed; leave it out"
             )
         return {}, points, space
     if kind != "OptunaSearch":
@@ -401,7 +401,7 @@ def _own_space(own: Any, space: dict[str, Any]) -> dict[str, Any]:
     if not own:
         return space
     if drawn := [name for name, value in space.items() if _is_drawn(value)]:
-        raise InputError(f"OptunaSearch has a space of its own, and param_space draws {drawn[0]}; keep one of the two")
+        raise InputError(f"OptunaSearch has its own space, and param_space draws {drawn[0]}; keep one of the two")
     if callable(own):
         return {**space, **space_of_function(own)}
     return {**space, **own}

@@ -68,7 +68,7 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         return
     raise ValueError(
         f"the Trainer has ended after {trainer.state.epoch:g} epochs ({trainer.state.global_step} steps), and the "
-        "search goes on; set num_train_epochs to the scheduler's max_t"
+        "search continues; set num_train_epochs to the scheduler's max_t"
     )
 
 

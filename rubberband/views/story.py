@@ -34,10 +34,10 @@ class StoryEntry:
     """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `pause` or `replaced`."""
 
 
-Told = Setback | Pause | Granted | Replacement | HungInstance
+StoryRecord = Setback | Pause | Granted | Replacement | HungInstance
 
 
-def sentence(one: Told) -> str:
+def sentence(one: StoryRecord) -> str:
     """Return a record in words."""
     match one:
         case Setback():

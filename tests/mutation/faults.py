@@ -212,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="other-limits-told-again",
         harm="a repeated request before the start is told as if it had changed the limit again",
         file="rubberband/views/live/narration.py",
-        old="latest[0] is not self._told and ",
+        old="latest[0] is not self._reported and ",
         new="",
         tests=("tests/unit/test_allotments.py",),
     ),

@@ -348,7 +348,7 @@ def test_down_asks_before_it_ends_a_run(account: Account, file: Path) -> None:
 
     code, told = say("cloud", "down", "digits.yaml")
     assert code != 0
-    assert "1 of digits; end them anyway with --yes" in told
+    assert "1 of digits; terminate them anyway with --yes" in told
     assert len(living(account.session, "rubberband")) == 1
 
     code, told = say("cloud", "down", "digits.yaml", "--yes")

@@ -214,7 +214,7 @@ def test_ctrl_c_leaves_the_run_going_and_says_how_to_follow_it(account: Account,
     head.answers = answers
     code, told = say("run", "digits.yaml", "--on", "head")
     assert code != 0
-    assert "digits goes on on the head: `rubberband status digits --on head --watch` follows it" in told
+    assert "digits continues on the head: `rubberband status digits --on head --watch` follows it" in told
     assert [what for what, _ in head.asked] == ["start", "look"]
     assert len(account.fake.living) == 1
 
@@ -235,7 +235,7 @@ def test_credentials_that_expire_leave_the_run_going_and_say_how_to_go_on(accoun
     assert code != 0
     assert len(looks) == 1
     assert "credentials have expired" in told
-    assert told.endswith("; digits goes on on the head: `rubberband status digits --on head --watch` follows it")
+    assert told.endswith("; digits continues on the head: `rubberband status digits --on head --watch` follows it")
     account.fake.fault = None
     assert len(account.fake.living) == 1
 
@@ -299,7 +299,7 @@ def test_runs_on_the_head_count_in_the_month_of_here(account: Account, file: Pat
     home.mkdir(exist_ok=True)
     (home / "policy.yaml").write_text("max_usd_per_month: 3\n")
 
-    assert "the head went off" in say("run", "digits.yaml", "--on", "head")[1]
+    assert "the head stopped" in say("run", "digits.yaml", "--on", "head")[1]
     assert committed_usd(home, time.time()) == pytest.approx(2.0)
     assert committed_usd(home, month_end(time.time())) == pytest.approx(2.0), "it may still run next month"
     code, told = say("run", "digits.yaml", "--on", "head")
@@ -392,9 +392,7 @@ def test_a_head_of_other_code_is_brought_up_to_date_before_a_run(account: Accoun
     assert head.asked[0][1]["made_of"] == sent_made_of(account, account.fake.living[0].instance_id)
 
 
-@pytest.mark.parametrize(
-    ("code", "why"), [(73, "something runs there; wait for its end"), (0, "could not be brought up to date")]
-)
+@pytest.mark.parametrize(("code", "why"), [(73, "something runs there; wait for its end"), (0, "could not be updated")])
 def test_a_head_of_other_code_that_stays_so_runs_nothing(account: Account, file: Path, code: int, why: str) -> None:
     head = Head(account)
     head.made_of, head.remakes = ["0123 an older one"], code

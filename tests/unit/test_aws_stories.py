@@ -81,14 +81,15 @@ def test_down_names_other_owners_where_it_finds_nothing(account: Account) -> Non
     code, told = say("cloud", "down")
     assert code == 0, told
     assert (
-        "owner alice has 1 instance there; `rubberband cloud down --region us-east-1 --owner alice` ends them" in told
+        "owner alice has 1 instance there; `rubberband cloud down --region us-east-1 --owner alice` terminates them"
+        in told
     )
 
 
 @pytest.mark.parametrize(
     ("at", "told_so"),
     [
-        ("look", "digits goes on on the head: `rubberband status digits --on head --watch` follows it"),
+        ("look", "digits continues on the head: `rubberband status digits --on head --watch` follows it"),
         ("start", "whether digits was started is not known: `rubberband status digits --on head` shows it"),
     ],
 )

@@ -158,7 +158,7 @@ def no_trainer(config):
         (without_eval_data, "the Trainer has no eval_dataset, so it has no eval_… metric; give it eval_dataset="),
         (
             one_epoch,
-            "the Trainer has ended after 1 epochs (4 steps), and the search goes on; set num_train_epochs to the",
+            "the Trainer has ended after 1 epochs (4 steps), and the search continues; set num_train_epochs to the",
         ),
         (
             weights_alone,

@@ -79,7 +79,7 @@ def test_trials_are_compared_after_equal_iterations() -> None:
     compared = comparable(result)
     assert compared is not None
     assert (compared.iterations, len(compared.trials)) == (3, 25), "few reached the last end"
-    assert compared.told(result) == "Compared: 25 of 60 trials, at their metric after 3 iterations."
+    assert compared.sentence(result) == "Compared: 25 of 60 trials, at their metric after 3 iterations."
     for trial, value in zip(compared.trials, compared.values, strict=True):
         assert value == trial.curve[2][2][result.metric]
     few = comparable(with_trials([drawn(n) for n in range(9)], iterations=lambda n: 7 if n < 3 else 1))

@@ -73,7 +73,7 @@ class Comparable:
     trials: tuple[TrialResult, ...]
     values: tuple[float, ...]
 
-    def told(self, result: Result) -> str:
+    def sentence(self, result: Result) -> str:
         """Return which trials are compared."""
         of = f"of {len(result.trials):,}" if len(self.trials) < len(result.trials) else "all"
         compared = f"{len(self.trials):,} {of} trials" if of != "all" else f"all {len(self.trials):,} trials"
@@ -149,7 +149,7 @@ def _slices_note(shown: Sequence[TrialResult], drawn: Sequence[TrialResult], var
     notes = [SLICES_NOTE]
     if len(drawn) < len(shown):
         notes.append(
-            f"Drawn: {len(drawn):,} of {counted(len(shown), 'trial')}, the best and an even choice of the others."
+            f"Drawn: {len(drawn):,} of {counted(len(shown), 'trial')}, the best trials and an even choice of the rest."
         )
     if len(varying) > _MOST_PANELS:
         notes.append(f"The first {_MOST_PANELS} of {len(varying)} parameters are drawn.")
@@ -157,7 +157,7 @@ def _slices_note(shown: Sequence[TrialResult], drawn: Sequence[TrialResult], var
 
 
 def _thinned(best_first: Sequence[TrialResult], most: int) -> list[TrialResult]:
-    """Return all trials, or the best and an even choice of the others."""
+    """Return all trials, or the best trials and an even choice of the rest."""
     if len(best_first) <= most:
         return list(best_first)
     best = most // 5
@@ -280,7 +280,7 @@ def contour(result: Result, space: Space = None, *, x: str = "", y: str = "") ->
         "xaxis": _scale(across) | {"showgrid": False},
         "yaxis": _scale(up) | {"showgrid": False},
         "meta": {
-            "note": f"{CONTOUR_NOTE} {compared.told(result)}",
+            "note": f"{CONTOUR_NOTE} {compared.sentence(result)}",
             "parameters": [[name, printable(name)] for name in names],
             "chosen": [x, y],
         },
@@ -474,7 +474,7 @@ def question_of(result: Result, space: Space = None) -> ComparedTrials | str:
         seen = [trial.configuration.get(name, ABSENT) for trial in result.trials]
         kinds[name] = axis_of(name, seen, domains.get(name)).kind
         values[name] = [setting(value) for value in every] if kinds[name] == "category" else every
-    notes = [IMPORTANCE_NOTE, compared.told(result)]
+    notes = [IMPORTANCE_NOTE, compared.sentence(result)]
     notes += [f"{len(trials)} of these are used, chosen evenly."] if step > 1 else []
     notes += [f"Left out, as not all of them have it: {listed(map(printable, partial))}."] if partial else []
     return ComparedTrials(metrics=metrics, values=values, kinds=kinds, note=" ".join(notes))

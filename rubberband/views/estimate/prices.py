@@ -103,7 +103,7 @@ def price_json(row: InstanceType, region: str) -> dict[str, Any]:
 def _cells(row: InstanceType, region: str, now: float) -> tuple[str, ...]:
     live, price = row.live.get(region, _NOTHING), row.prices_usd_per_hour.get(region)
     about = "~" if region in row.approximate else ""
-    told_at, on_paper = live.on_demand_at, row.priced_on or "table"
+    asked_at, on_paper = live.on_demand_at, row.priced_on or "table"
     return (
         row.instance_type,
         str(row.gpus),
@@ -112,17 +112,17 @@ def _cells(row: InstanceType, region: str, now: float) -> tuple[str, ...]:
         _number(row.memory_gib),
         "-" if price is None else about + usd(price, 4),
         "-" if price is None or not row.gpus else about + usd(price / row.gpus, 4),
-        "-" if price is None else on_paper if told_at is None else f"AWS, {age(now - told_at)}",
+        "-" if price is None else on_paper if asked_at is None else f"AWS, {age(now - asked_at)}",
         *_spot_cells(row, region, now),
     )
 
 
 def _spot_cells(row: InstanceType, region: str, now: float) -> tuple[str, str, str, str]:
-    live, told, share = row.live.get(region, _NOTHING), row.live_spot_usd_per_hour(region), _share(row, region)
-    if told is not None and live.spot_at is not None:
+    live, live_usd, share = row.live.get(region, _NOTHING), row.live_spot_usd_per_hour(region), _share(row, region)
+    if live_usd is not None and live.spot_at is not None:
         zone = min(live.spot_usd_per_hour, key=lambda zone: live.spot_usd_per_hour[zone])
         percent = "-" if share is None else f"{share:.0%}"
-        return usd(told, 4), percent, zone, f"AWS, {age(now - live.spot_at)}"
+        return usd(live_usd, 4), percent, zone, f"AWS, {age(now - live.spot_at)}"
     price = row.prices_usd_per_hour.get(region)
     if share is None or price is None:
         return "-", "-", "-", "-"
@@ -131,10 +131,10 @@ def _spot_cells(row: InstanceType, region: str, now: float) -> tuple[str, str, s
 
 def _share(row: InstanceType, region: str) -> float | None:
     """Return the spot price over the price on demand: from AWS, or else indicative from the table."""
-    told, price = row.live_spot_usd_per_hour(region), row.prices_usd_per_hour.get(region)
-    if told is None:
+    live_usd, price = row.live_spot_usd_per_hour(region), row.prices_usd_per_hour.get(region)
+    if live_usd is None:
         return row.spot_share
-    return told / price if price else None
+    return live_usd / price if price else None
 
 
 def age(seconds: float) -> str:

@@ -272,8 +272,9 @@ def _stage_notes(answer: Estimate, job: JobPlan) -> list[str]:
     if (ladder := answer.brackets[0][0].ladder) is not None:
         ends = ", ".join(map(str, ladder.totals))
         notes.append(
-            f"Trials pause after {ends} iterations and go on when they are among the best 1/{ladder.reduction_factor} "
-            "there; instances without a trial are released at the end. The order of the results is drawn at random."
+            f"Trials pause after {ends} iterations and continue when they are among the best "
+            f"1/{ladder.reduction_factor} there; instances without a trial are released at the end. "
+            "The order of the results is drawn at random."
         )
     if len(job.lanes) > 1:
         notes.append(

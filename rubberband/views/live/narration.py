@@ -74,7 +74,7 @@ class Narrator:
         self._begun = False
         self._seen: dict[str, int] = {}
         """List of the state -> its items that lines were about."""
-        self._told: Record | None = None
+        self._reported: Record | None = None
         """The latest record of other limits that a line was about."""
         self._warned = False
         self._instances: set[str] = set()
@@ -87,7 +87,7 @@ class Narrator:
         self._stages_ended: set[int] = set()
         self._slow: dict[int, Slow] = {}
         """Trial whose workers are unequal, or were -> its slow workers."""
-        self._told_recalled: set[str] = set()
+        self._seen_recalled: set[str] = set()
         self._ending = False
 
     def lines(self, event: Event, controller: Controller) -> list[str]:
@@ -175,8 +175,10 @@ class Narrator:
     def _made(self, kind: type[Kind], event: Event, state: State) -> Sequence[Kind]:
         """Return the record of a kind that the event has just made; none if it has made none."""
         latest = state.history.of(kind)[-1:]
-        is_new = bool(latest) and latest[0] is not self._told and latest[0].at_s == state.elapsed_s(event.occurred_at)
-        self._told = latest[0] if latest else self._told
+        is_new = (
+            bool(latest) and latest[0] is not self._reported and latest[0].at_s == state.elapsed_s(event.occurred_at)
+        )
+        self._reported = latest[0] if latest else self._reported
         return latest if is_new else []
 
     def _instance(self, event: Event, state: State) -> list[str]:
@@ -267,8 +269,8 @@ class Narrator:
         if not state.history.of(Allotted):
             return []
         recalled = [record for record in state.fleet.leaving() if record.recalled_at == state.now]
-        fresh = [record.instance for record in recalled if record.instance not in self._told_recalled]
-        self._told_recalled = {record.instance for record in state.fleet.leaving() if record.recalled_at is not None}
+        fresh = [record.instance for record in recalled if record.instance not in self._seen_recalled]
+        self._seen_recalled = {record.instance for record in state.fleet.leaving() if record.recalled_at is not None}
         on_them = [t.trial for t in state.running() if any(slot.instance in fresh for slot in t.gang)]
         stop = f"{_trials(on_them)} {'stops' if len(on_them) == 1 else 'stop'} at the next checkpoint"
         return [f"giving back {listed(fresh)}: {stop}"] if fresh and on_them else []
@@ -349,8 +351,8 @@ class Narrator:
         slow = self._slow[event.trial] = ([rank for rank, x in enumerate(use.shares) if x == 0], use.stragglers)
         if slow == before:
             return []
-        told = "; ".join(filter(None, [unequal(use) if before is None else "", *slow_workers(use, trial.gang)]))
-        return [f"trial {event.trial}: {'unequal workers: ' if before is None else ''}{told or unequal(use)}"]
+        text = "; ".join(filter(None, [unequal(use) if before is None else "", *slow_workers(use, trial.gang)]))
+        return [f"trial {event.trial}: {'unequal workers: ' if before is None else ''}{text or unequal(use)}"]
 
     def _replaced(self, state: State) -> list[str]:
         slow = map(sentence, self._fresh("replacements", state.history.of(Replacement)))

@@ -514,5 +514,5 @@ def progress_html(progress: Progress, now: float, said: tuple[str, ...] = ()) ->
     """Return the stages, time and cost, and the latest lines."""
     decimals = usd_decimals(max(progress.spent_usd(now), progress.expected(now).cost_usd))
     rows = [stage_cells(progress, stage, now, decimals) for stage in progress.stages]
-    told = [line.plain for line in summary(progress, now)]
-    return markup.card(progress.job.name, markup.table(_HEADER, rows), markup.lines(told), markup.lines(said))
+    lines = [line.plain for line in summary(progress, now)]
+    return markup.card(progress.job.name, markup.table(_HEADER, rows), markup.lines(lines), markup.lines(said))

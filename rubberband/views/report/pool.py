@@ -26,7 +26,7 @@ from rubberband.views.charts.parts import (
 from rubberband.views.formatting import TextTable
 from rubberband.views.report.page import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
 
-Standing = Mapping[str, Any]
+PoolStatus = Mapping[str, Any]
 """JSON of `rubberband pool status -o json`."""
 
 _ROW_PX, _AROUND_PX, _CHART_PX = 22, 130, 320
@@ -38,16 +38,16 @@ SPEND = "Cost of each experiment over time, at its share of the instances that i
 PROMISES = "GPUs that each experiment is promised from now on. The policy divides the rest among those that run."
 
 
-def experiments_table(standing: Standing) -> TextTable:
+def experiments_table(status: PoolStatus) -> TextTable:
     """Return a row for each run of an experiment, the latest first."""
-    loans: dict[str, list[Standing]] = {}
-    for loan in standing["loans"]:
+    loans: dict[str, list[PoolStatus]] = {}
+    for loan in status["loans"]:
         loans.setdefault(loan["tenant"], []).append(loan)
     rows = []
-    for tenant in reversed(standing["tenants"]):
+    for tenant in reversed(status["tenants"]):
         own = loans.get(tenant["tenant"], [])
         waited_s = sum(loan["running_at"] - loan["requested_at"] for loan in own)
-        gpu_s = sum(loan["gpus"] * ((loan["ended_at"] or standing["now"]) - loan["running_at"]) for loan in own)
+        gpu_s = sum(loan["gpus"] * ((loan["ended_at"] or status["now"]) - loan["running_at"]) for loan in own)
         rows.append(
             (
                 tenant["experiment"],
@@ -63,9 +63,9 @@ def experiments_table(standing: Standing) -> TextTable:
     return TextTable(title="Experiments", header=header, rows=tuple(rows))
 
 
-def money_table(standing: Standing) -> TextTable:
+def money_table(status: PoolStatus) -> TextTable:
     """Return how the provider's bill is made of the experiments' bills and the pool's idle time."""
-    usd = standing["usd"]
+    usd = status["usd"]
     rows = (("experiments", format_usd(usd["lent"])), ("idle", format_usd(usd["idle"])))
     return TextTable(
         title="Bill",
@@ -76,47 +76,47 @@ def money_table(standing: Standing) -> TextTable:
     )
 
 
-def render_pool(standing: Standing) -> str:
+def render_pool(status: PoolStatus) -> str:
     """Return the page, which needs no network."""
-    usd = standing["usd"]
-    drawn = pool_charts(standing)
-    warm = sum(loan["was_warm"] for loan in standing["loans"])
+    usd = status["usd"]
+    drawn = pool_charts(status)
+    warm = sum(loan["was_warm"] for loan in status["loans"])
     of_month = "no cap" if usd["max_per_month"] is None else f"of {format_usd(usd['max_per_month'])}"
     of_hour = "no cap" if usd["max_per_hour"] is None else f"of {format_usd(usd['max_per_hour'])}"
     cards = [
         card(
             "instances",
-            str(standing["instances"]),
+            str(status["instances"]),
             "; ".join(
                 filter(
                     None,
                     (
-                        f"of {standing['max_instances']}",
-                        autoscaled_words(standing),
-                        f"{counted(standing['free_gpus'], 'GPU')} free",
+                        f"of {status['max_instances']}",
+                        autoscaled_words(status),
+                        f"{counted(status['free_gpus'], 'GPU')} free",
                     ),
                 )
             ),
         ),
         card("this month", format_usd(usd["month"]), of_month),
         card("per hour now", format_usd(usd["per_hour"]), of_hour),
-        card("lent warm", f"{warm} of {len(standing['loans'])}", f"{counted(standing['started'], 'instance')} started"),
+        card("lent warm", f"{warm} of {len(status['loans'])}", f"{counted(status['started'], 'instance')} started"),
     ]
-    waiting = len(standing["waiting"])
+    waiting = len(status["waiting"])
     answers = [f"{counted(waiting, 'request')} wait{'s' * (waiting == 1)}"] if waiting else []
     body = "\n".join(
         [
-            page_header(standing["name"], "done", "pool", answers, cards),
+            page_header(status["name"], "done", "pool", answers, cards),
             STRIP,
             chart_section("loans", "Loans over time", LOANS, drawn),
             *([chart_section("sizes", "Instances", SIZES, drawn)] if "sizes" in drawn else []),
             chart_section("spend", "Spend", SPEND, drawn),
             STRIP_END,
-            table_section(experiments_table(standing), sortable=True),
-            table_section(money_table(standing)),
+            table_section(experiments_table(status), sortable=True),
+            table_section(money_table(status)),
         ]
     )
-    return page(f"{standing['name']} - RubberBand pool", body, drawn)
+    return page(f"{status['name']} - RubberBand pool", body, drawn)
 
 
 Colours = Mapping[str, str]
@@ -128,17 +128,17 @@ def colours_of(experiments: Iterable[str]) -> Colours:
     return {name: STAGE_COLOURS[at % len(STAGE_COLOURS)] for at, name in enumerate(dict.fromkeys(experiments))}
 
 
-def pool_charts(standing: Standing, colours: Colours | None = None) -> dict[str, Figure]:
+def pool_charts(status: PoolStatus, colours: Colours | None = None) -> dict[str, Figure]:
     """Return the charts `loans`, `spend` and, of a pool that scales, `sizes`; none for a pool that lent nothing.
 
     `colours` has all its experiments.
     """
-    loans = standing["loans"][-_MOST_LOANS:]
+    loans = status["loans"][-_MOST_LOANS:]
     if not loans:
         return {}
     chosen = colours_of(loan["experiment"] for loan in loans) if colours is None else colours
-    drawn = {"loans": _loans(standing, loans, chosen), "spend": _spend(standing, loans, chosen)}
-    return drawn | ({"sizes": _sizes(standing, loans)} if standing.get("scales") else {})
+    drawn = {"loans": _loans(status, loans, chosen), "spend": _spend(status, loans, chosen)}
+    return drawn | ({"sizes": _sizes(status, loans)} if status.get("scales") else {})
 
 
 def promises_chart(calendar: Calendar, now: float, colours: Colours) -> Figure | None:
@@ -177,11 +177,11 @@ def promises_chart(calendar: Calendar, now: float, colours: Colours) -> Figure |
     )
 
 
-def _loans(standing: Standing, loans: Sequence[Standing], colours: Colours) -> Figure:
+def _loans(status: PoolStatus, loans: Sequence[PoolStatus], colours: Colours) -> Figure:
     """Return bars over time: a row for each GPU of each instance."""
-    begin, now = min(loan["running_at"] for loan in loans), standing["now"]
+    begin, now = min(loan["running_at"] for loan in loans), status["now"]
     unit, unit_s = time_unit(now - begin)
-    rows = _lanes(loans, standing["gpus_per_instance"])
+    rows = _lanes(loans, status["gpus_per_instance"])
     names = sorted({row for lanes in rows for row in lanes}, key=_row_order)
     traces = []
     for experiment in dict.fromkeys(loan["experiment"] for loan in loans):
@@ -200,7 +200,7 @@ def _loans(standing: Standing, loans: Sequence[Standing], colours: Colours) -> F
                 "base": [(loan["running_at"] - begin) / unit_s for _, loan in bars],
                 "x": [((loan["ended_at"] or now) - loan["running_at"]) / unit_s for _, loan in bars],
                 "marker": {"color": colours[experiment]},
-                "hovertext": [_told(loan, now) for _, loan in bars],
+                "hovertext": [_loan_text(loan, now) for _, loan in bars],
                 "hoverinfo": "text",
             }
         )
@@ -214,39 +214,39 @@ def _loans(standing: Standing, loans: Sequence[Standing], colours: Colours) -> F
     )
 
 
-def _sizes(standing: Standing, loans: Sequence[Standing]) -> Figure:
+def _sizes(status: PoolStatus, loans: Sequence[PoolStatus]) -> Figure:
     """Return the instances over time, and those that autoscaling allows."""
-    begin, now = min(loan["running_at"] for loan in loans), standing["now"]
+    begin, now = min(loan["running_at"] for loan in loans), status["now"]
     unit, unit_s = time_unit(now - begin)
 
-    def steps(name: str, changes: Sequence[Standing], **line: Any) -> Figure:
+    def steps(name: str, changes: Sequence[PoolStatus], **line: Any) -> Figure:
         every = [*changes, {**changes[-1], "at": now}] if changes else []
         points = [((one["at"] - begin) / unit_s, one["instances"], f"{name}: {_size_words(one)}") for one in every]
         return scatter(name, points, line={"shape": "hv", **line})
 
     traces = [
-        steps("running", standing["sizes"], color=STAGE_COLOURS[0]),
-        steps("autoscaling", standing["scales"], color=PLANNED, dash="dash"),
+        steps("running", status["sizes"], color=STAGE_COLOURS[0]),
+        steps("autoscaling", status["scales"], color=PLANNED, dash="dash"),
     ]
     across = time_axis(unit, (now - begin) / unit_s, "time since the first loan")
-    count = axis(f"instances of {standing['max_instances']}", rangemode="tozero", tickformat="d")
+    count = axis(f"instances of {status['max_instances']}", rangemode="tozero", tickformat="d")
     return chart(traces, _CHART_PX, across, count, showlegend=True)
 
 
-def _size_words(change: Standing) -> str:
+def _size_words(change: PoolStatus) -> str:
     efficiency = f" at {100.0 * change['efficiency']:.0f} % efficiency" if "efficiency" in change else ""
     return f"{counted(change['instances'], 'instance')}{efficiency}"
 
 
-def autoscaled_words(standing: Standing) -> str:
+def autoscaled_words(status: PoolStatus) -> str:
     """Return what the autoscaling of a pool allows: `autoscaled to 2 (62 % efficiency)`; empty if it does not scale."""
-    if standing["autoscaled"] is None:
+    if status["autoscaled"] is None:
         return ""
-    latest = standing["efficiency"]
-    return f"autoscaled to {standing['autoscaled']}" + (f" ({100.0 * latest:.0f} % efficiency)" if latest else "")
+    latest = status["efficiency"]
+    return f"autoscaled to {status['autoscaled']}" + (f" ({100.0 * latest:.0f} % efficiency)" if latest else "")
 
 
-def _told(loan: Standing, now: float) -> str:
+def _loan_text(loan: PoolStatus, now: float) -> str:
     held = format_duration((loan["ended_at"] or now) - loan["running_at"])
     warm = "taken warm" if loan["was_warm"] else "started for it"
     return f"{loan['experiment']}: {loan['machine']}, {counted(loan['gpus'], 'GPU')} for {held}, {warm}"
@@ -257,7 +257,7 @@ def _row_order(row: str) -> tuple[int, int]:
     return int(machine.removeprefix("m")), int(gpu or 0)
 
 
-def _lanes(loans: Sequence[Standing], gpus: int) -> list[list[str]]:
+def _lanes(loans: Sequence[PoolStatus], gpus: int) -> list[list[str]]:
     """Return for each loan the rows that it fills: the first GPUs of its instance that are free from its start on."""
     free_at: dict[str, float] = {}
     found: dict[int, list[str]] = {}
@@ -270,9 +270,9 @@ def _lanes(loans: Sequence[Standing], gpus: int) -> list[list[str]]:
     return [found[index] for index in range(len(loans))]
 
 
-def _spend(standing: Standing, loans: Sequence[Standing], colours: Colours) -> Figure:
+def _spend(status: PoolStatus, loans: Sequence[PoolStatus], colours: Colours) -> Figure:
     """Return the cost of each experiment over time; a loan costs the same at every moment."""
-    begin, now = min(loan["running_at"] for loan in loans), standing["now"]
+    begin, now = min(loan["running_at"] for loan in loans), status["now"]
     unit, unit_s = time_unit(now - begin)
     traces = []
     for experiment in dict.fromkeys(loan["experiment"] for loan in loans):
@@ -288,7 +288,7 @@ def _spend(standing: Standing, loans: Sequence[Standing], colours: Colours) -> F
     return chart(traces, _CHART_PX, axis(f"time since the first loan ({unit})"), axis("USD"))
 
 
-def _share(loan: Standing, at: float, now: float) -> float:
+def _share(loan: PoolStatus, at: float, now: float) -> float:
     """Return the part of a loan that has passed by `at`."""
     length_s = (loan["ended_at"] or now) - loan["running_at"]
     passed_s = min(max(0.0, at - loan["running_at"]), length_s)

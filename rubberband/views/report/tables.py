@@ -38,7 +38,7 @@ from rubberband.views.formatting import (
     usd_decimals,
     worker_values,
 )
-from rubberband.views.story import Told, cells, sentence
+from rubberband.views.story import StoryRecord, cells, sentence
 
 
 def headlines(result: Result) -> list[str]:
@@ -137,9 +137,9 @@ def comparison(result: Result) -> TextTable:
     if result.profiling_s or result.profiling_cost_usd:
         took = f"{duration(result.profiling_s)} and {usd(result.profiling_cost_usd)} USD"
         whole = f", {usd(result.whole_cost_usd)} USD in all" if result.profiling_cost_usd else ""
-        notes.append(f"Profiling before the start took {took} more{whole}; the limits here are what it left.")
+        notes.append(f"Profiling before the start took {took} more{whole}; the limits below are what it left.")
     notes += [f"After {duration(one.at_s)} it was extended: {sentence(one)}." for one in result.extensions]
-    others: tuple[Told, ...] = (*result.setbacks, *result.pauses, *result.replacements)
+    others: tuple[StoryRecord, ...] = (*result.setbacks, *result.pauses, *result.replacements)
     notes += [f"After {duration(one.at_s)} {sentence(one)}." for one in others]
     if result.resumes:
         after = f", after {listed(map(duration, result.resumed_s))}" if result.resumed_s else ""
@@ -364,15 +364,15 @@ def interruptions(result: Result) -> str:
 
 def _incident(instance: InstanceResult, decimals: int) -> Row:
     refused = instance.running_s is None and bool(instance.reason)
-    told_s = instance.requested_s if refused else instance.ended_s
+    noted_s = instance.requested_s if refused else instance.ended_s
     reason = instance.reason
     if instance.preempted or instance.interrupted_s is not None:
         what = "PREEMPTED" if instance.preempted else "interrupted"
-        told_s = told_s if instance.preempted else instance.interrupted_s
+        noted_s = noted_s if instance.preempted else instance.interrupted_s
         reason = reason or "given back before it was taken away"
     else:
         what = "failed to start" if instance.failed_start else "refused" if refused else "lost"
-    at_s = instance.requested_s if told_s is None else told_s
+    at_s = instance.requested_s if noted_s is None else noted_s
     return (instance.instance, what, duration(at_s), usd(instance.cost_usd, decimals), printable(reason))
 
 
@@ -504,7 +504,7 @@ def workers(result: Result, most: int | None) -> TextTable:
         notes=(
             "At the latest report, worker by worker. Own time: without the wait for others. If equal: the step with "
             "equal shares, by a model from measured times.",
-            *(f"Trial {trial}: {told}." for trial, last in shown for told in slow_workers(last, last.workers)),
+            *(f"Trial {trial}: {text}." for trial, last in shown for text in slow_workers(last, last.workers)),
             *([f"{counted(left, 'more trial')} not shown."] if left else []),
         ),
     )
