@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -326,7 +327,7 @@ def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = (
     from rubberband.errors import InputError, ProfileMissingError
     from rubberband.executor.training.entrypoint import Entrypoint
     from rubberband.installation import default_home
-    from rubberband.running.profile import profiles_to_plan
+    from rubberband.running.profile import find_profiles
     from rubberband.spec.loading import default_profile_path, names_no_profile
 
     entrypoint = None
@@ -338,7 +339,8 @@ def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = (
         home = None
     found_at = default_profile_path(file) if names_no_profile(file, overrides) else None
     try:
-        found = profiles_to_plan(experiment, entrypoint, home, found_at, lambda line: print(line, file=sys.stderr))
+        say = partial(print, file=sys.stderr)
+        found = find_profiles(experiment, entrypoint, home, found_at, say, to_run=False)
     except ProfileMissingError as error:
         raise ProfileMissingError(f"{str(error).partition(';')[0]}; {remedy}") from None
     if found is None:

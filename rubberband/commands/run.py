@@ -74,7 +74,7 @@ def run(
     """
     from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.journal.inbox import Inbox
-    from rubberband.running.run import run_experiment, under_free_name
+    from rubberband.running.run import RunOptions, run_experiment, under_free_name
     from rubberband.spec.loading import default_profile_path, load_experiment, names_no_profile
 
     experiment = load_experiment(file, overrides or [])
@@ -90,9 +90,7 @@ def run(
     if not folder.exists:
         Inbox(folder.inbox).withdraw_cancels()
     search_path = (file.absolute().parent, Path.cwd())
-    result = run_experiment(
-        experiment,
-        folder,
+    options = RunOptions(
         search_path=search_path,
         profile_path=default_profile_path(file),
         policy=policy.value,
@@ -104,7 +102,7 @@ def run(
         announce=_announce,
         view=live_view,
     )
-    _conclude(result)
+    _conclude(run_experiment(experiment, folder, options))
 
 
 def resume(

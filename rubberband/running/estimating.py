@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.entrypoint import Entrypoint, with_trial
 from rubberband.installation import home_at
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_terms
-from rubberband.running.profile import profiles_to_plan
+from rubberband.running.profile import find_profiles
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool
@@ -95,7 +96,7 @@ def estimate(
     found_entrypoint = Entrypoint.parse(trial, (os.getcwd(),)) if isinstance(trial, str) else None
     if trial is not None and found_entrypoint is None:
         found_entrypoint = Entrypoint.from_object(trial)
-    profiles = profiles_to_plan(experiment, found_entrypoint, place, None, lambda line: print(line, file=sys.stderr))
+    profiles = find_profiles(experiment, found_entrypoint, place, None, partial(print, file=sys.stderr), to_run=False)
     if profiles is None:
         raise ProfileMissingError(
             "there is no profile; pass profile={'seconds_per_iteration': {1: 60}}, or run it once: a run measures one"

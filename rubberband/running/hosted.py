@@ -129,7 +129,7 @@ def _run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], N
 
 
 def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
-    from rubberband.running.run import run_experiment
+    from rubberband.running.run import RunOptions, run_experiment
     from rubberband.spec.experiment import Experiment
     from rubberband.spec.pool import on_pool
 
@@ -139,9 +139,7 @@ def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
     experiment = Experiment.kept(words)
     if not experiment.resources.kind.is_simulated:
         _require_own(experiment.entrypoint, order)
-    return run_experiment(
-        experiment,
-        folder,
+    options = RunOptions(
         search_path=order.code,
         policy=order.policy,
         most_usd=order.most_usd,
@@ -149,6 +147,7 @@ def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
         announce=_say,
         view=_plain_view,
     )
+    return run_experiment(experiment, folder, options)
 
 
 def _once_the_store_is_back(folder: ExperimentFolder, away: StoreAwayError, wait_for: Callable[[str], None]) -> Result:

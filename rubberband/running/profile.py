@@ -474,28 +474,37 @@ def beside(path: Path, content: ProfileContent | None) -> tuple[bool, str]:
     )
 
 
-def profiles_to_plan(
+def find_profiles(
     experiment: Experiment,
     entrypoint: Entrypoint | None,
     home: Path | None,
     found_at: Path | None,
-    announce: Callable[[str], None],
+    announce: Announce = lambda line: None,
+    *,
+    to_run: bool,
 ) -> Profile | dict[str, Profile] | None:
-    """Return the profile for an estimate: the named one, else a kept one of the same content; None without any.
+    """Return the profile that the experiment names, else a kept one of the same content; None without any.
 
-    One that was only found beside the file, at `found_at`, is used even if the trial has changed since; that is
-    announced, as a run would measure it again. Raises ProfileMissingError if the named file is missing.
+    A run measures again what was found beside the file, at `found_at`, if the trial has changed since; an estimate uses
+    it, and announces that. Raises ProfileMissingError if the named file is missing.
     """
     given = experiment.loaded_profiles()
     if entrypoint is None or (given is not None and found_at is None):
         return given
     content = content_to_measure(experiment, entrypoint)
-    if given is not None and found_at is not None and beside(found_at, content)[0]:
-        return given
+    if given is not None and found_at is not None:
+        is_same, line = beside(found_at, content)
+        if line and to_run:
+            announce(line)
+        if is_same:
+            return given
     kept = None if home is None else kept_profile(home, content)
     if kept is not None:
-        announce(kept[1].removesuffix(AFRESH).rstrip("; "))
-        return kept[0]
+        profile, line = kept
+        announce(line if to_run else line.removesuffix(AFRESH).rstrip("; "))
+        return profile
+    if to_run:
+        return None
     if found_at is not None:
         measured = _when(read_profile_file(found_at))
         announce(f"{found_at.name} was measured {measured} for {_ANOTHER}; a run measures it again")

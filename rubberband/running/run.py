@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,7 @@ from rubberband.running.estimating import experiment_of
 from rubberband.running.profile import (
     Announce,
     MeasuredProfile,
-    beside,
-    content_to_measure,
-    kept_profile,
+    find_profiles,
     measure_profile,
     noting,
 )
@@ -156,15 +154,8 @@ def tune(
     if new or not {"name", "experiment"} & words.keys():
         experiment, folder = under_free_name(experiment, folder, announce)
     folder.require_free("pass new=True, which takes the next free name, or another name=")
-    return run_experiment(
-        experiment,
-        folder,
-        check=check,
-        profile_again=profile_again,
-        announce=announce,
-        view=view,
-        callbacks=callbacks,
-    )
+    options = RunOptions(check=check, profile_again=profile_again, announce=announce, view=view, callbacks=callbacks)
+    return run_experiment(experiment, folder, options)
 
 
 def under_free_name(
@@ -206,78 +197,74 @@ def load_result(name: str, *, home: str | os.PathLike[str] | None = None) -> Res
     return read(open_folder(name, home_at(home)))
 
 
-def run_experiment(
-    experiment: Experiment,
-    folder: ExperimentFolder,
-    *,
-    search_path: Sequence[str | os.PathLike[str]] = (),
-    profile_path: Path | None = None,
-    policy: Policy = "optimal",
-    most_usd: float | None = None,
-    check: bool = True,
-    is_beside: bool = False,
-    is_admitted: bool = False,
-    profile_again: bool = False,
-    no_cap: bool = False,
-    confirm: Confirm = lambda bill: None,
-    announce: Announce = lambda line: None,
-    view: View = lambda *_: (),
-    callbacks: Sequence[Callback] = (),
-) -> Result:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How an experiment is run. The command line, Python and the service make the same value."""
+
+    search_path: Sequence[str | os.PathLike[str]] = ()
+    """Folders that are searched for the trial."""
+    profile_path: Path | None = None
+    """Place of a profile that is measured; None: the home."""
+    is_beside: bool = False
+    """Whether the experiment's profile was found at `profile_path`: it is used while its content is the same."""
+    policy: Policy = "optimal"
+    most_usd: float | None = None
+    """Highest cost that is advised where there is no plan."""
+    check: bool = True
+    """Whether one iteration of the trial is tried first, in a process of its own (`check_first`)."""
+    is_admitted: bool = False
+    """Whether a service has held the plan against the pool's cap of a month; it is not checked again."""
+    profile_again: bool = False
+    """Whether a profile is measured even if there is one."""
+    no_cap: bool = False
+    """Whether rented instances may have no max_cost."""
+    confirm: Confirm = lambda bill: None
+    """Asked before the first instance is rented."""
+    announce: Announce = lambda line: None
+    """Gets a line on each step before the run begins."""
+    view: View = lambda *_: ()
+    callbacks: Sequence[Callback] = ()
+
+
+def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: RunOptions | None = None) -> Result:
     """Plan an experiment (measuring its profile first if it has none) and run it to its end.
 
-    With `check`, one iteration of the trial is tried first, in a process of its own (`check_first`). A measured profile
-    is saved at `profile_path`, and kept for runs of the same content; `is_beside`: the experiment's profile was found
-    there, and is used while its content is the same. `is_admitted`: a service has held its plan against the pool's cap
-    of a month, and it is not checked again. `profile_again` measures one whatever there is. If there is no plan, the
-    advice costs at most `most_usd`. Rented instances need a max_cost, unless `no_cap`; `confirm` is asked before the
-    first one. `announce` gets a line on each step before the run begins; `callbacks` are called while it runs. Raises
-    the errors of `tune`.
+    A measured profile is kept for runs of the same content. Raises the errors of `tune`.
     """
+    options = options or RunOptions()
     began_s = elapsed_s()
-    check_callbacks(callbacks)
+    check_callbacks(options.callbacks)
     require_trackers(experiment.track or ())
-    require_runnable(experiment, folder.home, no_cap=no_cap)
-    experiment = with_trial(experiment, search_path)
+    require_runnable(experiment, folder.home, no_cap=options.no_cap)
+    experiment = with_trial(experiment, options.search_path)
     folder.require_free()
     for note in require_home(folder.home):
-        announce(note)
-    terms = cloud_terms(experiment, folder.home, announce)
+        options.announce(note)
+    terms = cloud_terms(experiment, folder.home, options.announce)
     require_rate(experiment, folder.home, terms.table)
-    spent, ask = Spent(), confirm if experiment.resources.kind.is_rented else lambda bill: None
-    entrypoint = find_entrypoint(experiment, search_path, terms.table, experiment.loaded_profiles())
-    announce_device(experiment, announce)
+    entrypoint = find_entrypoint(experiment, options.search_path, terms.table, experiment.loaded_profiles())
+    announce_device(experiment, options.announce)
     with cancel_on_signals() as cancelled:
-        found_at = profile_path if is_beside else None
-        again = profile_again and entrypoint is not None
-        profiles = None if again else known_profiles(experiment, entrypoint, folder.home, found_at, announce)
-        if check and entrypoint is not None:
-            with asked_to_end(folder, cancelled) as asked:
-                most = widest_gang(experiment, terms.table, profiles)
-                check_first(experiment, entrypoint, folder.home, profiles, announce, asked, max_gpus=most)
-        bound, is_known = bound_of(experiment.constraints.max_cost_usd, experiment.resources.pool), profiles is not None
-        if not is_known:
-            ask(f"{bound}; {'measuring the profile again' if again else UNMEASURED} comes first and counts")
+        start = _Start(experiment, entrypoint, folder, options, terms, cancelled)
+        profiles = start.known_profiles()
+        if options.check and entrypoint is not None:
+            start.check(entrypoint, profiles)
+        if profiles is None:
+            start.ask(f"; {'measuring the profile again' if start.again else UNMEASURED} comes first and counts")
             began_s = elapsed_s()  # the time of the answer is not the run's
         with pledged(experiment, folder):
+            spent, is_known = Spent(), profiles is not None
             if profiles is None:
-                announce("measuring the profile again" if again else "no profile yet: measuring one first")
-                with asked_to_end(folder, cancelled) as asked:
-                    measured = _measured_first(
-                        experiment, entrypoint, folder, profile_path, terms.table, announce, asked
-                    )
-                profiles, spent = measured.profile, Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
+                measured = start.measured()
+                profiles = measured.profile
+                spent = Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
             with noting(lambda: spent.cost_usd):
-                experiment, job = _planned(experiment, profiles, policy, spent, terms, folder.home, most_usd, announce)
+                sized, job = start.planned(profiles, spent)
                 if is_known or job.max_cost_usd is None:
-                    ask(f"{bound}, about {format_usd(spent.cost_usd + job.prediction.cost_usd)}")
-                if experiment.resources.pool is not None and not is_admitted:
-                    from rubberband.planning.month_cap import require_money
-
-                    pool, expected = Path(experiment.resources.pool), job.prediction
-                    require_money(pool, expected.cost_usd, expected.jct_s, "this plan")
-                create(folder, job, RunSpec.of(experiment, entrypoint, folder, spent))
-        return run(folder, view=view, cancelled=cancelled, callbacks=callbacks)
+                    start.ask(f", about {format_usd(spent.cost_usd + job.prediction.cost_usd)}")
+                start.require_money(job)
+                create(folder, job, RunSpec.of(sized, entrypoint, folder, spent))
+        return run(folder, view=options.view, cancelled=cancelled, callbacks=options.callbacks)
 
 
 UNMEASURED = "no profile yet: measuring it"
@@ -290,85 +277,104 @@ def bound_of(max_cost_usd: float | None, pool: str | None = None) -> str:
     return "no max_cost" if pool is None else f"no max_cost, within the caps of pool {Path(pool).name}"
 
 
-def _planned(
-    experiment: Experiment,
-    profiles: Profiles,
-    policy: Policy,
-    spent: Spent,
-    terms: Terms,
-    home: Path,
-    most_usd: float | None,
-    announce: Announce,
-) -> tuple[Experiment, Job]:
-    """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
-    here = replace(terms, starts=local_terms(experiment, home).starts)
-    found = planned(experiment, profiles, here, now=time.time(), policy=policy, spent=spent, most_usd=most_usd)
-    for line in (*experiment.notes, *found.remarks):
-        announce(line)
-    job = job_of(found, spent)
-    if (sized := found.size) is not None:
-        assert sized.number is not None, "there is a plan"
-        announce(f"{sized.key}: auto is {sized.number:,}, the largest search within the limits")
-        experiment = experiment.sized(sized.key, sized.number)
-    notes = [*repeat_notes(experiment), *sampler_notes(experiment, len(lanes_of(job)))]
-    notes += batch_notes(experiment, job.profile.goodput)
-    notes += async_notes(experiment, job.profile, {stage.gpus_per_trial for stage in job.plan.stages})
-    for line in (*notes, _plan_line(job)):
-        announce(line)
-    return experiment, job
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """The steps of an experiment before its run."""
 
+    experiment: Experiment
+    entrypoint: Entrypoint | None
+    folder: ExperimentFolder
+    options: RunOptions
+    terms: Terms
+    cancelled: Callable[[], bool]
 
-def _measured_first(
-    experiment: Experiment,
-    entrypoint: Entrypoint | None,
-    folder: ExperimentFolder,
-    wanted: Path | None,
-    table: Table | None,
-    announce: Announce,
-    cancelled: Callable[[], bool],
-) -> MeasuredProfile:
-    """Measure a profile briefly, save it at `wanted`, or in the home if that cannot be written, and keep it."""
-    measured = measure_profile(
-        experiment, entrypoint, folder, briefly=True, table=table, announce=announce, cancelled=cancelled
-    )
-    measured.keep(folder.home)
-    saved_at = folder.home / "profiling" / f"{folder.name}.profile.json" if wanted is None else wanted
-    try:
-        measured.save(saved_at)
-    except InputError:
-        saved_at = folder.home / "profiling" / f"{folder.name}.profile.json"
-        measured.save(saved_at)
-    for line in (*measured.remark_lines(), f"the profile is saved in {saved_at}"):
-        announce(line)
-    return measured
+    @property
+    def again(self) -> bool:
+        """Whether a profile is measured even if there is one."""
+        return self.options.profile_again and self.entrypoint is not None
 
+    def ask(self, what: str) -> None:
+        """Ask for the money of rented instances: its limit, and what is known of it. Raises Cancelled."""
+        resources = self.experiment.resources
+        if resources.kind.is_rented:
+            self.options.confirm(f"{bound_of(self.experiment.constraints.max_cost_usd, resources.pool)}{what}")
 
-def known_profiles(
-    experiment: Experiment,
-    entrypoint: Entrypoint | None,
-    home: Path,
-    found_at: Path | None,
-    announce: Announce = lambda line: None,
-) -> Profiles | None:
-    """Return the profile that the experiment names, or else one of the same content; None: it must be measured.
+    def known_profiles(self) -> Profiles | None:
+        """Return the profile that need not be measured; None if there is none."""
+        options = self.options
+        if self.again:
+            return None
+        found_at = options.profile_path if options.is_beside else None
+        return find_profiles(
+            self.experiment, self.entrypoint, self.folder.home, found_at, options.announce, to_run=True
+        )
 
-    The one that was only found beside the file, at `found_at`, must be of the same content too.
-    """
-    given = experiment.loaded_profiles()
-    if entrypoint is None or (given is not None and found_at is None):
-        return given
-    content = content_to_measure(experiment, entrypoint)
-    if given is not None and found_at is not None:
-        is_same, line = beside(found_at, content)
-        if line:
+    def check(self, entrypoint: Entrypoint, profiles: Profiles | None) -> None:
+        """Try one iteration of the trial. Raises EntrypointError."""
+        with asked_to_end(self.folder, self.cancelled) as asked:
+            most = widest_gang(self.experiment, self.terms.table, profiles)
+            announce = self.options.announce
+            check_first(self.experiment, entrypoint, self.folder.home, profiles, announce, asked, max_gpus=most)
+
+    def measured(self) -> MeasuredProfile:
+        """Measure a profile briefly, save it where asked, or in the home if that cannot be written, and keep it."""
+        announce, home_path = self.options.announce, self.folder.home / "profiling" / f"{self.folder.name}.profile.json"
+        announce("measuring the profile again" if self.again else "no profile yet: measuring one first")
+        with asked_to_end(self.folder, self.cancelled) as asked:
+            found = measure_profile(
+                self.experiment,
+                self.entrypoint,
+                self.folder,
+                briefly=True,
+                table=self.terms.table,
+                announce=announce,
+                cancelled=asked,
+            )
+        found.keep(self.folder.home)
+        saved_at = self.options.profile_path or home_path
+        try:
+            found.save(saved_at)
+        except InputError:
+            saved_at = home_path
+            found.save(saved_at)
+        for line in (*found.remark_lines(), f"the profile is saved in {saved_at}"):
             announce(line)
-        if is_same:
-            return given
-    kept = kept_profile(home, content)
-    if kept is None:
-        return None
-    announce(kept[1])
-    return kept[0]
+        return found
+
+    def planned(self, profiles: Profiles, spent: Spent) -> tuple[Experiment, Job]:
+        """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
+        experiment, options = self.experiment, self.options
+        here = replace(self.terms, starts=local_terms(experiment, self.folder.home).starts)
+        found = planned(
+            experiment,
+            profiles,
+            here,
+            now=time.time(),
+            policy=options.policy,
+            spent=spent,
+            most_usd=options.most_usd,
+        )
+        for line in (*experiment.notes, *found.remarks):
+            options.announce(line)
+        job = job_of(found, spent)
+        if (sized := found.size) is not None:
+            assert sized.number is not None, "there is a plan"
+            options.announce(f"{sized.key}: auto is {sized.number:,}, the largest search within the limits")
+            experiment = experiment.sized(sized.key, sized.number)
+        notes = [*repeat_notes(experiment), *sampler_notes(experiment, len(lanes_of(job)))]
+        notes += batch_notes(experiment, job.profile.goodput)
+        notes += async_notes(experiment, job.profile, {stage.gpus_per_trial for stage in job.plan.stages})
+        for line in (*notes, _plan_line(job)):
+            options.announce(line)
+        return experiment, job
+
+    def require_money(self, job: Job) -> None:
+        """Raise InfeasibleError where the cap of the pool's month does not cover the plan."""
+        pool = self.experiment.resources.pool
+        if pool is not None and not self.options.is_admitted:
+            from rubberband.planning.month_cap import require_money
+
+            require_money(Path(pool), job.prediction.cost_usd, job.prediction.jct_s, "this plan")
 
 
 @contextmanager

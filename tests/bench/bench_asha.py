@@ -29,7 +29,7 @@ from rubberband.executor.virtual.backend import VirtualBackend, shuffled
 from rubberband.executor.virtual.fleet import Noise
 from rubberband.planner.asha import Simulations
 from rubberband.planner.exact.table import Floats
-from rubberband.running.run import run_experiment
+from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment
 from rubberband.values.profile import Profile, Spread
@@ -128,7 +128,7 @@ def real() -> None:
         experiment = load_experiment(ROOT / "examples/scaling.yaml", settings)
         with tempfile.TemporaryDirectory() as home, contextlib.redirect_stderr(io.StringIO()):
             folder = open_folder(experiment.name, Path(home))
-            result = run_experiment(experiment, folder, search_path=(str(ROOT),), check=False)
+            result = run_experiment(experiment, folder, RunOptions(search_path=(str(ROOT),), check=False))
         planned = f"{result.planned_jct_s:.1f} s, {result.planned_cost_usd:.3f} USD"
         actual = f"{result.actual_jct_s:.1f} s, {result.actual_cost_usd:.3f} USD"
         best = "-" if result.best is None else f"{result.best.metrics[result.metric]:.4f}"

@@ -26,7 +26,7 @@ from rubberband.executor.run import session
 from rubberband.executor.run.driver import Observer
 from rubberband.running.backup import Manifest, back_up, read_manifest
 from rubberband.running.restore import restore
-from rubberband.running.run import run_experiment
+from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
 from tests.bench.random_experiments import virtual_experiment
 from tests.builders.file_checkpoints import keeping_files
@@ -88,7 +88,7 @@ def _drive(seed: int, place: Path) -> None:
         return [lambda *_: time.sleep(pause_s)]
 
     with keeping_files(folder.checkpoints):
-        run_experiment(experiment, folder, view=view)
+        run_experiment(experiment, folder, RunOptions(view=view))
 
 
 def real(seed: int, place: Path) -> Outcome:

@@ -20,7 +20,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, sqlite_url
 from rubberband.executor.journal.reading import read
 from rubberband.executor.run.driver import replay
-from rubberband.running.run import run_experiment
+from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.loading import load_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         experiment = load_experiment(file)
         folder = ExperimentFolder(home=Path(home), name=experiment.name)
-        run_experiment(experiment, folder, search_path=(file.resolve().parent, ROOT), check=False)
+        run_experiment(experiment, folder, RunOptions(search_path=(file.resolve().parent, ROOT), check=False))
         result, state = read(folder), replayed(folder)
     for what, planned, actual in (
         ("JCT, s", result.planned_jct_s, result.actual_jct_s),

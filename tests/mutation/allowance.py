@@ -27,8 +27,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="measures-unasked",
         harm="a profile is measured on rented instances before the user has agreed to the bill",
         file="rubberband/running/run.py",
-        old="        if not is_known:\n            ask(",
-        new="        if not is_known:\n            str(",
+        old="        if profiles is None:\n            start.ask(",
+        new="        if profiles is None:\n            str(",
         tests=_ALLOWANCE,
     ),
     Mutant(

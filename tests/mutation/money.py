@@ -894,7 +894,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="of two runs that begin under one name at once, one writes over the journal of the other",
         file="executor/run/session.py",
         old="        folder.require_free()\n        spec = replace",
-        new="        setup = replace",
+        new="        spec = replace",
         tests=("tests/unit/test_session.py",),
     ),
     # Profiles that are used again.

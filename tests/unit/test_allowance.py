@@ -190,7 +190,9 @@ def test_a_run_within_the_policy_begins(home: Path) -> None:
         by_tune(home)
     with pytest.raises(Cancelled, match="begun"):
         run.run_experiment(
-            Experiment(**words(None)), ExperimentFolder(home=home.parent, name="small"), check=False, no_cap=True
+            Experiment(**words(None)),
+            ExperimentFolder(home=home.parent, name="small"),
+            run.RunOptions(check=False, no_cap=True),
         )
     assert not any("refused" in note for note in estimate(home=home, **words()).notes)
 
@@ -278,9 +280,7 @@ def bills(home: Path, *, max_cost: float | None = 5, profile: bool = True, **cha
         run.run_experiment(
             Experiment(**asked),
             ExperimentFolder(home=home, name="small"),
-            check=False,
-            no_cap=True,
-            confirm=found.append,
+            run.RunOptions(check=False, no_cap=True, confirm=found.append),
         )
     return found
 
@@ -292,10 +292,10 @@ def test_a_run_says_what_is_known_of_its_bill(home: Path, monkeypatch: pytest.Mo
     assert bill.startswith("no max_cost, about 0.")
     assert bills(home, provider="local", aws={}, checkpoints=None) == [], "this machine costs nothing"
 
-    def measured(*_: Any) -> None:
+    def measured(*_: Any, **__: Any) -> None:
         raise Cancelled("measured")
 
-    monkeypatch.setattr(run, "_measured_first", measured)
+    monkeypatch.setattr(run, "measure_profile", measured)
     asked = "at most 5.00 USD (max_cost); no profile yet: measuring it comes first and counts"
     assert bills(home, profile=False) == [asked]
 

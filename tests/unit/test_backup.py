@@ -32,7 +32,7 @@ from rubberband.running import backup
 from rubberband.running import restore as restoring
 from rubberband.running.backup import Manifest, back_up, read_manifest
 from rubberband.running.restore import Restored, restore
-from rubberband.running.run import run_experiment
+from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
@@ -154,7 +154,7 @@ def test_the_checkpoints_that_a_copied_journal_names_are_in_the_backup(
     def drive() -> None:
         words = experiment("one").model_dump(mode="json", by_alias=True, exclude_none=True)
         words["search"]["scheduler"] |= {"num_samples": 4, "grace_period": 20, "max_t": 20}
-        run_experiment(Experiment(**words), folder, view=view)
+        run_experiment(Experiment(**words), folder, RunOptions(view=view))
         is_over.set()
 
     def later(events: int) -> None:
@@ -303,7 +303,7 @@ def half_a_run_with_files(folder: ExperimentFolder) -> None:
     words["search"]["scheduler"] |= {"num_samples": 4, "grace_period": 20, "max_t": 20}
     folder.checkpoints.mkdir(parents=True)
     with keeping_files(folder.checkpoints), pytest.raises(Killed):
-        run_experiment(Experiment(**words), folder, view=lambda *_: [die_at_once])
+        run_experiment(Experiment(**words), folder, RunOptions(view=lambda *_: [die_at_once]))
 
 
 def test_a_backup_without_the_store_of_its_journals_is_refused_and_says_what_it_lacks(tmp_path: Path) -> None:

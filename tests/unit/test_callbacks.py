@@ -38,7 +38,7 @@ from rubberband.executor.run.callbacks import (
 )
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.executor.virtual.fleet import Faults
-from rubberband.running.run import run_experiment
+from rubberband.running.run import RunOptions, run_experiment
 from tests.builders.journalled_runs import recorded, words
 from tests.builders.sessions import dying_after
 from tests.builders.virtual_runs import Killed
@@ -69,7 +69,9 @@ class Kept(Callback):
 
 def run(home: Path, callbacks: Sequence[Callback] = (), **changes: Any) -> Result:
     experiment = rubberband.Experiment(**words(**changes))
-    return run_experiment(experiment, ExperimentFolder(home=home, name=experiment.name), callbacks=callbacks)
+    return run_experiment(
+        experiment, ExperimentFolder(home=home, name=experiment.name), RunOptions(callbacks=callbacks)
+    )
 
 
 def cut_off(home: Path, events: int, **changes: Any) -> ExperimentFolder:
@@ -77,7 +79,7 @@ def cut_off(home: Path, events: int, **changes: Any) -> ExperimentFolder:
     experiment = rubberband.Experiment(**words(**changes))
     folder = ExperimentFolder(home=home, name=experiment.name)
     with pytest.raises(Killed):
-        run_experiment(experiment, folder, view=dying_after(events))
+        run_experiment(experiment, folder, RunOptions(view=dying_after(events)))
     return folder
 
 
@@ -188,7 +190,7 @@ def test_the_thread_of_a_slow_callback_does_not_hold_up_the_driver(tmp_path: Pat
 
     experiment = rubberband.Experiment(**words())
     folder = ExperimentFolder(home=tmp_path, name=experiment.name)
-    assert run_experiment(experiment, folder, view=view, callbacks=[Slow()]).outcome == "done"
+    assert run_experiment(experiment, folder, RunOptions(view=view, callbacks=[Slow()])).outcome == "done"
     assert at_end.is_set()
 
 

@@ -20,7 +20,7 @@ from rubberband.planner.goodput.planning import adapted, at_noise_scale, limits_
 from rubberband.planner.problem import Problem
 from rubberband.planning.assumptions import assumptions
 from rubberband.planning.candidates import batch_notes, candidates
-from rubberband.running.run import run_experiment
+from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchPoint
@@ -208,11 +208,11 @@ def test_a_virtual_run_takes_what_was_planned(tmp_path: Path) -> None:
     virtual = {"provider": "virtual", "instance_type": "p3.8xlarge", "gpus_per_trial": {"min": 1, "max": 8}}
     asked = experiment(constraints__deadline="2h").model_copy(update={"resources": Resources(**virtual)})
     said: list[str] = []
-    result = run_experiment(asked, ExperimentFolder(home=tmp_path, name="small"), announce=said.append)
+    result = run_experiment(asked, ExperimentFolder(home=tmp_path, name="small"), RunOptions(announce=said.append))
     assert result.outcome == "done"
     assert result.actual_jct_s == pytest.approx(result.planned_jct_s)
     blind = asked.model_copy(update={"profile": experiment(goodput=None).profile})
-    fixed = run_experiment(blind, ExperimentFolder(home=tmp_path, name="other"), announce=said.append)
+    fixed = run_experiment(blind, ExperimentFolder(home=tmp_path, name="other"), RunOptions(announce=said.append))
     assert any("planned as if their batch were fixed" in line for line in said)
     assert fixed.outcome == "done"
 

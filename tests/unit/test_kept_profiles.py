@@ -14,8 +14,8 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.running.profile import content_to_measure, kept_path, measure_profile
-from rubberband.running.run import find_entrypoint, known_profiles
+from rubberband.running.profile import content_to_measure, find_profiles, kept_path, measure_profile
+from rubberband.running.run import find_entrypoint
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import default_profile_path, dump_experiment, load_experiment, names_no_profile
 from rubberband.values.offer import Offer
@@ -61,7 +61,7 @@ def known(file: Path, *overrides: str) -> tuple[bool, list[str]]:
     found = load_experiment(file, overrides)
     at = default_profile_path(file) if names_no_profile(file, overrides) else None
     entrypoint = Entrypoint.parse("kept_trial:train", (file.parent,))
-    return known_profiles(found, entrypoint, file.parent / "home", at, said.append) is not None, said
+    return find_profiles(found, entrypoint, file.parent / "home", at, said.append, to_run=True) is not None, said
 
 
 def test_a_profile_is_used_again_while_its_content_is_the_same(file: Path) -> None:

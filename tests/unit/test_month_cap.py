@@ -107,7 +107,7 @@ def test_a_run_begins_where_the_cap_covers_it_or_a_service_has_admitted_it(
     with team(home, 0.5):
         experiment = Experiment(**on_pool(words(), home))
         with pytest.raises(Cancelled, match="begun"):
-            run.run_experiment(experiment, folder, check=False, is_admitted=True)
+            run.run_experiment(experiment, folder, run.RunOptions(check=False, is_admitted=True))
 
 
 @pytest.mark.usefixtures("trials")

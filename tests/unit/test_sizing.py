@@ -18,7 +18,7 @@ from rubberband.executor.run.follower import JournalFollower
 from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import Terms, size
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
-from rubberband.running.run import run_experiment
+from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import Sha
 from rubberband.states import ExperimentState
@@ -200,7 +200,7 @@ def test_a_run_is_sized_before_it_starts_and_its_journal_has_the_number(tmp_path
     asked = experiment()
     found, _ = size(asked, candidates(asked, PROFILE, 0.0))
     said: list[str] = []
-    result = run_experiment(asked, open_folder("sized", tmp_path), announce=said.append)
+    result = run_experiment(asked, open_folder("sized", tmp_path), RunOptions(announce=said.append))
     assert f"num_samples: auto is {found.number}, the largest search within the limits" in said
     assert len(result.trials) == found.number
     assert result.actual_jct_s <= 600.0

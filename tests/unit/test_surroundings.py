@@ -20,7 +20,7 @@ from rubberband.executor.journal.folder import open_folder
 from rubberband.executor.run import session
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.installation import FEWEST_FILES, home_at, require_ray
-from rubberband.running.run import run_experiment
+from rubberband.running.run import RunOptions, run_experiment
 from tests.builders.documents import ROOT
 
 WORDS: dict[str, Any] = {
@@ -73,7 +73,7 @@ def test_a_folder_that_is_moved_while_it_runs_ends_the_run_with_a_line(tmp_path:
     with pytest.raises(
         JournalError, match=r"'virtual' was moved or deleted while it ran .*`rubberband resume virtual`"
     ):
-        run_experiment(rubberband.Experiment(**WORDS), folder, view=lambda *_: [move])
+        run_experiment(rubberband.Experiment(**WORDS), folder, RunOptions(view=lambda *_: [move]))
     shutil.rmtree(folder.path, ignore_errors=True)
     shutil.move(tmp_path / "elsewhere", folder.path)
     assert session.run(folder).outcome == "done"

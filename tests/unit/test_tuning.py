@@ -19,7 +19,7 @@ from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.planning.prices_and_quotas import cloud_terms
 from rubberband.running.profile import MeasuredProfile, measure_profile
-from rubberband.running.run import run_experiment
+from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Batch, Experiment
 from rubberband.spec.profile_file import load_profile
 from rubberband.values.adaptive import BatchLimits, GoodputProfile, Throughput
@@ -223,6 +223,6 @@ def test_measuring_ends_when_a_request_asks_for_it_and_the_request_is_gone_then(
 
     monkeypatch.setattr("rubberband.running.profile.make_ray_backend", make_backend)
     with pytest.raises(Cancelled, match="nothing was saved"):
-        run_experiment(experiment(), folder, check=False)
+        run_experiment(experiment(), folder, RunOptions(check=False))
     assert inbox.pending() == []
     assert not folder.exists
