@@ -8,9 +8,11 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from rubberband.api.body import JSON_TYPE, require_json
 from rubberband.api.plans.pool import HardError, Planner, PlannerPool
@@ -91,8 +93,6 @@ class Memory:
             self._requests.popitem(last=False)
 
 
-__all__ = ["PlanAnswer", "Plans", "Preview"]
-
 _PASSING = (TOO_LONG, UNAVAILABLE, INTERNAL, PROVIDER)
 """Problems that may not recur; they are not cached."""
 _MOST_BYTES = 64 * MIB
@@ -104,17 +104,37 @@ _KEEP_EVERY_S = 0.1
 _log = logging.getLogger(__name__)
 
 
+class PlanOptions(BaseModel):
+    """How a plan is searched for: the query of a preview."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, frozen=True)
+
+    policy: Policy = Field("optimal", description="The plans to search: all of them, or those of a baseline.")
+    frontier: bool = Field(False, description="Include the whole frontier of cost against deadline; this takes longer.")
+    size: bool = Field(
+        False,
+        description="Size the search to the limits first. A search whose num_samples or max_t is auto is always sized.",
+    )
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of the samples, where times vary.")
+    overrides: list[str] = Field(
+        [],
+        alias="set",
+        max_length=100,
+        description="KEY=VALUE replaces a value of the body, as `-s` on the command line; repeats.",
+        examples=[["constraints.deadline=30m"]],
+    )
+
+
+OPTIONS = PlanOptions()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """Question in a request: the body of an experiment that would start now, and options."""
 
     body: bytes
     media_type: str = JSON_TYPE
-    overrides: Sequence[str] = ()
-    policy: Policy = "optimal"
-    frontier: bool = False
-    size: bool = False
-    seed: int = 0
+    options: PlanOptions = OPTIONS
 
 
 @dataclass(slots=True)
@@ -171,21 +191,12 @@ class Plans:
         """Ids of the planning processes."""
         return self._pool.pids
 
-    async def preview(
-        self,
-        experiment: Experiment,
-        *,
-        policy: Policy = "optimal",
-        frontier: bool = False,
-        size: bool = False,
-        seed: int = 0,
-        caller: str = "",
-    ) -> PlanAnswer:
-        """Plan an experiment that would start now. Raises Problem."""
+    async def preview(self, experiment: Experiment, options: PlanOptions = OPTIONS, *, caller: str = "") -> PlanAnswer:
+        """Plan an experiment that would start now; its `overrides` are applied already. Raises Problem."""
         words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
-        preview = Preview(body=json.dumps(words).encode(), policy=policy, frontier=frontier, size=size, seed=seed)
-        asked = f"{policy} {frontier} {size} {seed}".encode()
-        return await self.answer(preview, fingerprint(preview.body, asked), caller)
+        options = options.model_copy(update={"overrides": []})
+        preview = Preview(body=json.dumps(words).encode(), options=options)
+        return await self.answer(preview, fingerprint(preview.body, options.model_dump_json().encode()), caller)
 
     async def rest(self, question: RestQuestion, caller: str = "") -> RestAnswer:
         """Preview other limits for an experiment. Callers take turns. Raises Problem."""
@@ -283,11 +294,7 @@ class Plans:
         return {
             "body": preview.body.decode("latin-1"),
             "media_type": preview.media_type,
-            "overrides": list(preview.overrides),
-            "policy": preview.policy,
-            "frontier": preview.frontier,
-            "size": preview.size,
-            "seed": preview.seed,
+            **preview.options.model_dump(),
             "most_usd": self._settings.limits.max_cost_usd,
             "now": now,
             "planning_s": self._settings.limits.planning_s,
@@ -319,12 +326,7 @@ class Plans:
         told, body = await planner.plan()
         answer = PlanAnswer(id=id, status=told["status"], body=body)
         self._memory.keep_answer(answer)
-        options = {
-            "policy": preview.policy,
-            "frontier": preview.frontier,
-            "size": preview.size,
-            "seed": preview.seed,
-        }
+        options = preview.options.model_dump(exclude={"overrides"})
         self._keep(
             StoredPlan(
                 id=id, created_at=time.time(), words=told["words"], options=options, status=answer.status, body=body

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from rubberband.api.body import read_experiment
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.plans.previews import PlanAnswer, Preview, fingerprint
+from rubberband.api.plans.previews import PlanAnswer, PlanOptions, Preview, fingerprint
 from rubberband.api.problems import (
     INFEASIBLE,
     INVALID,
@@ -37,35 +37,13 @@ from rubberband.api.routes import Reader, Service, Serving, caller_of
 from rubberband.api.routes.answers import EXAMPLES, EXPERIMENT_BODY, invalid, refusals, require_documented
 from rubberband.client.models import PlanView
 from rubberband.units import shown
-from rubberband.values.plan import Policy
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
 
-class PlanQuery(BaseModel):
-    """How a plan is searched for."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-
-    policy: Policy = Field("optimal", description="The plans to search: all of them, or those of a baseline.")
-    frontier: bool = Field(False, description="Include the whole frontier of cost against deadline; this takes longer.")
-    size: bool = Field(
-        False,
-        description="Size the search to the limits first. A search whose num_samples or max_t is auto is always sized.",
-    )
-    seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of the samples, where times vary.")
-    overrides: list[str] = Field(
-        [],
-        alias="set",
-        max_length=100,
-        description="KEY=VALUE replaces a value of the body, as `-s` on the command line; repeats.",
-        examples=[["constraints.deadline=30m"]],
-    )
-
-
 def _parameters() -> list[dict[str, Any]]:
-    """Return the parameters of PlanQuery for OpenAPI."""
-    fields = PlanQuery.model_json_schema()["properties"]
+    """Return the parameters of PlanOptions for OpenAPI."""
+    fields = PlanOptions.model_json_schema()["properties"]
     described = (
         {"name": name, "description": field.pop("description"), "schema": field} for name, field in fields.items()
     )
@@ -110,7 +88,7 @@ async def preview_plan(request: Request, service: Serving, reader: Reader) -> Re
     asked = fingerprint(body, media_type.encode("latin-1"), request.url.query.encode())
     answer = service.plans.recall(asked)
     if answer is None:
-        preview = _preview(body, media_type, _query(request))
+        preview = Preview(body=body, media_type=media_type, options=_options(request))
         answer = await _unless_left(request, service.plans.answer(preview, asked, caller_of(request)))
     return _response(answer)
 
@@ -122,13 +100,14 @@ async def _beside_promises(
 
     The budgets of `owner` and of the pool count as they would for a submission.
     """
-    query = _query(request)
-    experiment = await run_in_threadpool(read_experiment, body, media_type, query.overrides)
+    options = _options(request)
+    experiment = await run_in_threadpool(read_experiment, body, media_type, options.overrides)
     fitted = admission.within(experiment)
-    plan = partial(service.plans.preview, policy=query.policy, caller=caller_of(request))
-    answer = await _unless_left(request, plan(fitted, frontier=query.frontier, size=query.size, seed=query.seed))
+    caller = caller_of(request)
+    answer = await _unless_left(request, service.plans.preview(fitted, options, caller=caller))
     if answer.status != 200:
         return _response(answer)
+    plan = partial(service.plans.preview, options=PlanOptions(policy=options.policy), caller=caller)
     promise = await admission.admit(fitted, answer, time.time(), plan, owner=owner)
     if promise is None and not fitted.notes:
         return _response(answer)
@@ -137,18 +116,6 @@ async def _beside_promises(
     if promise is not None:
         told["promise"] = {"start_at": promise.start_at, "end_at": promise.end_at}
     return Response(json.dumps(told).encode(), 200, {"Cache-Control": "no-store"}, media_type="application/json")
-
-
-def _preview(body: bytes, media_type: str, query: PlanQuery) -> Preview:
-    return Preview(
-        body=body,
-        media_type=media_type,
-        overrides=query.overrides,
-        policy=query.policy,
-        frontier=query.frontier,
-        size=query.size,
-        seed=query.seed,
-    )
 
 
 @router.get(
@@ -194,13 +161,13 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _query(request: Request) -> PlanQuery:
+def _options(request: Request) -> PlanOptions:
     """Parse the query. FastAPI would do so for repeated questions, too."""
     require_documented(request)
     given = request.query_params
     words: dict[str, Any] = {name: given.getlist(name) if name == "set" else given[name] for name in given}
     try:
-        return PlanQuery.model_validate(words)
+        return PlanOptions.model_validate(words)
     except ValidationError as error:
         raise invalid(error.errors(), "query") from None
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -152,9 +152,7 @@ class NearPlans(Plans):
     """Plans in this process: nothing is to be started first."""
 
     async def answer(self, preview: Preview, fingerprint: bytes, caller: str = "") -> PlanAnswer:
-        terms = {"now": float(int(time.time())), "most_usd": self._settings.limits.max_cost_usd}
-        asked = asdict(preview) | {"body": preview.body.decode("latin-1")} | terms
-        return await asyncio.to_thread(self._near, asked)
+        return await asyncio.to_thread(self._near, self._question(preview, float(int(time.time()))))
 
     def _near(self, asked: dict[str, Any]) -> PlanAnswer:
         question = question_of(asked, self._settings.home, live=False)
