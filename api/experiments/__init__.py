@@ -8,14 +8,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Literal, cast
-from weakref import WeakValueDictionary
+from dataclasses import dataclass
+from typing import Literal
 
 from rubberband.api.body import require_allowed
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.experiments.budgets import Budgets
+from rubberband.api.experiments.extending import Extensions, LockOfEach, require_runnable
 from rubberband.api.experiments.starting import (
     HOSTED,
     KEY_GOOD_S,
@@ -29,13 +27,12 @@ from rubberband.api.experiments.starting import (
     waits,
 )
 from rubberband.api.experiments.watcher import Watcher
-from rubberband.api.plans.process import RestAnswer, RestQuestion, instant_of, with_instant, with_limits
-from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, HttpProblem, problem_of
+from rubberband.api.plans.process import with_instant
+from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, UNAVAILABLE, HttpProblem, problem_of
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
 from rubberband.errors import DamagedJournalError
-from rubberband.executor.core.extending import Extension
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.reading import explained, salvage
@@ -45,7 +42,7 @@ from rubberband.executor.run import allowance
 from rubberband.executor.run.follower import Failure, JournalFollower, at_work
 from rubberband.spec.experiment import Experiment
 from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, pool_allots, possible
-from rubberband.units import format_usd, shown
+from rubberband.units import shown
 from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission, Summary
 
@@ -61,19 +58,6 @@ class Settled:
     """`changed_at` of its row when the journal was read."""
     result: Result
     failures: Sequence[Failure]
-
-
-class LockOfEach:
-    """A lock for each experiment: slow work under it, such as reading a journal, holds up no other one."""
-
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-        self._mutex = threading.Lock()
-
-    def of(self, name: str) -> threading.Lock:
-        """Return the lock of an experiment, the same one as long as any caller has it."""
-        with self._mutex:
-            return self._locks.setdefault(name, threading.Lock())
 
 
 class Journals:
@@ -180,133 +164,6 @@ class Journals:
             yield follower
 
 
-# Other limits for experiments: `rubberband.api.routes.experiments` plans them between `question` and `grant`.
-
-
-class Extensions:
-    """Plans and grants other limits for experiments. Thread-safe; all methods raise Problem."""
-
-    def __init__(
-        self, settings: Settings, store: Store, watcher: Watcher, journals: Journals, budgets: Budgets | None
-    ) -> None:
-        self._settings, self._store, self._watcher, self._journals = settings, store, watcher, journals
-        self._budgets = budgets
-        self._granting = LockOfEach()
-
-    def question(
-        self, name: str, *, deadline: object = None, max_cost_usd: float | None = None, request: str = ""
-    ) -> Extension | RestQuestion:
-        """Return the question to plan for these limits, or the answer that the same `request` had before."""
-        row = self._journals.row(name)
-        if request and (granted := self._granted(row, request)) is not None:
-            return granted
-        self._require_within(max_cost_usd)
-        self._journals.require(row, "extend")
-        with told_as_problems():
-            instant = self._instant(row, deadline)
-            if waits(row):
-                other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
-                _require_runnable(Experiment.kept(other), self._settings)
-                return _of_waiting(row, other)
-            with self._journals.opened(name) as follower:
-                limits = follower.limits(deadline=instant, max_cost_usd=max_cost_usd)
-                if max_cost_usd is not None:
-                    allowance.require_going_on(follower, self._settings.home, max_cost_usd=max_cost_usd, goes_on=False)
-            return RestQuestion(name=name, limits=limits, driven=row.state is ExperimentState.RUNNING)
-
-    def grant(self, question: RestQuestion, answer: RestAnswer, request: str) -> Extension | None:
-        """Put the limits in force, once for each `request`; None if the limits changed since the answer was planned.
-
-        An experiment without a running process gets them when it is resumed. Raises Problem, also where no money is
-        left for them.
-        """
-        if question.is_granted:
-            return replace(answer.extension, applied=True)
-        bill_usd = None if self._budgets is None else self._budgets.bill_usd(self._journals.row(question.name))
-        with self._granting.of(question.name):
-            row = self._journals.row(question.name)
-            if isinstance(granted := self._granted(row, request), Extension):
-                return granted
-            self._journals.require(row, "extend")
-            if not question.words and not self._still_has(question, answer):
-                return None
-            with self._watcher.promising:
-                if self._budgets is not None:
-                    cost_usd = self._budgets.require_extension(row, answer.extension, time.time(), bill_usd=bill_usd)
-                    row = replace(row, admitted_usd=max(row.admitted_usd, cost_usd))
-                kept = (
-                    self._kept(row, question, answer, request)
-                    if question.words
-                    else self._asked(row, question, request)
-                )
-        self._watcher.kick(question.name)
-        return replace(answer.extension, applied=True) if kept else None
-
-    def _kept(self, row: Submission, question: RestQuestion, answer: RestAnswer, request: str) -> bool:
-        """Change the settings of a queued experiment, and the plan that it counts with."""
-        if not waits(row) or row.words != question.words:
-            return False
-        after = answer.extension.after
-        return self._store.change(
-            question.name,
-            at=time.time(),
-            words=question.other,
-            summary=replace(row.summary, planned_jct_s=after.jct_s, planned_cost_usd=after.cost_usd),
-            admitted_usd=row.admitted_usd,
-            expected={ExperimentState.QUEUED},
-            request=request,
-        )
-
-    def _still_has(self, question: RestQuestion, answer: RestAnswer) -> bool:
-        """Whether the limits are still those for which the answer was planned."""
-        with self._journals.opened(question.name) as follower:
-            return follower.limits_in_force == answer.had
-
-    def _asked(self, row: Submission, question: RestQuestion, request: str) -> bool:
-        """Leave the request for the driver that runs or resumes it. First it counts with what that may cost."""
-        limits = question.limits
-        asked = DriverRequest(
-            id=request,
-            kind="extend",
-            asked_at=time.time(),
-            deadline_s=limits.deadline_s,
-            max_cost_usd=limits.max_cost_usd,
-        )
-        self._store.change(row.name, at=time.time(), admitted_usd=row.admitted_usd)
-        with told_as_problems():
-            Inbox(self._watcher.folder(question.name).inbox).put(asked)
-        return True
-
-    def _granted(self, row: Submission, request: str) -> Extension | RestQuestion | None:
-        """Return the result of an earlier request with this id; a question if the experiment has not started."""
-        acted = self._store.has_acted(request, since=time.time() - KEY_GOOD_S)
-        if not self._journals.exists(row.name):
-            return _of_waiting(row, dict(row.words), is_granted=True) if acted and row.words else None
-        with self._journals.opened(row.name) as follower:
-            return follower.granted() if acted or follower.has_taken(request) else None
-
-    def _instant(self, row: Submission, deadline: object) -> object:
-        """Return the deadline; a duration counts from the submission, or from the start if it was run by hand."""
-        return deadline if deadline is None or not row.words else instant_of(deadline, row.created_at)
-
-    def _require_within(self, max_cost_usd: float | None) -> None:
-        most_usd = self._settings.limits.max_cost_usd
-        if most_usd is not None and max_cost_usd is not None and max_cost_usd > most_usd:
-            raise HttpProblem(
-                REFUSED, f"max_cost={format_usd(max_cost_usd)} is more than is allowed here ({format_usd(most_usd)})"
-            )
-
-
-def _require_runnable(experiment: Experiment, settings: Settings) -> None:
-    is_lent = settings.pool is not None and settings.pool.provider == experiment.resources.provider
-    allowance.require_runnable(experiment, settings.home, store=settings.store, is_lent=is_lent)
-
-
-def _of_waiting(row: Submission, other: dict[str, Any], *, is_granted: bool = False) -> RestQuestion:
-    policy = cast(Policy, row.policy)
-    return RestQuestion(name=row.name, words=dict(row.words), other=other, policy=policy, is_granted=is_granted)
-
-
 class ExperimentRuns:
     """Starts, adopts, watches and ends the processes of experiments, and reads what they journal."""
 
@@ -356,7 +213,7 @@ class ExperimentRuns:
         """
         now = time.time()
         with told_as_problems():
-            _require_runnable(experiment, self._settings)
+            require_runnable(experiment, self._settings)
             words = with_instant(experiment.to_words(), now)
         row = Submission(
             name=experiment.name,

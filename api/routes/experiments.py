@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
@@ -51,7 +50,6 @@ from rubberband.api.routes.answers import (
 )
 from rubberband.api.store.schema import Principal
 from rubberband.client import models
-from rubberband.executor.core.extending import Extension
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result import rows
 from rubberband.executor.result.result import Result
@@ -63,49 +61,8 @@ from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission
 from rubberband.views import experiment as views_json
 
-# Other limits: a planning process previews them; they are granted if nothing changed meanwhile.
-
-_TRIES = 5
-_PAUSE_S = 0.2
-"""The watcher reads a journal somewhat later than a planning process."""
-
-
-async def looked_at(service: Service, name: str, limits: ExtendBody, caller: str) -> Extension:
-    """Return the expected effect of limits. Raises Problem."""
-    question = service.runs.extensions.question
-    asked = await run_in_threadpool(question, name, deadline=limits.deadline, max_cost_usd=limits.max_cost)
-    found = asked if isinstance(asked, Extension) else (await service.plans.rest(asked, caller)).extension
-    await run_in_threadpool(_require_money, service, name, found)
-    return found
-
-
-async def granted(service: Service, name: str, limits: ExtendBody, caller: str, *, request: str) -> Extension:
-    """Put limits in force, once for each `request`, and return the expected effect. Raises Problem.
-
-    If the experiment's limits change meanwhile, the effect is planned again.
-    """
-    extensions = service.runs.extensions
-    question = partial(extensions.question, deadline=limits.deadline, max_cost_usd=limits.max_cost, request=request)
-    for _ in range(_TRIES):
-        asked = await run_in_threadpool(question, name)
-        if isinstance(asked, Extension):
-            return asked
-        answer = await service.plans.rest(asked, caller)
-        if not asked.is_granted:
-            await run_in_threadpool(_require_money, service, name, answer.extension)
-        found = await run_in_threadpool(extensions.grant, asked, answer, request)
-        if found is not None:
-            return found
-        await asyncio.sleep(_PAUSE_S)
-    raise HttpProblem(UNAVAILABLE, f"the limits of {name!r} are being changed; try again", headers={"Retry-After": "2"})
-
-
-def _require_money(service: Service, name: str, extension: Extension) -> None:
-    """Raise Problem REFUSED for limits whose cost a pool's cap or the owner's budget does not cover."""
-    row = service.store.submission(name)
-    if service.admission is not None and row is not None:
-        budgets = service.admission.budgets
-        budgets.require_extension(row, extension, time.time(), bill_usd=budgets.bill_usd(row))
+_SUBMISSION_TRIES = 5
+"""Others may take the room of a plan while it is made."""
 
 
 class ExtendBody(BaseModel):
@@ -259,7 +216,7 @@ async def submit(
         preview = partial(service.plans.preview, options=PlanOptions(policy=policy), caller=caller_of(request))
         if service.admission is None:
             return await _planned(experiment, plan, preview, accept)
-        for left in reversed(range(_TRIES)):
+        for left in reversed(range(_SUBMISSION_TRIES)):
             try:
                 return await _promised(service, principal.name, experiment, plan, preview, accept)
             except OvertakenError:
@@ -422,13 +379,15 @@ async def extend(
     """Shows what other limits would change; with `dry_run: false` they are in force from then on."""
     limits = read_limits(body, request.headers.get("content-type", ""))
     given = asked(request, principal, key, body)
-    name, caller = experiment.name, caller_of(request)
+    name, caller, extensions = experiment.name, caller_of(request), service.runs.extensions
+    asked_for = (service.plans, name, limits.deadline, limits.max_cost, caller)
     if limits.dry_run:
-        return json_answer(views_json.extension_view(await looked_at(service, name, limits, caller)))
+        return json_answer(views_json.extension_view(await extensions.outlook(*asked_for)))
 
     async def act() -> Response:
         id = given.request or secrets.token_hex(16)
-        return json_answer(views_json.extension_view(await granted(service, name, limits, caller, request=id)))
+        found = await extensions.planned_and_granted(*asked_for, request=id)
+        return json_answer(views_json.extension_view(found))
 
     return await once(service.store, given, act)
 

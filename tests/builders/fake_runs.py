@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -103,15 +103,19 @@ class FakeRuns:
     def extensions(self) -> FakeRuns:
         return self
 
-    def question(
-        self, name: str, *, deadline: object = None, max_cost_usd: float | None = None, request: str = ""
+    async def outlook(
+        self, _plans: object, _name: str, _deadline: object, max_cost_usd: float | None, _caller: str
     ) -> Extension:
-        """What needs no planning is known at once, as what was granted already."""
-        if request and request not in self.extended:
-            self.extended.append(request)
+        """What needs no planning is known at once."""
         before = outlook(deadline_s=100.0, max_cost_usd=1.0)
         after = outlook(deadline_s=200.0, max_cost_usd=max_cost_usd or 1.0)
-        return Extension(before=before, after=after, stage=1, applied=bool(request))
+        return Extension(before=before, after=after, stage=1)
+
+    async def planned_and_granted(self, *asked: Any, request: str) -> Extension:
+        """What was granted already is known, too."""
+        if request not in self.extended:
+            self.extended.append(request)
+        return replace(await self.outlook(*asked), applied=True)
 
     def result(self, name: str) -> Result | None:
         self._fail()

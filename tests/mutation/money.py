@@ -738,7 +738,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="extension-counts-with-the-old-plan",
         harm="the money of an extension is given to others until it is planned",
-        file="api/experiments/__init__.py",
+        file="api/experiments/extending.py",
         old="row = replace(row, admitted_usd=max(row.admitted_usd, cost_usd))",
         new="pass",
         tests=("tests/unit/test_money_doors.py",),

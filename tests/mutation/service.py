@@ -580,7 +580,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="one-lock-for-all-journals",
         harm="every page waits while one large or damaged journal is read",
-        file="api/experiments/__init__.py",
+        file="api/experiments/extending.py",
         old="return self._locks.setdefault(name, threading.Lock())",
         new="return self._locks.setdefault('', threading.Lock())",
         tests=("tests/unit/test_service_runs_again.py",),

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from rubberband.api.experiments.budgets import Budgets
+from rubberband.api.experiments.extending import Extensions
 from rubberband.api.plans.process import RestAnswer, RestQuestion, with_limits
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import SharedPool
@@ -193,8 +194,12 @@ def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
         def extend(name: str, **limits: Any) -> Any:
             return service.client.post(f"/v1/experiments/{name}/extend", json=limits)
 
-        monkeypatch.setattr(service.runs, "question", question)
-        monkeypatch.setattr(service.runs, "grant", grant, raising=False)
+        unused: Any = None
+        assert service.runs.admission is not None
+        extensions = Extensions(unused, service.store, unused, unused, service.runs.admission.budgets)
+        monkeypatch.setattr(extensions, "question", question)
+        monkeypatch.setattr(extensions, "grant", grant)
+        monkeypatch.setattr(type(service.runs), "extensions", extensions)
         first = submit(service, "one", constraints__deadline="40m", **quick)
         assert first.status_code == 201, first.json()
         assert extend("one", **dear, dry_run=False).json()["added_usd"] > 0.03

@@ -1,0 +1,216 @@
+"""Other limits for an experiment: a planning process previews them; they are granted if nothing changed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakValueDictionary
+
+from rubberband.api.experiments.budgets import Budgets
+from rubberband.api.experiments.starting import (
+    KEY_GOOD_S,
+    told_as_problems,
+    waits,
+)
+from rubberband.api.experiments.watcher import Watcher
+from rubberband.api.plans.previews import Plans
+from rubberband.api.plans.process import RestAnswer, RestQuestion, instant_of, with_limits
+from rubberband.api.problems import REFUSED, UNAVAILABLE, HttpProblem
+from rubberband.api.settings import Settings
+from rubberband.api.store import Store
+from rubberband.executor.core.extending import Extension
+from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.run import allowance
+from rubberband.spec.experiment import Experiment
+from rubberband.states import ExperimentState
+from rubberband.units import format_usd
+from rubberband.values.plan import Policy
+from rubberband.values.submission import Submission
+
+if TYPE_CHECKING:
+    from rubberband.api.experiments import Journals
+
+_TRIES = 5
+_PAUSE_S = 0.2
+"""The watcher reads a journal somewhat later than a planning process."""
+
+
+class LockOfEach:
+    """A lock for each experiment: slow work under it, such as reading a journal, holds up no other one."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        self._mutex = threading.Lock()
+
+    def of(self, name: str) -> threading.Lock:
+        """Return the lock of an experiment, the same one as long as any caller has it."""
+        with self._mutex:
+            return self._locks.setdefault(name, threading.Lock())
+
+
+class Extensions:
+    """Plans and grants other limits for experiments. Thread-safe; all methods raise Problem."""
+
+    def __init__(
+        self, settings: Settings, store: Store, watcher: Watcher, journals: Journals, budgets: Budgets | None
+    ) -> None:
+        self._settings, self._store, self._watcher, self._journals = settings, store, watcher, journals
+        self._budgets = budgets
+        self._granting = LockOfEach()
+
+    async def outlook(
+        self, plans: Plans, name: str, deadline: object, max_cost_usd: float | None, caller: str
+    ) -> Extension:
+        """Return the expected effect of limits, which a planning process previews. Raises Problem."""
+        asked = await asyncio.to_thread(self.question, name, deadline=deadline, max_cost_usd=max_cost_usd)
+        found = asked if isinstance(asked, Extension) else (await plans.rest(asked, caller)).extension
+        await asyncio.to_thread(self._require_money, name, found)
+        return found
+
+    async def planned_and_granted(
+        self, plans: Plans, name: str, deadline: object, max_cost_usd: float | None, caller: str, *, request: str
+    ) -> Extension:
+        """Put limits in force, once for each `request`, and return the expected effect. Raises Problem.
+
+        If the experiment's limits change meanwhile, the effect is planned again.
+        """
+        question = partial(self.question, deadline=deadline, max_cost_usd=max_cost_usd, request=request)
+        for _ in range(_TRIES):
+            asked = await asyncio.to_thread(question, name)
+            if isinstance(asked, Extension):
+                return asked
+            answer = await plans.rest(asked, caller)
+            if not asked.is_granted:
+                await asyncio.to_thread(self._require_money, name, answer.extension)
+            found = await asyncio.to_thread(self.grant, asked, answer, request)
+            if found is not None:
+                return found
+            await asyncio.sleep(_PAUSE_S)
+        raise HttpProblem(
+            UNAVAILABLE, f"the limits of {name!r} are being changed; try again", headers={"Retry-After": "2"}
+        )
+
+    def _require_money(self, name: str, extension: Extension) -> None:
+        """Raise Problem REFUSED for limits whose cost a pool's cap or the owner's budget does not cover."""
+        row = self._store.submission(name)
+        if self._budgets is not None and row is not None:
+            bill_usd = self._budgets.bill_usd(row)
+            self._budgets.require_extension(row, extension, time.time(), bill_usd=bill_usd)
+
+    def question(
+        self, name: str, *, deadline: object = None, max_cost_usd: float | None = None, request: str = ""
+    ) -> Extension | RestQuestion:
+        """Return the question to plan for these limits, or the answer that the same `request` had before."""
+        row = self._journals.row(name)
+        if request and (granted := self._granted(row, request)) is not None:
+            return granted
+        self._require_within(max_cost_usd)
+        self._journals.require(row, "extend")
+        with told_as_problems():
+            instant = self._instant(row, deadline)
+            if waits(row):
+                other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
+                require_runnable(Experiment.kept(other), self._settings)
+                return _of_waiting(row, other)
+            with self._journals.opened(name) as follower:
+                limits = follower.limits(deadline=instant, max_cost_usd=max_cost_usd)
+                if max_cost_usd is not None:
+                    allowance.require_going_on(follower, self._settings.home, max_cost_usd=max_cost_usd, goes_on=False)
+            return RestQuestion(name=name, limits=limits, driven=row.state is ExperimentState.RUNNING)
+
+    def grant(self, question: RestQuestion, answer: RestAnswer, request: str) -> Extension | None:
+        """Put the limits in force, once for each `request`; None if the limits changed since the answer was planned.
+
+        An experiment without a running process gets them when it is resumed. Raises Problem, also where no money is
+        left for them.
+        """
+        if question.is_granted:
+            return replace(answer.extension, applied=True)
+        bill_usd = None if self._budgets is None else self._budgets.bill_usd(self._journals.row(question.name))
+        with self._granting.of(question.name):
+            row = self._journals.row(question.name)
+            if isinstance(granted := self._granted(row, request), Extension):
+                return granted
+            self._journals.require(row, "extend")
+            if not question.words and not self._still_has(question, answer):
+                return None
+            with self._watcher.promising:
+                if self._budgets is not None:
+                    cost_usd = self._budgets.require_extension(row, answer.extension, time.time(), bill_usd=bill_usd)
+                    row = replace(row, admitted_usd=max(row.admitted_usd, cost_usd))
+                kept = (
+                    self._kept(row, question, answer, request)
+                    if question.words
+                    else self._asked(row, question, request)
+                )
+        self._watcher.kick(question.name)
+        return replace(answer.extension, applied=True) if kept else None
+
+    def _kept(self, row: Submission, question: RestQuestion, answer: RestAnswer, request: str) -> bool:
+        """Change the settings of a queued experiment, and the plan that it counts with."""
+        if not waits(row) or row.words != question.words:
+            return False
+        after = answer.extension.after
+        return self._store.change(
+            question.name,
+            at=time.time(),
+            words=question.other,
+            summary=replace(row.summary, planned_jct_s=after.jct_s, planned_cost_usd=after.cost_usd),
+            admitted_usd=row.admitted_usd,
+            expected={ExperimentState.QUEUED},
+            request=request,
+        )
+
+    def _still_has(self, question: RestQuestion, answer: RestAnswer) -> bool:
+        """Whether the limits are still those for which the answer was planned."""
+        with self._journals.opened(question.name) as follower:
+            return follower.limits_in_force == answer.had
+
+    def _asked(self, row: Submission, question: RestQuestion, request: str) -> bool:
+        """Leave the request for the driver that runs or resumes it. First it counts with what that may cost."""
+        limits = question.limits
+        asked = DriverRequest(
+            id=request,
+            kind="extend",
+            asked_at=time.time(),
+            deadline_s=limits.deadline_s,
+            max_cost_usd=limits.max_cost_usd,
+        )
+        self._store.change(row.name, at=time.time(), admitted_usd=row.admitted_usd)
+        with told_as_problems():
+            Inbox(self._watcher.folder(question.name).inbox).put(asked)
+        return True
+
+    def _granted(self, row: Submission, request: str) -> Extension | RestQuestion | None:
+        """Return the result of an earlier request with this id; a question if the experiment has not started."""
+        acted = self._store.has_acted(request, since=time.time() - KEY_GOOD_S)
+        if not self._journals.exists(row.name):
+            return _of_waiting(row, dict(row.words), is_granted=True) if acted and row.words else None
+        with self._journals.opened(row.name) as follower:
+            return follower.granted() if acted or follower.has_taken(request) else None
+
+    def _instant(self, row: Submission, deadline: object) -> object:
+        """Return the deadline; a duration counts from the submission, or from the start if it was run by hand."""
+        return deadline if deadline is None or not row.words else instant_of(deadline, row.created_at)
+
+    def _require_within(self, max_cost_usd: float | None) -> None:
+        most_usd = self._settings.limits.max_cost_usd
+        if most_usd is not None and max_cost_usd is not None and max_cost_usd > most_usd:
+            raise HttpProblem(
+                REFUSED, f"max_cost={format_usd(max_cost_usd)} is more than is allowed here ({format_usd(most_usd)})"
+            )
+
+
+def require_runnable(experiment: Experiment, settings: Settings) -> None:
+    is_lent = settings.pool is not None and settings.pool.provider == experiment.resources.provider
+    allowance.require_runnable(experiment, settings.home, store=settings.store, is_lent=is_lent)
+
+
+def _of_waiting(row: Submission, other: dict[str, Any], *, is_granted: bool = False) -> RestQuestion:
+    policy = cast(Policy, row.policy)
+    return RestQuestion(name=row.name, words=dict(row.words), other=other, policy=policy, is_granted=is_granted)
