@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,6 +26,7 @@ from rubberband.executor.training.clocks import ComputeTimer, StepTimes
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.sampler import Batching, GlobalBatch
 from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.step import Step
 from rubberband.planner.balancing import Balancer, Look, ShareLimits, even_shares, make_balancer, scale_shares
 from rubberband.values.balance import BalanceUse
 
@@ -44,18 +45,6 @@ TYPICAL_OF = 5
 """Looks whose times are taken together: for what a look takes, their mean."""
 CHANGES_SHARE = 0.02
 """Share of the time for changes of the shares, by what the latest two cost."""
-
-
-class BalancedStep(Protocol):
-    """Properties of a step on which the shares depend."""
-
-    least: int
-    """The fewest samples that go through the model at once."""
-
-    @property
-    def can_skip(self) -> bool:
-        """Whether a worker without a share takes no pass."""
-        ...
 
 
 @dataclass(slots=True)
@@ -97,7 +86,7 @@ class Balancing:
         segment: Segment,
         gang: Gang,
         timer: ComputeTimer,
-        step: BalancedStep,
+        step: Step,
         batch_size: int,
         *,
         num_samples: int,

@@ -429,10 +429,9 @@ class _AloneRunner(TorchRunner):
             self._trial,
             self._segment,
             self._gang,
-            module=self._module,
+            self._module,
+            self._feed,
             optimizer=self._optimizers.members[0],
-            feed=self._feed,
-            device=self._device,
             timer=self._timer,
             is_one_pass=True,
         )

@@ -68,7 +68,7 @@ from rubberband.executor.training.sampler import (
     reseed_data,
 )
 from rubberband.executor.training.segment import BatchReport, Segment
-from rubberband.executor.training.step import OwnStep, TrainStep, check_own_step
+from rubberband.executor.training.step import OwnStep, Step, TrainStep, check_own_step
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.worker_process import compute_with, cpus_per_gpu
 from rubberband.executor.training.wrapping import (
@@ -210,28 +210,16 @@ class TorchRunner(Runner):
                 "through the model in build_model()"
             )
 
-    def _make_step(self, largest_share: int | None) -> TrainStep | OwnStep:
+    def _make_step(self, largest_share: int | None) -> Step:
         segment, trial = self._segment, self._trial
+        place = (trial, segment, self._gang, self._module, self._feed)
         if override_of(trial, "step") is not None:
             check_own_step(trial, segment)
-            return OwnStep(
-                trial,
-                segment,
-                self._gang,
-                module=self._module,
-                optimizers=self._optimizers,
-                feed=self._feed,
-                device=self._device,
-            )
+            return OwnStep(*place, optimizers=self._optimizers)
         share = largest_share or max(self._shares(self._batch_size, segment.num_workers))
         return TrainStep(
-            trial,
-            segment,
-            self._gang,
-            module=self._module,
+            *place,
             optimizer=self._optimizers.members[0],
-            feed=self._feed,
-            device=self._device,
             timer=self._timer,
             is_one_pass=self._limit is None or share <= self._limit,
         )

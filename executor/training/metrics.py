@@ -172,11 +172,9 @@ class Weighed:
 class Weighing:
     """Weighs the micro-batches of a trial: by their samples, or as its `weight` says."""
 
-    def __init__(self, trial: TorchTrial, gang: Gang, device: torch.device, load: Callable[[Indices], Any]) -> None:
+    def __init__(self, trial: TorchTrial, gang: Gang, feed: Feed) -> None:
         self._weight = override_of(trial, "weight")
-        self._gang = gang
-        self._device = device
-        self._load = load
+        self._gang, self._device, self._load = gang, feed.device, feed.load
         self._total: Callable[[], Weight] | None = None
 
     def begin_step(self) -> None:

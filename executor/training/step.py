@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -37,69 +38,26 @@ from rubberband.executor.training.wrapping import (
 from rubberband.units import counted
 
 
-class TrainStep:
+class Step(ABC):
     """Takes the optimizer steps of one worker; `batching` is set before the first."""
 
     batching: Batching
+    precision: Precision
+    can_skip: bool
+    """Whether a worker without a share takes no pass."""
+    wrapped: nn.Module
+    """The model, or DistributedDataParallel with it."""
 
-    def __init__(
-        self,
-        trial: TorchTrial,
-        segment: Segment,
-        gang: Gang,
-        *,
-        module: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        feed: Feed,
-        device: torch.device,
-        timer: ComputeTimer,
-        is_one_pass: bool,
-    ) -> None:
-        """`is_one_pass`: the share of a worker goes through the model at once, in the first step at least."""
-        self._timer = timer
-        self._trial = trial
-        self._segment = segment
-        self._gang = gang
-        self._module = module
-        self._optimizer = optimizer
-        self._feed = feed
-        self._device = device
+    def __init__(self, trial: TorchTrial, segment: Segment, gang: Gang, module: nn.Module, feed: Feed) -> None:
+        self._trial, self._segment, self._gang = trial, segment, gang
+        self._module, self._feed, self._device = module, feed, feed.device
         self.begun = 0
         """Steps that were begun."""
-        self._train_mode = override_of(trial, "train_mode")
-        self._set_mode()
-        self._weighing = Weighing(trial, gang, device, feed.load)
-        self._exchange = GradientExchange(
-            trial, gang, module, optimizer, is_adaptive=segment.batch is not None, is_one_pass=is_one_pass
-        )
-        self._has_hook = override_of(trial, "on_step") is not None
-        self.precision = Precision(trial.precision, device, optimizer, trial.gradient_clip_norm)
         self.has_stepped = True
         """Whether the latest step was not skipped."""
-        self._metrics: Mapping[str, float] | None = None
-        """The names of the trial's metrics, once a pass has shown them."""
-        self._undo = Undo(module, device)
-
-    @property
-    def wrapped(self) -> torch.nn.Module:
-        """DistributedDataParallel if there are several workers, the model otherwise."""
-        return self._exchange.ddp or self._module
-
-    @property
-    def can_skip(self) -> bool:
-        """Whether a worker without a share takes no pass."""
-        return self._exchange.can_skip
-
-    def begin(self) -> Means:
-        """Begin an iteration: put the model into its training mode; return the sums that its steps add to."""
+        self._train_mode = override_of(trial, "train_mode")
+        self._weighing = Weighing(trial, gang, feed)
         self._set_mode()
-        return Means(self._device)
-
-    def follow(self, *, is_thorough: bool = True) -> None:
-        """Exchange what is trained now, after hooks that may have changed it."""
-        self._exchange.follow(is_thorough=is_thorough)
-        if is_thorough:
-            self._undo.begin()
 
     def _set_mode(self) -> None:
         self._module.train()
@@ -108,12 +66,71 @@ class TrainStep:
         self.least = least_samples(self._module)
         """The fewest samples that go through the model at once."""
 
+    def begin(self) -> Means:
+        """Begin an iteration: put the model into its training mode; return the sums that its steps add to."""
+        self._set_mode()
+        return Means(self._device)
+
+    @abstractmethod
+    def follow(self) -> None:
+        """Exchange what is trained now, after hooks that may have changed it."""
+
+    @abstractmethod
+    def parts(self, batch: GlobalBatch, steps_ahead: int = 0) -> tuple[list[Indices], list[int]]:
+        """Return this worker's micro-batches of the next step, or of one `steps_ahead` of it, and how many count."""
+
+    @abstractmethod
+    def take(self, batch: GlobalBatch, means: Means) -> None:
+        """Take one optimizer step, and add the losses and metrics of this worker's samples to `means`."""
+
     def close(self) -> None:
-        """Let go of model and optimizer."""
+        """Drop model and optimizer."""
         self.precision.close()
 
+
+class TrainStep(Step):
+    """Gives the gradient of the trial's `loss`, over the gang, to its optimizer."""
+
+    def __init__(
+        self,
+        trial: TorchTrial,
+        segment: Segment,
+        gang: Gang,
+        module: nn.Module,
+        feed: Feed,
+        *,
+        optimizer: Optimizer,
+        timer: ComputeTimer,
+        is_one_pass: bool,
+    ) -> None:
+        """`is_one_pass`: the share of a worker goes through the model at once, in the first step at least."""
+        super().__init__(trial, segment, gang, module, feed)
+        self._timer = timer
+        self._optimizer = optimizer
+        self._exchange = GradientExchange(
+            trial, gang, module, optimizer, is_adaptive=segment.batch is not None, is_one_pass=is_one_pass
+        )
+        self._has_hook = override_of(trial, "on_step") is not None
+        self.precision = Precision(trial.precision, self._device, optimizer, trial.gradient_clip_norm)
+        self._metrics: Mapping[str, float] | None = None
+        """The names of the trial's metrics, once a pass has shown them."""
+        self._undo = Undo(module, self._device)
+
+    @property
+    def wrapped(self) -> nn.Module:  # type: ignore[override] # DDP is made anew where hooks change what is trained
+        return self._exchange.ddp or self._module
+
+    @property
+    def can_skip(self) -> bool:  # type: ignore[override]
+        return self._exchange.can_skip
+
+    def follow(self, *, is_thorough: bool = True) -> None:
+        self._exchange.follow(is_thorough=is_thorough)
+        if is_thorough:
+            self._undo.begin()
+
     def take(self, batch: GlobalBatch, means: Means) -> None:
-        """Take one optimizer step, and add the losses and metrics of this worker's samples to `means`.
+        """Take one step, as `Step` says.
 
         Where a pass runs out of memory, the step is done again in smaller ones; the gradient is the same. A worker of a
         gang raises RanOut instead. Raises TrialFailure if the fewest samples do not fit.
@@ -139,7 +156,6 @@ class TrainStep:
         means.join(found)
 
     def parts(self, batch: GlobalBatch, steps_ahead: int = 0) -> tuple[list[Indices], list[int]]:
-        """Return this worker's micro-batches of the next step, or of one `steps_ahead` of it; and their samples."""
         parts, sizes = self._parts(batch, self.batching.per_gpu)
         if len(parts) == 1 and self.batching.wants_halves(sizes[0], steps_ahead):
             parts = np.array_split(parts[0], 2)
@@ -349,57 +365,36 @@ def check_own_step(trial: TorchTrial, segment: Segment) -> None:
             raise refused(f"{name} has no effect on an own step(); {remedy}")
 
 
-class OwnStep:
-    """Takes the optimizer steps of one worker by the trial's own method; `batching` is set before the first."""
+class OwnStep(Step):
+    """Takes the optimizer steps of one worker by the trial's own method."""
 
-    batching: Batching
+    can_skip = False
+    """A worker without a share takes two samples: the trial's step shows what it computes."""
 
     def __init__(
         self,
         trial: TorchTrial,
         segment: Segment,
         gang: Gang,
-        *,
-        module: torch.nn.Module,
-        optimizers: Group[Optimizer],
+        module: nn.Module,
         feed: Feed,
-        device: torch.device,
+        *,
+        optimizers: Group[Optimizer],
     ) -> None:
+        super().__init__(trial, segment, gang, module, feed)
         step = override_of(trial, "step")
         assert step is not None
         self._step = step
-        self._rank = segment.rank
         self._optimizers = optimizers
-        self._device = device
-        self.begun = 0
-        """Steps that were begun."""
-        self.has_stepped = True
-        self.least = least_samples(module)
-        """The fewest samples of a worker that has any."""
-        self.can_skip = False
-        """A worker without a share takes two samples: the trial's step shows what it computes."""
-        self.wrapped: torch.nn.Module = module
-        self.precision = Precision("32", device, optimizers.members[0], None)
-        self._feed = feed
-        self._weighing = Weighing(trial, gang, device, feed.load)
-        self._train_mode = override_of(trial, "train_mode")
+        self.wrapped = module
+        self.precision = Precision("32", self._device, optimizers.members[0], None)
         self._buffers = SharedBuffers(module, gang)
         self._averaging = _Averaging(trial, gang, module, optimizers.members) if gang.num_workers > 1 else None
 
-    def begin(self) -> Means:
-        """Begin an iteration: put the model into its training mode; return the sums that its steps add to."""
-        self.wrapped.train()
-        if self._train_mode is not None:
-            self._train_mode(self.wrapped)
-        self.least = least_samples(self.wrapped)
-        return Means(self._device)
-
     def follow(self) -> None:
-        """Exchange what is trained now, after hooks that may have changed it."""
         self._buffers.find()
 
     def take(self, batch: GlobalBatch, means: Means) -> None:
-        """Take one step, and add the loss and metrics of this worker's samples to `means`."""
         parts, sizes = self.parts(batch)
         self._feed.expect(parts, batch.epoch)
         self.begun += 1
@@ -430,15 +425,13 @@ class OwnStep:
         return (loss, *metrics) if metrics else loss
 
     def parts(self, batch: GlobalBatch, steps_ahead: int = 0) -> tuple[list[Indices], list[int]]:
-        """Return this worker's samples of a step, and how many of them count: none, without a share."""
-        mine = batch.of(self._rank)
+        mine = batch.of(self._segment.rank)
         return [mine if len(mine) else batch.indices[:2]], [len(mine)]
 
     def close(self) -> None:
-        """Drop model and optimizers."""
         if self._averaging is not None:
             self._averaging.close()
-        self.precision.close()
+        super().close()
 
 
 class _Averaging:
@@ -447,7 +440,7 @@ class _Averaging:
     factor: Weight
     """n w_i / W of the present step."""
 
-    def __init__(self, trial: TorchTrial, gang: Gang, module: torch.nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, trial: TorchTrial, gang: Gang, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self._gang, self._module, self._optimizers = gang, module, optimizers
         self._may_differ = trial.find_unused_parameters
         self._parameters: list[torch.Tensor] = []
