@@ -12,7 +12,6 @@ import math
 import multiprocessing
 import os
 import pickle
-import random
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Subset
 
 from rubberband.cloud.ray_head.ray_node import free_port
+from rubberband.executor.training.data import cpu_states, set_cpu_states
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrialFailure, describe
 from rubberband.executor.training.gang import Gang
@@ -403,16 +403,6 @@ _Place = tuple[nn.Module, str]
 """A buffer: its module, and its name there."""
 
 
-def _random_states() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def _set_random_states(states: tuple[Any, ...]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
-
-
 class _AloneRunner(TorchRunner):
     """Trains by `_InTurn`; or by the trial's own step, which gets whole batches."""
 
@@ -437,24 +427,24 @@ class _AloneRunner(TorchRunner):
         )
 
     def _draw_apart(self, iterations: int) -> None:
-        self._begun = _random_states()
+        self._begun = cpu_states()
         if isinstance(self._step, _InTurn):
             self._statistics = self._step  # type: ignore[assignment] # it has those of each worker
             reseed("train", self._segment.seed, iterations, 1)
-            self._step.begin_turns([self._begun, _random_states()])
-            _set_random_states(self._begun)
+            self._step.begin_turns([self._begun, cpu_states()])
+            set_cpu_states(self._begun)
 
     def note_draws(self) -> None:
         """Note, after a step, whether an own step draws random numbers: other ones on each worker of a gang."""
-        if isinstance(self._step, OwnStep) and _differ(_random_states(), self._begun):
+        if isinstance(self._step, OwnStep) and _differ(cpu_states(), self._begun):
             self.tolerance = None
 
     def has_drawn(self, iterations: int) -> bool:
         """Return whether the evaluation after that iteration drew random numbers."""
-        now = _random_states()
+        now = cpu_states()
         reseed("evaluate", self._segment.seed, iterations)
-        fresh = _random_states()
-        _set_random_states(now)
+        fresh = cpu_states()
+        set_cpu_states(now)
         return _differ(now, fresh)
 
 
@@ -510,13 +500,13 @@ class _InTurn(TrainStep):
     def _loss(self, samples: Any) -> Any:
         rank = self._turns.pop(0)
         self._put({**self._begun, **self._own[rank]})
-        _set_random_states(self._states[rank])
+        set_cpu_states(self._states[rank])
         found = super()._loss(samples)
-        self._states[rank], now = _random_states(), self._buffers()
+        self._states[rank], now = cpu_states(), self._buffers()
         self._own[rank] = self._statistics_of(now)
         self._kept = now if rank == self._first else self._kept
         self._put(self._kept)
-        _set_random_states(self._states[0])
+        set_cpu_states(self._states[0])
         return found
 
     def add(self, samples: int) -> None:

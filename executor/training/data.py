@@ -222,16 +222,26 @@ def random_states() -> dict[Generator, Any]:
     }
 
 
+def cpu_states() -> tuple[Any, ...]:
+    """Return the random states of the CPU, for `set_cpu_states`."""
+    return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
+
+
+def set_cpu_states(states: tuple[Any, ...]) -> None:
+    """Set the random states of the CPU."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.default_generator.set_state(states[2])
+
+
 @contextmanager
 def kept_random_states() -> Iterator[None]:
     """Restore the random states of the CPU after the block."""
-    states = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
+    states = cpu_states()
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
+        set_cpu_states(states)
 
 
 Collate = Callable[[list[Any]], Any]

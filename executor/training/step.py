@@ -31,6 +31,7 @@ from rubberband.executor.training.wrapping import (
     SharedBuffers,
     agree_on,
     check_dense,
+    exchange_flat,
     least_samples,
     parameters_of,
     uncounted,
@@ -491,16 +492,13 @@ class _Averaging:
             reached = torch.zeros(len(self._parameters), device=self._parameters[0].device)
             reached[numbers] = 1.0
             numbers = self._gang.sum(reached).nonzero().flatten().tolist()
-        by_kind: dict[Any, list[torch.Tensor]] = {}
+        gradients = []
         for number in numbers:
             parameter = self._parameters[number]
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            by_kind.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter.grad)
-        for gradients in by_kind.values():
-            flat = self._gang.sum(torch.cat([each.flatten() for each in gradients]).div_(self._gang.num_workers))
-            parts = torch.split(flat, [each.numel() for each in gradients])
-            torch._foreach_copy_(gradients, [part.view_as(each) for part, each in zip(parts, gradients, strict=True)])
+            gradients.append(parameter.grad)
+        exchange_flat(gradients, lambda flat: self._gang.sum(flat.div_(self._gang.num_workers)))
 
     def _with_agreed_closure(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let the closure of `optimizer.step(closure)` return the loss of all workers."""

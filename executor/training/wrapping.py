@@ -215,6 +215,17 @@ def compress(wrapped: DistributedDataParallel) -> None:
     wrapped.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
 
 
+def exchange_flat(tensors: Iterable[Tensor], exchange: Callable[[Tensor], Tensor]) -> None:
+    """Overwrite tensors with what `exchange` makes of them; those of one type and device go to it in one piece."""
+    by_kind: dict[Any, list[Tensor]] = {}
+    for each in tensors:
+        by_kind.setdefault((each.dtype, each.device), []).append(each)
+    for alike in by_kind.values():
+        flat = exchange(torch.cat([each.flatten() for each in alike]))
+        parts = torch.split(flat, [each.numel() for each in alike])
+        torch._foreach_copy_(alike, [part.view_as(each) for part, each in zip(parts, alike, strict=True)])
+
+
 class SharedBuffers:
     """The model's buffers, which are the same on all workers between steps; but for BatchNorm: `RunningStatistics`."""
 
@@ -238,17 +249,13 @@ class SharedBuffers:
         """Overwrite the buffers with those of the `source`, a worker that had samples in the step."""
         if self._gang.num_workers == 1 or not self._places:
             return
-        by_kind: dict[Any, list[Tensor]] = {}
-        for part, name in self._places:
-            each = part._buffers.get(name)  # a model may replace its buffers by new tensors
-            if each is not None:
-                by_kind.setdefault((each.dtype, each.device), []).append(each)
-        for tensors in by_kind.values():
-            flat = torch.cat([each.flatten() for each in tensors])
+        buffers = [part._buffers.get(name) for part, name in self._places]  # a model may replace them by new tensors
+
+        def share_one(flat: Tensor) -> Tensor:
             self._gang.copy([flat], source)
-            if self._gang.rank != source:
-                parts = torch.split(flat, [each.numel() for each in tensors])
-                torch._foreach_copy_(tensors, [part.view_as(each) for part, each in zip(parts, tensors, strict=True)])
+            return flat
+
+        exchange_flat([each for each in buffers if each is not None], share_one)
 
 
 # BatchNorm in a gang: the fewest samples of a pass, and running statistics of what all workers saw.
