@@ -160,7 +160,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/cleanup.py",
         old="while kept and not last and clock() < before:",
         new="while False:",
-        tests=("tests/unit/test_aws_head.py", "tests/unit/test_aws_opening.py", "tests/unit/test_fake_ends.py"),
+        tests=("tests/unit/test_aws_head.py", "tests/unit/test_aws_opening.py", "tests/unit/test_fake_instances.py"),
     ),
     Mutant(
         name="quota-of-the-other-market",
@@ -605,7 +605,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="rubberband/commands/local_experiment.py",
         old="if (pool := pool_of(self._folder)) is not None:",
         new="if (pool := None) is not None:",
-        tests=("tests/unit/test_cancels.py",),
+        tests=("tests/unit/test_run_new.py",),
     ),
     Mutant(
         name="trials-stay-on-a-released-instance",

@@ -21,7 +21,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/virtual/backend.py",
         old='return by if job.mode == "max" else',
         new='return by if job.mode == "min" else',
-        tests=("tests/unit/test_virtual_curves.py",),
+        tests=("tests/unit/test_virtual_cloud.py",),
     ),
     Mutant(
         name="moved-folder-unnoticed",

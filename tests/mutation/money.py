@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/trials.py",
         old="if value is None or not math.isfinite(value):",
         new="if value is None or math.isnan(value):",
-        tests=("tests/unit/test_ranking.py",),
+        tests=("tests/unit/test_pareto.py",),
     ),
     Mutant(
         name="reserve-without-margin",
@@ -331,7 +331,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/trials.py",
         old="[trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED]",
         new="[trial for trial in state.trials if trial.reports]",
-        tests=("tests/unit/test_ranking.py",),
+        tests=("tests/unit/test_pareto.py",),
     ),
     Mutant(
         name="gang-over-parts-of-instances",
@@ -831,7 +831,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/placement.py",
         old="sum(len(free) // size for free in self._free.values())",
         new="self.gpus // size",
-        tests=("tests/property/test_free_slots.py",),
+        tests=("tests/property/test_placement.py",),
     ),
     Mutant(
         name="more-trials-moved-than-needed",

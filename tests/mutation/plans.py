@@ -95,7 +95,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/exact/model.py",
         old="(*node.costs_usd, step.cost_usd)",
         new="(step.cost_usd,)",
-        tests=("tests/property/test_mean_cost.py",),
+        tests=("tests/property/test_makespan.py",),
     ),
     Mutant(
         name="bounds-count-the-minimum-twice",
@@ -143,7 +143,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/problem.py",
         old="""return self.objective == "min_time" and self.offer.spot""",
         new="""return self.objective == "never" and self.offer.spot""",
-        tests=("tests/unit/test_planner_sampling.py",),
+        tests=("tests/unit/test_planner_model.py",),
     ),
     Mutant(
         name="refused-hides-neighbours",
@@ -167,7 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/exact/solver.py",
         old="p_both=float((in_time & in_budget).mean()),",
         new="p_both=float((in_time | in_budget).mean()),",
-        tests=("tests/unit/test_planner_sampling.py",),
+        tests=("tests/unit/test_planner_model.py",),
     ),
     Mutant(
         name="slowest-start-ignored",
@@ -175,7 +175,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/noise/sampling.py",
         old="return self.offer.init_delay_s * slowest[started - 1]",
         new="return self.offer.init_delay_s * slowest[0]",
-        tests=("tests/unit/test_planner_sampling.py",),
+        tests=("tests/unit/test_planner_model.py",),
     ),
     Mutant(
         name="noise-shifts-the-mean",
@@ -183,7 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/noise/sampling.py",
         old="* normals - normals.dtype.type(variance / 2.0))",
         new="* normals)",
-        tests=("tests/unit/test_planner_sampling.py",),
+        tests=("tests/unit/test_planner_model.py",),
     ),
     Mutant(
         name="other-luck-for-each-plan",
@@ -191,7 +191,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/noise/sampling.py",
         old="return np.random.default_rng((*self.seed, index, what))",
         new="return np.random.default_rng()",
-        tests=("tests/unit/test_planner_sampling.py",),
+        tests=("tests/unit/test_planner_model.py",),
     ),
     Mutant(
         name="lanes-share-instances",
@@ -303,7 +303,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/goodput/__init__.py",
         old="np.where(np.asarray(instances) > 1, node, local)",
         new="np.where(np.asarray(instances) > 1, local, local)",
-        tests=("tests/unit/test_goodput_model.py", "tests/property/test_goodput_planning.py"),
+        tests=("tests/unit/test_goodput_model.py", "tests/property/test_goodput_choice.py"),
     ),
     Mutant(
         name="smallest-remainders-first",
@@ -321,7 +321,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/noise/sampling.py",
         old="survivors: Seconds = np.ascontiguousarray(before_s.T[kept].reshape(-1, trials).T)",
         new="survivors: Seconds = np.ascontiguousarray(before_s[:trials])",
-        tests=("tests/unit/test_planner_speeds.py",),
+        tests=("tests/unit/test_planner_model.py",),
     ),
     Mutant(
         name="survivors-chosen-anew-at-every-sync",
@@ -329,7 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/noise/sampling.py",
         old="before_s = self._own_factor(index - 1 if correlation == 0.0 else first)",
         new="before_s = self._own_factor(first)",
-        tests=("tests/unit/test_planner_speeds.py",),
+        tests=("tests/unit/test_planner_model.py",),
     ),
     Mutant(
         name="lost-once-at-most",

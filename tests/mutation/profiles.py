@@ -77,7 +77,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/dashboard/compare.py",
         old="sum(decision.changed for decision in result.decisions)",
         new="len(result.decisions)",
-        tests=("tests/unit/test_dashboard_compare.py",),
+        tests=("tests/unit/test_dashboard_listing.py",),
     ),
     Mutant(
         name="deadline-less-profiling",
@@ -85,6 +85,6 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/result/result.py",
         old="self.deadline_s + self.profiling_s",
         new="self.deadline_s",
-        tests=("tests/unit/test_dashboard_compare.py",),
+        tests=("tests/unit/test_dashboard_listing.py",),
     ),
 )

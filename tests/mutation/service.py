@@ -153,7 +153,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/security/__init__.py",
         old='(address.partition("%")[0], 64)',
         new='(address.partition("%")[0], 128)',
-        tests=("tests/unit/test_security_limits.py",),
+        tests=("tests/unit/test_security_hosts.py",),
     ),
     Mutant(
         name="burst-for-ever",
@@ -161,7 +161,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/security/__init__.py",
         old="self._levels[key] = (level - 1.0, now)",
         new="self._levels[key] = (level, now)",
-        tests=("tests/unit/test_security_limits.py",),
+        tests=("tests/unit/test_security_hosts.py",),
     ),
     Mutant(
         name="stream-outlives-its-token",
@@ -335,7 +335,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="rubberband/commands/run.py",
         old="    if not folder.driven:\n",
         new="    if True:\n",
-        tests=("tests/unit/test_cancels.py",),
+        tests=("tests/unit/test_run_new.py",),
     ),
     Mutant(
         name="stale-cancel-ends-a-new-run",
@@ -343,7 +343,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="rubberband/commands/run.py",
         old="    if not folder.exists:\n        Inbox(folder.inbox).withdraw_cancels()\n",
         new="",
-        tests=("tests/unit/test_cancels.py",),
+        tests=("tests/unit/test_run_new.py",),
     ),
     Mutant(
         name="stale-cancel-ends-a-resume",
@@ -351,7 +351,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="rubberband/commands/run.py",
         old="yes=yes)\n        Inbox(folder.inbox).withdraw_cancels()\n",
         new="yes=yes)\n",
-        tests=("tests/unit/test_cancels.py",),
+        tests=("tests/unit/test_run_new.py",),
     ),
     Mutant(
         name="obeyed-cancel-is-kept",
@@ -519,7 +519,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/goodput/fit.py",
         old="except np.linalg.LinAlgError:",
         new="except ZeroDivisionError:",
-        tests=("tests/unit/test_goodput_fit.py",),
+        tests=("tests/unit/test_goodput_model.py",),
     ),
     Mutant(
         name="first-size-ignored",
@@ -543,7 +543,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/starting.py",
         old="                first.setdefault(owner, name)\n",
         new="                first = first or {owner: name}\n",
-        tests=("tests/unit/test_queue.py", "tests/unit/test_service_runs.py"),
+        tests=("tests/unit/test_desk.py", "tests/unit/test_service_runs.py"),
     ),
     Mutant(
         name="turns-are-saved-up",
@@ -551,7 +551,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/starting.py",
         old="max(self._finish.get(owner, 0.0), self._now)",
         new="self._finish.get(owner, 0.0)",
-        tests=("tests/unit/test_queue.py",),
+        tests=("tests/unit/test_desk.py",),
     ),
     Mutant(
         name="weights-of-slots-ignored",
@@ -559,7 +559,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/starting.py",
         old="self._finish[owner] = self._now + 1.0 / self._weight(owner)",
         new="self._finish[owner] = self._now + 1.0",
-        tests=("tests/unit/test_queue.py",),
+        tests=("tests/unit/test_desk.py",),
     ),
     Mutant(
         name="slot-held-without-a-store",
@@ -647,7 +647,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/watcher.py",
         old="                running[owner] += 1\n",
         new="                pass\n",
-        tests=("tests/unit/test_service_runs.py", "tests/unit/test_queue.py", "tests/unit/test_service_runs_again.py"),
+        tests=("tests/unit/test_service_runs.py", "tests/unit/test_desk.py", "tests/unit/test_service_runs_again.py"),
     ),
     Mutant(
         name="turns-not-noted",
@@ -655,7 +655,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/watcher.py",
         old="                self._queue.took_turn(owner)\n",
         new="",
-        tests=("tests/unit/test_service_runs.py", "tests/unit/test_queue.py", "tests/unit/test_service_runs_again.py"),
+        tests=("tests/unit/test_service_runs.py", "tests/unit/test_desk.py", "tests/unit/test_service_runs_again.py"),
     ),
     Mutant(
         name="lock-of-a-pooler-believed",

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rubberband.errors import InputError
+from rubberband.executor.core.state import Job
+from rubberband.planner.exact.model import MeanCost, predict
 from rubberband.planner.noise.makespan import makespan
+from rubberband.planner.noise.sampling import Draws
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Cohort, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile, Spread
+from tests.builders.budget import examples
+from tests.builders.strategies import jobs
 
 ROWS = 24
 
@@ -63,3 +73,99 @@ def test_trials_that_vary_very_much_are_not_taken_to_be_faster(seed, num_trials,
     trials_s = trials_of(seed, num_trials, cv)
     expected, found = scheduled(trials_s, num_slots), makespan(trials_s, num_slots)
     assert 0.995 * expected.mean() <= found.mean() <= 1.03 * expected.mean()
+
+
+@given(jobs(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_plans_cost_what_the_model_predicts(job: Job, data: st.DataObject) -> None:
+    spot = Spot(price_usd_per_hour=0.3, interruptions_per_hour=0.05, checkpoint_iterations=2, restart_s=30.0)
+    offer = replace(job.offer, spot=spot)
+    cost = MeanCost(job.stages, job.profile, offer)
+    stages = list(job.plan.stages)
+    for _ in range(3):
+        at = data.draw(st.integers(0, len(stages) - 1))
+        stages[at] = replace(
+            stages[at],
+            instances=data.draw(st.integers(stages[at].instances, offer.max_instances)),
+            market=data.draw(st.sampled_from(["on_demand", "spot"])),
+        )
+        plan = Plan(stages=tuple(stages))
+        predicted = predict(job.stages, plan, job.profile, offer)
+        assert cost(plan) == (predicted.jct_s, predicted.cost_usd)
+
+
+@given(jobs())
+@settings(max_examples=20, deadline=None)
+def test_a_plan_that_does_not_fit_is_refused_as_by_the_model(job: Job) -> None:
+    cost = MeanCost(job.stages, job.profile, job.offer)
+    first = job.plan.stages[0]
+    for plan in (
+        Plan(stages=(*job.plan.stages, first)),
+        Plan(stages=(replace(first, instances=job.offer.max_instances + 1), *job.plan.stages[1:])),
+    ):
+        with pytest.raises(InputError) as of_model:
+            predict(job.stages, plan, job.profile, job.offer)
+        with pytest.raises(InputError) as of_cost:
+            cost(plan)
+        assert str(of_cost.value) == str(of_model.value)
+
+
+markets = st.sampled_from(["on_demand", "on_demand", "spot"])
+spreads = st.sampled_from([Spread(), Spread(cv=0.3), Spread(samples=(0.5, 1.0, 1.5))])
+
+
+@st.composite
+def asked(draw):
+    """A job, a plan of it and what is held before."""
+    trials = sorted(draw(st.lists(st.integers(1, 14), min_size=1, max_size=4)), reverse=True)
+    offer = Offer(
+        instance_type="test",
+        gpus=draw(st.sampled_from([1, 2, 4])),
+        price_usd_per_hour=3.6,
+        max_instances=6,
+        provision_delay_s=draw(st.sampled_from([0.0, 15.0])),
+        provision_spread=draw(spreads),
+        init_delay_s=draw(st.sampled_from([0.0, 15.0])),
+        init_spread=draw(spreads),
+        billing=draw(st.sampled_from(["per_instance", "per_instance", "per_function"])),
+        minimum_billed_s=draw(st.sampled_from([0.0, 60.0, 300.0])),
+        data_usd_per_instance=draw(st.sampled_from([0.0, 0.02])),
+        head_price_usd_per_hour=draw(st.sampled_from([0.0, 0.5])),
+        spot=Spot(price_usd_per_hour=1.2, interruptions_per_hour=draw(st.sampled_from([0.0, 2.0])), restart_s=40.0),
+    )
+    profile = Profile(
+        seconds_per_iteration={1: draw(st.floats(0.5, 60.0))},
+        trial_startup_s=2.0,
+        trial_cv=draw(st.sampled_from([0.0, 0.2])),
+        iteration_cv=draw(st.sampled_from([0.0, 0.2])),
+        startup_cv=draw(st.sampled_from([0.0, 0.3])),
+    )
+    choices = st.builds(StagePlan, instances=st.integers(1, 6), gpus_per_trial=st.just(1), market=markets)
+    plan = Plan(stages=tuple(draw(choices) for _ in trials))
+    market = draw(markets)
+    ages = draw(st.lists(st.sampled_from([0.0, 10.0, 100.0, 400.0]), max_size=2))
+    held = [Cohort(instances=draw(st.integers(1, 4)), held_s=held_s, market=market) for held_s in ages]
+    stages = [Stage(trials=count, iterations=draw(st.integers(1, 4))) for count in trials]
+    return stages, profile, offer, plan, held
+
+
+@given(asked())
+@settings(max_examples=examples(80), deadline=None)
+def test_they_are_the_sums_of_the_stages(job) -> None:
+    stages, profile, offer, plan, held = job
+    draws = Draws(stages, profile, offer, seed=1)
+    walked = draws.evaluate(plan, 1, held)
+    jct_s, cost_usd = draws.totals(plan, range(1), held)
+    assert jct_s == pytest.approx(walked.jct_s)
+    assert cost_usd == pytest.approx(walked.cost_usd, abs=1e-9)
+
+
+@given(asked())
+@settings(max_examples=examples(80))
+def test_mean_times_bound_the_mean_cost_from_below(job) -> None:
+    stages, profile, offer, plan, held = job
+    draws = Draws(stages, profile, offer, seed=1)
+    jct_s, cost_usd = draws.totals(plan, range(1), held)
+    mean_s, least_usd = draws.least(plan, held)
+    assert mean_s == pytest.approx(jct_s.mean())
+    assert least_usd <= cost_usd.mean() + 1e-9

@@ -1,13 +1,19 @@
-"""Algorithm 3: what must hold for any allocation, cluster and history."""
+"""Placement: gangs on slots, free slots, and the index of trials, against plain ones."""
 
 from __future__ import annotations
 
-from hypothesis import given
+import math
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Gang, Slot
-from rubberband.executor.core.placement import place
+from rubberband.executor.core.placement import FreeSlots, place
+from rubberband.executor.core.state import StageRecord, TrialStatus
 from rubberband.values.offer import gang_sizes, slots
+from tests.builders.budget import examples
+from tests.builders.jobs import JOB
 
 
 @st.composite
@@ -126,3 +132,76 @@ def test_a_wide_gang_takes_no_halves_of_instances_that_others_train_on() -> None
     instances = {"a": 2, "b": 2, "c": 2}
     narrow = {0: (Slot(instance="a", gpu=0),), 1: (Slot(instance="c", gpu=0),)}
     assert place({0: 1, 1: 1, 2: 4}, narrow, instances, locked=narrow) == narrow
+
+
+@settings(max_examples=examples(200))
+@given(width=st.sampled_from([1, 2, 3, 4, 8]), count=st.integers(1, 5), data=st.data())
+def test_gangs_are_placed_as_by_a_walk_through_all_instances(width: int, count: int, data: st.DataObject) -> None:
+    instances = {f"i-{8 + index}": width for index in range(count)}  # i-10 comes before i-8 by name
+    sizes = gang_sizes(width, 1, width * count)
+    free, running, latest = FreeSlots(instances, width, ()), dict[int, Gang](), dict[int, Gang]()
+    for _ in range(data.draw(st.integers(1, 12))):
+        for trial in [trial for trial in running if data.draw(st.booleans())]:
+            free.give_back(running.pop(trial))
+        room = width * count - sum(map(len, running.values()))
+        assert free.gpus == room
+        for size in sizes:
+            gangs = place(
+                {trial: len(gang) for trial, gang in running.items()} | dict.fromkeys(range(50, 50 + room), size),
+                running,
+                instances,
+                locked=running,
+            )
+            assert free.room(size) == len(gangs) - len(running)
+        size = data.draw(st.sampled_from(sizes))
+        waiting = [trial for trial in range(20) if trial not in running][: room // size]
+        allocation = {trial: len(gang) for trial, gang in running.items()} | dict.fromkeys(waiting, size)
+        expected = place(allocation, latest | running, instances, locked=running)
+        placed = free.place(size, [latest.get(trial, ()) for trial in waiting])
+        found = {trial: gang for trial, gang in zip(waiting, placed, strict=True) if gang is not None}
+        assert found == {trial: expected[trial] for trial in waiting if trial in expected}
+        for trial, gang in found.items():
+            free.take(gang)
+            running[trial] = latest[trial] = gang
+
+
+def test_slots_of_other_instances_do_not_count() -> None:
+    there, elsewhere = Slot(instance="here", gpu=0), Slot(instance="gone", gpu=0)
+    free = FreeSlots(["here"], 2, [(elsewhere,), (there, elsewhere)])
+    assert free.gpus == 1
+    free.give_back((there, elsewhere))
+    assert free.gpus == 2
+    assert free.place(1, [(elsewhere,)]) == [(there,)]
+
+
+STATUSES = list(TrialStatus)
+
+
+@settings(max_examples=examples(120))
+@given(data=st.data())
+def test_the_index_of_trials_equals_a_walk(data: st.DataObject) -> None:
+    state, now = Controller(JOB).state, 0.0
+    lane = state.lanes[0]
+    lane.begin(StageRecord(stage=0, trials=tuple(range(len(state.trials))), started_at=now), state.trials)
+    slots = [Slot(instance=f"i-{number}", gpu=gpu) for number in range(3) for gpu in range(2)]
+    for _ in range(data.draw(st.integers(1, 30))):
+        trial = data.draw(st.sampled_from(state.trials))
+        if trial.status is TrialStatus.RUNNING and data.draw(st.booleans()):
+            lane.runners.note_due(trial, now + data.draw(st.sampled_from([1.0, 5.0, 60.0])))
+        else:
+            status = data.draw(st.sampled_from(STATUSES))
+            if trial.status is not TrialStatus.RUNNING:
+                trial.gang = tuple(data.draw(st.lists(st.sampled_from(slots), min_size=1, unique=True)))
+            state.put(trial, status)
+        now += data.draw(st.sampled_from([0.0, 0.5, 10.0]))
+        running = [trial for trial in state.trials if trial.status is TrialStatus.RUNNING]
+        queued = [trial for trial in state.trials if trial.status is TrialStatus.QUEUED]
+        assert (lane.running(), lane.queued()) == (running, queued)
+        assert (len(lane.runners), len(lane.waiters)) == (len(running), len(queued))
+        count = data.draw(st.integers(0, len(state.trials)))
+        assert lane.waiters.first(count) == queued[:count]
+        assert lane.runners.first_due_at() == min((trial.due_at for trial in running), default=math.inf)
+        assert lane.runners.due(now) == [trial for trial in running if trial.due_at <= now]
+        for instance in ("i-0", "i-1", "i-2"):
+            there = [trial for trial in running if any(slot.instance == instance for slot in trial.gang)]
+            assert (lane.runners.on(instance), lane.runners.uses(instance)) == (there, bool(there))

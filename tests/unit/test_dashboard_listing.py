@@ -1,17 +1,33 @@
-"""What a line of the list of experiments says."""
+"""Pages of the dashboard, as the server makes them."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from html import unescape
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rubberband.api.dashboard import CHOICES, Row, ago, counted_choices, instant, row
+from rubberband.api.body import read_experiment
+from rubberband.api.dashboard import CHOICES, Row, ago, counted_choices, file_of, instant, row
+from rubberband.api.dashboard.compare import Compared, configurations_of, curves_of, figures_of, settings_of
+from rubberband.api.dashboard.experiment import facts
 from rubberband.api.dashboard.sentences import sentence
+from rubberband.executor.core.history import DecisionResult
+from rubberband.executor.result.result import Result
+from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.experiment import experiment_view
 from rubberband.views.live.status import headline
+from tests.builders.fake_runs import FakeService, fake_service
+from tests.builders.journalled_runs import words
+from tests.builders.results import ATTACK, EVERY_RESULT, a_job, a_result, hostile
 
 NOW = 10_000.0
 BEGUN: dict[str, Any] = {
@@ -124,3 +140,221 @@ def test_a_late_action_is_not_reported_as_done() -> None:
 def test_every_choice_is_counted() -> None:
     counts = counted_choices({"running": 2, "queued": 1, "failed": 3, "done": 4})
     assert counts == {"all": 10, "active": 3, "done": 4, "stopped": 0, "attention": 3}
+
+
+CSS = resources.files("rubberband.api.dashboard").joinpath("static", "dashboard.css").read_text(encoding="utf-8")
+LIGHT, DARK = (
+    dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6});", part)) for part in re.findall(r":root \{(.*?)\}", CSS, re.S)
+)
+TEXTS = [
+    *((ink, ground) for ink in ("text", "faint", "accent", "good", "warn", "bad") for ground in ("back", "raised")),
+    *((ink, "sunk") for ink in ("text", "faint")),
+    *((mood, f"{mood}-soft") for mood in ("good", "warn", "bad", "calm", "accent")),
+    ("faint", "none-soft"),
+    ("on-accent", "accent"),
+    ("text", "warn-soft"),
+    ("text", "bad-soft"),
+    ("raised", "bad"),
+    ("back", "text"),
+]
+EDGES = [("edge", "back"), ("edge", "raised"), ("accent", "raised"), ("accent", "none-soft"), ("bad", "raised")]
+
+
+def luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, LIGHT | DARK], ids=["light", "dark"])
+def test_text_stands_out_by_4_5_and_edges_by_3(theme: dict[str, str]) -> None:
+    weak_texts = {pair: contrast(theme[pair[0]], theme[pair[1]]) for pair in TEXTS}
+    weak_edges = {pair: contrast(theme[pair[0]], theme[pair[1]]) for pair in EDGES}
+    assert {pair: ratio for pair, ratio in weak_texts.items() if ratio < 4.5} == {}
+    assert {pair: ratio for pair, ratio in weak_edges.items() if ratio < 3.0} == {}
+
+
+def test_black_on_white_is_twenty_one() -> None:
+    assert contrast("#fff", "#000000") == pytest.approx(21.0)
+
+
+AT = 1_800_000_000.0
+"""2027-01-15T08:00:00Z"""
+
+
+def told(said: dict[str, Any]) -> dict[str, str]:
+    row = Submission(name="one", state=ExperimentState.QUEUED, created_at=AT, changed_at=AT, words=said)
+    return dict(facts(row, AT))
+
+
+def test_code_place_search_and_limits_are_reported() -> None:
+    assert told(words(entrypoint="examples.digits:DigitsTrial")) == {
+        "runs": "examples.digits:DigitsTrial",
+        "on": "up to 8 x p3.8xlarge (virtual)",
+        "searches": "27 configurations (sha), for the highest accuracy",
+        "deadline": "25m from the start",
+        "max_cost": "4.00 USD",
+    }
+
+
+@pytest.mark.parametrize(
+    ("deadline", "words_of_it"),
+    [
+        ("2027-01-15T08:20:00Z", "in 20m, at 08:20 UTC"),
+        ("2027-01-15T07:59:00Z", "passed 1m ago, at 07:59 UTC"),
+        ("2027-01-17T08:00:00Z", "in 2d, at 2027-01-17 08:00 UTC"),
+        (None, "none"),
+        ("whenever", "whenever"),
+    ],
+)
+def test_a_deadline_is_shown_by_the_time_that_is_left(deadline: str | None, words_of_it: str) -> None:
+    assert told({"constraints": {"deadline": deadline}})["deadline"] == words_of_it
+
+
+@pytest.mark.parametrize("said", [{}, {"search": None, "resources": 3, "constraints": "x"}])
+def test_unknown_values_are_left_out(said: dict[str, Any]) -> None:
+    assert set(told(said)) <= {"deadline", "max_cost", "profile"}
+
+
+def test_a_file_that_is_planned_again_has_its_deadline_from_the_start() -> None:
+    said = words(constraints={"deadline": "2027-01-15T08:25:00.4Z", "max_cost": 4.0, "confidence": None})
+    again = file_of(Submission(name="one", state=ExperimentState.DONE, created_at=AT, changed_at=AT, words=said))
+    experiment = read_experiment(again.encode(), "application/yaml", [])
+    assert experiment.constraints.deadline == 1500.0
+    assert experiment.to_words() == Experiment(**words()).to_words()
+    assert file_of(Submission(name="one", state=ExperimentState.DONE, created_at=AT, changed_at=AT)) == ""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    with fake_service(tmp_path) as made:
+        yield made
+
+
+def shown(service: FakeService, *names: str, path: str = "/compare") -> str:
+    answer = service.client.get(path, params={"name": list(names)}, headers={"Accept": "text/html"})
+    assert answer.status_code == 200
+    return answer.text
+
+
+def text(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<script.*?</script>|<[^>]+>", " ", html, flags=re.DOTALL)).split())
+
+
+def one(name: str, result: Result | None = None, **changes: object) -> Compared:
+    row = Submission(name=name, state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={})
+    return Compared(dataclasses.replace(row, **changes), result and dataclasses.replace(result, name=name))
+
+
+def better(result: Result, by: float) -> Result:
+    assert result.best is not None
+    metrics = {result.metric: result.best.metrics[result.metric] + by}
+    return dataclasses.replace(result, best=dataclasses.replace(result.best, metrics=metrics))
+
+
+@pytest.mark.parametrize("which", list(EVERY_RESULT))
+def test_any_two_results_are_compared(service: FakeService, which: str) -> None:
+    service.runs.results = {"one": EVERY_RESULT[which](), "two": a_result()}
+    for name in service.runs.results:
+        service.add(name, summary=Summary(started_at=1.0, stages=3), state=ExperimentState.DONE)
+    html = shown(service, "one", "two")
+    assert "Compare 2 experiments" in text(html)
+    figures = json.loads(re.findall(r'id="figures">(.*?)</script>', html, re.DOTALL)[0])
+    assert list(figures) == ["compared"]
+
+
+def test_the_best_of_a_line_is_marked_of_one_metric_and_of_what_is_done() -> None:
+    result = a_result()
+    cheap = dataclasses.replace(result, actual_cost_usd=0.001, outcome="budget")
+    other = dataclasses.replace(better(result, 9.0), metric="loss", mode="min")
+    lines = {line.title: line for line in figures_of([one("a", better(result, 0.1)), one("b", cheap), one("c", other)])}
+    assert [cell.best for cell in lines["best score (max)"].cells] == [True, False, False]
+    assert lines["best score (max)"].cells[2].text == "-"
+    assert [cell.best for cell in lines["cost (USD)"].cells] == [False, False, False], "equal, and one is not done"
+
+
+def test_parameters_that_a_best_trial_lacks_are_dashes() -> None:
+    result = a_result()
+    assert result.best is not None
+    lacking = dataclasses.replace(
+        result, best=dataclasses.replace(result.best, configuration={"lr": 0.1, "beta": True})
+    )
+    lines = {
+        line.title: [cell.text for cell in line.cells]
+        for line in configurations_of([one("a", result), one("b", lacking), one("c")])
+    }
+    assert lines["n"][1:] == ["-", "-"]
+    assert lines["beta"] == ["-", "true", "-"]
+
+
+def test_only_settings_that_differ_are_listed() -> None:
+    other = words(name="b", constraints={"max_cost": 9}, resources={"market": "spot"})
+    lines = {
+        line.title: [cell.text for cell in line.cells]
+        for line in settings_of([one("a", words=words(name="a")), one("b", words=other)])
+    }
+    assert lines == {"constraints.max_cost": ["4", "9"], "resources.market": ["-", "spot"]}
+
+
+def test_curves_are_of_the_metric_of_the_most() -> None:
+    result = a_result()
+    other = a_result(a_job(metric="loss", mode="min"))
+    figure = curves_of([one("a", other), one("b", result), one("c", result), one("d")])
+    assert figure is not None
+    assert {trace["legendgroup"] for trace in figure["data"]} == {"b", "c"}
+    assert sum(trace["showlegend"] for trace in figure["data"]) == 2
+    for button in figure["layout"]["updatemenus"][0]["buttons"]:
+        assert [len(xs) for xs in button["args"][0]["x"]] == [len(trace["y"]) for trace in figure["data"]]
+    assert curves_of([one("a")]) is None
+
+
+def test_the_page_says_which_names_do_not_fit(service: FakeService) -> None:
+    for number in range(10):
+        service.add(f"e{number}")
+    assert "tick them in the list" in text(shown(service))
+    assert "Experiment 'nosuch' not found." in text(shown(service, "e1", "nosuch", "e1"))
+    many = text(shown(service, *(f"e{number}" for number in range(10))))
+    assert "10 experiments are too many; the page shows the first 8." in many
+    for name in ("", "\0", "a" * 80, "Ü", "e1\n"):
+        assert "not found" in text(shown(service, name, "e1", path="/fragments/compare"))
+
+
+def test_nothing_of_the_user_s_becomes_markup(service: FakeService) -> None:
+    for name in ("one", "two"):
+        service.add(name, summary=Summary(started_at=1.0), words={"x": f"{name}{ATTACK}", name + ATTACK: 1})
+        service.runs.results[name] = hostile()
+    assert "<script>alert(1)" not in shown(service, "one", "two")
+
+
+def test_replans_are_decisions_that_changed_the_plan() -> None:
+    result = a_result()
+    stayed = DecisionResult(
+        stage=1,
+        at_s=9.0,
+        changed=False,
+        reason="",
+        plan=a_job().plan,
+        present_jct_s=60.0,
+        present_cost_usd=1.0,
+        jct_s=60.0,
+        cost_usd=1.0,
+    )
+    changed = dataclasses.replace(stayed, changed=True)
+    for decisions, text, note in (((stayed,), "0", "of 1 look"), ((stayed, changed), "1", "of 2 looks")):
+        told = dataclasses.replace(result, decisions=decisions)
+        (line,) = [line for line in figures_of([one("a", told)]) if line.title == "replans"]
+        assert (line.cells[0].text, line.cells[0].note) == (text, note)
+
+
+def test_the_deadline_is_the_one_that_was_asked_for() -> None:
+    results = [dataclasses.replace(a_result(), deadline_s=7200.0 - spent_s, profiling_s=spent_s) for spent_s in (0, 27)]
+    lines = figures_of([one("a", results[0]), one("b", results[1])])
+    (line,) = [line for line in lines if line.title == "deadline"]
+    assert [cell.text for cell in line.cells] == ["2h", "2h"]
+    assert not line.differs

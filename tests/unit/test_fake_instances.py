@@ -1,9 +1,10 @@
-"""The fake's instances are launched, looked at and ended as EC2's are: tokens, refusals, states, filters, pages."""
+"""Instances of the fake EC2, from launch to end: as EC2's own behave, within its limits of requests."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.builders.fake_launches import START, TAGS, Rental, code_of, spot
 from tests.ec2 import FakeAws, Fault
+from tests.ec2.limits import Limits, Rate
 
 
 @pytest.fixture
@@ -344,3 +346,184 @@ def test_the_fake_names_its_gaps() -> None:
     with pytest.raises(ClientError) as unknown:
         fake.session("admin").client("ec2").describe_addresses()
     assert code_of(unknown.value) == "InvalidAction"
+
+
+def test_a_spot_instance_is_bought_at_the_market_s_price(rental: Rental) -> None:
+    instance = rental.launch(InstanceMarketOptions=spot("3.06"))
+    shown = rental.shown(instance)
+    assert shown["InstanceLifecycle"] == "spot"
+    assert shown["SpotInstanceRequestId"].startswith("sir-")
+    history = rental.ec2.describe_spot_price_history(
+        InstanceTypes=["p3.2xlarge"], AvailabilityZone="us-east-1a", StartTime=START, EndTime=START
+    )["SpotPriceHistory"]
+    rental.clock.sleep(120)
+    assert rental.fake.bill().lines[0].price_usd_per_hour == float(history[0]["SpotPrice"]) < 3.06
+
+
+def test_a_spot_flag_can_be_ignored(rental: Rental) -> None:
+    rental.fake.world.ignores_spot = True
+    assert "InstanceLifecycle" not in rental.shown(rental.launch(InstanceMarketOptions=spot()))
+    rental.clock.sleep(60)
+    assert rental.fake.bill().lines[0].price_usd_per_hour == pytest.approx(3.06)
+
+
+@pytest.mark.parametrize("notice_s", [120.0, 20.0, None])
+def test_a_spot_instance_is_reclaimed_with_notice_late_notice_or_none(rental: Rental, notice_s: float | None) -> None:
+    instance = rental.launch(InstanceMarketOptions=spot())
+    rental.clock.sleep(600)
+    rental.fake.reclaim(instance, notice_s=notice_s)
+    there = rental.fake.instances[0]
+    if notice_s is not None:
+        assert (there.notice_at, there.reclaim_at) == (START + 600, START + 600 + notice_s)
+        assert rental.state(instance) == "running"
+        rental.clock.sleep(notice_s + 1)
+    assert rental.shown(instance)["StateReason"]["Code"] == "Server.SpotInstanceTermination"
+    assert rental.fake.instances[0].ended_at == START + 600 + (notice_s or 0.0)
+
+
+def leased() -> Rental:
+    return Rental(reads=lambda user_data: (300.0, 1000.0))
+
+
+def test_an_instance_ends_itself_at_its_lease() -> None:
+    rental = leased()
+    instance = rental.launch()
+    rental.clock.sleep(319)
+    assert rental.state(instance) == "running"
+    rental.clock.sleep(1000)
+    assert rental.state(instance) == "terminated"
+    assert rental.fake.instances[0].ended_at == START + 320
+    assert rental.shown(instance)["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
+
+
+def test_a_lease_is_extended_up_to_the_hard_stop_and_may_be_cut() -> None:
+    rental = leased()
+    kept, cut = rental.launch(), rental.launch()
+    rental.clock.sleep(100)
+    rental.fake.extend_lease(kept, START + 90_000)
+    rental.fake.extend_lease(cut, START + 200)
+    rental.clock.sleep(10_000)
+    rental.fake.tick()
+    assert [one.ended_at for one in rental.fake.instances] == [START + 1020, START + 200]
+
+
+def test_a_machine_that_never_boots_does_not_end_itself() -> None:
+    rental = Rental(reads=lambda user_data: (300.0, 1000.0), boot_s=lambda rng: math.inf)
+    rental.launch()
+    rental.clock.sleep(1_000_000)
+    assert len(rental.fake.living) == 1
+
+
+def test_a_lease_begins_when_the_machine_has_booted() -> None:
+    rental = Rental(reads=lambda user_data: (300.0, 1000.0), boot_s=40.0)
+    rental.launch()
+    rental.clock.sleep(1000)
+    assert [one.ended_at for one in rental.fake.instances] == [START + 20 + 40 + 300]
+
+
+def test_a_lease_that_is_over_is_not_extended() -> None:
+    rental = leased()
+    instance = rental.launch()
+    rental.clock.sleep(400)
+    rental.fake.extend_lease(instance, START + 900)
+    assert rental.fake.living == ()
+
+
+def test_machines_are_reported_of_boots_and_ends_once(rental: Rental) -> None:
+    told: list[tuple[str, str]] = []
+    rental.fake.on_boot = lambda one: told.append(("boot", one.instance_id))
+    rental.fake.on_end = lambda one: told.append(("end", one.instance_id))
+    ran, never_ran = rental.launch(), rental.launch()
+    rental.ec2.terminate_instances(InstanceIds=[never_ran])
+    rental.clock.sleep(20)
+    rental.fake.tick()
+    rental.fake.power_off(ran)
+    rental.fake.power_off(ran)
+    assert told == [("end", never_ran), ("boot", ran), ("end", ran)]
+
+
+def test_a_machine_may_call_back_while_it_is_notified(rental: Rental) -> None:
+    rental.fake.on_boot = lambda one: rental.fake.power_off(one.instance_id)
+    instance = rental.launch()
+    rental.clock.sleep(20)
+    rental.fake.tick()
+    assert rental.state(instance) == "shutting-down"
+
+
+NOW = 1000.0
+
+
+def limited() -> Rental:
+    rental = Rental()
+    rental.fake.limits = Limits(sleep=rental.clock.sleep)
+    return rental
+
+
+def test_nothing_is_limited_unless_it_is_asked_for() -> None:
+    rental = Rental()
+    for _ in range(200):
+        rental.look()
+    assert rental.clock.now == Rental().clock.now
+
+
+def test_a_burst_of_launches_is_throttled_and_the_others_are_not() -> None:
+    rental = limited()
+    assert rental.fake.limits is not None
+    rental.fake.limits.latency_s = {}
+    ours = [rental.launch() for _ in range(5)]
+    with pytest.raises(ClientError) as caught:
+        rental.launch()
+    assert code_of(caught.value) == "RequestLimitExceeded"
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+    assert rental.fake.calls[-1].outcome == "RequestLimitExceeded"
+    assert len(rental.look()) == len(ours)
+    rental.ec2.terminate_instances(InstanceIds=ours)
+    rental.clock.sleep(0.5)
+    rental.launch()
+
+
+def test_a_launch_takes_a_second_and_what_is_throttled_no_time() -> None:
+    rental = limited()
+    began_at = rental.clock.now
+    rental.launch()
+    assert rental.clock.now == began_at + 1.0
+    assert rental.fake.instances[0].launched_at == began_at + 1.0
+    assert rental.fake.limits is not None
+    rental.fake.limits.requests["RunInstances"] = Rate(0, 0)
+    with pytest.raises(ClientError):
+        rental.launch()
+    assert rental.clock.now == began_at + 1.0
+
+
+def test_a_launch_pays_forevery_instance() -> None:
+    limits = Limits()
+    many = {"MinCount": 1, "MaxCount": 600}
+    assert limits.refusal("ec2", "RunInstances", many, NOW) is None
+    refusal = limits.refusal("ec2", "RunInstances", many, NOW + 10.0)
+    assert refusal is not None
+    assert "resource rate" in refusal.message
+    assert limits.refusal("ec2", "RunInstances", {"MaxCount": 400}, NOW + 10.0) is None
+
+
+def test_a_listing_of_everything_has_the_smaller_bucket() -> None:
+    def taken(**params: object) -> int:
+        limits = Limits()
+        return sum(limits.refusal("ec2", "DescribeInstances", params, NOW) is None for _ in range(200))
+
+    assert (taken(), taken(Filters=[{"Name": "client-token", "Values": ["t"]}])) == (50, 100)
+
+
+def test_other_services_are_not_limited() -> None:
+    limits = Limits()
+    assert all(limits.refusal("ssm", "GetParameter", {}, NOW) is None for _ in range(1000))
+
+
+@settings(max_examples=60, deadline=None)
+@given(gaps_s=st.lists(st.floats(0.0, 3.0), max_size=80))
+def test_no_more_than_the_burst_and_the_refill_is_let_in(gaps_s: list[float]) -> None:
+    limits, now, let_in = Limits(), NOW, 0
+    for gap_s in gaps_s:
+        now += gap_s
+        let_in += limits.refusal("ec2", "RunInstances", {"MaxCount": 1}, now) is None
+    assert let_in <= 5 + 2 * (now - NOW) + 1e-6
+    assert let_in >= min(len(gaps_s), 5)

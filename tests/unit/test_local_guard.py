@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rubberband import files
+from rubberband.cloud import node
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import Record, _Guard, load, save
 from rubberband.cloud.ray_head.ray_node import Guards, RayHead
+from rubberband.files import EXCLUSIVE, SHARED, locked
+from tests.builders.metadata_service import metadata_service
 
 LEASE_S = 30.0
 
@@ -135,3 +142,91 @@ def test_a_cluster_that_is_named_and_not_used_is_said_once(
         head._exclusive.close()
     (record,) = caplog.records
     assert record.message == "RAY_ADDRESS=ray://cluster:10001 is ignored: RubberBand starts a Ray cluster of its own"
+
+
+def test_readers_wait_for_readers_and_not_for_an_exclusive_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with open(path, "a") as ours, open(path) as other:
+        assert locked(other, SHARED)
+        leaving = threading.Timer(0.05, fcntl.flock, (other, fcntl.LOCK_UN))
+        leaving.start()
+        assert locked(ours, EXCLUSIVE)
+        leaving.join()
+        assert not locked(other, SHARED)
+        assert not locked(other, EXCLUSIVE)
+
+
+def test_an_endless_reader_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_GLANCE_S", 0.02)
+    with open(tmp_path / "lock", "a") as ours, open(tmp_path / "lock") as other:
+        assert locked(other, SHARED)
+        assert not locked(ours, EXCLUSIVE)
+        assert locked(ours, SHARED)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """What the metadata service says, however long it takes."""
+    monkeypatch.setattr(node, "_TIMEOUT_S", 60.0)
+    with metadata_service() as (address, said):
+        monkeypatch.setenv(node.METADATA_VARIABLE, address)
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        yield said
+
+
+def test_it_is_reported_what_the_metadata_service_says(said: dict[str, str]) -> None:
+    said["local-ipv4"] = "10.0.0.5"
+    assert node.metadata("local-ipv4") == "10.0.0.5"
+    assert node.metadata("mac") is None
+
+
+def test_a_notice_of_interruption_is_an_instant(said: dict[str, str]) -> None:
+    assert node.interruption() is None
+    said["spot/instance-action"] = '{"action": "terminate", "time": "2026-11-21T17:00:00Z"}'
+    assert node.interruption() == 1795280400.0
+    said["spot/instance-action"] = "<html>"
+    assert node.interruption() is None
+
+
+def test_a_machine_that_is_no_instance_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(node.METADATA_VARIABLE, "http://127.0.0.1:1")
+    assert node.metadata("local-ipv4") is None
+    assert node.interruption() is None
+
+
+def test_an_address_where_something_else_answers_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv(node.METADATA_VARIABLE, f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        assert node.metadata("local-ipv4") is None
+        thread.join()
+
+
+def test_a_lease_is_the_time_of_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(node.LEASE_VARIABLE, raising=False)
+    node.extend_lease(1.0)
+    lease = tmp_path / "lease"
+    lease.touch()
+    monkeypatch.setenv(node.LEASE_VARIABLE, str(lease))
+    for until in (2e9, 1e9):
+        node.extend_lease(until)
+        assert lease.stat().st_mtime == until
+
+
+def test_files_of_an_experiment_are_private_to_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(node.LEASE_VARIABLE, str(tmp_path / "lease"))
+    folder = node.machine_folder()
+    assert folder == node.machine_folder()
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+    folder.symlink_to("/tmp")
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        node.machine_folder()

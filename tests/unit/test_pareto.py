@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from rubberband.api.dashboard.experiment import Asked, trial_page
 from rubberband.errors import InputError
+from rubberband.executor.core.state import TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.trials import best_trial, rank
 from rubberband.executor.journal.folder import open_folder
 from rubberband.executor.result.result import Objective, Result, front
 from rubberband.running.run import load_result, run_experiment
@@ -22,7 +24,9 @@ from rubberband.views.report.page import render_html
 from rubberband.views.report.tables import headlines, pareto
 from rubberband.views.report.text import tables
 from tests.builders.experiment_words import words
+from tests.builders.jobs import JOB
 from tests.builders.results import ATTACK, a_result
+from tests.builders.stories import begun
 
 LATENCY = Objective(metric="latency", mode="min")
 SCORE = Objective(metric="score", mode="max")
@@ -124,3 +128,31 @@ def test_a_metric_that_no_trial_reports_is_named(tmp_path: Path) -> None:
     assert result.also == (LATENCY,)
     assert result.pareto == ()
     assert headlines(result)[-1] == "search.also: no trial has reported latency"
+
+
+def reported(trial: int, value: float | None) -> TrialState:
+    metrics = {} if value is None else {"score": value}
+    return TrialState(trial=trial, reports=[TrialReport(reported_at=0.0, iterations=1, metrics=metrics, stage=0)])
+
+
+@pytest.mark.parametrize(("mode", "order"), [("max", (5, 1, 0, 2, 3, 4)), ("min", (0, 1, 5, 2, 3, 4))])
+def test_infinite_nan_and_missing_metrics_come_last_in_both_modes(mode: str, order: tuple[int, ...]) -> None:
+    values = [-1.0, 0.5, math.inf, -math.inf, math.nan, 2.0]
+    trials = [reported(trial, value) for trial, value in enumerate(values)]
+    assert rank(trials, "score", mode) == order
+    assert rank([*trials, reported(6, None), TrialState(trial=7)], "score", mode) == (*order, 6, 7)
+
+
+def test_equal_metrics_go_by_number() -> None:
+    assert rank([reported(trial, 0.5) for trial in (2, 0, 1)], "score", "max") == (0, 1, 2)
+
+
+def test_a_failed_trial_is_not_the_best_of_what_was_cut_short() -> None:
+    story = begun(dataclasses.replace(JOB, stages=(dataclasses.replace(JOB.stages[0], iterations=2), JOB.stages[1])))
+    story.report(0, 0.9)
+    story.report(1, 0.5)
+    story.fail(0, "not_a_number")
+    assert story.state.trials[0].status is TrialStatus.FAILED
+    best = best_trial(story.state, "score", "max")
+    assert best is not None
+    assert best.trial == 1

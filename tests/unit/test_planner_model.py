@@ -1,14 +1,21 @@
-"""The deterministic model, by hand."""
+"""The model of a plan, by hand: steady times, losses, speeds and samples."""
 
 from __future__ import annotations
 
+import heapq
+
+import numpy as np
 import pytest
 
-from rubberband.errors import InputError
+from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner.exact.model import least_instances, predict
+from rubberband.planner.exact.solver import Box
+from rubberband.planner.noise.makespan import makespan
+from rubberband.planner.noise.sampling import Draws
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Cohort, Plan, Stage, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Speeds, Stage, StagePlan
+from rubberband.values.profile import Law, Profile, Spread
+from tests.builders.plans import plan, sample
 
 PROFILE = Profile(seconds_per_iteration={1: 110.0, 2: 57.0, 4: 30.0, 8: 18.0}, trial_startup_s=2.0)
 RATE = 0.001  # USD per instance and second
@@ -157,3 +164,188 @@ def test_on_spot_a_trial_takes_as_much_longer_as_its_interruptions_cost():
         25.0 + steady_s * (1.0 + 0.001 * lost_s)
     )
     assert predict(stages, plan, PROFILE, offer(spot=spot)).jct_s == pytest.approx(25.0 + steady_s)
+
+
+STAGES = [Stage(trials=8, iterations=4), Stage(trials=3, iterations=8), Stage(trials=1, iterations=16)]
+OFFER = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.6, max_instances=8)
+PLAN = Plan(stages=tuple(StagePlan(instances=stage.trials, gpus_per_trial=1) for stage in STAGES))
+
+
+def draws(stages=STAGES, speeds=None, **noise):
+    return Draws(stages, Profile(seconds_per_iteration={1: 10.0}, **noise), OFFER, seed=3, speeds=speeds)
+
+
+def test_a_trial_has_the_same_speed_in_every_stage():
+    chunk = draws(trial_cv=0.3).chunk(0)
+    first, second, third = (chunk.factor(index) for index in range(3))
+    assert first.shape[0] == 8
+    for row in range(20):
+        assert set(third[:, row]) < set(second[:, row]) < set(first[:, row])
+
+
+def test_the_noise_of_iterations_is_drawn_anew_and_averages_out():
+    chunk = draws(iteration_cv=0.4).chunk(0)
+    spreads = [chunk.factor(index).std() for index in range(3)]
+    assert spreads == pytest.approx([0.4 / np.sqrt(stage.iterations) for stage in STAGES], rel=0.1)
+
+
+def test_the_total_of_a_trial_varies_more_than_if_its_stages_were_independent():
+    profile = Profile(seconds_per_iteration={1: 10.0}, trial_cv=0.3)
+    one = [Stage(trials=1, iterations=4), Stage(trials=1, iterations=4)]
+    plan = Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),) * 2)
+    spread = sample(one, plan, profile, OFFER).jct_s
+    assert spread.std() / spread.mean() == pytest.approx(0.3, rel=0.05)
+
+
+def test_trials_of_another_bracket_have_speeds_of_their_own():
+    stages = [Stage(trials=4, iterations=1), Stage(trials=1, iterations=3), Stage(trials=3, iterations=9)]
+    chunk = draws(stages, trial_cv=0.3).chunk(0)
+    first, last = chunk.factor(0), chunk.factor(2)
+    assert not set(first[:, 0]) & set(last[:, 0])
+
+
+def test_an_error_of_the_mean_is_shared_by_all_trials_of_a_run_until_they_have_been_seen():
+    stages = [Stage(trials=4, iterations=1), Stage(trials=1, iterations=3), Stage(trials=3, iterations=9)]
+    chunk = draws(stages, mean_cv=0.2).chunk(0)
+    factors = np.concatenate([chunk.factor(index) for index in range(3)])
+    assert (factors == factors[0]).all()
+    assert (factors.mean(), factors[0].std()) == pytest.approx((1.0, 0.2), rel=0.1)
+    known = draws(stages, Speeds(factors=(1.0,) * 4, errors=(0.0,) * 4), mean_cv=0.2).chunk(0)
+    assert (known.factor(0) == 1.0).all()
+
+
+def test_start_ups_vary_by_themselves():
+    profile = Profile(seconds_per_iteration={1: 1e-9}, trial_startup_s=10.0, startup_cv=0.5)
+    one, plan = [Stage(trials=1, iterations=1)], Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),))
+    jct_s = sample(one, plan, profile, OFFER).jct_s
+    assert jct_s.mean() == pytest.approx(10.0, rel=0.02)
+    assert jct_s.std() == pytest.approx(5.0, rel=0.05)
+
+
+def test_speeds_that_are_known_exactly_leave_nothing_to_chance_in_the_stage_that_begins():
+    rest, known = STAGES[1:], Speeds(factors=(0.5, 1.0, 3.0), errors=(0.0, 0.0, 0.0))
+    plan = Plan(stages=PLAN.stages[1:])
+    samples = sample(rest, plan, Profile(seconds_per_iteration={1: 10.0}), OFFER, speeds=known)
+    by_survivor = {(3.0 * 80 + factor * 160) for factor in known.factors}
+    assert set(np.round(samples.jct_s, 6)) == by_survivor
+
+
+@pytest.mark.parametrize(("with_metric", "mean"), [(-1.0, 0.5), (0.0, 1.5), (1.0, 3.0)])
+def test_survivors_are_slow_where_slow_trials_are_good(with_metric, mean):
+    known = Speeds(factors=(0.5, 1.0, 3.0), errors=(0.0,) * 3, with_metric=with_metric)
+    factor = draws(STAGES[1:], known).chunk(0).factor(1)
+    assert factor.mean() == pytest.approx(mean, abs=1.01 if with_metric == 0.0 else 1e-9)
+
+
+def test_trials_that_queued_survive_as_often_as_those_that_started_first_and_start_by_number():
+    chunk = draws(trial_cv=0.3).chunk(0)
+    first, second = chunk.factor(0), chunk.factor(1)
+    numbers = (first[None] == second[:, None]).argmax(axis=1)
+    assert (np.diff(numbers, axis=0) > 0).all()
+    shares = [(numbers == trial).any(axis=0).mean() for trial in range(8)]
+    assert shares == pytest.approx([3 / 8] * 8, abs=0.13)
+
+
+@pytest.mark.parametrize("with_metric", [0.0, 0.5])
+def test_the_same_of_very_many_trials_survive_in_each_row_at_every_sync(with_metric):
+    stages = [Stage(trials=trials, iterations=1) for trials in (300, 150, 40)]
+    known = Speeds(factors=(1.0,) * 300, errors=(0.3,) * 300, with_metric=with_metric)
+    second, third = (draws(stages, known).chunk(0).factor(index) for index in (1, 2))
+    for row in (0, 300, 900):
+        assert set(third[:, row]) < set(second[:, row % second.shape[1]])
+
+
+def scheduled(trials_s, num_slots):
+    """List scheduling, one trial after another."""
+    free_s = list(trials_s[:num_slots])
+    heapq.heapify(free_s)
+    for trial_s in trials_s[num_slots:]:
+        heapq.heapreplace(free_s, free_s[0] + trial_s)
+    return max(free_s)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 16, 17, 60, 200, 300])
+def test_it_is_list_scheduling(num_slots: int) -> None:
+    trials_s = np.random.default_rng(1).lognormal(0.0, 0.4, (200, 20))
+    expected = [scheduled(trials_s[:, row], num_slots) for row in range(20)]
+    assert makespan(trials_s, num_slots) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.05, 0.15, 0.6])
+@pytest.mark.parametrize(("trials", "num_slots"), [(64, 16), (33, 16), (90, 40), (41, 8)])
+def test_trials_that_vary_little_are_scheduled_the_same(trials: int, num_slots: int, cv: float) -> None:
+    trials_s = 5.0 + 10.0 * np.exp(cv * np.random.default_rng(3).standard_normal((trials, 300)))
+    expected = [scheduled(trials_s[:, row], num_slots) for row in range(300)]
+    assert makespan(trials_s, num_slots) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_cluster_is_ready_when_its_slowest_instance_is() -> None:
+    offer = Offer(
+        instance_type="test",
+        gpus=1,
+        price_usd_per_hour=1.0,
+        max_instances=8,
+        init_delay_s=100.0,
+        init_spread=Spread(cv=0.5),
+    )
+    profile = Profile(seconds_per_iteration={1: 10.0})
+    ready_s = []
+    for instances in (1, 2, 8):
+        plan = Plan(stages=(StagePlan(instances=instances, gpus_per_trial=1),))
+        ready_s.append(sample([Stage(trials=8, iterations=1)], plan, profile, offer).steps[0].provisioning_s)
+    assert ready_s[0] == pytest.approx(100.0, rel=0.02)
+    assert ready_s[0] * 1.2 < ready_s[1] < ready_s[2] / 1.2
+
+
+def test_both_limits_are_kept_only_where_each_of_them_is() -> None:
+    jct_s, cost_usd = np.array([1.0, 2.0, 3.0, 4.0]), np.array([4.0, 1.0, 3.0, 1.0])
+    found = Box(time_s=2.5, cost_usd=2.0).odds(jct_s, cost_usd)
+    assert (found.p_deadline, found.p_budget, found.p_both) == (0.5, 0.5, 0.25)
+
+
+@pytest.mark.parametrize("law", ["lognormal", "normal"])
+def test_times_that_vary_are_on_average_those_that_were_profiled_and_the_same_each_time(law: Law) -> None:
+    delays = {"init_delay_s": 50.0, "init_spread": Spread(cv=0.5), "provision_spread": Spread(cv=0.5)}
+    offer = Offer(
+        instance_type="test", gpus=1, price_usd_per_hour=1.0, max_instances=1, provision_delay_s=50.0, **delays
+    )
+    profile = Profile(seconds_per_iteration={1: 100.0}, trial_cv=0.4, law=law)
+    plan = Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),))
+    first, again = (sample([Stage(trials=1, iterations=1)], plan, profile, offer) for _ in range(2))
+    assert first.jct_s.mean() == pytest.approx(200.0, rel=0.02)
+    assert first.jct_s.std() > 30.0
+    assert (first.jct_s == again.jct_s).all()
+
+
+def test_a_plan_that_is_hardly_faster_is_not_worth_three_times_the_money():
+    spot = Spot(price_usd_per_hour=1.0, interruptions_per_hour=0.05, restart_s=30.0)
+    offer = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.0, max_instances=2, init_delay_s=200.0, spot=spot)
+    stages = [Stage(trials=4, iterations=3), Stage(trials=2, iterations=4)]
+    limits = PlanningConstraints(deadline_s=300.0)
+    found = plan(stages, Profile(seconds_per_iteration={1: 2.0}), offer, limits, objective="min_time")
+    assert {choice.market for choice in found.plan.stages} == {"spot"}
+
+
+def test_the_fastest_plan_stays_on_the_spot_market_that_was_asked_for_where_that_keeps_the_limits() -> None:
+    spot = Spot(price_usd_per_hour=1.0, interruptions_per_hour=2.0, restart_s=60.0)
+    offer = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.0, max_instances=2, spot=spot)
+    job = ([Stage(trials=4, iterations=20)], Profile(seconds_per_iteration={1: 30.0}), offer)
+    found = plan(*job, PlanningConstraints(max_cost_usd=5.0), objective="min_time")
+    assert {choice.market for choice in found.plan.stages} == {"spot"}
+    late = plan(*job, PlanningConstraints(deadline_s=1250.0), objective="min_time")
+    assert {choice.market for choice in late.plan.stages} == {"on_demand"}
+    for market in ("spot", "on_demand"):
+        held = [Cohort(instances=1, held_s=60.0, market=market)]
+        with pytest.raises(InfeasibleError):
+            plan(*job, PlanningConstraints(deadline_s=900.0), objective="min_time", held=held)
+
+
+@pytest.mark.parametrize(("gpus", "instances"), [(4, 1), (1, 4)])
+def test_trials_that_share_a_spot_instance_are_interrupted_together(gpus: int, instances: int) -> None:
+    """So nothing is late as often as no instance is taken, however many trials are on each."""
+    spot = Spot(price_usd_per_hour=1.0, interruptions_per_hour=1.0, restart_s=60.0)
+    offer = Offer(instance_type="test", gpus=gpus, price_usd_per_hour=3.0, max_instances=instances, spot=spot)
+    plan = Plan(stages=(StagePlan(instances=instances, gpus_per_trial=1, market="spot"),))
+    profile = Profile(seconds_per_iteration={1: 90.0})
+    jct_s = sample([Stage(trials=8, iterations=4)], plan, profile, offer).jct_s
+    assert (jct_s <= 720.0).mean() == pytest.approx(np.exp(-instances * 720.0 / 3600.0), abs=0.01)

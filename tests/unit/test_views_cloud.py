@@ -1,22 +1,42 @@
-"""What a run on spot instances tells: what was bought, what was taken away, and what that cost."""
+"""What commands show of clouds, pools, running experiments and asynchronous trials."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from rubberband.cloud.virtual import InstanceFaults
+from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits
+from rubberband.cloud.pool.server import standing
+from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
+from rubberband.executor.core.events import TrialReported
 from rubberband.executor.core.state import Job
+from rubberband.executor.profiling.points import UpdateReports
 from rubberband.executor.result.result import Result
 from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.exact.model import predict
+from rubberband.planner.sharing import Calendar, Span
+from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan, StagePlan
+from rubberband.views.live.status import headline, lines
 from rubberband.views.live.view import summary
 from rubberband.views.report.page import render_html
-from rubberband.views.report.tables import incidents, purchases
-from tests.builders.results import a_job, a_result, render
+from rubberband.views.report.pool import (
+    autoscaled_words,
+    colours_of,
+    experiments_table,
+    money_table,
+    promises_chart,
+    render_pool,
+)
+from rubberband.views.report.tables import incidents, purchases, update_line
+from tests.builders.pools import OFFER, lending_pool
+from tests.builders.results import UPDATES, a_job, a_result, render
 from tests.builders.watching import pictures, told
 
 
@@ -92,3 +112,134 @@ def test_the_bill_beside_instances_is_the_heads_machine() -> None:
 
 def test_a_run_of_one_kind_of_instance_on_demand_says_nothing_of_purchases() -> None:
     assert purchases(a_result(a_job(), Faults())).rows == ()
+
+
+def view(state: str) -> dict[str, Any]:
+    summary = {
+        "started_at": 1000.0,
+        "ended_at": None,
+        "stage": 1,
+        "stages": 3,
+        "jct_s": 20.0,
+        "deadline_s": 60.0,
+        "planned_jct_s": 50.0,
+        "forecast_jct_s": 40.0,
+        "cost_usd": 0.5,
+        "max_cost_usd": 2.0,
+        "planned_cost_usd": 1.0,
+        "forecast_cost_usd": 0.9,
+        "iterations": 4,
+        "target_iterations": 88,
+        "trials": 36,
+        "instances": 2,
+        "best_value": None,
+    }
+    return {"name": "digits", "state": state, "reason": "", "slack_s": 20.0, "summary": summary}
+
+
+def test_the_stage_is_the_one_that_the_table_has() -> None:
+    assert headline(view("running")) == "digits: runs, stage 1 (2 of 3)"
+
+
+@pytest.mark.parametrize(
+    ("state", "spare"), [("running", True), ("done", True), ("cancelled", False), ("failed", False)]
+)
+def test_time_is_left_only_to_what_comes_to_its_end(state: str, spare: bool) -> None:
+    assert ("20s to spare" in lines(view(state))[1]) == spare
+
+
+def test_money_is_reported_with_its_limit() -> None:
+    assert lines(view("running"))[2] == "cost      0.50 of 2.00 USD (max_cost); forecast 0.90; planned 1.00"
+
+
+def test_why_it_was_interrupted_is_reported_once() -> None:
+    told = headline(view("interrupted") | {"reason": "its process has ended; resume it to continue"})
+    assert told == "digits: interrupted: its process has ended; resume it to continue"
+
+
+def _standing() -> dict[str, Any]:
+    return json.loads(json.dumps(standing(lending_pool(), "team")))  # type: ignore[no-any-return]
+
+
+def test_the_tables_say_what_each_held_and_paid() -> None:
+    found = _standing()
+    rows = {row[0]: row for row in experiments_table(found).rows}
+    assert rows["a"] == ("a", "0", "-", "0.06", "0 of 1", "10s", "0.10 USD")
+    assert rows["c"] == ("c", "1", "-", "0.01", "1 of 1", "0s", "0.0250 USD")
+    table = money_table(found)
+    assert table.rows == (("experiments", "0.15 USD"), ("idle", "0.0100 USD"))
+    assert table.total == ("provider's bill", "0.16 USD")
+
+
+def test_the_page_draws_the_loans_on_the_gpus_that_were_free() -> None:
+    text = render_pool(_standing())
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])  # type: ignore[index]
+    bars = {trace["name"]: trace["y"] for trace in figures["loans"]["data"]}
+    assert bars["a"] == ["m1 GPU 0", "m1 GPU 1"]
+    assert sorted([*bars["b<script>"], *bars["c"]]) == ["m1 GPU 0", "m1 GPU 1"]
+    assert "b<script>" not in text, "names never become markup"
+
+
+def test_a_pool_that_lent_nothing_has_a_page() -> None:
+    clock = VirtualClock(1_700_000_000.0)
+    pool = Pool(
+        VirtualProvider("pool", clock, offer=OFFER), MemoryJournal(), PoolLimits(instances=1, gpus=1), clock.now
+    )
+    assert "<h1>team" in render_pool(standing(pool, "team"))
+
+
+def test_the_promises_are_drawn_from_now_on_until_the_last_one_ends() -> None:
+    calendar = Calendar(gpus=4)
+    calendar = calendar.promise("a", [Span(gpus=2, duration_s=100.0), Span(gpus=1, duration_s=50.0)], 0.0)
+    calendar = calendar.promise("b", [Span(gpus=3, duration_s=60.0)], 150.0)
+    calendar = calendar.promise("over", [Span(gpus=4, duration_s=20.0)], -20.0)
+    chart = promises_chart(calendar, 30.0, colours_of("ab"))
+    assert chart is not None
+    a, b = chart["data"]
+    assert (a["name"], a["x"], a["y"]) == ("a", [0.0, 70.0, 120.0, 180.0], [2, 1, 0, 0])
+    assert (b["name"], b["y"]) == ("b", [0, 0, 3, 0])
+    assert "until 3m from now" in b["hovertext"][0]
+    assert promises_chart(calendar, 500.0, {}) is None
+
+
+def test_a_pool_that_scales_shows_its_size_over_time() -> None:
+    found = _standing()
+    assert autoscaled_words(found) == ""
+    scales = [{"at": found["now"] - 60.0, "instances": 2, "efficiency": 0.8}]
+    scales.append({"at": found["now"] - 30.0, "instances": 1, "efficiency": 0.615})
+    found = {**found, "autoscaled": 1, "efficiency": 0.615, "scales": scales}
+    assert autoscaled_words({**found, "efficiency": None}) == "autoscaled to 1", "no service says more"
+    assert autoscaled_words(found) == "autoscaled to 1 (62 % efficiency)"
+    text = render_pool(found)
+    drawn = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])["sizes"]["data"]  # type: ignore[index]
+    assert [(trace["name"], trace["y"]) for trace in drawn] == [("running", [1, 1]), ("autoscaling", [2, 1, 1])]
+    assert "autoscaled to 1" in text
+
+
+def reported(use: AsyncUse) -> TrialReported:
+    return TrialReported(
+        occurred_at=1.0, trial=0, attempt=1, iterations=1, metrics={"loss": 1.0}, checkpoint=None, updates=use
+    )
+
+
+def test_an_iteration_says_its_speed_its_staleness_and_where_the_time_goes() -> None:
+    assert update_line(UPDATES) == (
+        "100 updates/s of 2 workers and 1 server; staleness 1.0 (at most 4); 1 gradient lost; compute 50 %, up 10 %, "
+        "waiting 5 %, server 20 %, down 15 %"
+    )
+
+
+def test_the_times_of_workers_that_train_alone_make_the_model() -> None:
+    reports = UpdateReports()
+    reports.add(reported(UPDATES), 0.5)
+    assert reports.model() is None
+    alone = replace(UPDATES, workers=1, lost=0)
+    reports.add(reported(alone), None)  # it was not timed
+    assert reports.model() is None
+    reports.add(reported(alone), 1.25)
+    model = reports.model()
+    assert model is not None
+    assert model.times.update_s == pytest.approx(0.020)
+    assert model.times.server_s == pytest.approx(0.005)
+    assert (model.updates_per_iteration, model.servers, model.largest_shard) == (50.0, 1, 0.7)
+    assert model.overhead_s == pytest.approx(0.25)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
+import rubberband
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.executor.core.events import (
@@ -21,6 +25,7 @@ from rubberband.executor.core.events import (
     LaunchInstance,
     ReleaseInstance,
 )
+from rubberband.executor.result.result import Result
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.executor.virtual.fleet import AttemptFate, Messages
 from rubberband.values.offer import Offer, Spot
@@ -268,3 +273,39 @@ def test_a_release_that_is_not_obeyed_yet_is_not_renewed_either() -> None:
     [released] = events_until(driven, 2000.0)
     assert isinstance(released, InstanceReleased)
     assert released.ended_at == 150.0
+
+
+SCHEDULERS = [
+    {"type": "sha", "num_samples": 9, "grace_period": 1, "max_t": 9, "reduction_factor": 3},
+    {"type": "hyperband", "max_t": 9, "reduction_factor": 3},
+    {"type": "asha", "num_samples": 9, "grace_period": 1, "max_t": 9, "reduction_factor": 3},
+]
+
+
+def ran(home: Path, scheduler: dict[str, Any], mode: str) -> Result:
+    return rubberband.tune(
+        name="virtual",
+        home=home,
+        verbose=0,
+        search={"space": {"x": 1}, "scheduler": scheduler, "metric": "score", "mode": mode},
+        constraints={"deadline": "2h"},
+        resources={"provider": "virtual", "instance_type": "p3.2xlarge", "max_instances": 4},
+        profile={"seconds_per_iteration": {1: 10}, "trial_startup": "1s"},
+    )
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda words: words["type"])
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_metrics_improve_in_the_direction_of_the_mode_and_the_winner_is_the_best(
+    tmp_path: Path, scheduler: dict[str, Any], mode: Literal["max", "min"]
+) -> None:
+    result = ran(tmp_path / "one", scheduler, mode)
+    sign = 1.0 if mode == "max" else -1.0
+    best = {trial.trial: sign * trial.metrics["score"] for trial in result.trials}
+    assert result.best is not None
+    assert best[result.best.trial] == max(best.values())
+    for trial in result.trials:
+        scores = [sign * metrics["score"] for _, _, metrics in trial.curve]
+        assert all(before < after for before, after in pairwise(scores)), f"trial {trial.trial}"
+    again = ran(tmp_path / "two", scheduler, mode)
+    assert [trial.metrics for trial in again.trials] == [trial.metrics for trial in result.trials]
