@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rubberband.executor.core.events import TrialsDrawn
-from rubberband.executor.core.state import Job, State, TrialState, TrialStatus
+from rubberband.executor.core.state import State, TrialState, TrialStatus
 from rubberband.spec.samplers import Configuration, Path, configured, hashed, leaves, sample, trial_seed
 from rubberband.spec.search import Search
 from rubberband.spec.space import DOMAINS, Domain, SubSpace
@@ -42,7 +42,6 @@ class _Known:
 
 def draw(
     search: Search,
-    job: Job,
     state: State,
     drawn: Mapping[int, Mapping[str, Any]],
     trials: Sequence[int],
@@ -61,7 +60,7 @@ def draw(
             occurred_at=now(), first_trial=first, configurations=tuple(every[first:]), reason=f"by the {name} sampler"
         )
     enough = search.results_needed
-    iterations, known = _results(search, job, state, drawn, enough)
+    iterations, known = _results(search, state, drawn, enough)
     results = sum(each.values is not None for each in known)
     if results < enough:
         count = first + len(trials)
@@ -91,7 +90,7 @@ class Seeds(dict[int, int]):
 
 
 def _results(
-    search: Search, job: Job, state: State, drawn: Mapping[int, Mapping[str, Any]], enough: int
+    search: Search, state: State, drawn: Mapping[int, Mapping[str, Any]], enough: int
 ) -> tuple[int, Sequence[_Known]]:
     """Return the iterations after which results are compared, and all that is known of configurations at that point.
 

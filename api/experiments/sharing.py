@@ -87,7 +87,7 @@ class RunningExperiment:
         return self._overdue(self.job.offer.provision_delay_s)
 
     def _overdue(self, start_s: float) -> tuple[str, ...]:
-        return () if self.away_s is not None else overdue(self.job, self.state, self.now, start_s)
+        return () if self.away_s is not None else overdue(self.state, self.now, start_s)
 
     def overdue(self) -> tuple[str, ...]:
         """Return the instances that do not come, as others hold parts of the machines.
@@ -133,7 +133,7 @@ def is_to_ask(
     if asked is None and state.allotment is None:
         return True
     holds = InstanceCap(
-        max_instances=rules.most_instances(job, state),
+        max_instances=rules.most_instances(state),
         promised_instances=state.promised_instances,
         recall=state.fleet.recall,
     )
@@ -213,7 +213,7 @@ def _demand(name: str, one: RunningExperiment, calendar: Calendar, now: float) -
     if one.away_s is not None:
         return None
     gpus = calendar.promised(name, now)
-    found = demand(one.job, one.state, one.now, arrived_at=one.arrived_at, weight=one.weight, promised_gpus=gpus)
+    found = demand(one.state, one.now, arrived_at=one.arrived_at, weight=one.weight, promised_gpus=gpus)
     return replace(found, max_gpus=gpus) if found is not None and calendar.most(name, now) else found
 
 
@@ -221,7 +221,7 @@ def followed(calendar: Calendar, members: Mapping[str, RunningExperiment], now: 
     """Return the calendar whose promises cover what is left of the plans, as far as they can."""
     for name, one in members.items():
         if name in calendar.promises:
-            calendar = calendar.follow(name, plan_left(one.job, one.state, one.now), now)
+            calendar = calendar.follow(name, plan_left(one.state, one.now), now)
     return calendar
 
 

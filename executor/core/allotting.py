@@ -18,20 +18,20 @@ from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, StagePlan
 
 
-def note_allotment(job: Job, state: State, event: AllotmentChanged) -> None:
+def note_allotment(state: State, event: AllotmentChanged) -> None:
     """Take in another allotment: shares and plan follow it now, and instances with the next event."""
-    most, before = job.offer.max_instances, rules.most_instances(job, state)
+    most, before = state.job.offer.max_instances, rules.most_instances(state)
     allotted = most if event.max_instances is None else max(0, min(most, event.max_instances))
     state.fleet.recall = event.recall
     if (allotted, event.promised_instances) == (before, state.promised_instances):
         return
     at = max(state.now, event.occurred_at)
-    expected = forecast(job, state, at)
+    expected = forecast(state, at)
     state.allotment, state.promised_instances = allotted, event.promised_instances
-    share_out(job, state)
+    share_out(state)
     if allotted == before:
         return
-    then = forecast(job, state, at)
+    then = forecast(state, at)
     state.history.add(
         Allotted(
             at_s=state.elapsed_s(at),
@@ -45,8 +45,9 @@ def note_allotment(job: Job, state: State, event: AllotmentChanged) -> None:
     )
 
 
-def share_out(job: Job, state: State) -> None:
+def share_out(state: State) -> None:
     """Divide the allotment among the lanes that go on, and cut their plans to it. Without an allotment, do nothing."""
+    job = state.job
     active = state.active()
     if state.allotment is None or not active:
         return
@@ -57,12 +58,12 @@ def share_out(job: Job, state: State) -> None:
         if (share, kept) == (lane.max_instances, lane.promised_instances):
             continue
         lane.max_instances, lane.promised_instances = share, kept
-        _cut_plan(job, state, lane)
+        _cut_plan(lane)
         state.fleet.allotted += 1
-        keeps = rules.is_promised(job, lane) or rules.waits_for_allotment(job, state, lane)
+        keeps = rules.is_promised(lane) or rules.waits_for_allotment(lane)
         lane.replans_at_once = job.replan and not keeps
         lane.resized = lane.stage.stage if lane.stages else None
-        if not rules.buys_none(job, state):
+        if not rules.buys_none(state):
             lane.relaunch_at = 0.0
         lane.launches_left = job.launch_attempts
 
@@ -79,14 +80,15 @@ def apportioned(total: int, quotas: Sequence[int]) -> list[int]:
     return shares
 
 
-def _cut_plan(job: Job, state: State, lane: GroupState) -> None:
+def _cut_plan(lane: GroupState) -> None:
     """Cut what is left of the lane's plan to its share, or to what it is promised.
 
     A plan that is held fixed is the job's again as the share grows.
     """
+    job, state = lane.job, lane.state
     first, end = rules.first_left(lane), lane.end_stage
     basis = state.plan if job.replan else job.plan
-    most = max(lane.max_instances, lane.promised_instances, rules.least_instances(job, state, lane))
+    most = max(lane.max_instances, lane.promised_instances, rules.least_instances(lane))
     left = tuple(cut(job, choice, most) for choice in basis.stages[first:end])
     state.plan = Plan(stages=(*state.plan.stages[:first], *left, *state.plan.stages[end:]))
 
@@ -101,12 +103,13 @@ def cut(job: Job, choice: StagePlan, most: int) -> StagePlan:
     return replace(choice, instances=instances, gpus_per_trial=size)
 
 
-def note_resized(job: Job, state: State, lane: GroupState, event: RestPlanned) -> None:
+def note_resized(lane: GroupState, event: RestPlanned) -> None:
     """The rest is planned again from the current stage on, while that is under way."""
+    state = lane.state
     state.decisions.append(event)
     state.plan, state.profile = event.plan, event.profile
     state.predicted = (*state.predicted[: event.stage], *event.predicted, *state.predicted[lane.end_stage :])
     lane.replans_at_once, lane.resized = False, event.stage
-    lane.launches_left = job.launch_attempts
-    if lane.phase is Phase.TRAINING and not rules.buys_none(job, state):
+    lane.launches_left = lane.job.launch_attempts
+    if lane.phase is Phase.TRAINING and not rules.buys_none(state):
         lane.relaunch_at = 0.0

@@ -10,69 +10,70 @@ from rubberband.executor.core import instances, rules
 from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import Allotted, Promotion
-from rubberband.executor.core.state import GroupState, Job, State, TrialStatus
+from rubberband.executor.core.state import GroupState, TrialStatus
 from rubberband.executor.core.trials import pause
 
 
-def promote(job: Job, state: State, lane: GroupState) -> None:
+def promote(lane: GroupState) -> None:
     """Queue the trials that go on, as many as there are free slots for; one that has ended climbs without a slot."""
+    state = lane.state
     rungs = lane.rungs
     assert rungs is not None, "its trials climb"
-    room = rules.room(job, state, lane)
+    room = rules.room(lane)
     if not lane.runners:
         room = max(1, room)  # without an instance, a trial that may go on waits for one
     waiting = sum(trial.attempt > 0 for trial in lane.waiters.first(room))
     while waiting < room:
         found = rungs.promotable()
-        rung = _last_hope(state, lane) if found is None else found[0]
+        rung = _last_hope(lane) if found is None else found[0]
         if rung is None:
             break
         trial = state.trials[rungs.promote(rung)]
         trial.rung = rung + 1
         state.history.add(Promotion(at_s=state.elapsed_s(state.now), trial=trial.trial, rung=rung + 1))
         if trial.ended:
-            pause(job, state, lane, trial)
+            pause(lane, trial)
             continue
         state.put(trial, TrialStatus.QUEUED)
         waiting += 1
 
 
-def undrawn(job: Job, state: State, lane: GroupState) -> tuple[int, ...]:
+def undrawn(lane: GroupState) -> tuple[int, ...]:
     """Return the trials for which there is a slot, and no configuration yet."""
-    if not job.draws:
+    if not lane.job.draws:
         return ()
-    waiting = lane.waiters.first(rules.room(job, state, lane))
-    return tuple(trial.trial for trial in waiting if not rules.is_drawn(job, state, trial))
+    waiting = lane.waiters.first(rules.room(lane))
+    return tuple(trial.trial for trial in waiting if not rules.is_drawn(lane.state, trial))
 
 
-def _last_hope(state: State, lane: GroupState) -> int | None:
+def _last_hope(lane: GroupState) -> int | None:
     """Return the rung whose best trial goes on although it is not among the best 1/eta; None: none has to.
 
     That is where trials failed, so that too few results are left for any trial to reach the last rung.
     """
     if lane.runners or lane.waiters or lane.rungs is None:
         return None
-    if any(state.trials[trial].status is TrialStatus.COMPLETED for trial in lane.stage.trials):
+    if any(lane.state.trials[trial].status is TrialStatus.COMPLETED for trial in lane.stage.trials):
         return None
     return lane.rungs.highest()
 
 
-def release_idle(job: Job, state: State, lane: GroupState) -> list[Command]:
+def release_idle(lane: GroupState) -> list[Command]:
     """Give back instances without a trial, once no trial waits: no more slots are ever needed than trials run then.
 
     A result makes at most one trial go on, and its own slot is free. But a trial on an instance that is left soon needs
     a slot elsewhere.
     """
     assert lane.rungs is not None, "its trials climb"
-    lane.needs = rules.needed_instances(job, state, lane)
+    lane.needs = rules.needed_instances(lane)
     if lane.waiters or lane.rungs.promotable() is not None:
         return []
-    held = state.held(lane)
+    held = lane.held
     idle = [record for record in held.live if not lane.runners.uses(record.instance)]
     if held.leaving:
         idle.sort(key=lambda record: record.status is not InstanceStatus.READY)
         idle = idle[max(0, lane.needs - (len(held.live) - len(idle))) :]
-    if state.history.of(Allotted):  # gangs may be narrower than planned: what is idle is not asked for again
+    if lane.state.history.of(Allotted):  # gangs may be narrower than planned: what is idle is not asked for again
         recalled = sum(lane.runners.uses(record.instance) for record in held.leaving)
         lane.needs = min(lane.needs, len(held.live) - len(idle) + recalled)
-    return instances.give_up(job, state, lane, idle)
+    return instances.give_up(lane, idle)

@@ -94,9 +94,9 @@ def held_s(record: InstanceRecord, at: float) -> float:
     return max(0.0, _by(record.ended_at, at) - record.running_at)
 
 
-def bill_lines(job: Job, state: State, at: float) -> tuple[BillLine, ...]:
+def bill_lines(state: State, at: float) -> tuple[BillLine, ...]:
     """The bill by what it is for; the lines add up to `bill_usd`, and those of nothing are left out."""
-    offer = job.offer
+    offer = state.job.offer
     records = [one for one in state.instances.values() if one.running_at is not None and one.running_at <= at]
     hours = sum(max(held_s(one, at), offer.minimum_billed_s) for one in records) / SECONDS_PER_HOUR
     stillborn = sum(one.running_at is None and one.status is InstanceStatus.ENDED for one in state.instances.values())
@@ -106,47 +106,48 @@ def bill_lines(job: Job, state: State, at: float) -> tuple[BillLine, ...]:
     ]
     lines.append(BillLine(line=DATA_LINE, usd=offer.data_usd_per_instance * len(records)))
     lines.append(BillLine(line=HEAD_LINE, usd=offer.head_cost_usd(_head_s(state, at))))
-    rest_usd = bill_usd(job, state, at) - sum(line.usd for line in lines)
+    rest_usd = bill_usd(state, at) - sum(line.usd for line in lines)
     rent = BillLine(line=RENT_LINES[offer.billing], usd=rest_usd)
     return tuple(line for line in (rent, *lines) if abs(line.usd) > MONEY_SLACK_USD)
 
 
-def bill_usd(job: Job, state: State, at: float) -> float:
+def bill_usd(state: State, at: float) -> float:
     """Return the cost of everything by `at`, in US dollars: instances, data, functions, head node."""
-    instances = sum(instance_cost_usd(job, record, at) for record in state.instances.values())
-    functions = sum(_function_usd(job, state, use, _by(use.ended_at, at) - use.started_at) for use in _uses(job, state))
-    return instances + functions + job.offer.head_cost_usd(_head_s(state, at))
+    instances = sum(instance_cost_usd(state.job, record, at) for record in state.instances.values())
+    functions = sum(_function_usd(state, use, _by(use.ended_at, at) - use.started_at) for use in _uses(state))
+    return instances + functions + state.job.offer.head_cost_usd(_head_s(state, at))
 
 
-def lane_bill_usd(job: Job, state: State, lane: GroupState, at: float) -> float:
+def lane_bill_usd(lane: GroupState, at: float) -> float:
     """Return a lane's share of the bill at `at`, without the head node, which all lanes share.
 
     An instance that was handed on is each lane's for as long as it could use it.
     """
+    state = lane.state
     usd = 0.0
     for record in state.instances.values():
         since = -math.inf
         for number, until in state.fleet.lanes_of(record):
             if number == lane.lane and since < at:
-                before_usd = 0.0 if since == -math.inf else instance_cost_usd(job, record, since)
-                usd += instance_cost_usd(job, record, min(at, until)) - before_usd
+                before_usd = 0.0 if since == -math.inf else instance_cost_usd(lane.job, record, since)
+                usd += instance_cost_usd(lane.job, record, min(at, until)) - before_usd
             since = until
-    uses = (use for use in _uses(job, state) if state.lane_of[use.trial] == lane.lane)
-    return usd + sum(_function_usd(job, state, use, _by(use.ended_at, at) - use.started_at) for use in uses)
+    uses = (use for use in _uses(state) if state.lane_of[use.trial] == lane.lane)
+    return usd + sum(_function_usd(state, use, _by(use.ended_at, at) - use.started_at) for use in uses)
 
 
 def _head_s(state: State, at: float) -> float:
     return max(0.0, _by(state.ended_at, at) - state.started_at - state.paused_s)
 
 
-def _uses(job: Job, state: State) -> list[GangRun]:
+def _uses(state: State) -> list[GangRun]:
     """The gangs' stretches that are paid for by themselves."""
-    return state.allocations if job.offer.billing == "per_function" else []
+    return state.allocations if state.job.offer.billing == "per_function" else []
 
 
-def _function_usd(job: Job, state: State, use: GangRun, busy_s: float) -> float:
+def _function_usd(state: State, use: GangRun, busy_s: float) -> float:
     """Return the cost of a gang that is busy for `busy_s`, at the price of its instance."""
-    offer = job.offer
+    offer = state.job.offer
     price = price_usd_per_s(state.instances[use.gang[0].instance], offer)
     return price * len(use.gang) / offer.gpus * max(0.0, busy_s)
 
@@ -155,10 +156,10 @@ def _by(ended_at: float | None, at: float) -> float:
     return at if ended_at is None else min(ended_at, at)
 
 
-def purse(job: Job, state: State) -> Purse:
+def purse(state: State) -> Purse:
     """Return the purse of a job with a cap. It is kept until the rent changes."""
     if state.fleet.purse is None:
-        state.fleet.purse = _purse(job, state, state.fleet.current())
+        state.fleet.purse = _purse(state, state.fleet.current())
     return state.fleet.purse
 
 
@@ -172,15 +173,16 @@ def coming(job: Job, bound_s: float) -> Coming:
     )
 
 
-def purse_without_released(job: Job, state: State) -> Purse:
+def purse_without_released(state: State) -> Purse:
     """Return the purse if everything that is being released is given back now."""
     released = [record for record in state.fleet.current() if record.status is InstanceStatus.RELEASING]
-    purse = _purse(job, state, [record for record in state.fleet.current() if record not in released])
-    purse.settled_usd += sum([instance_cost_usd(job, record, state.now) for record in released])
+    purse = _purse(state, [record for record in state.fleet.current() if record not in released])
+    purse.settled_usd += sum([instance_cost_usd(state.job, record, state.now) for record in released])
     return purse
 
 
-def _purse(job: Job, state: State, held: Iterable[InstanceRecord]) -> Purse:
+def _purse(state: State, held: Iterable[InstanceRecord]) -> Purse:
+    job = state.job
     assert job.max_cost_usd is not None, "spending is forecast only under a cap"
     offer, now = job.offer, state.now
     settled_usd = offer.head_cost_usd(_head_s(state, now))
@@ -189,8 +191,8 @@ def _purse(job: Job, state: State, held: Iterable[InstanceRecord]) -> Purse:
         for instance, gpu_s in state.used_gpu_s().items():
             settled_usd += price_usd_per_s(state.instances[instance], offer) / offer.gpus * gpu_s
         for use in map(state.allocation, state.running()):
-            settled_usd += _function_usd(job, state, use, now - use.started_at)
-            rate_usd_per_s += _function_usd(job, state, use, 1.0)
+            settled_usd += _function_usd(state, use, now - use.started_at)
+            rate_usd_per_s += _function_usd(state, use, 1.0)
     lines: list[RunningCost] = []
     expected: list[Coming] = []
     for record in held:
@@ -263,8 +265,9 @@ class PaidTime:
         return self.training_gpu_s / self.total_gpu_s if self.total_gpu_s else 0.0
 
 
-def paid_time(job: Job, state: State, at: float) -> PaidTime:
+def paid_time(state: State, at: float) -> PaidTime:
     """Split the paid GPU-seconds up to `at` by what they went into."""
+    job = state.job
     training = repeated = startup = 0.0
     for use in state.allocations:
         end = at if use.ended_at is None else use.ended_at

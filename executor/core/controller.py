@@ -65,7 +65,6 @@ class Controller:
     """The state machine of one experiment. Only `handle` changes `state`, and `job` where more is granted."""
 
     def __init__(self, job: Job) -> None:
-        self.job = job
         self.state = State.of(job)
         self._commands: list[Command] = []
         self._wake_at: float | None = None
@@ -99,6 +98,11 @@ class Controller:
         self._look_ahead()
         return self._commands
 
+    @property
+    def job(self) -> Job:
+        """The job, with the limits in force."""
+        return self.state.job
+
     def wake_at(self) -> float | None:
         """Return when a Tick is due, if no other event comes before: a hang, a retry, or the end of the budget."""
         return self._wake_at
@@ -110,18 +114,18 @@ class Controller:
     @property
     def is_over(self) -> bool:
         """Whether it has ended, and no resume goes on with it."""
-        return self.state.course == "finished" and not rules.can_go_on(self.job, self.state)
+        return self.state.course == "finished" and not rules.can_go_on(self.state)
 
     def _may_go_on(self, event: Event, lane: GroupState | None) -> bool:
         """Whether something may have to be done after an event that changed no trial's standing."""
         if lane is None or not isinstance(event, _PROGRESS):
             return True
-        return bool(self.state.held(lane).leaving) or rules.missing(self.state, lane) > 0
+        return bool(lane.held.leaving) or rules.missing(lane) > 0
 
     def _look_ahead(self) -> None:
         """Compute both after every event, asked for or not: the budget's reach remembers its last computation, so a
         replay gets the same values."""
-        self._hold_until, self._wake_at = rules.look_ahead(self.job, self.state)
+        self._hold_until, self._wake_at = rules.look_ahead(self.state)
 
     # What was asked
 
@@ -134,7 +138,7 @@ class Controller:
 
     def _grant(self, event: LimitsChanged) -> list[Command]:
         """Orders follow with the next event only: at a resume, this comes before it is known what is still held."""
-        before, self.job = self.job, rules.granted(self.job, event)
+        before, self.state.job = self.job, rules.granted(self.job, event)
         if self.job == before:
             return []
         self.state.history.add(
@@ -152,7 +156,7 @@ class Controller:
 
     def _allot(self, event: AllotmentChanged) -> list[Command]:
         """Likewise: orders follow with the next event."""
-        allotting.note_allotment(self.job, self.state, event)
+        allotting.note_allotment(self.state, event)
         self._look_ahead()
         return []
 
@@ -167,7 +171,7 @@ class Controller:
                 if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:
                     self._note_trial(lane, trial, event)
                 elif isinstance(event, TrialReported) and event.late:
-                    self._commands += attempts.note_late(self.job, self.state, lane, trial, event)
+                    self._commands += attempts.note_late(lane, trial, event)
                 return lane
             case Started():
                 self._begin(event.occurred_at)
@@ -183,7 +187,7 @@ class Controller:
                 pass
             case _:
                 assert isinstance(event, INSTANCE_EVENTS), f"no such event: {event!r}"
-                self._commands += instances.note(self.job, self.state, event)
+                self._commands += instances.note(self.state, event)
         return None
 
     def _note_trial(
@@ -194,31 +198,31 @@ class Controller:
     ) -> None:
         match event:
             case TrialStarted():
-                attempts.note_started(self.job, self.state, lane, trial, event.occurred_at)
+                attempts.note_started(lane, trial, event.occurred_at)
             case TrialRepeated():
-                attempts.note_repeated(self.job, self.state, lane, trial, event.occurred_at)
+                attempts.note_repeated(lane, trial, event.occurred_at)
             case TrialReported():
                 lane.launches_left = self.job.launch_attempts
-                self._commands += attempts.note_report(self.job, self.state, lane, trial, event)
-                self._commands += stragglers.replace_slow(self.job, self.state, lane, trial)
+                self._commands += attempts.note_report(lane, trial, event)
+                self._commands += stragglers.replace_slow(lane, trial)
             case TrialEnded():
-                attempts.note_end(self.job, self.state, lane, trial)
+                attempts.note_end(lane, trial)
             case TrialFailed():
                 self._fail(trial, event.kind, event.message)
             case CheckpointLost():
-                attempts.go_back(self.job, self.state, trial, event.occurred_at, event.message)
+                attempts.go_back(self.state, trial, event.occurred_at, event.message)
 
     def _note_resumed(self, event: DriverResumed) -> None:
         state = self.state
         last_progress = max((trial.progress_at for trial in state.trials), default=state.started_at)
         for trial in state.running():
-            attempts.free(self.job, state, trial, at=max(last_progress, state.allocation(trial).started_at))
+            attempts.free(state, trial, at=max(last_progress, state.allocation(trial).started_at))
             state.put(trial, TrialStatus.QUEUED)
-        instances.let_go(self.job, state, state.fleet.current())
+        instances.let_go(state, state.fleet.current())
         commands, lost = sort_out(state, event)
         self._commands += commands
         for record, ended_at, reason, preempted in lost:
-            instances.lose(self.job, state, record, ended_at, reason, preempted=preempted)
+            instances.lose(state, record, ended_at, reason, preempted=preempted)
         state.resumed_at.append(event.occurred_at)
         state.undrawn = ()
         state.stopped = ""
@@ -232,7 +236,7 @@ class Controller:
             lane.launches_left, lane.relaunch_at = self.job.launch_attempts, 0.0
         if state.course == "new":
             self._begin(state.now)
-        elif rules.can_go_on(self.job, state):
+        elif rules.can_go_on(state):
             if state.outcome == "failed":
                 self._try_again(rules.failed_blameless(state))
             state.paused_s += state.now - (state.now if state.ended_at is None else state.ended_at)
@@ -245,7 +249,7 @@ class Controller:
                     lane.phase = Phase.SCALING
                 elif lane.phase is not Phase.FINISHED:
                     lane.phase = Phase.PLANNING
-            allotting.share_out(self.job, state)  # lanes that had ended have no share of an allotment that came since
+            allotting.share_out(state)  # lanes that had ended have no share of an allotment that came since
 
     def _try_again(self, trials: Sequence[TrialState]) -> None:
         """Trials that failed by no fault of their own are not over, and so neither is their stage."""
@@ -258,7 +262,7 @@ class Controller:
         """The experiment starts, and all of its lanes with their first stages."""
         state = self.state
         state.started_at, state.course = at, "running"
-        self.job = rules.begun(self.job, at)
+        state.job = rules.begun(state.job, at)
         for lane in state.lanes:
             self._begin_stage(lane, lane.brackets[0].first_stage)
 
@@ -266,7 +270,7 @@ class Controller:
         state = self.state
         lane = next(lane for lane in state.lanes if event.stage < lane.end_stage)
         if state.course == "running" and lane is state.resizing() and event.stage == lane.stage.stage:
-            allotting.note_resized(self.job, state, lane, event)
+            allotting.note_resized(lane, event)
             return
         if state.course != "running" or lane.phase is not Phase.PLANNING:
             return
@@ -276,7 +280,7 @@ class Controller:
         state.predicted = (*state.predicted[: event.stage], *event.predicted, *state.predicted[lane.end_stage :])
         widest = max(choice.instances for choice in event.plan.stages[event.stage : lane.end_stage])
         if state.allotment is not None:  # the fewest are planned with, also where there are fewer
-            widest = min(widest, lane.max_instances + rules.spare_instances(self.job, state))
+            widest = min(widest, lane.max_instances + rules.spare_instances(state))
         lane.max_instances = max(lane.max_instances, widest)
         self._begin_stage(lane, event.stage)
 
@@ -299,10 +303,10 @@ class Controller:
             self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
             self._fail(trial, "hung", f"no report for {trial.due_at - trial.progress_at:.0f} s")
         for lane, trial in hung:
-            self._commands += stragglers.replace_hung(self.job, self.state, lane, trial)
+            self._commands += stragglers.replace_hung(lane, trial)
         if self.state.just_woke:  # what is told next may have cost less than it would have by now
             return
-        if (reason := rules.over_budget(self.job, self.state, ticked)) is not None:
+        if (reason := rules.over_budget(self.state, ticked)) is not None:
             self._end("budget", reason)
 
     def _forgive_a_pause(self, tick: Tick) -> None:
@@ -314,7 +318,7 @@ class Controller:
         if self.state.just_woke or (due_at is not None and at > due_at + PAUSE_S):
             self.state.woke_at.append(at)
             for trial in self.state.running():
-                attempts.note_progress(self.job, self.state, self.state.lane_of_trial(trial), trial, at)
+                attempts.note_progress(self.state.lane_of_trial(trial), trial, at)
 
     # What is to be done
 
@@ -328,24 +332,24 @@ class Controller:
                 waiting += [other for other in state.lanes if other is not lane and other not in waiting]
         if state.course == "ending":
             for lane in state.lanes:
-                self._commands += instances.release_left(self.job, state, lane)
+                self._commands += instances.release_left(lane)
             self._wind_up()
 
     def _advance_lane(self, lane: GroupState) -> None:
-        job, state, phase = self.job, self.state, None
+        state, phase = self.state, None
         while phase is not lane.phase and state.course == "running":
             phase = lane.phase
-            self._commands += instances.release_left(job, state, lane)
+            self._commands += instances.release_left(lane)
             if phase in (Phase.SCALING, Phase.TRAINING):
-                self._commands += instances.fit_allotment(job, state, lane)
-                self._commands += instances.launch_missing(job, state, lane)
-            if phase is Phase.SCALING and not rules.awaited(job, state, lane):
+                self._commands += instances.fit_allotment(lane)
+                self._commands += instances.launch_missing(lane)
+            if phase is Phase.SCALING and not rules.awaited(lane):
                 self._begin_training(lane)
             elif phase is Phase.TRAINING:
                 self._train(lane)
 
     def _begin_stage(self, lane: GroupState, stage: int) -> None:
-        state, trials = self.state, rules.begins_with(self.job, lane, stage)
+        state, trials = self.state, rules.begins_with(lane, stage)
         begun = [state.trials[trial] for trial in trials]
         for trial in begun:
             if trial.status is not TrialStatus.QUEUED and not trial.ended:
@@ -358,35 +362,35 @@ class Controller:
             self._sync(lane)
             return
         lane.phase = Phase.SCALING
-        lane.needs = None if len(lane.waiters) == len(begun) else rules.needed_instances(self.job, state, lane)
+        lane.needs = None if len(lane.waiters) == len(begun) else rules.needed_instances(lane)
         lane.launches_left = self.job.launch_attempts
-        if not rules.buys_none(self.job, state):
+        if not rules.buys_none(state):
             lane.relaunch_at = 0.0
-        self._commands += instances.release_surplus(self.job, state, lane)
+        self._commands += instances.release_surplus(lane)
 
     def _begin_training(self, lane: GroupState) -> None:
         lane.phase = Phase.TRAINING
         if lane.stage.training_at is None:
             lane.stage.training_at = self.state.now
-        instances.note_width(self.state, lane)
+        instances.note_width(lane)
 
     def _train(self, lane: GroupState) -> None:
         state = self.state
         if lane.rungs is not None:
-            asha.promote(self.job, state, lane)
-            state.undrawn = asha.undrawn(self.job, state, lane)
+            asha.promote(lane)
+            state.undrawn = asha.undrawn(lane)
         if lane.waiters:
-            for trial, gang in rules.starts(self.job, state, lane).items():
-                self._commands.append(attempts.start(self.job, state, lane, state.trials[trial], gang))
+            for trial, gang in rules.starts(lane).items():
+                self._commands.append(attempts.start(lane, state.trials[trial], gang))
         if lane.runners:
             release_idle = instances.release_unneeded if lane.rungs is None else asha.release_idle
-            self._commands += release_idle(self.job, state, lane)
+            self._commands += release_idle(lane)
             return
         if state.undrawn:
             return
         if not lane.waiters:
             self._sync(lane)
-        elif not rules.awaited(self.job, state, lane):
+        elif not rules.awaited(lane):
             self._strand(lane)
 
     def _sync(self, lane: GroupState) -> None:
@@ -423,7 +427,7 @@ class Controller:
         """The lane goes on with a stage, once its rest is planned, or is over."""
         if stage == lane.end_stage:
             self._end_lane(lane)
-        elif (self.job.replan and not self._passes(lane, stage)) or rules.to_draw(self.job, self.state, stage):
+        elif (self.job.replan and not self._passes(lane, stage)) or rules.to_draw(self.state, stage):
             lane.phase = Phase.PLANNING
         else:
             self._begin_stage(lane, stage)
@@ -432,7 +436,7 @@ class Controller:
         """Whether a stage has no trial left to train, as all of its trials have ended by themselves."""
         if stage >= lane.bracket.end_stage:
             return False
-        return all(self.state.trials[trial].ended for trial in rules.begins_with(self.job, lane, stage))
+        return all(self.state.trials[trial].ended for trial in rules.begins_with(lane, stage))
 
     def _fail_bracket(self, lane: GroupState, contenders: Sequence[TrialState]) -> None:
         """All trials of a bracket failed: other brackets go on, unless none of their trials has ever reported."""
@@ -455,13 +459,13 @@ class Controller:
         if not self.state.active():
             self._end("done", "")
         else:
-            allotting.share_out(self.job, self.state)
-            self._commands += instances.release_all(self.job, self.state, lane)
+            allotting.share_out(self.state)
+            self._commands += instances.release_all(lane)
 
     # Ends
 
     def _fail(self, trial: TrialState, kind: FailureKind, message: str) -> None:
-        attempts.note_failure(self.job, self.state, trial, kind, message)
+        attempts.note_failure(self.state, trial, kind, message)
         if kind == "no_metric" and not any(other.reports for other in self.state.trials):
             self._end("failed", message)
 
@@ -471,7 +475,7 @@ class Controller:
             return
         state.course, state.outcome, state.reason = "ending", outcome, reason
         state.exhausted_usd = self.job.max_cost_usd if outcome == "budget" else None
-        self._commands += [attempts.stop(self.job, state, trial) for trial in state.running()]
+        self._commands += [attempts.stop(state, trial) for trial in state.running()]
 
     def _strand(self, lane: GroupState) -> None:
         """No instance is to be had for a lane: it waits for what others give back, as long as there are others."""
@@ -480,12 +484,11 @@ class Controller:
 
     def _goes_on(self, lane: GroupState) -> bool:
         """Whether a lane trains, or will without further ado."""
-        job, state = self.job, self.state
         if lane.runners or not lane.waiters or lane.phase is Phase.PLANNING:
             return True
-        if rules.waits_for_allotment(job, state, lane):
+        if rules.waits_for_allotment(lane):
             return False
-        return rules.awaited(job, state, lane) or bool(rules.starts(job, state, lane))
+        return rules.awaited(lane) or bool(rules.starts(lane))
 
     def _end_stranded(self, lane: GroupState) -> None:
         state = self.state
@@ -495,11 +498,11 @@ class Controller:
             self._end_unstarted()
             return
         told = f"no instance to train on: {'max_cost leaves room for none' if last is None else last.reason}"
-        if (enough_usd := instances.needed_usd(self.job, state, lane)) is not None:
+        if (enough_usd := instances.needed_usd(lane)) is not None:
             told += f"; max_cost of {format_usd(enough_usd)} would buy one on demand instead of spot"
         if last is not None and cut_short:
             told += f"; max_cost paid for {last.first_lease_s:.0f} s of {last.instance}, which was not ready by then"
-        if rules.affordable(self.job, state) and not cut_short:
+        if rules.affordable(state) and not cut_short:
             state.stranded = True
             self._end("failed", f"{told}; run `rubberband resume {self.job.name}` once one is available")
         else:
@@ -508,8 +511,8 @@ class Controller:
     def _end_unstarted(self) -> None:
         """No instance gets ready: the cause comes first, and a resume tries again."""
         job, state = self.job, self.state
-        told = f"{rules.fails_to_start(state)}; {format_usd(budget.bill_usd(job, state, state.now))} spent"
-        if rules.affordable(job, state):
+        told = f"{rules.fails_to_start(state)}; {format_usd(budget.bill_usd(state, state.now))} spent"
+        if rules.affordable(state):
             state.stranded = True
             self._end("failed", f"{told}; fix it, then rubberband resume {job.name}")
         else:
@@ -518,7 +521,7 @@ class Controller:
     def _wind_up(self) -> None:
         """Release what is held; when nothing is left, finish."""
         state = self.state
-        self._commands += instances.release(self.job, state, [*state.fleet.live(), *state.fleet.leaving()])
+        self._commands += instances.release(state, [*state.fleet.live(), *state.fleet.leaving()])
         if any(record.status is InstanceStatus.RELEASING for record in state.fleet.current()):
             return
         state.course, state.ended_at = "finished", state.now

@@ -10,14 +10,14 @@ from rubberband.executor.core import rules
 from rubberband.executor.core.allotting import apportioned
 from rubberband.executor.core.forecast import expected_iterations, stage_left_s
 from rubberband.executor.core.history import Allotted
-from rubberband.executor.core.state import GroupState, Job, State, TrialStatus
+from rubberband.executor.core.state import GroupState, State, TrialStatus
 from rubberband.planner.sharing import Demand, Span
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Stage
 
 
 def demand(
-    job: Job, state: State, now: float, *, arrived_at: float, weight: float = 1.0, promised_gpus: int = 0
+    state: State, now: float, *, arrived_at: float, weight: float = 1.0, promised_gpus: int = 0
 ) -> Demand | None:
     """Return the demand as of `now`; None if it ends, has ended, or its driver has stopped and holds nothing.
 
@@ -26,11 +26,12 @@ def demand(
     (planning-model: stage time); trials and instances are taken to be as fast as at the latest replan. It does not
     include the start of instances. Lanes share the instances by their quotas.
     """
+    job = state.job
     if state.stopped or state.course in ("ending", "finished"):
         return None
     gpus, most = job.offer.gpus, job.offer.max_instances
-    left_s = [_left_s(job, state, now, instances) for instances in range(most + 1)]
-    done, total = sum(trial.iterations for trial in state.trials), expected_iterations(job, state)
+    left_s = [_left_s(state, now, instances) for instances in range(most + 1)]
+    done, total = sum(trial.iterations for trial in state.trials), expected_iterations(state)
     held = [use for use in state.allocations if use.training_at is not None]
     attained = sum(len(use.gang) * ((now if use.ended_at is None else use.ended_at) - use.started_at) for use in held)
     started_at = now if state.course == "new" else state.started_at
@@ -42,8 +43,8 @@ def demand(
         moves=len(state.history.of(Allotted)),
         deadline_s=None if job.deadline_s is None else job.deadline_s + started_at - arrived_at,
         weight=weight,
-        min_gpus=gpus * min(rules.least_instances(job, state, lane) for lane in state.active()),
-        max_gpus=gpus * _most(job, state),
+        min_gpus=gpus * min(rules.least_instances(lane) for lane in state.active()),
+        max_gpus=gpus * _most(state),
         promised_gpus=promised_gpus,
         attained_gpu_s=max(0.0, attained),
         progress=min(1.0, done / total) if total else 0.0,
@@ -54,7 +55,7 @@ HANDOVER_S = 3.0
 """Time in which GPUs change hands before a stage: others stop their trials, and both look at the pool."""
 
 
-def overdue(job: Job, state: State, now: float, start_s: float) -> tuple[str, ...]:
+def overdue(state: State, now: float, start_s: float) -> tuple[str, ...]:
     """Return the instances that were asked for over `start_s` seconds ago, and do not run."""
     since = now - start_s - HANDOVER_S
     return tuple(
@@ -62,11 +63,12 @@ def overdue(job: Job, state: State, now: float, start_s: float) -> tuple[str, ..
     )
 
 
-def plan_left(job: Job, state: State, now: float) -> list[Span]:
+def plan_left(state: State, now: float) -> list[Span]:
     """Return what is left of the plan in force, as GPUs over time from `now` on; empty if it ends, or has ended.
 
     Times are as long as at the 95th percentile, and each stage has `HANDOVER_S` more.
     """
+    job = state.job
     if state.course in ("ending", "finished"):
         return []
     jct = job.prediction.jct
@@ -76,7 +78,7 @@ def plan_left(job: Job, state: State, now: float) -> list[Span]:
         first, begin_s = rules.first_left(lane), 0.0
         for stage in range(first, lane.end_stage):
             if lane.stages and stage == first:
-                end_s = begin_s + slack * stage_left_s(job, state, lane, now)
+                end_s = begin_s + slack * stage_left_s(lane, now)
                 is_over = lane.stage.ended_at is not None
             else:
                 predicted = state.predicted[stage]
@@ -97,8 +99,9 @@ def summed(parts: Sequence[tuple[float, float, int]]) -> list[Span]:
     ]
 
 
-def _most(job: Job, state: State) -> int:
+def _most(state: State) -> int:
     """The most instances that it has a use for: one that is to be cheap, and need not hurry, uses those of its plan."""
+    job = state.job
     if job.objective == "min_time" or job.deadline_s is not None:
         return job.offer.max_instances
     lanes = [slice(rules.first_left(lane), lane.end_stage) for lane in state.active()]
@@ -109,40 +112,41 @@ def _most(job: Job, state: State) -> int:
     return min(planned, job.offer.max_instances)
 
 
-def _left_s(job: Job, state: State, now: float, instances: int) -> float:
+def _left_s(state: State, now: float, instances: int) -> float:
     """Seconds to the end with this many instances; infinite where no gang fits."""
     active = state.active()
-    if instances < max(rules.least_instances(job, state, lane) for lane in active):
+    if instances < max(rules.least_instances(lane) for lane in active):
         return math.inf
     if instances < len(active):  # one lane after the other
-        return sum(_lane_left_s(job, state, lane, now, instances) for lane in active)
-    quotas = job.lane_instances or (job.offer.max_instances,)
+        return sum(_lane_left_s(lane, now, instances) for lane in active)
+    quotas = state.job.lane_instances or (state.job.offer.max_instances,)
     shares = apportioned(instances, [quotas[lane.lane] for lane in active])
-    return max(_lane_left_s(job, state, lane, now, share) for lane, share in zip(active, shares, strict=True))
+    return max(_lane_left_s(lane, now, share) for lane, share in zip(active, shares, strict=True))
 
 
-def _lane_left_s(job: Job, state: State, lane: GroupState, now: float, instances: int) -> float:
-    if job.ladder is not None and lane.stages:
-        return stage_left_s(job, state, lane, now, instances)
-    return sum(_stage_s(job, state, stage, instances) for stage in _stages_left(job, state, lane))
+def _lane_left_s(lane: GroupState, now: float, instances: int) -> float:
+    if lane.job.ladder is not None and lane.stages:
+        return stage_left_s(lane, now, instances)
+    return sum(_stage_s(lane.state, stage, instances) for stage in _stages_left(lane))
 
 
-def _stages_left(job: Job, state: State, lane: GroupState) -> Iterable[Stage]:
+def _stages_left(lane: GroupState) -> Iterable[Stage]:
     """The lane's stages that are left; the current one has the trials that lack iterations, and their mean."""
     first = rules.first_left(lane)
     if not lane.stages:
-        return job.stages[first : lane.end_stage]
-    going = [state.trials[trial] for trial in lane.stage.trials]
+        return lane.job.stages[first : lane.end_stage]
+    going = [lane.state.trials[trial] for trial in lane.stage.trials]
     going = [trial for trial in going if trial.status in (TrialStatus.RUNNING, TrialStatus.QUEUED)]
-    later = job.stages[first + 1 : lane.end_stage]
+    later = lane.job.stages[first + 1 : lane.end_stage]
     if not going:
         return later
-    lacking = sum(rules.target_iterations(job, lane, trial) - trial.iterations for trial in going)
+    lacking = sum(rules.target_iterations(lane, trial) - trial.iterations for trial in going)
     return (Stage(trials=len(going), iterations=max(1, math.ceil(lacking / len(going)))), *later)
 
 
-def _stage_s(job: Job, state: State, stage: Stage, instances: int) -> float:
+def _stage_s(state: State, stage: Stage, instances: int) -> float:
     """Seconds of a stage with the gangs that end it soonest; infinite where none fits."""
+    job = state.job
     profile, gpus = state.profile, job.offer.gpus
     least = profile.smallest_gpus if job.min_gpus_per_trial is None else job.min_gpus_per_trial
     best_s = math.inf

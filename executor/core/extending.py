@@ -77,27 +77,24 @@ class Extension:
         return self.after.cost_usd - self.before.cost_usd
 
 
-def limits_of(
-    header: Header, job: Job, state: State, *, deadline: object = None, max_cost_usd: float | None = None
-) -> Limits:
+def limits_of(header: Header, state: State, *, deadline: object = None, max_cost_usd: float | None = None) -> Limits:
     """New limits in the file's words, as the driver counts them.
 
     `deadline` is a duration (a number of seconds, or text such as 40m) from the experiment's start, profiling
     included, or an instant with its zone; `max_cost_usd` includes what profiling cost. None: as it was. `job` is the
     controller's, with the limits in force. Raises InputError for what is no limit, or less than is granted already.
     """
-    deadline_s = None if deadline is None else _deadline_s(header, job, state, parse_deadline(deadline))
+    deadline_s = None if deadline is None else _deadline_s(header, state, parse_deadline(deadline))
     if max_cost_usd is None:
         return Limits(deadline_s=deadline_s)
     if not math.isfinite(max_cost_usd):
         raise InputError(f"max_cost: {max_cost_usd} is not an amount; give USD, such as 5")
     used_usd: float = header.setup.get("profiling_cost_usd", 0.0)
-    _require_larger(max_cost_usd - used_usd, job.max_cost_usd, used_usd)
+    _require_larger(max_cost_usd - used_usd, state.job.max_cost_usd, used_usd)
     return Limits(deadline_s=deadline_s, max_cost_usd=max_cost_usd - used_usd)
 
 
 def extension(
-    job: Job,
     state: State,
     now: float,
     *,
@@ -105,27 +102,28 @@ def extension(
     max_cost_usd: float | None = None,
     driven: bool = True,
 ) -> Extension:
-    """The rest of an experiment by the limits in force (those of `job`, the controller's) and by other ones.
+    """The rest of an experiment by the limits in force and by other ones.
 
     The limits are those of `Limits`, `now` is on the clock of the events. An experiment without a driver
     (`driven=False`) is taken to hold nothing. Raises InputError if nothing more is granted, the deadline has passed, or
     the experiment is over for good.
     """
-    extended = _extended(job, deadline_s, max_cost_usd)
-    _require_future(extended, state)
+    extended = state.supposed(job=_extended(state.job, deadline_s, max_cost_usd))
+    _require_future(extended)
     if deadline_s is not None and state.course != "new" and deadline_s <= now - state.started_at:
         ago = format_duration(round(now - state.started_at - deadline_s, 1))
         raise InputError(f"deadline: that would have been {ago} ago; give a later one")
-    before, _ = _outlook(job, state, now, driven)
-    after, stage = _outlook(extended, state, now, driven)
+    before, _ = _outlook(state, now, driven)
+    after, stage = _outlook(extended, now, driven)
     return Extension(before=before, after=after, stage=stage)
 
 
 # What is asked
 
 
-def _deadline_s(header: Header, job: Job, state: State, asked: float | datetime) -> float | None:
+def _deadline_s(header: Header, state: State, asked: float | datetime) -> float | None:
     """From Started."""
+    job = state.job
     if not isinstance(asked, datetime):
         used_s: float = header.setup.get("profiling_s", 0.0)
         _require_later(asked - used_s, job.deadline_s, lambda seconds: format_duration(seconds + used_s))
@@ -178,9 +176,9 @@ def _require_larger(asked_usd: float, has_usd: float | None, used_usd: float) ->
         raise InputError(f"max_cost: {asked} is less than the present {has}; give more")
 
 
-def _require_future(extended: Job, state: State) -> None:
+def _require_future(state: State) -> None:
     """Raise InputError if the experiment is over, whatever its limits."""
-    if state.outcome is None or rules.can_go_on(extended, state):
+    if state.outcome is None or rules.can_go_on(state):
         return
     if state.outcome == "budget":
         raise InputError(f"it has ended, since {state.reason}: a later deadline changes nothing; raise max_cost")
@@ -190,19 +188,20 @@ def _require_future(extended: Job, state: State) -> None:
 # What is expected
 
 
-def _outlook(job: Job, state: State, now: float, driven: bool) -> tuple[Outlook, int]:
+def _outlook(state: State, now: float, driven: bool) -> tuple[Outlook, int]:
     """Return the outlook under the job's limits, and the first stage that is planned for it."""
-    if state.outcome is None or rules.can_go_on(job, state):
+    job = state.job
+    if state.outcome is None or rules.can_go_on(state):
         going = driven and state.outcome is None and state.course != "new"
-        state = state if going else resumed(job, state, now)
+        state = state if going else resumed(state, now)
     if state.outcome is not None:
         reason = f"it has ended: {state.reason or state.outcome}"
-        return _told(job, forecast(job, state, now), state.plan, reason, feasible=False), len(job.stages)
+        return _told(job, forecast(state, now), state.plan, reason, feasible=False), len(job.stages)
     left = [lane for lane in state.active() if rules.next_stage(lane) < lane.end_stage]
     if not left:
-        return _told(job, forecast(job, state, now), state.plan, "only the last stage is left"), len(job.stages)
-    rests = [_planned(job, state, _standing(job, state, lane, now)) for lane in left]
-    return _joined(job, state, now, rests), min(rest.standing.done for rest in rests)
+        return _told(job, forecast(state, now), state.plan, "only the last stage is left"), len(job.stages)
+    rests = [_planned(state, _standing(lane, now)) for lane in left]
+    return _joined(state, now, rests), min(rest.standing.done for rest in rests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,16 +222,17 @@ class _GroupRest:
     """None: it follows from the expected time and cost."""
 
 
-def _standing(job: Job, state: State, lane: GroupState, now: float) -> Remainder:
-    return after_sync(job, state, lane, now) if lane.phase is Phase.PLANNING else _after_stage(job, state, lane, now)
+def _standing(lane: GroupState, now: float) -> Remainder:
+    return after_sync(lane, now) if lane.phase is Phase.PLANNING else _after_stage(lane, now)
 
 
-def _planned(job: Job, state: State, standing: Remainder) -> _GroupRest:
+def _planned(state: State, standing: Remainder) -> _GroupRest:
+    job = state.job
     lane = standing.lane
     present = state.predicted[standing.done : lane.end_stage]
     left_s = sum(stage.provisioning_s + stage.duration_s for stage in present)
     left_usd = sum(stage.cost_usd for stage in present)
-    if job.is_divided and not share_a_head(job, state):
+    if job.is_divided and not share_a_head(state):
         left_usd += job.offer.head_cost_usd(left_s)
     kept = _GroupRest(
         standing=standing,
@@ -243,7 +243,7 @@ def _planned(job: Job, state: State, standing: Remainder) -> _GroupRest:
         reason="the plan is held fixed",
     )
     try:
-        found = best_rest(job, state, standing)
+        found = best_rest(state, standing)
     except RubberbandError as error:
         return replace(kept, reason=f"the rest cannot be replanned: {error}")
     present_usd = standing.spent_usd + found.present.cost_usd
@@ -261,15 +261,16 @@ def _planned(job: Job, state: State, standing: Remainder) -> _GroupRest:
     )
 
 
-def _joined(job: Job, state: State, now: float, rests: Sequence[_GroupRest]) -> Outlook:
+def _joined(state: State, now: float, rests: Sequence[_GroupRest]) -> Outlook:
     """The outlook of the whole, from those of the lanes that have stages left."""
+    job = state.job
     plan = list(state.plan.stages)
     for rest in rests:
         first, end = rest.standing.done, rest.standing.lane.end_stage
         plan[first:end] = rest.choice.stages[first:end]
     saved_usd = sum(rest.present_usd - rest.cost_usd for rest in rests[1:])
     expected = Forecast(
-        jct_s=max([*(rest.jct_s for rest in rests), *_last_ends_s(job, state, now)]),
+        jct_s=max([*(rest.jct_s for rest in rests), *_last_ends_s(state, now)]),
         cost_usd=rests[0].cost_usd - saved_usd,
     )
     feasible = None if any(rest.feasible is None for rest in rests) else all(rest.feasible for rest in rests)
@@ -279,10 +280,10 @@ def _joined(job: Job, state: State, now: float, rests: Sequence[_GroupRest]) -> 
     return _told(job, expected, Plan(stages=tuple(plan)), "; ".join(reasons), feasible=feasible)
 
 
-def _last_ends_s(job: Job, state: State, now: float) -> list[float]:
+def _last_ends_s(state: State, now: float) -> list[float]:
     """Return the ends of the lanes that have only their last stage left, from the start."""
     last = [lane for lane in state.active() if rules.next_stage(lane) == lane.end_stage]
-    return [now - state.started_at + stage_left(job, state, lane, now).jct_s for lane in last]
+    return [now - state.started_at + stage_left(lane, now).jct_s for lane in last]
 
 
 def _told(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bool | None = None) -> Outlook:
@@ -300,42 +301,43 @@ def _told(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bo
     )
 
 
-def _after_stage(job: Job, state: State, lane: GroupState, now: float) -> Remainder:
+def _after_stage(lane: GroupState, now: float) -> Remainder:
     """Return the expected standing at the end of the lane's current stage."""
-    seen, left = measured(job, state, lane), stage_left(job, state, lane, now)
+    state = lane.state
+    seen, left = measured(state, lane), stage_left(lane, now)
     elapsed_s = now - state.started_at
     ends_s = elapsed_s + left.jct_s
-    held = _held_after(job, state, lane, now, ends_s - elapsed_s)
-    elsewhere_usd, others_end_s = elsewhere(job, state, lane, now)
-    head_usd = 0.0 if share_a_head(job, state) else job.offer.head_cost_usd(left.jct_s)
+    held = _held_after(lane, now, ends_s - elapsed_s)
+    elsewhere_usd, others_end_s = elsewhere(lane, now)
+    head_usd = 0.0 if share_a_head(state) else lane.job.offer.head_cost_usd(left.jct_s)
     return Remainder(
         lane=lane,
         done=rules.next_stage(lane),
-        stages=remaining(job, state, lane),
+        stages=remaining(lane),
         held=held,
         spent_s=ends_s,
-        spent_usd=bill_usd(job, state, now) + left.cost_usd + head_usd + elsewhere_usd,
+        spent_usd=bill_usd(state, now) + left.cost_usd + head_usd + elsewhere_usd,
         others_end_s=others_end_s,
         seen=seen,
         because=seen.findings,
     )
 
 
-def _held_after(job: Job, state: State, lane: GroupState, now: float, left_s: float) -> list[Cohort]:
+def _held_after(lane: GroupState, now: float, left_s: float) -> list[Cohort]:
     """Return the instances of the lane `left_s` from now: running ones, and those that the stage still lacks."""
-    running = [record for record in state.held(lane).live if record.running_at is not None]
+    running = [record for record in lane.held.live if record.running_at is not None]
     ages = Counter((held_s(record, now) + left_s, record.market) for record in running)
-    chosen = state.chosen(lane)
+    chosen = lane.chosen
     coming = max(0, chosen.instances - len(running))
-    ages[max(0.0, left_s - runs_in_s(job, state, lane, now)), chosen.market] += coming
+    ages[max(0.0, left_s - runs_in_s(lane, now)), chosen.market] += coming
     return [
         Cohort(instances=count, held_s=age, market=market) for (age, market), count in sorted(ages.items()) if count
     ]
 
 
-def resumed(job: Job, state: State, now: float) -> State:
+def resumed(state: State, now: float) -> State:
     """The state once a driver goes on with it at `now`; what ran is taken to have ended when it was last heard of."""
-    controller = Controller(job)
+    controller = Controller(state.job)
     controller.state = copy.deepcopy(state)
     ended = [
         EndedInstance(

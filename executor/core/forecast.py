@@ -35,19 +35,21 @@ def speed_of(job: Job, record: InstanceRecord) -> float:
     return job.speeds.get(record.instance_type, 1.0)
 
 
-def gang_factor(job: Job, profile: Profile, state: State, gang: Gang) -> float:
+def gang_factor(profile: Profile, state: State, gang: Gang) -> float:
     """Return how many times longer than the profile's an iteration takes on a gang's instances."""
+    job = state.job
     if not job.speeds or not gang:
         return 1.0
     return _factor(job, profile, [speed_of(job, state.instances[slot.instance]) for slot in gang])
 
 
-def lane_factor(job: Job, profile: Profile, state: State, lane: GroupState, gpus: int) -> float:
+def lane_factor(profile: Profile, lane: GroupState, gpus: int) -> float:
     """Return the same of trials with `gpus` GPUs that are still to start on a lane's ready instances, on average.
 
     Gangs within an instance are each as fast as that; one that spans several is of all of them.
     """
-    ready = [speed_of(job, record) for record in state.held(lane).ready]
+    job = lane.job
+    ready = [speed_of(job, record) for record in lane.held.ready]
     if not job.speeds or not ready:
         return 1.0
     if gpus > job.offer.gpus:
@@ -63,9 +65,10 @@ def _factor(job: Job, profile: Profile, speeds: Sequence[float]) -> float:
     return mixed_factor(speeds, balanced=job.balances)
 
 
-def assumed(job: Job, state: State, lane: GroupState) -> str:
+def assumed(lane: GroupState) -> str:
     """Return the assumption about a lane's instances of other types, in words; empty where there are none."""
-    counts = Counter(record.instance_type or job.offer.instance_type for record in state.held(lane).ready)
+    job = lane.job
+    counts = Counter(record.instance_type or job.offer.instance_type for record in lane.held.ready)
     told = mixture_words(counts, job.speeds, job.offer.instance_type)
     if not told:
         return ""
@@ -82,20 +85,21 @@ class Forecast:
     cost_usd: float
 
 
-def forecast(job: Job, state: State, now: float, instances: Mapping[int, int] | None = None) -> Forecast:
+def forecast(state: State, now: float, instances: Mapping[int, int] | None = None) -> Forecast:
     """The expected job completion time and bill, as of `now`.
 
     `instances`: those of a lane in its current stage, if not those of the plan.
     """
+    job = state.job
     if state.course in ("ending", "finished"):
         end = state.ended_at if state.ended_at is not None else now
-        return Forecast(jct_s=end - state.started_at, cost_usd=bill_usd(job, state, end))
+        return Forecast(jct_s=end - state.started_at, cost_usd=bill_usd(state, end))
     if not state.stages:
         return Forecast(jct_s=job.prediction.jct_s, cost_usd=job.prediction.cost_usd)
-    elapsed_s, ends_s, cost_usd = now - state.started_at, [now - state.started_at], bill_usd(job, state, now)
+    elapsed_s, ends_s, cost_usd = now - state.started_at, [now - state.started_at], bill_usd(state, now)
     for lane in state.active():
-        stage = stage_left(job, state, lane, now, (instances or {}).get(lane.lane))
-        later = later_stages(state, lane)
+        stage = stage_left(lane, now, (instances or {}).get(lane.lane))
+        later = later_stages(lane)
         ends_s.append(elapsed_s + stage.jct_s + later.jct_s)
         head_usd = 0.0 if job.is_divided else job.offer.head_cost_usd(stage.jct_s)
         cost_usd = cost_usd + stage.cost_usd + head_usd + later.cost_usd
@@ -104,27 +108,25 @@ def forecast(job: Job, state: State, now: float, instances: Mapping[int, int] | 
     return Forecast(jct_s=max(ends_s), cost_usd=cost_usd)
 
 
-def later_stages(state: State, lane: GroupState) -> Forecast:
+def later_stages(lane: GroupState) -> Forecast:
     """Seconds that the lane's stages after the current one take, and what they cost, as predicted.
 
     Where there are several brackets, that is without the head node.
     """
-    later = state.predicted[lane.stage.stage + 1 : lane.end_stage]
+    later = lane.state.predicted[lane.stage.stage + 1 : lane.end_stage]
     return Forecast(
         jct_s=sum(stage.provisioning_s + stage.duration_s for stage in later),
         cost_usd=sum(stage.cost_usd for stage in later),
     )
 
 
-def stage_left(job: Job, state: State, lane: GroupState, now: float, instances: int | None = None) -> Forecast:
+def stage_left(lane: GroupState, now: float, instances: int | None = None) -> Forecast:
     """Seconds until the SYNC of the lane's current stage, and what that adds to the bill, without the head node."""
-    left_s = stage_left_s(job, state, lane, now, instances)
-    return Forecast(jct_s=left_s, cost_usd=_stage_left_usd(job, state, lane, now, left_s))
+    left_s = stage_left_s(lane, now, instances)
+    return Forecast(jct_s=left_s, cost_usd=_stage_left_usd(lane, now, left_s))
 
 
 def stage_left_s(
-    job: Job,
-    state: State,
     lane: GroupState,
     now: float,
     instances: int | None = None,
@@ -134,74 +136,75 @@ def stage_left_s(
 
     `known_s`: seconds that running trials still take, where that is known better than by the profile.
     """
-    is_idle = not (state.held(lane).ready or lane.runners or lane.phase is Phase.PLANNING)
+    is_idle = not (lane.held.ready or lane.runners or lane.phase is Phase.PLANNING)
     waits = lane.phase is Phase.SCALING or is_idle
-    waiting_s = max(0.0, _ready_at(job, state, lane) - now) if waits else 0.0
-    return waiting_s + _training_left_s(job, state, lane, now, instances, known_s or {})
+    waiting_s = max(0.0, _ready_at(lane) - now) if waits else 0.0
+    return waiting_s + _training_left_s(lane, now, instances, known_s or {})
 
 
-def _ready_at(job: Job, state: State, lane: GroupState) -> float:
+def _ready_at(lane: GroupState) -> float:
     """Return when the stage's instances are expected to be ready: as planned, or later if some were asked for later."""
-    stage, offer, live = lane.stage, job.offer, state.held(lane).live
+    state = lane.state
+    stage, offer, live = lane.stage, lane.job.offer, lane.held.live
     planned_s = state.predicted[stage.stage].provisioning_s
     start_s = planned_s or offer.provision_delay_s + offer.init_delay_s  # as measured, where it was planned to grow
     asked_at = max((r.requested_at for r in live if r.status is not InstanceStatus.READY), default=-math.inf)
-    if len(state.lanes) > 1 and state.chosen(lane).instances <= len(state.held(lane).ready):
+    if len(state.lanes) > 1 and lane.chosen.instances <= len(lane.held.ready):
         return state.now  # instances were handed on to it
     return max(stage.started_at + planned_s, asked_at + start_s)
 
 
-def runs_in_s(job: Job, state: State, lane: GroupState, now: float) -> float:
+def runs_in_s(lane: GroupState, now: float) -> float:
     """Seconds until what the stage still lacks is expected to run."""
-    coming = (record.requested_at for record in state.held(lane).live if record.running_at is None)
-    return max(0.0, max(coming, default=lane.stage.started_at) + job.offer.provision_delay_s - now)
+    coming = (record.requested_at for record in lane.held.live if record.running_at is None)
+    return max(0.0, max(coming, default=lane.stage.started_at) + lane.job.offer.provision_delay_s - now)
 
 
-def _stage_left_usd(job: Job, state: State, lane: GroupState, now: float, left_s: float) -> float:
+def _stage_left_usd(lane: GroupState, now: float, left_s: float) -> float:
     """Return the cost that the current stage still adds to the bill: minima that are paid already are used up first."""
+    job = lane.job
     if lane.phase is Phase.PLANNING:
         return 0.0
-    offer, end, ours = job.offer, now + left_s, state.held(lane)
+    offer, end, ours = job.offer, now + left_s, lane.held
     if offer.billing == "per_function":
-        return _functions_left_usd(job, state, lane, now)
+        return _functions_left_usd(lane, now)
     held = [record for record in [*ours.live, *ours.leaving] if record.running_at is not None]
     growth_usd = sum(
         instance_cost_usd(job, record, end, is_expected=True) - instance_cost_usd(job, record, now, is_expected=True)
         for record in held
     )
-    chosen = state.chosen(lane)
-    coming = max(0, state.wanted(lane) - sum(record.running_at is not None for record in ours.live))
-    coming_s = max(0.0, left_s - runs_in_s(job, state, lane, now))
+    chosen = lane.chosen
+    coming = max(0, lane.wanted - sum(record.running_at is not None for record in ours.live))
+    coming_s = max(0.0, left_s - runs_in_s(lane, now))
     return growth_usd + coming * new_instance_usd(offer, chosen.market, coming_s)
 
 
-def _functions_left_usd(job: Job, state: State, lane: GroupState, now: float) -> float:
-    chosen = state.chosen(lane)
-    coming = max(0, chosen.instances - sum(record.running_at is not None for record in state.held(lane).live))
-    left_s = _running_left_s(job, state, lane, now)
-    left_s += [_trial_left_s(job, state, lane, trial) for trial in lane.queued()]
-    left_s += [left.trials * left.run_s for left in _rungs_left(job, state, lane)]
+def _functions_left_usd(lane: GroupState, now: float) -> float:
+    job = lane.job
+    chosen = lane.chosen
+    coming = max(0, chosen.instances - sum(record.running_at is not None for record in lane.held.live))
+    left_s = _running_left_s(lane, now)
+    left_s += [_trial_left_s(lane, trial) for trial in lane.queued()]
+    left_s += [left.trials * left.run_s for left in _rungs_left(lane)]
     usd_per_s = market_usd_per_s(job.offer, chosen.market) * chosen.gpus_per_trial / job.offer.gpus
     return usd_per_s * sum(left_s) + coming * new_instance_usd(job.offer, chosen.market, 0.0)
 
 
-def _training_left_s(
-    job: Job, state: State, lane: GroupState, now: float, instances: int | None, known_s: Mapping[int, float]
-) -> float:
+def _training_left_s(lane: GroupState, now: float, instances: int | None, known_s: Mapping[int, float]) -> float:
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
-    chosen = state.chosen(lane)
-    num_slots = max(1, slots(instances or chosen.instances, job.offer.gpus, chosen.gpus_per_trial))
-    if job.ladder is not None:
-        return _climb_left_s(job, state, lane, now, num_slots, known_s)
+    chosen = lane.chosen
+    num_slots = max(1, slots(instances or chosen.instances, lane.job.offer.gpus, chosen.gpus_per_trial))
+    if lane.job.ladder is not None:
+        return _climb_left_s(lane, now, num_slots, known_s)
     late = _lateness(len(lane.runners) + len(lane.waiters), num_slots)
-    free_in, waiting = _running_left_s(job, state, lane, now, late, known_s), [*lane.queued()]
-    if state.allotment is not None:  # trials beyond the slots stop at their next checkpoint, and wait
+    free_in, waiting = _running_left_s(lane, now, late, known_s), [*lane.queued()]
+    if lane.state.allotment is not None:  # trials beyond the slots stop at their next checkpoint, and wait
         waiting += lane.running()[num_slots:]
         del free_in[num_slots:]
     free_in += [0.0] * (num_slots - len(free_in))
     heapq.heapify(free_in)
     for trial in waiting:
-        heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(job, state, lane, trial, late=late))
+        heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(lane, trial, late=late))
     return max(free_in)
 
 
@@ -212,30 +215,32 @@ class _RungLeft(NamedTuple):
     run_s: float
 
 
-def _rungs_left(job: Job, state: State, lane: GroupState) -> list[_RungLeft]:
+def _rungs_left(lane: GroupState) -> list[_RungLeft]:
     """Return the rungs that trials are still to enter."""
-    if job.ladder is None:
+    state = lane.state
+    if lane.job.ladder is None:
         return []
-    iteration_s = state.profile.iteration_s(state.chosen(lane).gpus_per_trial)
+    iteration_s = state.profile.iteration_s(lane.chosen.gpus_per_trial)
     startup_s = state.profile.trial_startup_s
-    return [_RungLeft(trials, startup_s + gain * iteration_s) for trials, gain in _to_come(job, state, job.ladder)]
+    return [_RungLeft(trials, startup_s + gain * iteration_s) for trials, gain in _to_come(state, lane.job.ladder)]
 
 
-def _to_come(job: Job, state: State, ladder: Ladder) -> list[tuple[int, int]]:
+def _to_come(state: State, ladder: Ladder) -> list[tuple[int, int]]:
     """Return how many trials are still to enter each rung, and its iterations.
 
     Those are the fewest: more do only where a result is among the best for a while.
     """
-    wanted = zip(ladder.fewest(job.num_trials), ladder.gains, strict=True)
+    wanted = zip(ladder.fewest(state.job.num_trials), ladder.gains, strict=True)
     found = [(fewest - sum(t.rung >= rung for t in state.trials), gain) for rung, (fewest, gain) in enumerate(wanted)]
     return [(trials, gain) for trials, gain in found if trials > 0]
 
 
-def expected_iterations(job: Job, state: State) -> int:
+def expected_iterations(state: State) -> int:
     """Return the iterations of all trials at the end, as far as they are known; those of the stages without rungs.
 
     A trial that has ended by itself does none of those that its stages had left for it.
     """
+    job = state.job
     ladder = job.ladder
     if ladder is None:
         left_out = sum(job.iterations_by(t.last_stage) - t.iterations for t in state.trials if t.ended)
@@ -244,15 +249,13 @@ def expected_iterations(job: Job, state: State) -> int:
     begun = sum(ladder.totals[t.rung] if t.status in active else t.iterations for t in state.trials)
     if state.course in ("ending", "finished"):
         return begun
-    return begun + sum(trials * gain for trials, gain in _to_come(job, state, ladder))
+    return begun + sum(trials * gain for trials, gain in _to_come(state, ladder))
 
 
-def _climb_left_s(
-    job: Job, state: State, lane: GroupState, now: float, num_slots: int, known_s: Mapping[int, float]
-) -> float:
+def _climb_left_s(lane: GroupState, now: float, num_slots: int, known_s: Mapping[int, float]) -> float:
     """Seconds until no trial climbs any more: all slots share the work, and one trial has all rungs ahead of it."""
-    running, later = _running_left_s(job, state, lane, now, known_s=known_s), _rungs_left(job, state, lane)
-    work_s = sum(running) + sum(_trial_left_s(job, state, lane, trial) for trial in lane.queued())
+    running, later = _running_left_s(lane, now, known_s=known_s), _rungs_left(lane)
+    work_s = sum(running) + sum(_trial_left_s(lane, trial) for trial in lane.queued())
     work_s += sum(left.trials * left.run_s for left in later)
     return max(work_s / num_slots, max(running, default=0.0) + sum(left.run_s for left in later))
 
@@ -271,37 +274,34 @@ def _lateness(trials: int, num_slots: int) -> float:
 
 
 def _running_left_s(
-    job: Job, state: State, lane: GroupState, now: float, late: float = 0.0, known_s: Mapping[int, float] | None = None
+    lane: GroupState, now: float, late: float = 0.0, known_s: Mapping[int, float] | None = None
 ) -> list[float]:
     """Seconds that each running trial still takes."""
     known = known_s or {}
-    trained = {use.trial for use in state.allocations if use.ended_at is None and use.training_at is not None}
+    trained = {use.trial for use in lane.state.allocations if use.ended_at is None and use.training_at is not None}
     return [
         known[trial.trial]
         if trial.trial in known
-        else running_left_s(job, state, lane, trial, now, starts=trial.trial not in trained, late=late)
+        else running_left_s(lane, trial, now, starts=trial.trial not in trained, late=late)
         for trial in lane.running()
     ]
 
 
-def running_left_s(
-    job: Job, state: State, lane: GroupState, trial: TrialState, now: float, *, starts: bool, late: float = 0.0
-) -> float:
+def running_left_s(lane: GroupState, trial: TrialState, now: float, *, starts: bool, late: float = 0.0) -> float:
     """Seconds that a running trial still takes, what it has done since its start or last report left out.
 
     `starts`: whether it has not made its first step.
     """
-    return max(0.0, _trial_left_s(job, state, lane, trial, starts, late) - (now - trial.progress_at))
+    return max(0.0, _trial_left_s(lane, trial, starts, late) - (now - trial.progress_at))
 
 
-def _trial_left_s(
-    job: Job, state: State, lane: GroupState, trial: TrialState, starts: bool = True, late: float = 0.0
-) -> float:
+def _trial_left_s(lane: GroupState, trial: TrialState, starts: bool = True, late: float = 0.0) -> float:
     """Seconds from the trial's start, or its latest report, to the stage's end, `late` standard deviations late."""
-    left, own = target_iterations(job, lane, trial) - trial.iterations, _own_speed(job, state, lane, trial)
+    state = lane.state
+    left, own = target_iterations(lane, trial) - trial.iterations, _own_speed(lane, trial)
     runs = trial.status is TrialStatus.RUNNING
-    gpus, profile = state.chosen(lane).gpus_per_trial, state.profile
-    mixed = gang_factor(job, profile, state, trial.gang) if runs else lane_factor(job, profile, state, lane, gpus)
+    gpus, profile = lane.chosen.gpus_per_trial, state.profile
+    mixed = gang_factor(profile, state, trial.gang) if runs else lane_factor(profile, lane, gpus)
     training_s = left * profile.iteration_s(gpus) * own.factor * mixed
     if late and left > 0:
         deviation = math.sqrt(math.log1p(own.error**2 + state.profile.iteration_cv**2 / left))
@@ -312,20 +312,21 @@ def _trial_left_s(
 _AVERAGE = OwnSpeed(factor=1.0, error=0.0)
 
 
-def _own_speed(job: Job, state: State, lane: GroupState, trial: TrialState) -> OwnSpeed:
+def _own_speed(lane: GroupState, trial: TrialState) -> OwnSpeed:
     """How much longer than the profile's the trial's iterations take, by earlier stages and by this one."""
+    state = lane.state
     known = lane.own.get(trial.trial)
     if known is None:
-        if state.profile.trial_cv == 0.0 or job.ladder is not None:
+        if state.profile.trial_cv == 0.0 or lane.job.ladder is not None:
             return _AVERAGE
         known = OwnSpeed(factor=1.0, error=state.profile.trial_cv)
-    done = trial.iterations - (target_iterations(job, lane, trial) - job.stages[lane.stage.stage].iterations)
+    done = trial.iterations - (target_iterations(lane, trial) - lane.job.stages[lane.stage.stage].iterations)
     if done <= 0 or trial.status is not TrialStatus.RUNNING:
         return known
     use = state.allocation(trial)
     if use.training_at is None or use.repeated_until is not None or trial.reports[-done].reported_at <= use.training_at:
         return known  # it began anew in between
     taken_s = trial.reports[-1].reported_at - use.training_at
-    mixed = gang_factor(job, state.profile, state, use.gang)
+    mixed = gang_factor(state.profile, state, use.gang)
     ratio = taken_s / (done * state.profile.iteration_s(len(use.gang)) * mixed)
     return updated(known, ratio, done, state.profile.iteration_cv)

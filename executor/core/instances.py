@@ -25,7 +25,7 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.fleet import GONE, LIVE, InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, runs_in_s, speed_of, stage_left_s
 from rubberband.executor.core.history import Allotted
-from rubberband.executor.core.state import GroupState, Job, Phase, State
+from rubberband.executor.core.state import GroupState, Phase, State
 from rubberband.executor.core.trials import stop
 from rubberband.units import MONEY_SLACK_USD, counted
 from rubberband.values.offer import SECONDS_PER_HOUR, left_to_provider_until
@@ -50,58 +50,59 @@ def note_dry(state: State, reason: str) -> None:
     state.fleet.spot_dry_until, state.fleet.spot_dry_reason = state.now + DRY_S, reason
 
 
-def note_taken(job: Job, state: State, record: InstanceRecord) -> None:
+def note_taken(state: State, record: InstanceRecord) -> None:
     """A spot instance is taken away: too often in this stage is as good as a refusal."""
+    job = state.job
     lane = state.lanes[record.lane]
     if record.market != "spot" or job.offer.spot is None or not lane.stages:
         return
     since, ours = lane.stage.started_at, [r for r in state.instances.values() if r.lane == lane.lane]
     taken = [r for r in ours if (r.interrupted_at or (r.preempted and r.ended_at) or -1.0) >= since]
-    usual = (
-        job.offer.spot.interruptions_per_hour * state.chosen(lane).instances * (state.now - since) / SECONDS_PER_HOUR
-    )
+    usual = job.offer.spot.interruptions_per_hour * lane.chosen.instances * (state.now - since) / SECONDS_PER_HOUR
     if len(taken) > job.launch_attempts + USUAL_TIMES * usual:
         note_dry(state, f"EC2 took {counted(len(taken), 'spot instance')} away in this stage")
 
 
-def affordable_on_demand(job: Job, state: State, lane: GroupState, wanted: int) -> int:
+def affordable_on_demand(lane: GroupState, wanted: int) -> int:
     """How many of `wanted` spot instances are bought on demand instead: 0 where spot may be had, or it is not worth it.
 
     It is worth it where no trial could train otherwise, or the deadline would be missed with the instances that there
     are (without a deadline, where the shortest time is asked for), and if the whole should stay within max_cost.
     """
-    if state.chosen(lane).market != "spot" or job.offer.billing == "per_function" or not is_dry(state):
+    job, state = lane.job, lane.state
+    if lane.chosen.market != "spot" or job.offer.billing == "per_function" or not is_dry(state):
         return 0
-    if held := len(state.held(lane).live):
+    if held := len(lane.held.live):
         if job.deadline_s is None and job.objective == "min_cost":
             return 0
-        if job.deadline_s is not None and forecast(job, state, state.now, {lane.lane: held}).jct_s <= job.deadline_s:
+        if job.deadline_s is not None and forecast(state, state.now, {lane.lane: held}).jct_s <= job.deadline_s:
             return 0
-    return next((count for count in range(wanted, 0, -1) if _missing_usd(job, state, lane, count) <= 0.0), 0)
+    return next((count for count in range(wanted, 0, -1) if _missing_usd(lane, count) <= 0.0), 0)
 
 
-def stays_on_demand(job: Job, state: State, lane: GroupState) -> bool:
+def stays_on_demand(lane: GroupState) -> bool:
     """Whether what was bought on demand instead of spot is kept for the stage that begins."""
-    chosen = state.chosen(lane)
-    return chosen.market == "spot" and is_dry(state) and _missing_usd(job, state, lane, chosen.instances) <= 0.0
+    chosen = lane.chosen
+    return chosen.market == "spot" and is_dry(lane.state) and _missing_usd(lane, chosen.instances) <= 0.0
 
 
-def _missing_usd(job: Job, state: State, lane: GroupState, count: int) -> float:
+def _missing_usd(lane: GroupState, count: int) -> float:
     """Return what max_cost lacks for the expected cost with `count` of the stage's instances on demand."""
+    job, state = lane.job, lane.state
     if job.max_cost_usd is None:
         return 0.0
-    left_s = stage_left_s(job, state, lane, state.now)
+    left_s = stage_left_s(lane, state.now)
     extra_usd_per_s = market_usd_per_s(job.offer, "on_demand") - market_usd_per_s(job.offer, "spot")
-    cost_usd = forecast(job, state, state.now).cost_usd + count * max(0.0, extra_usd_per_s) * left_s
+    cost_usd = forecast(state, state.now).cost_usd + count * max(0.0, extra_usd_per_s) * left_s
     return cost_usd - job.max_cost_usd - MONEY_SLACK_USD
 
 
-def needed_usd(job: Job, state: State, lane: GroupState) -> float | None:
+def needed_usd(lane: GroupState) -> float | None:
     """The max_cost with which one instance would be bought on demand instead; None where that is not what it lacks."""
-    if job.max_cost_usd is None or state.chosen(lane).market != "spot" or not is_dry(state):
+    if lane.job.max_cost_usd is None or lane.chosen.market != "spot" or not is_dry(lane.state):
         return None
-    lacking_usd = _missing_usd(job, state, lane, 1)
-    return job.max_cost_usd + lacking_usd if lacking_usd > 0.0 else None
+    lacking_usd = _missing_usd(lane, 1)
+    return lane.job.max_cost_usd + lacking_usd if lacking_usd > 0.0 else None
 
 
 RETRY_DELAY_S = 10.0
@@ -121,7 +122,7 @@ InstanceEvent = (
 INSTANCE_EVENTS = get_args(InstanceEvent)
 
 
-def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
+def note(state: State, event: InstanceEvent) -> list[Command]:
     """Take in what happened to an instance. An instance that is gone stays gone; only its price may still change."""
     record = _record(state, event)
     if isinstance(event, InstancePriced):
@@ -141,30 +142,30 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
         case InstanceReady():
             if record.ready_at is None:
                 record.ready_at = event.occurred_at
-            _note_started(job, state)
+            _note_started(state)
             if record.status is InstanceStatus.RUNNING:
                 record.status, record.leased_until = InstanceStatus.READY, None
         case InstanceRefused() if record.running_at is not None:  # it ran, and is paid until now
-            return lose(job, state, record, event.occurred_at, event.reason)
+            return lose(state, record, event.occurred_at, event.reason)
         case InstanceRefused():
             was_wanted = record.status in LIVE
             record.status, record.reason = InstanceStatus.REFUSED, event.reason
-            rounds = job.launch_attempts - lane.launches_left
+            rounds = state.job.launch_attempts - lane.launches_left
             lane.relaunch_at = event.occurred_at + RETRY_DELAY_S * 2 ** max(0, rounds - 1)
             if event.sold_out and was_wanted and record.market == "spot":
-                _note_sold_out(job, state, lane, event.reason)
+                _note_sold_out(lane, event.reason)
             if event.failed_start and was_wanted:
-                _note_failed_start(job, state, record)
+                _note_failed_start(state, record)
         case InstanceInterrupted():
-            _note_interrupted(job, state, record, event)
+            _note_interrupted(state, record, event)
         case InstanceLost():
             was_wanted = record.status in LIVE
-            commands = lose(job, state, record, event.ended_at, event.reason, preempted=event.preempted)
-            never_ready = record.ready_at is None and not record.preempted and not rules.cut_short(job, record)
+            commands = lose(state, record, event.ended_at, event.reason, preempted=event.preempted)
+            never_ready = record.ready_at is None and not record.preempted and not rules.cut_short(state.job, record)
             if was_wanted and (event.overslept or event.same_fault):  # the driver slept; or the fault is counted
-                allow_another_launch(job, lane)
+                allow_another_launch(lane)
             elif was_wanted and never_ready:
-                _note_failed_start(job, state, record)
+                _note_failed_start(state, record)
             return commands
         case InstanceReleased():
             _note_released(record, event)
@@ -174,7 +175,7 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
 def _record(state: State, event: InstanceEvent) -> InstanceRecord:
     """The instance's record; a new one of what only the version that wrote the journal would have asked for."""
     if event.instance not in state.instances:
-        market = state.chosen(state.lanes[0]).market
+        market = state.lanes[0].chosen.market
         state.fleet.add(InstanceRecord(instance=event.instance, requested_at=event.occurred_at, market=market))
     return state.instances[event.instance]
 
@@ -199,74 +200,76 @@ def _note_running(record: InstanceRecord, event: InstanceRunning) -> None:
         record.status = InstanceStatus.RUNNING
 
 
-def _note_interrupted(job: Job, state: State, record: InstanceRecord, event: InstanceInterrupted) -> None:
+def _note_interrupted(state: State, record: InstanceRecord, event: InstanceInterrupted) -> None:
     if record.interrupted_at is None:
         record.interrupted_at = event.occurred_at
         if event.free_if_taken and record.market == "spot":
             record.left_until = left_to_provider_until(record.running_at, event.occurred_at)
-        note_taken(job, state, record)
-        allow_another_launch(job, state.lanes[record.lane])
+        note_taken(state, record)
+        allow_another_launch(state.lanes[record.lane])
     if record.status is not InstanceStatus.RELEASING:
         record.status = InstanceStatus.LEAVING
 
 
-def _note_sold_out(job: Job, state: State, lane: GroupState, reason: str) -> None:
+def _note_sold_out(lane: GroupState, reason: str) -> None:
     """Spot is dry: on demand may be asked for at once, and that is no attempt more."""
+    state = lane.state
     note_dry(state, reason)
-    if (lacking := rules.missing(state, lane)) and affordable_on_demand(job, state, lane, lacking):
+    if (lacking := rules.missing(lane)) and affordable_on_demand(lane, lacking):
         lane.relaunch_at, lane.round_until = state.now, state.now + RETRY_DELAY_S
 
 
-def _note_failed_start(job: Job, state: State, record: InstanceRecord) -> None:
+def _note_failed_start(state: State, record: InstanceRecord) -> None:
     """Note an instance that never got ready: the next one is bought later, and none for now after too many in a row."""
     record.failed_start = True
-    if job.start_attempts is None:
+    if state.job.start_attempts is None:
         return
     state.fleet.failed_starts += 1
-    past = state.fleet.failed_starts - job.start_attempts
+    past = state.fleet.failed_starts - state.job.start_attempts
     delay_s = RETRY_DELAY_S * 2 ** (state.fleet.failed_starts - 1) if past < 0 else PAUSE_S * 2 ** min(past, 20)
     for lane in state.lanes:
         lane.relaunch_at = max(lane.relaunch_at, state.now + delay_s)
 
 
-def _note_started(job: Job, state: State) -> None:
+def _note_started(state: State) -> None:
     """One got ready: what kept others from it is over, or was theirs alone."""
-    if job.start_attempts is not None and state.fleet.failed_starts:
+    if state.job.start_attempts is not None and state.fleet.failed_starts:
         state.fleet.failed_starts = 0
         for lane in state.lanes:
             lane.relaunch_at = 0.0
 
 
-def allow_another_launch(job: Job, lane: GroupState) -> None:
+def allow_another_launch(lane: GroupState) -> None:
     """Allow another launch: replacing an instance that the provider took away costs none of the attempts."""
-    lane.launches_left = min(job.launch_attempts, lane.launches_left + 1)
+    lane.launches_left = min(lane.job.launch_attempts, lane.launches_left + 1)
 
 
 def lose(
-    job: Job, state: State, record: InstanceRecord, ended_at: float, reason: str, *, preempted: bool = False
+    state: State, record: InstanceRecord, ended_at: float, reason: str, *, preempted: bool = False
 ) -> list[Command]:
     """The instance is gone; its trials go on from their checkpoints, elsewhere, and none of them has failed."""
     record.status, record.ended_at, record.reason = InstanceStatus.ENDED, ended_at, reason
     record.preempted = preempted
     if preempted and record.interrupted_at is None:
-        note_taken(job, state, record)
-        allow_another_launch(job, state.lanes[record.lane])
+        note_taken(state, record)
+        allow_another_launch(state.lanes[record.lane])
     state.fleet.rent_changed()
     struck = state.lanes[record.lane].runners.on(record.instance)
-    return [stop(job, state, trial, preempted=preempted) for trial in struck]
+    return [stop(state, trial, preempted=preempted) for trial in struck]
 
 
-def launch_missing(job: Job, state: State, lane: GroupState) -> list[Command]:
+def launch_missing(lane: GroupState) -> list[Command]:
     """Ask for the instances that the lane's stage still lacks, as far as the budget allows."""
-    if state.now < lane.relaunch_at or (missing := rules.missing(state, lane)) == 0:
+    state = lane.state
+    if state.now < lane.relaunch_at or (missing := rules.missing(lane)) == 0:
         return []
-    if (missing := rules.startable(job, state, lane, missing)) == 0:
+    if (missing := rules.startable(lane, missing)) == 0:
         return []
-    if (count := rules.affordable(job, state, missing)) == 0 or not _may_launch(state, lane):
+    if (count := rules.affordable(state, missing)) == 0 or not _may_launch(lane):
         return []
-    on_demand = affordable_on_demand(job, state, lane, count)
+    on_demand = affordable_on_demand(lane, count)
     count = on_demand or count
-    market: Market = "on_demand" if on_demand else state.chosen(lane).market
+    market: Market = "on_demand" if on_demand else lane.chosen.market
     records = [
         InstanceRecord(
             instance=f"i-{number:03d}",
@@ -279,14 +282,14 @@ def launch_missing(job: Job, state: State, lane: GroupState) -> list[Command]:
     ]
     for record in records:
         state.fleet.add(record)
-    _bind_leases(job, state, records)
-    note_width(state, lane)
+    _bind_leases(state, records)
+    note_width(lane)
     return [launch(record) for record in records]
 
 
-def note_width(state: State, lane: GroupState) -> None:
+def note_width(lane: GroupState) -> None:
     """Remember the most instances that the lane's stage has held."""
-    lane.stage.widest = max(lane.stage.widest, len(state.held(lane).live))
+    lane.stage.widest = max(lane.stage.widest, len(lane.held.live))
 
 
 def launch(record: InstanceRecord) -> LaunchInstance:
@@ -294,20 +297,20 @@ def launch(record: InstanceRecord) -> LaunchInstance:
     return LaunchInstance(instance=record.instance, market=record.market, first_lease_s=record.first_lease_s)
 
 
-def _may_launch(state: State, lane: GroupState) -> bool:
+def _may_launch(lane: GroupState) -> bool:
     """Use up an attempt, and return whether one was left. Launches within moments (many are lost at once) are one."""
-    if state.now < lane.round_until:
+    if lane.state.now < lane.round_until:
         return True
     if lane.launches_left <= 0:
         return False
     lane.launches_left -= 1
-    lane.round_until = state.now + RETRY_DELAY_S
+    lane.round_until = lane.state.now + RETRY_DELAY_S
     return True
 
 
-def _bind_leases(job: Job, state: State, records: Sequence[InstanceRecord]) -> None:
+def _bind_leases(state: State, records: Sequence[InstanceRecord]) -> None:
     """Say how long the first leases of what is asked for now are: the budget covers them, driver or not."""
-    until = rules.leased_until(job, state, booting=True)
+    until = rules.leased_until(state, booting=True)
     if until is None:
         return
     for record in records:
@@ -315,32 +318,33 @@ def _bind_leases(job: Job, state: State, records: Sequence[InstanceRecord]) -> N
     state.fleet.rent_changed()
 
 
-def let_go(job: Job, state: State, records: Iterable[InstanceRecord]) -> None:
+def let_go(state: State, records: Iterable[InstanceRecord]) -> None:
     """No lease of theirs is cut any more; they end themselves at the latest when those end that they have."""
-    until = rules.leased_until(job, state)
+    until = rules.leased_until(state)
     for record in records:
         if record.running_at is not None and record.leased_until is None:
             record.leased_until = until
     state.fleet.rent_changed()
 
 
-def release(job: Job, state: State, records: Sequence[InstanceRecord]) -> list[Command]:
+def release(state: State, records: Sequence[InstanceRecord]) -> list[Command]:
     """Give instances back."""
     if not records:
         return []
-    let_go(job, state, records)
+    let_go(state, records)
     faults = {record.instance: "it held up its trials" for record in records if record.is_left_as_slow}
     for record in records:
         record.status = InstanceStatus.RELEASING
     return [ReleaseInstance(instance=one.instance, fault=faults.get(one.instance, "")) for one in records]
 
 
-def release_left(job: Job, state: State, lane: GroupState) -> list[Command]:
+def release_left(lane: GroupState) -> list[Command]:
     """Give back what is taken away soon and has no trial on it any more.
 
     An instance that the provider takes away in its first hour is free, and is left to it.
     """
-    leaving = state.held(lane).leaving
+    state = lane.state
+    leaving = lane.held.leaving
     if not leaving:
         return []
     unused = [record for record in leaving if not lane.runners.uses(record.instance)]
@@ -348,64 +352,65 @@ def release_left(job: Job, state: State, lane: GroupState) -> list[Command]:
         unused = [record for record in unused if record.left_until <= state.now or record.recalled_at is not None]
     if any(record.recalled_at is not None for record in unused):
         state.fleet.allotted += 1  # another lane may have waited for it
-    return release(job, state, unused)
+    return release(state, unused)
 
 
-def release_surplus(job: Job, state: State, lane: GroupState) -> list[Command]:
+def release_surplus(lane: GroupState) -> list[Command]:
     """Give back what the lane's stage that begins does not need: slow types, those billed longest, other markets.
 
     As long as there is no spot capacity, what was bought on demand instead stays.
     """
-    chosen = state.chosen(lane)
-    stays = stays_on_demand(job, state, lane)
-    live = state.held(lane).live
+    chosen = lane.chosen
+    stays = stays_on_demand(lane)
+    live = lane.held.live
     ours = [r for r in live if r.market == chosen.market or (stays and r.instead_of_spot)]
     others = [record for record in live if record not in ours]
     unbilled_first = sorted(
-        ours, key=lambda one: (one.running_at is not None, one.market == chosen.market, speed_of(job, one))
+        ours, key=lambda one: (one.running_at is not None, one.market == chosen.market, speed_of(lane.job, one))
     )
-    surplus = max(0, len(ours) - state.wanted(lane))
-    return give_up(job, state, lane, [*others, *unbilled_first[:surplus]])
+    surplus = max(0, len(ours) - lane.wanted)
+    return give_up(lane, [*others, *unbilled_first[:surplus]])
 
 
-def fit_allotment(job: Job, state: State, lane: GroupState) -> list[Command]:
+def fit_allotment(lane: GroupState) -> list[Command]:
     """Recall what the lane's stage holds beyond its share of the allotment, or keep again what was recalled.
 
     An idle instance is given back at once, and one with trials once these have stopped: at their next checkpoints, or
     now where another experiment was promised it. The fewest trials are stopped; of instances that are alike, those
     billed longest go.
     """
+    state = lane.state
     if not state.history.of(Allotted):
         return []
-    held = state.held(lane)
-    surplus = len(held.live) - state.most(lane)
+    held = lane.held
+    surplus = len(held.live) - lane.most
     if len(held.live) + len(held.leaving) > lane.max_instances:
         for record in held.leaving:
             record.recalled_at = state.now if record.recalled_at is None else record.recalled_at
     for record in _recalled(held.leaving)[: max(0, -surplus)]:
         record.status, record.recalled_at = InstanceStatus.READY, None
         state.fleet.rent_changed()
-    commands = _recall(job, state, lane, surplus) if surplus > 0 else []
+    commands = _recall(lane, surplus) if surplus > 0 else []
     end = _stop_recalled if state.fleet.recall == "at_once" else release_left
-    return commands + end(job, state, lane)
+    return commands + end(lane)
 
 
-def _recall(job: Job, state: State, lane: GroupState, surplus: int) -> list[Command]:
-    held = state.held(lane)
+def _recall(lane: GroupState, surplus: int) -> list[Command]:
+    held = lane.held
     unbilled_first = sorted(held.live, key=lambda record: record.running_at is not None)
     idle = [record for record in unbilled_first if not lane.runners.uses(record.instance)][:surplus]
     busy = [record for record in held.live if lane.runners.uses(record.instance)]
     for record in _least_used(lane, busy, surplus - len(idle)):
-        record.status, record.recalled_at = InstanceStatus.LEAVING, state.now
-    state.fleet.rent_changed()
-    return give_up(job, state, lane, idle)
+        record.status, record.recalled_at = InstanceStatus.LEAVING, lane.state.now
+    lane.state.fleet.rent_changed()
+    return give_up(lane, idle)
 
 
-def _stop_recalled(job: Job, state: State, lane: GroupState) -> list[Command]:
+def _stop_recalled(lane: GroupState) -> list[Command]:
     """Stop the trials on recalled instances now; they go on from their latest checkpoints."""
-    recalled = [record for record in state.held(lane).leaving if record.recalled_at is not None]
+    recalled = [record for record in lane.held.leaving if record.recalled_at is not None]
     struck = {trial.trial: trial for record in recalled for trial in lane.runners.on(record.instance)}
-    return [*(stop(job, state, trial) for trial in struck.values()), *release_left(job, state, lane)]
+    return [*(stop(lane.state, trial) for trial in struck.values()), *release_left(lane)]
 
 
 def _recalled(leaving: Sequence[InstanceRecord]) -> list[InstanceRecord]:
@@ -425,69 +430,72 @@ def _least_used(lane: GroupState, busy: Sequence[InstanceRecord], count: int) ->
     return chosen
 
 
-def release_unneeded(job: Job, state: State, lane: GroupState) -> list[Command]:
+def release_unneeded(lane: GroupState) -> list[Command]:
     """Give back idle instances that neither the stage nor the next one needs, once trials have ended by themselves."""
     if lane.waiters or not lane.has_ended:
         return []
     following = lane.stage.stage + 1
-    planned = state.plan.stages[following].instances if following < lane.end_stage else 0
-    lane.needs = max(rules.needed_instances(job, state, lane), planned)
-    live = state.held(lane).live
+    planned = lane.state.plan.stages[following].instances if following < lane.end_stage else 0
+    lane.needs = max(rules.needed_instances(lane), planned)
+    live = lane.held.live
     idle = [record for record in live if not lane.runners.uses(record.instance)]
-    return give_up(job, state, lane, idle[: max(0, len(live) - lane.needs)])
+    return give_up(lane, idle[: max(0, len(live) - lane.needs)])
 
 
-def release_all(job: Job, state: State, lane: GroupState) -> list[Command]:
+def release_all(lane: GroupState) -> list[Command]:
     """Give back what a lane holds that is over."""
-    return give_up(job, state, lane, state.held(lane).live)
+    return give_up(lane, lane.held.live)
 
 
 # Instances that a lane does not need go warm to another that lacks them, where that surely costs no more than to buy.
 
 
-def give_up(job: Job, state: State, lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command]:
+def give_up(lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command]:
     """Hand on to other lanes what they lack, and give back the rest of what `lane` does not need."""
+    state = lane.state
     spare, commands = list(records), list[Command]()
     for other in state.lanes if len(state.lanes) > 1 else ():
         if other is not lane and other.phase in (Phase.SCALING, Phase.TRAINING):
-            taken = _wanted(job, state, other, [r for r in spare if r.status is InstanceStatus.READY])
-            commands += _hand_on(job, state, other, taken)
+            taken = _wanted(other, [r for r in spare if r.status is InstanceStatus.READY])
+            commands += _hand_on(other, taken)
             spare = [record for record in spare if record not in taken]
-    return commands + release(job, state, spare)
+    return commands + release(state, spare)
 
 
-def _wanted(job: Job, state: State, lane: GroupState, spare: Sequence[InstanceRecord]) -> list[InstanceRecord]:
+def _wanted(lane: GroupState, spare: Sequence[InstanceRecord]) -> list[InstanceRecord]:
     """Return the instances of `spare` that a lane takes instead of those that it waits for, or cannot buy.
 
     A stage that lacks more than there is goes on waiting, and what it was handed is paid for meanwhile: by no more than
     the data of a new instance costs.
     """
-    chosen, held = state.chosen(lane), state.held(lane)
-    kept = len(held.live) - len(_not_running(job, state, lane))
+    job = lane.job
+    chosen, held = lane.chosen, lane.held
+    kept = len(held.live) - len(_not_running(lane))
     planned = chosen.instances if lane.needs is None else min(chosen.instances, lane.needs)
     lacking = min(planned - kept, lane.max_instances - kept - len(held.leaving))
     taken = [record for record in spare if record.market == chosen.market][: max(0, lacking)]
     if lane.phase is Phase.TRAINING or len(taken) == lacking or job.offer.billing == "per_function":
         return taken
-    waits_usd = market_usd_per_s(job.offer, chosen.market) * runs_in_s(job, state, lane, state.now)
+    waits_usd = market_usd_per_s(job.offer, chosen.market) * runs_in_s(lane, lane.state.now)
     return taken if waits_usd <= job.offer.once_usd_per_instance else []
 
 
-def _not_running(job: Job, state: State, lane: GroupState) -> list[InstanceRecord]:
+def _not_running(lane: GroupState) -> list[InstanceRecord]:
     """Return the requested instances of a lane that cost nothing to give up: they are not expected to run by now."""
-    coming = (record for record in state.held(lane).live if record.running_at is None)
-    return [record for record in coming if record.requested_at + job.offer.provision_delay_s > state.now]
+    coming = (record for record in lane.held.live if record.running_at is None)
+    return [record for record in coming if record.requested_at + lane.job.offer.provision_delay_s > lane.state.now]
 
 
-def _hand_on(job: Job, state: State, lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command]:
+def _hand_on(lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command]:
     """Allot instances to a lane; what it had asked for instead is given up."""
+    state = lane.state
     if not records:
         return []
     for record in records:
         state.fleet.hand_on(record, lane.lane, state.now)
-    surplus = max(0, len(state.held(lane).live) - state.most(lane))
-    given_up = release(job, state, _not_running(job, state, lane)[:surplus])
-    note_width(state, lane)
+    surplus = max(0, len(lane.held.live) - lane.most)
+    given_up = release(state, _not_running(lane)[:surplus])
+    note_width(lane)
     return given_up
 
 

@@ -17,7 +17,7 @@ from rubberband.executor.core.events import Slot
 from rubberband.executor.core.forecast import gang_factor
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
 from rubberband.executor.core.rules import promoted
-from rubberband.executor.core.state import GangRun, GroupState, Job, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.state import GangRun, GroupState, State, TrialReport, TrialState, TrialStatus
 from rubberband.planner.goodput.planning import at_noise_scale
 from rubberband.planner.queueing import recalibrated, updates_per_s
 from rubberband.units import counted, format_duration, format_usd
@@ -78,27 +78,28 @@ def is_settled(report: TrialReport) -> bool:
     return not sizes or (noise_scale_of(report) is not None and max(sizes) <= SETTLED * min(sizes))
 
 
-def present_noise_scale(job: Job, state: State, lane: GroupState) -> float | None:
+def present_noise_scale(lane: GroupState) -> float | None:
     """The median of the trials that go on; None where the profile has no model, none is known, or it is as expected."""
-    if job.profile.goodput is None:
+    if lane.job.profile.goodput is None:
         return None
-    latest = [found for trial in _left(job, state, lane) if (found := _latest(trial)) is not None]
-    if not latest or abs(median(latest) / job.profile.goodput.noise_scale - 1.0) <= WITHIN_NOISE_SCALE:
+    latest = [found for trial in _left(lane) if (found := _latest(trial)) is not None]
+    if not latest or abs(median(latest) / lane.job.profile.goodput.noise_scale - 1.0) <= WITHIN_NOISE_SCALE:
         return None
     return median(latest)
 
 
-def _left(job: Job, state: State, lane: GroupState) -> list[TrialState]:
+def _left(lane: GroupState) -> list[TrialState]:
     if lane.stages and lane.stage.ranking:
-        return [state.trials[trial] for trial in _next(job, state, lane)]
-    return [trial for trial in state.trials if trial.status is not TrialStatus.FAILED and not trial.ended]
+        return [lane.state.trials[trial] for trial in _next(lane)]
+    return [trial for trial in lane.state.trials if trial.status is not TrialStatus.FAILED and not trial.ended]
 
 
-def _next(job: Job, state: State, lane: GroupState) -> tuple[int, ...]:
+def _next(lane: GroupState) -> tuple[int, ...]:
     """The trials that train after the lane's last SYNC: the promoted ones, or those of the lane's next bracket."""
+    job = lane.job
     following, bracket = lane.stage.stage + 1, lane.bracket
     if following < bracket.end_stage or following == lane.end_stage:
-        return tuple(trial for trial in promoted(job, lane.stage) if not state.trials[trial].ended)
+        return tuple(trial for trial in promoted(job, lane.stage) if not lane.state.trials[trial].ended)
     return job.trials_of(job.bracket_of(following))
 
 
@@ -172,10 +173,10 @@ class TrialStarts:
     """How much longer it takes on a worker that has trained nothing yet."""
 
 
-def starts(job: Job, state: State) -> TrialStarts:
+def starts(state: State) -> TrialStarts:
     """Return what the starts of a run's trials take, as far as it shows another time than the profile's."""
-    warm_s, cold_s = _seen(job.profile, state)
-    profile = job.profile
+    warm_s, cold_s = _seen(state.job.profile, state)
+    profile = state.job.profile
     usual_s = profile.trial_startup_s
     if len(warm_s) >= FEWEST_STARTS:
         usual_s = settled(usual_s, warm_s[-LATEST_STARTS:], profile.startup_cv)
@@ -257,7 +258,7 @@ class _Speed:
     iterations: int
 
 
-def measured(job: Job, state: State, lane: GroupState | None = None) -> MeasuredTerms:
+def measured(state: State, lane: GroupState | None = None) -> MeasuredTerms:
     """The job's profile and offer, corrected by what the state's trials and instances took.
 
     Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations. Where workers
@@ -266,11 +267,12 @@ def measured(job: Job, state: State, lane: GroupState | None = None) -> Measured
     is expected at the noise scale of the trials that go on: those of `lane`, or of the first one. The trials of all
     lanes show the speed.
     """
+    job = state.job
     lane = state.lanes[0] if lane is None else lane
-    expected, noise_scale = Expected(job.profile, job.offer.gpus), present_noise_scale(job, state, lane)
-    speeds, own = _speeds(job, state, expected)
+    expected, noise_scale = Expected(job.profile, job.offer.gpus), present_noise_scale(lane)
+    speeds, own = _speeds(state, expected)
     overall = _overall(speeds)
-    seen = starts(job, state)
+    seen = starts(state)
     repeated = unsaved_iterations(state)
     basis = expected.profile(noise_scale)
     calibrated = _calibrated(basis, speeds, state)
@@ -281,7 +283,7 @@ def measured(job: Job, state: State, lane: GroupState | None = None) -> Measured
         iteration_cv=own.iteration_cv,
         mean_cv=0.0 if speeds else job.profile.mean_cv,
     )
-    going_on = _going_on(job, state, lane, own)
+    going_on = _going_on(lane, own)
     startup = _delay("a trial starts in", job.profile.trial_startup_s, seen.warm_s)
     pace = _pace(overall) if calibrated is None else _throughput(basis, calibrated, max(speeds))
     findings = [noise_finding(job.profile, noise_scale), pace, _survivors(own, going_on), startup]
@@ -351,15 +353,16 @@ def _throughput(before: Profile, after: Profile, workers: int) -> str:
     return f"{counted(workers, 'worker')} make {found:.3g} updates/s instead of {expected:.3g}"
 
 
-def _speeds(job: Job, state: State, expected: Expected) -> tuple[dict[int, _Speed], OwnSpeeds]:
+def _speeds(state: State, expected: Expected) -> tuple[dict[int, _Speed], OwnSpeeds]:
     """Gang size -> its speed, where enough was seen of it; and how fast trials are beside that.
 
     The gang sizes come in the order of their first use: later ones have the trials that survived, whose own speed is
     known by then, so that it is not taken for that of the gang.
     """
+    job = state.job
     seen: dict[int, dict[int, list[float]]] = {}
     for use, is_warm in _uses(state):
-        if ratios := _ratios(job, state, use, expected, _within_first_s(job.profile, is_warm)):
+        if ratios := _ratios(state, use, expected, _within_first_s(job.profile, is_warm)):
             seen.setdefault(len(use.gang), {}).setdefault(use.trial, []).extend(ratios)
     speeds, own = dict[int, _Speed](), _own(job.profile, seen, {})
     for gpus, trials in seen.items():
@@ -380,7 +383,7 @@ def _own(profile: Profile, seen: Mapping[int, Mapping[int, list[float]]], speeds
     return own_speeds(ratios, profile.trial_cv, profile.iteration_cv)
 
 
-def _ratios(job: Job, state: State, use: GangRun, expected: Expected, within_first_s: float) -> list[float]:
+def _ratios(state: State, use: GangRun, expected: Expected, within_first_s: float) -> list[float]:
     """Return the times of the iterations reported from one stretch on a gang, each over the expected one.
 
     The first one is left out where the part of the start within it is longer than the iteration itself.
@@ -392,7 +395,7 @@ def _ratios(job: Job, state: State, use: GangRun, expected: Expected, within_fir
     until = math.inf if use.ended_at is None else use.ended_at
     began_at, found = use.repeated_until or use.training_at, list[float]()
     first_at = None if use.repeated_until else began_at
-    mixed = gang_factor(job, job.profile, state, use.gang)
+    mixed = gang_factor(state.job.profile, state, use.gang)
     for report in state.trials[use.trial].reports:
         if not use.training_at < report.reported_at <= until:
             continue
@@ -416,11 +419,11 @@ def _factor(trials: Mapping[int, list[float]], profile: Profile, known: OwnSpeed
     return shrunk(ratios, median(cvs), WITHIN_NOISE)
 
 
-def _going_on(job: Job, state: State, lane: GroupState, own: OwnSpeeds) -> dict[int, OwnSpeed]:
+def _going_on(lane: GroupState, own: OwnSpeeds) -> dict[int, OwnSpeed]:
     if not own.of or not lane.stages or not lane.stage.ranking:
         return {}
     unseen = OwnSpeed(factor=1.0, error=own.trial_cv)
-    return {trial: own.of.get(trial, unseen) for trial in _next(job, state, lane)}
+    return {trial: own.of.get(trial, unseen) for trial in _next(lane)}
 
 
 def _with_metric(state: State, own: OwnSpeeds) -> float:

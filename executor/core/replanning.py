@@ -6,7 +6,6 @@ to need. The state is turned into what the planner knows of a job, and the plann
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -46,22 +45,22 @@ class Remainder:
     """Differences from the plan's assumptions, in words."""
 
 
-def decide(job: Job, state: State, now: float) -> RestPlanned:
+def decide(state: State, now: float) -> RestPlanned:
     """Plan the stages of a lane after the SYNC that has just been, as of `now`: of the first one that waits for that.
 
     A run goes on with the plan that it has where the planner refuses.
     """
     lane = next(lane for lane in state.lanes if lane.phase is Phase.PLANNING)
-    standing = after_sync(job, state, lane, now)
+    standing = after_sync(lane, now)
     try:
-        found = best_rest(job, state, standing)
+        found = best_rest(state, standing)
     except RubberbandError as error:
-        return _as_before(job, state, lane, now, f"the rest cannot be replanned: {error}")
+        return _as_before(lane, now, f"the rest cannot be replanned: {error}")
     return RestPlanned(
         occurred_at=now,
         stage=standing.done,
         plan=Plan(stages=(*found.plan.stages, *state.plan.stages[lane.end_stage :])),
-        predicted=predicted_from(job, state, found.prediction, standing.spent_s),
+        predicted=predicted_from(state, found.prediction, standing.spent_s),
         profile=standing.seen.profile,
         changed=found.changed,
         reason=found.reason,
@@ -73,7 +72,7 @@ def decide(job: Job, state: State, now: float) -> RestPlanned:
     )
 
 
-def decide_within(job: Job, state: State, now: float) -> RestPlanned:
+def decide_within(state: State, now: float) -> RestPlanned:
     """Plan a lane's current stage again while it is under way, and the stages after it, as its allotment changed.
 
     The trials that have not ended the stage count as ones that have the mean of what they lack still to do. Its market
@@ -81,22 +80,24 @@ def decide_within(job: Job, state: State, now: float) -> RestPlanned:
     """
     lane = state.resizing()
     assert lane is not None, "a lane waits to be planned again"
-    standing, before = _within_stage(job, state, lane, now), forecast(job, state, now)
-    stage, market = standing.done, state.chosen(lane).market
+    standing, before = _within_stage(lane, now), forecast(state, now)
+    stage, market = standing.done, lane.chosen.market
     plan, predicted, reason = state.plan, state.predicted[stage : lane.end_stage], ""
     try:
-        found = best_rest(job, state, standing)
+        found = best_rest(state, standing)
     except RubberbandError as error:
         reason = f"the rest cannot be replanned: {error}"
     else:
         reason = found.reason
         if found.plan.stages[stage].market == market:
             plan = Plan(stages=(*found.plan.stages, *state.plan.stages[lane.end_stage :]))
-            predicted = (state.predicted[stage], *predicted_from(job, state, found.prediction, standing.spent_s)[1:])
-    then = copy.copy(state)
-    then.plan, then.profile = plan, standing.seen.profile
-    then.predicted = (*state.predicted[:stage], *predicted, *state.predicted[lane.end_stage :])
-    after = forecast(job, then, now)
+            predicted = (state.predicted[stage], *predicted_from(state, found.prediction, standing.spent_s)[1:])
+    then = state.supposed(
+        plan=plan,
+        profile=standing.seen.profile,
+        predicted=(*state.predicted[:stage], *predicted, *state.predicted[lane.end_stage :]),
+    )
+    after = forecast(then, now)
     return RestPlanned(
         occurred_at=now,
         stage=stage,
@@ -112,20 +113,21 @@ def decide_within(job: Job, state: State, now: float) -> RestPlanned:
     )
 
 
-def _within_stage(job: Job, state: State, lane: GroupState, now: float) -> Remainder:
+def _within_stage(lane: GroupState, now: float) -> Remainder:
     """The standing of a lane within a stage, which is taken to begin now with what its trials lack."""
-    standing, stage = after_sync(job, state, lane, now), lane.stage.stage
+    job = lane.job
+    standing, stage = after_sync(lane, now), lane.stage.stage
     seen = standing.seen
-    if state.chosen(lane).market == "on_demand":
+    if lane.chosen.market == "on_demand":
         seen = replace(seen, offer=replace(seen.offer, spot=None))
-    left = [rules.target_iterations(job, lane, t) - t.iterations for t in (*lane.running(), *lane.queued())]
+    left = [rules.target_iterations(lane, t) - t.iterations for t in (*lane.running(), *lane.queued())]
     present = replace(job.stages[stage], trials=len(left), iterations=max(1, math.ceil(sum(left) / len(left))))
     return replace(
         standing,
         done=stage,
         stages=(*job.stages[:stage], present, *job.stages[stage + 1 : lane.end_stage]),
         seen=seen,
-        because=", ".join(filter(None, (_allotted(state), assumed(job, state, lane), seen.findings))),
+        because=", ".join(filter(None, (_allotted(lane.state), assumed(lane), seen.findings))),
     )
 
 
@@ -133,75 +135,79 @@ def _allotted(state: State) -> str:
     return "no allotment now" if state.allotment is None else f"at most {counted(state.allotment, 'instance')} now"
 
 
-def after_sync(job: Job, state: State, lane: GroupState, now: float) -> Remainder:
+def after_sync(lane: GroupState, now: float) -> Remainder:
     """The standing of a lane between two stages."""
-    seen = measured(job, state, lane)
-    elsewhere_usd, others_end_s = elsewhere(job, state, lane, now)
+    state = lane.state
+    seen = measured(state, lane)
+    elsewhere_usd, others_end_s = elsewhere(lane, now)
     return Remainder(
         lane=lane,
         done=rules.next_stage(lane),
-        stages=remaining(job, state, lane),
-        held=held(state, lane, now),
+        stages=remaining(lane),
+        held=held(lane, now),
         spent_s=now - state.started_at,
-        spent_usd=bill_usd(job, state, now) + elsewhere_usd,
+        spent_usd=bill_usd(state, now) + elsewhere_usd,
         others_end_s=others_end_s,
         seen=seen,
-        because=", ".join(filter(None, (_losses(state, lane), assumed(job, state, lane), seen.findings))),
+        because=", ".join(filter(None, (_losses(lane), assumed(lane), seen.findings))),
     )
 
 
-def elsewhere(job: Job, state: State, lane: GroupState, now: float) -> tuple[float, float]:
+def elsewhere(lane: GroupState, now: float) -> tuple[float, float]:
     """Return the cost that other lanes and the shared head node still add to the bill, and the end of those lanes."""
-    if not share_a_head(job, state):
+    state = lane.state
+    if not share_a_head(state):
         return 0.0, 0.0
     usd, ends_s = 0.0, [0.0]
     for other in state.active():
-        stage, later = stage_left(job, state, other, now), later_stages(state, other)
+        stage, later = stage_left(other, now), later_stages(other)
         ends_s.append(now - state.started_at + stage.jct_s + later.jct_s)
         if other is not lane:
             usd += stage.cost_usd + later.cost_usd
         else:
             own_s = ends_s.pop()
     left_s = max(own_s, *ends_s) - (now - state.started_at)
-    return usd + job.offer.head_cost_usd(left_s), max(ends_s)
+    return usd + lane.job.offer.head_cost_usd(left_s), max(ends_s)
 
 
-def share_a_head(job: Job, state: State) -> bool:
+def share_a_head(state: State) -> bool:
     """Whether several lanes go on: each is planned without the head node. The last one is planned with it."""
-    return job.is_divided and len(state.active()) > 1
+    return state.job.is_divided and len(state.active()) > 1
 
 
-def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
+def best_rest(state: State, standing: Remainder) -> Replanned:
     """The best plan of those that leave their reserve, if there is one. Raises RubberbandError if none can exist.
 
     A plan that a pool promises stays as long as it keeps the deadline: another one may need GPUs at times when others
     are promised them.
     """
-    found = _replanned(job, state, standing)
-    if not found.changed or not rules.is_promised(job, standing.lane):
+    found = _replanned(state, standing)
+    if not found.changed or not rules.is_promised(standing.lane):
         return found
-    if job.deadline_s is not None and standing.spent_s + found.present.jct_s > job.deadline_s:
+    if state.job.deadline_s is not None and standing.spent_s + found.present.jct_s > state.job.deadline_s:
         return found
     plan = Plan(stages=state.plan.stages[: standing.lane.end_stage])
     return replace(found, plan=plan, prediction=found.present, changed=False, reason="plan unchanged: it is promised")
 
 
-def reserve(job: Job, state: State, lane: GroupState) -> Reserve:
+def reserve(lane: GroupState) -> Reserve:
     """The terms of the money that a plan of a lane's rest leaves, beside that of the other lanes."""
-    others = [state.plan.stages[one.stage.stage : one.end_stage] for one in state.active() if one is not lane]
+    job = lane.job
+    others = [lane.state.plan.stages[one.stage.stage : one.end_stage] for one in lane.state.active() if one is not lane]
     beside_usd = sum(max(job.reserve.release_usd(job.offer, choice) for choice in left) for left in others)
-    return replace(job.reserve, ready=len(state.held(lane).ready), beside_usd=beside_usd)
+    return replace(job.reserve, ready=len(lane.held.ready), beside_usd=beside_usd)
 
 
-def _replanned(job: Job, state: State, standing: Remainder) -> Replanned:
+def _replanned(state: State, standing: Remainder) -> Replanned:
+    job = state.job
     terms = limits(job)
     speeds, lane, offer, objective = standing.seen.speeds, standing.lane, standing.seen.offer, job.objective
     are_all = speeds is not None and len(speeds.factors) == standing.stages[standing.done].trials
     if job.is_divided or state.allotment is not None:
-        offer = replace(offer, max_instances=_most_instances(job, state, lane))
+        offer = replace(offer, max_instances=_most_instances(lane))
     if job.is_divided:
         are_all = are_all and job.bracket_of(standing.done).end_stage == lane.end_stage
-        if share_a_head(job, state):
+        if share_a_head(state):
             offer = replace(offer, head_price_usd_per_hour=0.0)
         terms = replace(terms, confidence=terms.confidence ** (1.0 / len(job.brackets)))
         rest = state.predicted[standing.done : lane.end_stage]
@@ -213,7 +219,7 @@ def _replanned(job: Job, state: State, standing: Remainder) -> Replanned:
             terms = replace(terms, deadline_s=late_s if terms.deadline_s is None else min(late_s, terms.deadline_s))
     return replan(
         standing.stages,
-        on_held_types(job, state, standing.lane, standing.seen.profile),
+        on_held_types(standing.lane, standing.seen.profile),
         offer,
         terms,
         done=standing.done,
@@ -224,28 +230,30 @@ def _replanned(job: Job, state: State, standing: Remainder) -> Replanned:
         objective=objective,
         because=standing.because,
         speeds=speeds if are_all else None,
-        reserve=reserve(job, state, lane),
+        reserve=reserve(lane),
         name_of=job.stage_name,
     )
 
 
-def on_held_types(job: Job, state: State, lane: GroupState, profile: Profile) -> Profile:
+def on_held_types(lane: GroupState, profile: Profile) -> Profile:
     """The profile of trials on the types that the lane holds; as it is unless others are used."""
     table = profile.seconds_per_iteration
-    on_held_s = {gpus: lane_factor(job, profile, state, lane, gpus) * taken_s for gpus, taken_s in table.items()}
+    on_held_s = {gpus: lane_factor(profile, lane, gpus) * taken_s for gpus, taken_s in table.items()}
     return profile if on_held_s == table else replace(profile, seconds_per_iteration=on_held_s)
 
 
-def _most_instances(job: Job, state: State, lane: GroupState) -> int:
+def _most_instances(lane: GroupState) -> int:
     """The instances that a lane may have: its own, and its share of what none of the lanes that go on has."""
-    share = lane.max_instances + rules.spare_instances(job, state) // len(state.active())
-    return share if state.allotment is None else max(share, rules.least_instances(job, state, lane))
+    state = lane.state
+    share = lane.max_instances + rules.spare_instances(state) // len(state.active())
+    return share if state.allotment is None else max(share, rules.least_instances(lane))
 
 
-def remaining(job: Job, state: State, lane: GroupState) -> tuple[Stage, ...]:
+def remaining(lane: GroupState) -> tuple[Stage, ...]:
     """The job's stages up to the lane's last; those that its trials go on to train no more trials than are left."""
+    job = lane.job
     known = rules.promoted(job, lane.stage) if lane.stage.ranking else lane.stage.trials
-    trials = [state.trials[trial] for trial in known]
+    trials = [lane.state.trials[trial] for trial in known]
     left = sum(trial.status is not TrialStatus.FAILED and not trial.ended for trial in trials)
     done, end = rules.next_stage(lane), lane.bracket.end_stage
     later = (replace(stage, trials=min(stage.trials, left)) for stage in job.stages[done:end])
@@ -265,36 +273,37 @@ def limits(job: Job) -> PlanningConstraints:
     )
 
 
-def held(state: State, lane: GroupState, now: float) -> list[Cohort]:
+def held(lane: GroupState, now: float) -> list[Cohort]:
     """The instances of a lane that run, by how long they have been billed.
 
     One that was asked for and does not run yet is not held: it costs and delays a plan just as a new one does, and
     nothing if it is given up. Nor is one that is taken away soon. All are of one market, the stage's; what was bought
     on demand instead of spot counts where it is all that there is.
     """
-    running = [record for record in state.held(lane).live if record.running_at is not None]
-    planned = [record for record in running if record.market == state.chosen(lane).market]
+    running = [record for record in lane.held.live if record.running_at is not None]
+    planned = [record for record in running if record.market == lane.chosen.market]
     running = planned or running
     cohorts = Counter((held_s(record, now), record.market) for record in running)
     return [Cohort(instances=count, held_s=age_s, market=market) for (age_s, market), count in sorted(cohorts.items())]
 
 
-def _losses(state: State, lane: GroupState) -> str:
-    planned = state.chosen(lane).instances if lane.needs is None else state.wanted(lane)
-    running = sum(record.running_at is not None for record in state.held(lane).live)
+def _losses(lane: GroupState) -> str:
+    planned = lane.chosen.instances if lane.needs is None else lane.wanted
+    running = sum(record.running_at is not None for record in lane.held.live)
     return "" if running >= planned else f"{running} of {counted(planned, 'instance')} are left"
 
 
-def predicted_from(job: Job, state: State, found: Prediction, elapsed_s: float) -> tuple[StagePrediction, ...]:
+def predicted_from(state: State, found: Prediction, elapsed_s: float) -> tuple[StagePrediction, ...]:
     """The stages of a lane's rest from the job's start; without the head node if there are several brackets."""
     stages: Sequence[StagePrediction] = found.stages
-    if job.is_divided and not share_a_head(job, state):
-        stages = rules.without_head(job.offer, stages)
+    if state.job.is_divided and not share_a_head(state):
+        stages = rules.without_head(state.job.offer, stages)
     return tuple(replace(stage, start_s=elapsed_s + stage.start_s) for stage in stages)
 
 
-def _as_before(job: Job, state: State, lane: GroupState, now: float, reason: str) -> RestPlanned:
-    expected, done = forecast(job, state, now), rules.next_stage(lane)
+def _as_before(lane: GroupState, now: float, reason: str) -> RestPlanned:
+    state = lane.state
+    expected, done = forecast(state, now), rules.next_stage(lane)
     return RestPlanned(
         occurred_at=now,
         stage=done,

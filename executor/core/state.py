@@ -6,9 +6,10 @@ one after another, lanes side by side; the fleet's allotment says which lane may
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -288,6 +289,8 @@ class GroupState:
 
     lane: int
     brackets: tuple[Bracket, ...]
+    state: State = field(init=False, repr=False, compare=False)
+    """The state that it is part of, which sets this."""
     max_instances: int
     """The most that it may have; more once a replan gives it what other lanes do not need."""
     promised_instances: int = 0
@@ -324,6 +327,41 @@ class GroupState:
     """Free GPUs of those instances."""
 
     @property
+    def job(self) -> Job:
+        """The job, with the limits in force."""
+        return self.state.job
+
+    @property
+    def chosen(self) -> StagePlan:
+        """The plan in force for its current stage."""
+        return self.state.plan.stages[self.stages[-1].stage]
+
+    @property
+    def most(self) -> int:
+        """How many instances its current stage may hold: as planned, as far as it is allotted them."""
+        return min(self.chosen.instances, self.max_instances)
+
+    @property
+    def wanted(self) -> int:
+        """How many instances its current stage is to have."""
+        return self.most if self.needs is None else min(self.most, self.needs)
+
+    @property
+    def held(self) -> Held:
+        """The instances that are allotted to it."""
+        fleet = self.state.fleet
+        return fleet.allotments.get(self.lane) or fleet.of_lane(self.lane)
+
+    @property
+    def free_slots(self) -> FreeSlots:
+        """The free GPUs of its ready instances."""
+        ready = self.held.ready
+        if self.free is None or self.free[0] is not ready:
+            gangs = (trial.gang for trial in self.running())
+            self.free = ready, FreeSlots((one.instance for one in ready), self.job.offer.gpus, gangs)
+        return self.free[1]
+
+    @property
     def stage(self) -> StageRecord:
         """The current stage, or the last one; it has begun."""
         return self.stages[-1]
@@ -356,6 +394,8 @@ class GroupState:
 class State:
     """Everything; `fold(events)` gives it again."""
 
+    job: Job
+    """With the limits in force, which may be raised while it runs."""
     trials: list[TrialState]
     lanes: list[GroupState]
     lane_of: Sequence[int]
@@ -418,6 +458,7 @@ class State:
             for trial in job.trials_of(bracket):
                 lane_of[trial] = bracket.lane
         return cls(
+            job=job,
             trials=[TrialState(trial=trial) for trial in range(job.num_trials)],
             lanes=lanes,
             lane_of=lane_of,
@@ -425,6 +466,14 @@ class State:
             predicted=job.prediction.stages,
             profile=job.profile,
         )
+
+    def __post_init__(self) -> None:
+        for lane in self.lanes:
+            lane.state = self
+
+    def supposed(self, **changes: Any) -> State:
+        """Return the state as it would be with other values, such as another plan or job: not to go on with."""
+        return replace(self, lanes=[copy.copy(lane) for lane in self.lanes], **changes)
 
     @property
     def instances(self) -> dict[str, InstanceRecord]:
@@ -491,29 +540,6 @@ class State:
             lane.runners.add(trial)
             if lane.free is not None:
                 lane.free[1].take(trial.gang)
-
-    def chosen(self, lane: GroupState) -> StagePlan:
-        """Return the plan in force for the lane's current stage."""
-        return self.plan.stages[lane.stages[-1].stage]
-
-    def most(self, lane: GroupState) -> int:
-        """How many instances the lane's current stage may hold: as planned, as far as the lane is allotted them."""
-        return min(self.plan.stages[lane.stages[-1].stage].instances, lane.max_instances)
-
-    def wanted(self, lane: GroupState) -> int:
-        """How many instances the lane's current stage is to have."""
-        return self.most(lane) if lane.needs is None else min(self.most(lane), lane.needs)
-
-    def held(self, lane: GroupState) -> Held:
-        """Return the instances that are allotted to a lane."""
-        return self.fleet.allotments.get(lane.lane) or self.fleet.of_lane(lane.lane)
-
-    def free_slots(self, lane: GroupState, width: int) -> FreeSlots:
-        """Return the free GPUs of the lane's ready instances; each has `width` GPUs."""
-        ready = self.held(lane).ready
-        if lane.free is None or lane.free[0] is not ready:
-            lane.free = ready, FreeSlots((r.instance for r in ready), width, (t.gang for t in lane.running()))
-        return lane.free[1]
 
     def running(self) -> list[TrialState]:
         """Trials that train now, by number in each lane."""

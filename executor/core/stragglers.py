@@ -21,7 +21,7 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, running_left_s, stage_left_s
 from rubberband.executor.core.history import HungInstance, Replacement
 from rubberband.executor.core.instances import allow_another_launch, release
-from rubberband.executor.core.state import GroupState, Job, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.state import GroupState, Phase, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import stop
 from rubberband.values.balance import BalanceUse
 
@@ -31,39 +31,41 @@ LEAST_SAVED = 0.05
 """Part of the stage's remaining time that a replacement must save: forecasts are no more exact."""
 
 
-def replace_slow(job: Job, state: State, lane: GroupState, trial: TrialState) -> list[Command]:
+def replace_slow(lane: GroupState, trial: TrialState) -> list[Command]:
     """Replace a slow instance of a trial that has just reported, if that pays within deadline and budget."""
+    state = lane.state
     use = trial.reports[-1].balance if trial.reports else None
     if use is None or trial.status is not TrialStatus.RUNNING or len(use.shares) != len(trial.gang):
         return []
     _note_own_slowness(state, trial, use)
-    if not use.stragglers or not _may_replace(job, state, lane):
+    if not use.stragglers or not _may_replace(lane):
         return []
-    found = [_weighed(job, state, lane, trial, use, record) for record in _suspects(state, trial, use)]
-    paying = [one for one in found if _pays(job, state, lane, one)]
+    found = [_weighed(lane, trial, use, record) for record in _suspects(state, trial, use)]
+    paying = [one for one in found if _pays(lane, one)]
     if not paying:
         return []
     best = max(paying, key=lambda one: (one.saved_s, one.instance))
     state.history.add(best)
-    return _replace(job, state, lane, state.instances[best.instance], first=best.first)
+    return _replace(lane, state.instances[best.instance], first=best.first)
 
 
-def replace_hung(job: Job, state: State, lane: GroupState, trial: TrialState) -> list[Command]:
+def replace_hung(lane: GroupState, trial: TrialState) -> list[Command]:
     """Replace the instance of a trial that has just hung in training, if no other trial on it has reported meanwhile.
 
     A trial is evidence once. One that hangs on the other instance too, and has no retry left, hangs by its own doing;
     no instance is replaced for a hang after that. A gang on several instances does not show which one is at fault.
     """
+    state = lane.state
     names = {slot.instance for slot in trial.gang}
-    if len(names) != 1 or not _hang_is_evidence(job, state, lane, trial):
+    if len(names) != 1 or not _hang_is_evidence(lane, trial):
         return []
     record = state.instances[names.pop()]
     if record.status is not InstanceStatus.READY or _is_alive(state, record, since=trial.progress_at):
         return []
-    first = _has_room(state, lane)
+    first = _has_room(lane)
     at_s = state.elapsed_s(state.now)
     state.history.add(HungInstance(at_s=at_s, instance=record.instance, trial=trial.trial, first=first))
-    return _replace(job, state, lane, record, first=first)
+    return _replace(lane, record, first=first)
 
 
 # Which instances are suspected, and on what evidence.
@@ -90,15 +92,16 @@ def _suspects(state: State, trial: TrialState, use: BalanceUse) -> list[Instance
     return [state.instances[name] for name in names if state.instances[name].status is InstanceStatus.READY]
 
 
-def _hang_is_evidence(job: Job, state: State, lane: GroupState, trial: TrialState) -> bool:
+def _hang_is_evidence(lane: GroupState, trial: TrialState) -> bool:
     """Whether a trial's hang says something about its instance, and the instance may be exchanged now."""
+    state = lane.state
     hung = state.history.of(HungInstance)
-    if len(hung) >= job.hung_replacements or trial.trial in {one.trial for one in hung}:
+    if len(hung) >= lane.job.hung_replacements or trial.trial in {one.trial for one in hung}:
         return False
     again = [state.trials[one.trial] for one in hung]
     if any(one.status is TrialStatus.FAILED and one.failure and one.failure[0] == "hung" for one in again):
         return False
-    return state.allocation(trial).training_at is not None and _may_exchange(job, state, lane)
+    return state.allocation(trial).training_at is not None and _may_exchange(lane)
 
 
 def _is_alive(state: State, record: InstanceRecord, since: float) -> bool:
@@ -112,35 +115,35 @@ def _is_alive(state: State, record: InstanceRecord, since: float) -> bool:
     return False
 
 
-def _may_replace(job: Job, state: State, lane: GroupState) -> bool:
+def _may_replace(lane: GroupState) -> bool:
     """Whether a slow instance may be exchanged now: no trial waits, and replacements are left."""
-    if len(state.history.of(Replacement)) >= MOST_REPLACEMENTS or lane.waiters:
+    if len(lane.state.history.of(Replacement)) >= MOST_REPLACEMENTS or lane.waiters:
         return False
-    return _may_exchange(job, state, lane)
+    return _may_exchange(lane)
 
 
-def _may_exchange(job: Job, state: State, lane: GroupState) -> bool:
+def _may_exchange(lane: GroupState) -> bool:
     """Whether an instance may be exchanged now: all that are wanted are there, and one more can be bought."""
-    if job.offer.billing == "per_function" or state.course != "running" or lane.phase is not Phase.TRAINING:
+    state = lane.state
+    if lane.job.offer.billing == "per_function" or state.course != "running" or lane.phase is not Phase.TRAINING:
         return False
-    held = state.held(lane)
-    if held.leaving or len(held.ready) < len(held.live) or rules.missing(state, lane):
+    held = lane.held
+    if held.leaving or len(held.ready) < len(held.live) or rules.missing(lane):
         return False
     is_calm = state.fleet.failed_starts == 0 and lane.relaunch_at <= state.now
-    return is_calm and rules.affordable(job, state) > 0
+    return is_calm and rules.affordable(state) > 0
 
 
 # What a replacement saves and costs.
 
 
-def _weighed(
-    job: Job, state: State, lane: GroupState, trial: TrialState, use: BalanceUse, record: InstanceRecord
-) -> Replacement:
+def _weighed(lane: GroupState, trial: TrialState, use: BalanceUse, record: InstanceRecord) -> Replacement:
     """Return what replacing an instance does: the start of another one, and of its trials, included."""
+    job, state = lane.job, lane.state
     ranks = tuple(rank for rank, slot in enumerate(trial.gang) if slot.instance == record.instance)
     iteration_s = _iteration_s(state, trial, use)
-    present_s = (rules.target_iterations(job, lane, trial) - trial.iterations) * iteration_s
-    first = _has_room(state, lane)
+    present_s = (rules.target_iterations(lane, trial) - trial.iterations) * iteration_s
+    first = _has_room(lane)
     ready_s = job.offer.provision_delay_s + job.offer.init_delay_s
     # A trial moves at its next report after the other instance is ready, or waits for it.
     moved_s = math.ceil(ready_s / iteration_s) * iteration_s if first and iteration_s > 0.0 else 0.0
@@ -152,14 +155,14 @@ def _weighed(
     moved = {
         other.trial: waits_s
         + startup_s
-        + running_left_s(job, state, lane, other, state.now, starts=state.allocation(other).training_at is None)
+        + running_left_s(lane, other, state.now, starts=state.allocation(other).training_at is None)
         for other in lane.runners.on(record.instance)
     }
-    before_s = stage_left_s(job, state, lane, state.now, known_s=known)
-    after_s = stage_left_s(job, state, lane, state.now, known_s=moved | {trial.trial: later_s})
-    kept, market = len(state.held(lane).live) - 1, state.chosen(lane).market
-    before_usd = _rest_usd(job, state, lane, before_s, instances=kept) + _growth_usd(job, state, record, before_s)
-    after_usd = _rest_usd(job, state, lane, after_s, instances=kept) + _growth_usd(job, state, record, moved_s)
+    before_s = stage_left_s(lane, state.now, known_s=known)
+    after_s = stage_left_s(lane, state.now, known_s=moved | {trial.trial: later_s})
+    kept, market = len(lane.held.live) - 1, lane.chosen.market
+    before_usd = _rest_usd(lane, before_s, instances=kept) + _growth_usd(state, record, before_s)
+    after_usd = _rest_usd(lane, after_s, instances=kept) + _growth_usd(state, record, moved_s)
     after_usd += new_instance_usd(job.offer, market, max(0.0, after_s - job.offer.provision_delay_s))
     return Replacement(
         at_s=state.elapsed_s(state.now),
@@ -197,23 +200,24 @@ def _iteration_s(state: State, trial: TrialState, use: BalanceUse) -> float:
     return use.step_s * use.steps
 
 
-def _rest_usd(job: Job, state: State, lane: GroupState, left_s: float, *, instances: int) -> float:
+def _rest_usd(lane: GroupState, left_s: float, *, instances: int) -> float:
     """Return the cost of a number of the lane's instances, and of the head node, for the rest of the stage."""
-    usd_per_s = market_usd_per_s(job.offer, state.chosen(lane).market)
-    return instances * usd_per_s * left_s + job.offer.head_cost_usd(left_s)
+    usd_per_s = market_usd_per_s(lane.job.offer, lane.chosen.market)
+    return instances * usd_per_s * left_s + lane.job.offer.head_cost_usd(left_s)
 
 
-def _growth_usd(job: Job, state: State, record: InstanceRecord, held_s: float) -> float:
+def _growth_usd(state: State, record: InstanceRecord, held_s: float) -> float:
     """Return the cost of an instance that is held for `held_s` from now on; a minimum that is paid is used up first."""
-    return instance_cost_usd(job, record, state.now + held_s) - instance_cost_usd(job, record, state.now)
+    return instance_cost_usd(state.job, record, state.now + held_s) - instance_cost_usd(state.job, record, state.now)
 
 
-def _pays(job: Job, state: State, lane: GroupState, found: Replacement) -> bool:
+def _pays(lane: GroupState, found: Replacement) -> bool:
     """Whether a replacement saves time, and money too unless the deadline or the objective asks for time alone."""
+    job, state = lane.job, lane.state
     if found.saved_s < LEAST_SAVED * found.left_s or found.saved_s <= 0.0:
         return False
-    expected, slower_s = forecast(job, state, state.now), found.left_s - stage_left_s(job, state, lane, state.now)
-    expected_usd = expected.cost_usd + _rest_usd(job, state, lane, slower_s, instances=len(state.held(lane).live))
+    expected, slower_s = forecast(state, state.now), found.left_s - stage_left_s(lane, state.now)
+    expected_usd = expected.cost_usd + _rest_usd(lane, slower_s, instances=len(lane.held.live))
     if job.max_cost_usd is not None and expected_usd + max(0.0, found.extra_usd) > job.max_cost_usd:
         return False
     if found.extra_usd <= 0.0 or job.objective == "min_time":
@@ -224,19 +228,21 @@ def _pays(job: Job, state: State, lane: GroupState, found: Replacement) -> bool:
 # The exchange.
 
 
-def _has_room(state: State, lane: GroupState) -> bool:
+def _has_room(lane: GroupState) -> bool:
     """Whether another instance may be held beside the slow one until it is ready."""
-    held, fleet = len(state.held(lane).live), state.fleet
+    state = lane.state
+    held, fleet = len(lane.held.live), state.fleet
     total = len(fleet.live()) + len(fleet.leaving())
     return held < lane.max_instances and (state.allotment is None or total < state.allotment)
 
 
-def _replace(job: Job, state: State, lane: GroupState, record: InstanceRecord, *, first: bool) -> list[Command]:
+def _replace(lane: GroupState, record: InstanceRecord, *, first: bool) -> list[Command]:
     """Leave an instance: at once, or once another one is ready where both may be held."""
-    allow_another_launch(job, lane)
+    state = lane.state
+    allow_another_launch(lane)
     record.status = InstanceStatus.LEAVING
     state.fleet.rent_changed()
     if first:
         return []
-    stopped = [stop(job, state, one, at=state.now) for one in lane.runners.on(record.instance)]
-    return [*stopped, *release(job, state, [record])]
+    stopped = [stop(state, one, at=state.now) for one in lane.runners.on(record.instance)]
+    return [*stopped, *release(state, [record])]

@@ -10,7 +10,7 @@ from rubberband.executor.core import rules
 from rubberband.executor.core.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
 from rubberband.executor.core.events import TrialReported as Reported
 from rubberband.executor.core.history import Setback
-from rubberband.executor.core.state import GangRun, GroupState, Job, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.state import GangRun, GroupState, State, TrialReport, TrialState, TrialStatus
 
 MOST_GPU_FAILURES = 4
 """Failures of GPUs under a trial that are no failures of its own; after that they count, as they follow the trial."""
@@ -18,8 +18,9 @@ FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"}
 """Failures that another try would only repeat."""
 
 
-def start(job: Job, state: State, lane: GroupState, trial: TrialState, gang: Gang) -> StartTrial:
+def start(lane: GroupState, trial: TrialState, gang: Gang) -> StartTrial:
     """Order a queued trial to train on `gang`, until its lane's current stage ends."""
+    state = lane.state
     trial.gang = gang
     state.put(trial, TrialStatus.RUNNING)
     trial.attempt += 1
@@ -27,67 +28,68 @@ def start(job: Job, state: State, lane: GroupState, trial: TrialState, gang: Gan
     state.allocations.append(
         GangRun(trial=trial.trial, attempt=trial.attempt, stage=trial.last_stage, gang=gang, started_at=state.now)
     )
-    note_progress(job, state, lane, trial, state.now)
-    _function_changed(job, state)
+    note_progress(lane, trial, state.now)
+    _function_changed(state)
     return StartTrial(
         trial=trial.trial,
         attempt=trial.attempt,
         gang=gang,
         from_iterations=trial.iterations,
-        until_iterations=rules.target_iterations(job, lane, trial),
+        until_iterations=rules.target_iterations(lane, trial),
         checkpoint=trial.checkpoint,
     )
 
 
-def note_progress(job: Job, state: State, lane: GroupState, trial: TrialState, at: float) -> None:
+def note_progress(lane: GroupState, trial: TrialState, at: float) -> None:
     """The trial did something: it is not taken to hang for a while."""
     trial.progress_at = at
-    lane.runners.note_due(trial, rules.due_at(job, state, trial))
+    lane.runners.note_due(trial, rules.due_at(lane.state, trial))
 
 
-def note_started(job: Job, state: State, lane: GroupState, trial: TrialState, at: float) -> None:
+def note_started(lane: GroupState, trial: TrialState, at: float) -> None:
     """The gang is up, and its first step begins."""
-    state.allocation(trial).training_at = at
-    note_progress(job, state, lane, trial, at)
+    lane.state.allocation(trial).training_at = at
+    note_progress(lane, trial, at)
 
 
-def note_repeated(job: Job, state: State, lane: GroupState, trial: TrialState, at: float) -> None:
+def note_repeated(lane: GroupState, trial: TrialState, at: float) -> None:
     """An iteration is done again that was reported before: that is progress, and nothing new."""
-    use = state.allocation(trial)
+    use = lane.state.allocation(trial)
     if not trial.reports or use.training_at is None or trial.reports[-1].reported_at <= use.training_at:
         use.repeated_until = at
-    note_progress(job, state, lane, trial, at)
+    note_progress(lane, trial, at)
 
 
-def note_report(job: Job, state: State, lane: GroupState, trial: TrialState, event: Reported) -> list[Command]:
+def note_report(lane: GroupState, trial: TrialState, event: Reported) -> list[Command]:
     """One more iteration is done: pause at the end of stage or rung, and leave an instance that is taken away soon.
 
     The checkpoint before is kept, to go back to should the new one be lost.
     """
+    state = lane.state
     at = event.occurred_at
     orders = _take_in(lane, trial, event)
-    note_progress(job, state, lane, trial, at)
+    note_progress(lane, trial, at)
     if event.ended:
-        note_end(job, state, lane, trial)
-    elif trial.iterations >= rules.target_iterations(job, lane, trial):
-        free(job, state, trial)
-        pause(job, state, lane, trial)
-    elif event.checkpoint is not None and rules.stops_at_checkpoint(job, state, lane, trial):
-        orders.append(stop(job, state, trial, at=at))
-    elif state.held(lane).leaving and rules.moves(job, state, lane, trial):
-        orders.append(stop(job, state, trial, at=at, preempted=True))
+        note_end(lane, trial)
+    elif trial.iterations >= rules.target_iterations(lane, trial):
+        free(state, trial)
+        pause(lane, trial)
+    elif event.checkpoint is not None and rules.stops_at_checkpoint(lane, trial):
+        orders.append(stop(state, trial, at=at))
+    elif lane.held.leaving and rules.moves(lane, trial):
+        orders.append(stop(state, trial, at=at, preempted=True))
     return orders
 
 
-def note_late(job: Job, state: State, lane: GroupState, trial: TrialState, event: Reported) -> list[Command]:
+def note_late(lane: GroupState, trial: TrialState, event: Reported) -> list[Command]:
     """A stopped attempt's report arrived after all: a resume goes on from there, and does not train it again."""
     if trial.status is not TrialStatus.QUEUED or event.iterations != trial.iterations + 1:
         return []
     orders = _take_in(lane, trial, event)
-    if event.ended or trial.iterations >= rules.target_iterations(job, lane, trial):
+    if event.ended or trial.iterations >= rules.target_iterations(lane, trial):
         trial.ended = trial.ended or event.ended
         lane.has_ended = lane.has_ended or event.ended
-        pause(job, state, lane, trial)
+        pause(lane, trial)
     return orders
 
 
@@ -114,42 +116,43 @@ def _take_in(lane: GroupState, trial: TrialState, event: Reported) -> list[Comma
     return [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
 
 
-def note_end(job: Job, state: State, lane: GroupState, trial: TrialState) -> None:
+def note_end(lane: GroupState, trial: TrialState) -> None:
     """The trial has ended by itself: its latest report counts, and it trains no more."""
     trial.ended = lane.has_ended = True
-    free(job, state, trial)
-    pause(job, state, lane, trial)
+    free(lane.state, trial)
+    pause(lane, trial)
 
 
-def pause(job: Job, state: State, lane: GroupState, trial: TrialState) -> None:
+def pause(lane: GroupState, trial: TrialState) -> None:
     """The trial waits for SYNC; where it climbs rungs (asha), its result counts at once."""
+    job = lane.job
     if lane.rungs is None or job.ladder is None:
-        state.put(trial, TrialStatus.PAUSED)
+        lane.state.put(trial, TrialStatus.PAUSED)
         return
     *merit, number = _key(job.metric, job.mode)(trial)
     lane.rungs.record(trial.rung, tuple(merit), number)
     is_last = trial.rung + 1 == len(job.ladder.totals)
-    state.put(trial, TrialStatus.COMPLETED if is_last else TrialStatus.PAUSED)
+    lane.state.put(trial, TrialStatus.COMPLETED if is_last else TrialStatus.PAUSED)
 
 
-def free(job: Job, state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> None:
+def free(state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> None:
     """The trial's stretch on its gang is over."""
     use = state.allocation(trial)
     state.end(use, state.now if at is None else at)
     use.preempted = preempted
-    _function_changed(job, state)
+    _function_changed(state)
 
 
-def stop(job: Job, state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> StopTrial:
+def stop(state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> StopTrial:
     """End the attempt at once; the trial waits for another, which goes on from its checkpoint."""
-    free(job, state, trial, at=at, preempted=preempted)
+    free(state, trial, at=at, preempted=preempted)
     state.put(trial, TrialStatus.QUEUED)
     return StopTrial(trial=trial.trial, attempt=trial.attempt)
 
 
-def note_failure(job: Job, state: State, trial: TrialState, kind: FailureKind, message: str) -> None:
+def note_failure(state: State, trial: TrialState, kind: FailureKind, message: str) -> None:
     """The attempt ended in a failure of the trial's own: try again, or give the trial up."""
-    free(job, state, trial)
+    free(state, trial)
     state.failed.append(trial.trial)
     trial.failure = (kind, message)
     if kind == "gpu" and trial.gpu_failures < MOST_GPU_FAILURES:
@@ -157,16 +160,16 @@ def note_failure(job: Job, state: State, trial: TrialState, kind: FailureKind, m
         state.put(trial, TrialStatus.QUEUED)
         return
     trial.failures += 1
-    final = kind in FINAL_FAILURES or trial.failures > job.max_failures
+    final = kind in FINAL_FAILURES or trial.failures > state.job.max_failures
     state.put(trial, TrialStatus.FAILED if final else TrialStatus.QUEUED)
 
 
-def go_back(job: Job, state: State, trial: TrialState, at: float, reason: str) -> None:
+def go_back(state: State, trial: TrialState, at: float, reason: str) -> None:
     """The trial's checkpoint is lost: another attempt goes on from the one before, or from the beginning.
 
     The iterations since then are trained again, so that none counts twice. The trial has not failed.
     """
-    free(job, state, trial)
+    free(state, trial)
     iterations = 0 if trial.before is None else trial.before_iterations
     state.history.add(
         Setback(
@@ -189,8 +192,8 @@ def let_go(trial: TrialState) -> list[Command]:
     return [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
 
 
-def _function_changed(job: Job, state: State) -> None:
-    if job.offer.billing == "per_function":
+def _function_changed(state: State) -> None:
+    if state.job.offer.billing == "per_function":
         state.fleet.purse = None
 
 

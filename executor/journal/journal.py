@@ -35,6 +35,8 @@ _FOREIGN = {"unexpected_keyword_argument", "literal_error"}
 """Errors of pydantic about values that only another version writes."""
 _GONE = re.compile(r',"(?:is_added":false|widening":(?:null|\{[^{}]*\}))')
 """Fields of earlier jobs that say nothing any more."""
+_RENAMED = {'"dearest_usd_per_hour":': '"highest_price_usd_per_hour":'}
+"""Fields of earlier jobs by their present names."""
 
 with_config(ConfigDict(extra="forbid"))(Event)  # a limit that is not known must not be dropped
 
@@ -90,6 +92,8 @@ def decode_job(body: str) -> Job:
     a signature is of an early version, and may have fields that were removed since.
     """
     body = _GONE.sub("", body)
+    for earlier, present in _RENAMED.items():
+        body = body.replace(earlier, present)
     signed = _SIGNED.match(body)
     if signed is None:
         job: Job = _decode(Job, body)

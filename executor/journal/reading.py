@@ -63,7 +63,7 @@ class WholeJournal:
     def result(self) -> Result:
         """The result of the experiment up to the last of these events."""
         state = self.controller.state
-        return summarise(self.controller.job, state, self.header.setup, state.now)
+        return summarise(state, self.header.setup, state.now)
 
 
 def read_at_once(folder: ExperimentFolder) -> WholeJournal:

@@ -24,7 +24,7 @@ from rubberband.executor.core.budget import (
 )
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.history import DecisionResult, Granted, Pause, Replacement, RungResult, Setback
-from rubberband.executor.core.state import GangRun, GroupState, Job, Phase, State
+from rubberband.executor.core.state import GangRun, GroupState, Phase, State
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.result.batch_history import (
     BalanceStretch,
@@ -413,13 +413,14 @@ class Result:
             raise InputError(f"no report of schema {SCHEMA}: {where}: {first['msg']}; use the same version") from None
 
 
-def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> Result:
+def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
     """Return the result as of `now`, on the clock of the events."""
+    job = state.job
     at = state.ended_at if state.ended_at is not None else max(now, state.now)
     if state.phase is Phase.NEW:
         at = state.started_at
     known, seeds = configurations(state, setup), Seeds(setup.get("seeds", ()), setup.get("experiment", {}))
-    trials = tuple(_trial(job, state, trial, known.get(trial, {}), seeds[trial]) for trial in range(len(state.trials)))
+    trials = tuple(_trial(state, trial, known.get(trial, {}), seeds[trial]) for trial in range(len(state.trials)))
     best = best_trial(state, job.metric, job.mode)
     head_s = max(0.0, at - state.started_at - state.paused_s)
     return Result(
@@ -430,16 +431,16 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         mode=job.mode,
         best=None if best is None else trials[best.trial],
         trials=trials,
-        stages=tuple(_stage(job, state, stage, at) for stage in range(len(job.stages))),
+        stages=tuple(_stage(state, stage, at) for stage in range(len(job.stages))),
         decisions=tuple(copied(DecisionResult, d, at_s=d.occurred_at - state.started_at) for d in state.decisions),
         planned_jct_s=job.prediction.jct_s,
         actual_jct_s=jct_s(state, at),
         planned_cost_usd=job.prediction.cost_usd,
-        actual_cost_usd=bill_usd(job, state, at),
+        actual_cost_usd=bill_usd(state, at),
         deadline_s=job.deadline_s,
         max_cost_usd=job.max_cost_usd,
-        paid=paid_time(job, state, at),
-        instances=tuple(_instances(job, state, at)),
+        paid=paid_time(state, at),
+        instances=tuple(_instances(state, at)),
         busy=tuple(_busy(state, at)),
         resumes=len(state.resumed_at),
         profiling_s=setup.get("profiling_s", 0.0),
@@ -448,7 +449,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         redone_iterations=sum(_was_cut_off(state, use) for use in state.allocations),
         head_cost_usd=job.offer.head_cost_usd(head_s),
         side_usd_per_hour=job.offer.side_usd_per_hour,
-        bill=bill_lines(job, state, at),
+        bill=bill_lines(state, at),
         goodput=state.profile.goodput,
         extensions=tuple(state.history.of(Granted)),
         resumed_s=tuple(map(state.elapsed_s, state.resumed_at)),
@@ -456,14 +457,14 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         pauses=tuple(state.history.of(Pause)),
         replacements=tuple(state.history.of(Replacement)),
         instead_of_spot=_instead_of_spot(state),
-        resumable=state.phase is not Phase.FINISHED or rules.can_go_on(job, state),
+        resumable=state.phase is not Phase.FINISHED or rules.can_go_on(state),
         unsaved_trials=sum(
             trial.checkpoint is not None and trial.reports[-1].saved_iterations == 0 and job.max_iterations > 1
             for trial in state.trials
             if trial.reports and not trial.ended
         ),
         provider=setup.get("provider", ""),
-        rungs=tuple(_rungs(job, state)),
+        rungs=tuple(_rungs(state)),
         also=tuple(Objective(**one) for one in setup.get("experiment", {}).get("search", {}).get("also", ())),
     )
 
@@ -487,7 +488,7 @@ def jct_s(state: State, at: float) -> float:
     return (max(ends) if state.outcome == "done" else at) - state.started_at
 
 
-def _trial(job: Job, state: State, trial: int, config: Mapping[str, Any], seed: int) -> TrialResult:
+def _trial(state: State, trial: int, config: Mapping[str, Any], seed: int) -> TrialResult:
     record = state.trials[trial]
     return TrialResult(
         trial=trial,
@@ -499,7 +500,7 @@ def _trial(job: Job, state: State, trial: int, config: Mapping[str, Any], seed: 
         failure=None if record.failure is None else f"{record.failure[0]}: {record.failure[1]}",
         checkpoint=record.checkpoint,
         curve=tuple((r.reported_at - state.started_at, r.iterations, r.metrics) for r in record.reports),
-        bracket=next((each.bracket for each in job.brackets if trial in job.trials_of(each)), None),
+        bracket=next((each.bracket for each in state.job.brackets if trial in state.job.trials_of(each)), None),
         batches=batch_history(record.reports, state.started_at),
         balance=balance_history(record.reports, (u for u in state.allocations if u.trial == trial), state.started_at),
         updates=tuple(report.updates for report in record.reports if report.updates is not None),
@@ -508,7 +509,8 @@ def _trial(job: Job, state: State, trial: int, config: Mapping[str, Any], seed: 
     )
 
 
-def _stage(job: Job, state: State, index: int, at: float) -> StageResult:
+def _stage(state: State, index: int, at: float) -> StageResult:
+    job = state.job
     predicted, stage, bracket = job.prediction.stages[index], job.stages[index], job.bracket_of(index)
     record, lane = state.record_of(index), state.lanes[bracket.lane]
     actual_s = actual_cost_usd = None
@@ -519,8 +521,8 @@ def _stage(job: Job, state: State, index: int, at: float) -> StageResult:
         actual_s = (at if record.ended_at is None else record.ended_at) - record.started_at
         until = at if last or record.ended_at is None else record.ended_at
         # The first stage's cost starts from nothing: an instance may be billed from the very instant of the start.
-        before_usd = _bill_usd(job, state, lane, record.started_at) if record is not lane.stages[0] else 0.0
-        actual_cost_usd = _bill_usd(job, state, lane, until) - before_usd
+        before_usd = _bill_usd(lane, record.started_at) if record is not lane.stages[0] else 0.0
+        actual_cost_usd = _bill_usd(lane, until) - before_usd
         promoted = rules.promoted(job, record)
         promoted = tuple(sorted(promoted)) if index + 1 < bracket.end_stage else promoted
     return StageResult(
@@ -542,8 +544,8 @@ def _stage(job: Job, state: State, index: int, at: float) -> StageResult:
     )
 
 
-def _rungs(job: Job, state: State) -> list[RungResult]:
-    if job.ladder is None:
+def _rungs(state: State) -> list[RungResult]:
+    if state.job.ladder is None:
         return []
     begun = [trial for trial in state.trials if trial.attempt > 0]
     return [
@@ -554,16 +556,18 @@ def _rungs(job: Job, state: State) -> list[RungResult]:
             ended=sum(t.rung > rung or t.iterations >= total or (t.ended and t.rung == rung) for t in begun),
             promoted=sum(trial.rung > rung for trial in begun),
         )
-        for rung, total in enumerate(job.ladder.totals)
+        for rung, total in enumerate(state.job.ladder.totals)
     ]
 
 
-def _bill_usd(job: Job, state: State, lane: GroupState, at: float) -> float:
+def _bill_usd(lane: GroupState, at: float) -> float:
     """Return the bill at `at`: of the whole job or, if it has several brackets, of a lane, without the head node."""
-    return lane_bill_usd(job, state, lane, at) if job.is_divided else bill_usd(job, state, at)
+    return lane_bill_usd(lane, at) if lane.job.is_divided else bill_usd(lane.state, at)
 
 
-def _instances(job: Job, state: State, at: float) -> list[InstanceResult]:
+def _instances(state: State, at: float) -> list[InstanceResult]:
+    job = state.job
+
     def since_start(instant: float | None) -> float | None:
         return None if instant is None else instant - state.started_at
 

@@ -242,7 +242,7 @@ class Translator:
             ranking=tuple(stage.ranking),
             promoted=tuple(rules.promoted(job, stage)) if goes_on else (),
             elapsed_s=state.now - state.started_at,
-            cost_usd=bill_usd(job, state, state.now),
+            cost_usd=bill_usd(state, state.now),
         )
 
 

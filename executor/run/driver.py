@@ -33,7 +33,7 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.replanning import decide, decide_within
-from rubberband.executor.core.state import Job, State, TrialStatus
+from rubberband.executor.core.state import State, TrialStatus
 from rubberband.executor.journal.inbox import RequestQueue, Requests
 from rubberband.executor.journal.journal import EventLog
 
@@ -41,8 +41,8 @@ Observer = Callable[[Event, Controller], None]
 """Called with every event after the controller has handled it."""
 
 
-Draw = Callable[[Job, State, Mapping[int, Mapping[str, Any]], Sequence[int], Callable[[], float]], TrialsDrawn]
-"""Draws configurations of consecutive trials: (job, state, all that were drawn before, trials, clock) -> the event."""
+Draw = Callable[[State, Mapping[int, Mapping[str, Any]], Sequence[int], Callable[[], float]], TrialsDrawn]
+"""Draws configurations of consecutive trials: (state, all that were drawn before, trials, clock) -> the event."""
 
 
 _RENT = (LaunchInstance, ReleaseInstance)
@@ -150,12 +150,12 @@ def _waits_for_decision(state: State) -> bool:
 
 def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) -> list[Event]:
     """Return the configurations of the brackets that begin at once, unless the journal has them."""
-    job, state, events = controller.job, controller.state, list[Event]()
+    state, events = controller.state, list[Event]()
     drawn = dict(state.drawn)
     for lane in state.lanes:
-        if trials := rules.to_draw(job, state, lane.brackets[0].first_stage):
+        if trials := rules.to_draw(state, lane.brackets[0].first_stage):
             assert draw is not None, "a job that draws comes with a sampler"
-            event = draw(job, state, drawn, trials, backend.now)
+            event = draw(state, drawn, trials, backend.now)
             drawn.update(enumerate(event.configurations, start=event.first_trial))
             events.append(event)
     return events
@@ -163,17 +163,17 @@ def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) ->
 
 def _decision(controller: Controller, backend: Backend, draw: Draw | None) -> Event:
     """Return the configurations that the first lane without a stage needs, or else its plan."""
-    job, state = controller.job, controller.state
+    state = controller.state
     if waiting := state.to_draw():
         assert draw is not None, "a job that draws comes with a sampler"
-        return draw(job, state, state.drawn, waiting, backend.now)
+        return draw(state, state.drawn, waiting, backend.now)
     lane = state.planning()
     if lane is None:
-        return decide_within(job, state, backend.now())
-    if trials := rules.to_draw(job, state, rules.next_stage(lane)):
+        return decide_within(state, backend.now())
+    if trials := rules.to_draw(state, rules.next_stage(lane)):
         assert draw is not None, "a job that draws comes with a sampler"
-        return draw(job, state, state.drawn, trials, backend.now)
-    return decide(job, state, backend.now())
+        return draw(state, state.drawn, trials, backend.now)
+    return decide(state, backend.now())
 
 
 def _take_in(

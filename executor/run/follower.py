@@ -19,7 +19,7 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialFailed
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
-from rubberband.executor.core.state import Job, Phase, State
+from rubberband.executor.core.state import Phase, State
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import is_hosted
@@ -47,18 +47,18 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
     job, state = controller.job, controller.state
     at = state.ended_at if state.ended_at is not None else max(now, state.now)
     begun = state.phase is not Phase.NEW
-    expected = forecast(job, state, at) if begun else None
+    expected = forecast(state, at) if begun else None
     profile_usd = profiling_usd(header)
-    cost_usd = profile_usd + (bill_usd(job, state, at) if begun else 0.0)
+    cost_usd = profile_usd + (bill_usd(state, at) if begun else 0.0)
     month_at = month_begin(at + header.offset_s)
     best = best_trial(state, job.metric, job.mode)
     return Summary(
         trials=len(state.trials),
         stages=len(job.stages),
-        stage=_stage_of(job, state),
+        stage=_stage_of(state),
         brackets=len(job.all_brackets()),
         iterations=sum(trial.iterations for trial in state.trials),
-        target_iterations=expected_iterations(job, state),
+        target_iterations=expected_iterations(state),
         instances=len(state.fleet.current()),
         max_instances=state.allotment,
         started_at=state.started_at + header.offset_s if begun else None,
@@ -67,7 +67,7 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
         cost_usd=cost_usd,
         profiling_cost_usd=profile_usd,
         month_at=month_at,
-        month_cost_usd=cost_usd - _before_usd(header, job, state, month_at),
+        month_cost_usd=cost_usd - _before_usd(header, state, month_at),
         planned_jct_s=job.prediction.jct_s,
         planned_cost_usd=profile_usd + job.prediction.cost_usd,
         forecast_jct_s=job.prediction.jct_s if expected is None else expected.jct_s,
@@ -87,15 +87,15 @@ def profiling_usd(header: Header) -> float:
     return used_usd
 
 
-def _before_usd(header: Header, job: Job, state: State, month_at: float) -> float:
+def _before_usd(header: Header, state: State, month_at: float) -> float:
     """Return the cost before the begin of a month (Unix time); the profile was measured when the journal was made."""
     profile_usd = profiling_usd(header) if header.created_at < month_at else 0.0
     ran_before = state.phase is not Phase.NEW and state.started_at + header.offset_s < month_at
-    return profile_usd + (bill_usd(job, state, month_at - header.offset_s) if ran_before else 0.0)
+    return profile_usd + (bill_usd(state, month_at - header.offset_s) if ran_before else 0.0)
 
 
-def _stage_of(job: Job, state: State) -> int:
-    if job.is_divided:
+def _stage_of(state: State) -> int:
+    if state.job.is_divided:
         return sum(stage.ended_at is not None for stage in state.stages)
     return state.stages[-1].stage if state.stages else 0
 
@@ -197,7 +197,7 @@ class JournalFollower:
                 seq, at, latest = self._latest
                 if seq == self.seq and 0.0 <= now - at < FRESH_S:
                     return latest
-            result = summarise(self.controller.job, self.controller.state, self.header.setup, self.now)
+            result = summarise(self.controller.state, self.header.setup, self.now)
             self._latest = self.seq, now, result
             return result
 
@@ -207,9 +207,7 @@ class JournalFollower:
 
         with self._lock:
             controller = self._as_asked()
-            return limits_of(
-                self.header, controller.job, controller.state, deadline=deadline, max_cost_usd=max_cost_usd
-            )
+            return limits_of(self.header, controller.state, deadline=deadline, max_cost_usd=max_cost_usd)
 
     @property
     def limits_in_force(self) -> Limits:
@@ -226,11 +224,11 @@ class JournalFollower:
 
         with self._lock:
             controller = self._as_asked()
-            job, state = controller.job, copy.deepcopy(controller.state)
+            state = copy.deepcopy(controller.state)
             now = self.now if self.header.kind.is_simulated else self.present
         # Planning may take long, and must not block other threads.
         limited = {"deadline_s": limits.deadline_s, "max_cost_usd": limits.max_cost_usd}
-        return extension(job, state, now, driven=driven, **limited)
+        return extension(state, now, driven=driven, **limited)
 
     def has_taken(self, request: str) -> bool:
         """Whether the request of this id is applied, or, if it asks for limits, about to be."""
@@ -244,7 +242,7 @@ class JournalFollower:
         with self._lock:
             controller = self._as_asked()
             job, state = controller.job, controller.state
-            expected = forecast(job, state, max(self.now, state.now))
+            expected = forecast(state, max(self.now, state.now))
             outlook = Outlook(
                 jct_s=expected.jct_s,
                 cost_usd=expected.cost_usd,
@@ -273,7 +271,7 @@ class JournalFollower:
         with self._lock:
             controller = self._as_asked()
             job, now = controller.job, self.now if self.header.kind.is_simulated else self.present
-            expected = forecast(job, resumed(job, controller.state, now), now)
+            expected = forecast(resumed(controller.state, now), now)
             cost_usd = expected.cost_usd if job.max_cost_usd is None else min(expected.cost_usd, job.max_cost_usd)
             return Forecast(jct_s=expected.jct_s, cost_usd=profiling_usd(self.header) + cost_usd)
 

@@ -135,7 +135,7 @@ def _run(
             now = backend.now()
         if store is not None:
             _tidy(store, controller)
-        return summarise(controller.job, controller.state, header.setup, now)
+        return summarise(controller.state, header.setup, now)
 
 
 def _tidy_at_resume(store: CheckpointStore, event: Event, controller: Controller) -> None:

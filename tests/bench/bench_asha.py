@@ -82,7 +82,7 @@ def one_run(job: Job, seed: int) -> tuple[float, float]:
     controller = Controller(job)
     drive(controller, backend, MemoryJournal())
     state = controller.state
-    return jct_s(state, state.now), bill_usd(controller.job, state, state.now)
+    return jct_s(state, state.now), bill_usd(state, state.now)
 
 
 Figures = tuple[Floats, Floats]

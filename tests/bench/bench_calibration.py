@@ -222,7 +222,7 @@ def run(job: Job, seed: object) -> tuple[float, float]:
     state = controller.state
     ended_at = state.stages[-1].ended_at
     assert ended_at is not None, f"the run ended as {state.phase}"
-    return ended_at - state.started_at, bill_usd(job, state, state.now)
+    return ended_at - state.started_at, bill_usd(state, state.now)
 
 
 def box_of(task: Task) -> Box:

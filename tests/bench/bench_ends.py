@@ -63,14 +63,14 @@ def run_one(seed: int, end_chance: float, *, replans: bool) -> tuple[float, ...]
 
     def look(event: Event, controller: Controller) -> None:
         if not told and (len(controller.state.stages) > 1 or controller.state.outcome is not None):
-            told.append(forecast(job, controller.state, controller.state.now))
+            told.append(forecast(controller.state, controller.state.now))
 
     drive(controller, backend, MemoryJournal(), observers=[look])
     state = controller.state
     seen_s = max(stage.ended_at or 0.0 for stage in state.stages) - state.started_at
     iterations = sum(trial.iterations for trial in state.trials)
     seconds = job.prediction.jct_s, told[0].jct_s, seen_s
-    return iterations, *seconds, job.prediction.cost_usd, told[0].cost_usd, bill_usd(job, state, state.now)
+    return iterations, *seconds, job.prediction.cost_usd, told[0].cost_usd, bill_usd(state, state.now)
 
 
 if __name__ == "__main__":

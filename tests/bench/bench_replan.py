@@ -178,7 +178,7 @@ def run(job: Job, kind: Kind, slowdown: float, seed: int) -> Run:
     def time_decision(_event: Event, controller: Controller) -> None:
         if controller.state.phase is Phase.PLANNING:
             began_s = time.process_time()
-            decide(job, controller.state, controller.state.now)
+            decide(controller.state, controller.state.now)
             deciding_s.append(time.process_time() - began_s)
 
     clock, controller = VirtualClock(0.0), Controller(job)
@@ -197,7 +197,7 @@ def run(job: Job, kind: Kind, slowdown: float, seed: int) -> Run:
     first = state.decisions[0] if state.decisions and not later_changes else None
     return Run(
         jct_s=ended_at - state.started_at,
-        cost_usd=bill_usd(job, state, state.now),
+        cost_usd=bill_usd(state, state.now),
         in_time=ended_at - state.started_at <= job.deadline_s + 1e-3,
         changes=sum(decision.changed for decision in state.decisions),
         foretold=None if first is None else first.jct_s / (ended_at - state.started_at),

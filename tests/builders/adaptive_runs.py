@@ -66,4 +66,4 @@ def adaptive_result(job: Job | None = None, faults: Faults | None = None) -> Res
     job = job or an_adaptive_job()
     backend = adaptive_backend(job, faults)
     controller, _, _ = run_virtual(job, backend=backend)
-    return summarise(job, controller.state, configurations(job), backend.now())
+    return summarise(controller.state, configurations(job), backend.now())

@@ -245,4 +245,4 @@ def virtual_result() -> Result:
     """What came of a small experiment."""
     controller, backend, _ = run_virtual(JOB)
     setup = {"configurations": [{"x": trial} for trial in range(len(controller.state.trials))]}
-    return summarise(JOB, controller.state, setup, backend.now())
+    return summarise(controller.state, setup, backend.now())

@@ -38,7 +38,7 @@ class FirstSync:
         if state.phase is not Phase.PLANNING or state.decisions:
             return
         true = slower(job.profile, self._slowdown)
-        rest, now_held = remaining(job, state, state.lanes[0])[1:], held(state, state.lanes[0], state.now)
+        rest, now_held = remaining(state.lanes[0])[1:], held(state.lanes[0], state.now)
         elapsed_s = state.now - state.started_at
         limit = limits(job)
         choices = [
@@ -58,7 +58,7 @@ class FirstSync:
         self.shortest_jct_s = elapsed_s + min((each.jct_s for each in found), default=math.inf)
         in_time_usd = min((each.cost_usd for each in found if elapsed_s + each.jct_s <= deadline_s), default=math.inf)
         late = predict(rest, Plan(stages=state.plan.stages[1:]), true, job.offer, now_held)
-        self.is_worth_it = in_time_usd - late.cost_usd <= bill_usd(job, state, state.now) + late.cost_usd
+        self.is_worth_it = in_time_usd - late.cost_usd <= bill_usd(state, state.now) + late.cost_usd
 
 
 def slower(profile: Profile, slowdown: float) -> Profile:

@@ -37,10 +37,10 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
     assert held <= job.offer.max_instances, f"{held} instances are held"
     moved = state.history.of(Allotted)
     is_taken_in = not moved or moved[-1].at_s < state.elapsed_s(state.now)
-    most, allotted = sum(lane.max_instances for lane in state.active()), rules.most_instances(job, state)
+    most, allotted = sum(lane.max_instances for lane in state.active()), rules.most_instances(state)
     assert most <= allotted, f"lanes may have {most} instances of {allotted}"
     for lane in state.active() if state.stages else ():
-        ours, market = state.held(lane), state.chosen(lane).market
+        ours, market = lane.held, lane.chosen.market
         kept = len(ours.live) + sum(record.recalled_at is None for record in ours.leaving)
         assert kept <= lane.max_instances or not is_taken_in, f"lane {lane.lane} holds {ours}"
         others = [r for r in ours.live if r.market != market and not r.instead_of_spot]
@@ -59,7 +59,7 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
             f"trial {trial.trial} trained an acknowledged iteration again, or skipped one"
         )
     if is_told and job.max_cost_usd is not None:
-        spent_usd = budget.bill_usd(job, state, state.now)
+        spent_usd = budget.bill_usd(state, state.now)
         assert spent_usd <= job.max_cost_usd + 1e-6, f"{spent_usd} USD spent of {job.max_cost_usd}"
     if state.phase is Phase.FINISHED:
         held_still = [r.instance for r in state.instances.values() if r.status not in GONE]
@@ -101,7 +101,7 @@ def _validate_rungs(job: Job, state: State, lane: GroupState) -> None:
         assert count == above + here, f"{count} results count in rung {rung}, and {above + here} trials ended it"
         if state.course == "running" and lane.phase is Phase.TRAINING and lane.runners:
             best = lane.rungs.promotable()
-            assert best is None or not rules.room(job, state, lane), f"{best} may go on, and a slot is free"
+            assert best is None or not rules.room(lane), f"{best} may go on, and a slot is free"
         assert above <= count, f"{above} trials left rung {rung} of {count}"
         assert above >= count // eta or lane.rungs.may_promote(rung), f"rung {rung} has promoted {above} of {count}"
 
@@ -124,7 +124,7 @@ def _validate_lane(job: Job, state: State, lane: GroupState) -> None:
     usable = {record.instance for record in records if record.status is InstanceStatus.READY}
     taken = sum(slot.instance in usable for trial in running for slot in trial.gang)
     free_gpus = len(usable) * job.offer.gpus - taken
-    assert state.free_slots(lane, job.offer.gpus).gpus == free_gpus, f"{free_gpus} GPUs are free"
+    assert lane.free_slots.gpus == free_gpus, f"{free_gpus} GPUs are free"
 
 
 _USABLE = (InstanceStatus.READY, InstanceStatus.LEAVING)

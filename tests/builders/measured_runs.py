@@ -6,7 +6,7 @@ import dataclasses
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
-from rubberband.executor.core.state import GangRun, Job, State, TrialReport
+from rubberband.executor.core.state import GangRun, State, TrialReport
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
@@ -19,9 +19,7 @@ OFFER = Offer(
 PROFILE = Profile(seconds_per_iteration={1: 10.0, 2: 6.0, 4: 4.0}, trial_startup_s=5.0)
 
 
-def seen(
-    steps_s: dict[int, list[list[float]]], startup_s: float = 5.0, profile: Profile = PROFILE
-) -> tuple[Job, State]:
+def seen(steps_s: dict[int, list[list[float]]], startup_s: float = 5.0, profile: Profile = PROFILE) -> State:
     """A run of which, for each gang size, trials took these seconds for their iterations."""
     job = dataclasses.replace(JOB, profile=profile, offer=OFFER)
     state = Controller(job).state
@@ -40,4 +38,4 @@ def seen(
                 at += step
                 trial.reports.append(TrialReport(reported_at=at, iterations=number, metrics={}, stage=0))
             state.allocations[-1].ended_at = at
-    return job, state
+    return state

@@ -75,7 +75,7 @@ def configurations(job: Job, **values: Any) -> dict[str, Any]:
 def a_result(job: Job | None = None, faults: Faults | None = None, **values: Any) -> Result:
     job = job or a_job()
     controller, backend, _ = run_virtual(job, faults)
-    return summarise(job, controller.state, configurations(job, **values), backend.now())
+    return summarise(controller.state, configurations(job, **values), backend.now())
 
 
 def cut_short(after_events: int, job: Job | None = None, cancel: bool = True) -> Result:
@@ -88,14 +88,14 @@ def cut_short(after_events: int, job: Job | None = None, cancel: bool = True) ->
     def look(_event: Event, controller: Controller) -> None:
         seen.append(1)
         if len(seen) == after_events:
-            looked.append(summarise(job, controller.state, configurations(job), backend.now()))
+            looked.append(summarise(controller.state, configurations(job), backend.now()))
 
     journal = Journal("sqlite://", job.name, create=True)
     try:
         drive(controller, backend, journal, observers=[look], cancelled=lambda: cancel and len(seen) >= after_events)
     finally:
         journal.close()
-    return summarise(job, controller.state, configurations(job), backend.now()) if cancel else looked[0]
+    return summarise(controller.state, configurations(job), backend.now()) if cancel else looked[0]
 
 
 EVERY_RESULT = {

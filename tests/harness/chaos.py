@@ -34,7 +34,7 @@ from rubberband.executor.core.events import (
     TrialsDrawn,
 )
 from rubberband.executor.core.history import Granted
-from rubberband.executor.core.state import Job, State
+from rubberband.executor.core.state import State
 from rubberband.executor.journal.inbox import POLL_S, DriverRequest
 from rubberband.executor.run.driver import drive, replay
 from rubberband.executor.virtual.backend import VirtualBackend
@@ -342,7 +342,6 @@ class Run:
 
     def _draw(
         self,
-        job: Job,
         state: State,
         drawn: Mapping[int, Mapping[str, Any]],
         trials: Sequence[int],
@@ -353,7 +352,7 @@ class Run:
         assert list(trials) == list(range(trials[0], trials[0] + len(trials))), f"{trials} are not in a row"
         known = [trial for trial in trials if trial in drawn or state.trials[trial].attempt]
         assert not known, f"trials {known} have configurations, and are to be drawn again"
-        event = sampling.draw(SEARCH, job, state, drawn, trials, now)
+        event = sampling.draw(SEARCH, state, drawn, trials, now)
         self.seen["drawn at random" if event.reason.startswith("at random") else "drawn from results"] += 1
         self.backend.count()
         return event
@@ -369,7 +368,7 @@ class Run:
     def _is_resumed(self) -> bool:
         """Whether the user resumes what has ended, until the pool has decided without instances."""
         state, odd = self.controller.state, self._odd
-        if odd is None or self._resumes == 0 or not rules.can_go_on(self.controller.job, state) or odd.random() < 0.2:
+        if odd is None or self._resumes == 0 or not rules.can_go_on(state) or odd.random() < 0.2:
             return False
         self._resumes -= 1
         self.seen["resumed after its end"] += 1
@@ -493,7 +492,7 @@ def run_seed(
         wrong += after_the_end(run, finish)
     if finish is not None:
         run.backend.close()
-    job, state = run.case.job, run.controller.state
+    state = run.controller.state
     return Outcome(
         case=run.case,
         ended="broken" if wrong and finish is None else "abandoned" if finish is None else finish.outcome,
@@ -501,7 +500,7 @@ def run_seed(
         num_events=run.num_events,
         num_instances=len(state.instances),
         bill_usd=run.backend.provider.bill_usd(math.inf),
-        ledger_usd=bill_usd(job, state, state.now),
+        ledger_usd=bill_usd(state, state.now),
         cap_usd=run.controller.job.max_cost_usd,
         seen=run.seen,
         wrong=(*wrong, *judged_by_the_bill(run, finish)),

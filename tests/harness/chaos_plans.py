@@ -64,7 +64,7 @@ class AllotmentWatch:
             return  # orders follow with the next event
         if state.planning() is not None:
             return  # or with the decision on a lane's next stage
-        allotted = rules.most_instances(controller.job, state)
+        allotted = rules.most_instances(state)
         held, leaving = len(state.fleet.live()), state.fleet.leaving()
         kept = held + sum(record.recalled_at is None for record in leaving)
         self._require(kept <= allotted, f"{kept} instances are kept of {allotted} allotted")
@@ -88,11 +88,11 @@ class AllotmentWatch:
         return bool(changes) and changes[-1].at_s == controller.state.elapsed_s(event.occurred_at)
 
     def _decided(self, controller: Controller) -> None:
-        job, state = controller.job, controller.state
+        state = controller.state
         for event in state.decisions[self._decisions :]:
             within = any(stage.stage == event.stage and stage.started_at < state.now for stage in state.stages)
             self.seen["planned again within a stage"] += within
-            spent_s, spent_usd = event.occurred_at - state.started_at, bill_usd(job, state, event.occurred_at)
+            spent_s, spent_usd = event.occurred_at - state.started_at, bill_usd(state, event.occurred_at)
             self._require(event.jct_s > spent_s - ROUNDING_S, f"it is to end {event.jct_s} s after its start")
             self._require(event.cost_usd > spent_usd - MONEY_SLACK_USD, f"{event.cost_usd} USD of {spent_usd} spent")
         self._decisions = len(state.decisions)
@@ -135,7 +135,7 @@ class PlanWatch:
         self._require(
             event.changed == (after != before), f"stage {event.stage}: it is not told whether the plan changed"
         )
-        spent_s, spent_usd = event.occurred_at - state.started_at, bill_usd(job, state, event.occurred_at)
+        spent_s, spent_usd = event.occurred_at - state.started_at, bill_usd(state, event.occurred_at)
         self._require(event.jct_s > spent_s - ROUNDING_S, f"it is to end {event.jct_s} s after its start, in the past")
         self._require(
             event.cost_usd > spent_usd - MONEY_SLACK_USD, f"it is to cost less than the {spent_usd} USD spent"
@@ -158,7 +158,7 @@ class PlanWatch:
             return
         if any(at == event.occurred_at for r in state.fleet.live() for _, at in r.lanes_before):  # another gains by it
             return
-        expected = forecast(job, state, event.occurred_at)
+        expected = forecast(state, event.occurred_at)
         close = abs(expected.jct_s - event.jct_s) <= ROUNDING_S + SHARE * event.jct_s
         self._require(close, f"the decision says {event.jct_s} s in all, and the forecast {expected.jct_s}")
 
@@ -171,8 +171,8 @@ class PlanWatch:
             self._obeyed_by(controller, lane)
 
     def _obeyed_by(self, controller: Controller, lane: GroupState) -> None:
-        job, state = controller.job, controller.state
-        chosen, live = state.chosen(lane), state.held(lane).live
+        job = controller.job
+        chosen, live = lane.chosen, lane.held.live
         self._require(len(live) <= chosen.instances, f"{len(live)} instances are held of {chosen.instances} planned")
         markets = {record.market for record in live if not record.instead_of_spot}
         self._require(markets <= {chosen.market}, f"instances of {markets} where {chosen.market} is planned")

@@ -91,7 +91,7 @@ def judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
     known_until = max([state.now, *(one.ended_at or 0.0 for one in state.instances.values())])
     provider, wrong = run.backend.provider, list[str]()
     unknown_usd = math.fsum(provider.cost_usd(instance) for instance in run.backend.given_up)
-    billed_usd, ledger_usd = provider.bill_usd(math.inf) - unknown_usd, bill_usd(job, state, known_until)
+    billed_usd, ledger_usd = provider.bill_usd(math.inf) - unknown_usd, bill_usd(state, known_until)
     if job.max_cost_usd is not None and billed_usd > job.max_cost_usd + 1e-6:
         wrong.append(f"the provider bills {billed_usd:.6f} USD of max_cost={job.max_cost_usd:.6f}")
     before_started_usd = job.offer.head_cost_usd(LEASE_S)

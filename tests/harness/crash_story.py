@@ -330,7 +330,7 @@ class Story:
             yield f"{billed_usd:.6f} USD are billed, and the ledger says {ledger_usd:.6f}"
 
     def _ledger_usd(self) -> float:
-        return bill_usd(self.job, self._controller().state, self.world.clock.now())
+        return bill_usd(self._controller().state, self.world.clock.now())
 
     def _beyond_the_cap(self) -> Iterator[str]:
         cap_usd = self.job.max_cost_usd

@@ -705,7 +705,7 @@ class SharedRun:
 
     def _resume(self, member: Member, now: float) -> None:
         """Resume what has ended, now and then: until the pool has decided it holds nothing."""
-        finish, can = member.finish, rules.can_go_on(member.controller.job, member.controller.state)
+        finish, can = member.finish, rules.can_go_on(member.controller.state)
         if self.odd is None or finish is None or not can or member.resumes == 0 or self.odd.random() < 0.3:
             return
         member.resumes -= 1
@@ -906,7 +906,7 @@ class SharedRun:
         for member in self.members:
             finish, usd = member.finish, lent.get(f"{member.name}.r", 0.0)
             if finish is not None:
-                ledger_usd = bill_usd(member.controller.job, member.controller.state, now)
+                ledger_usd = bill_usd(member.controller.state, now)
                 assert usd <= ledger_usd + 1e-6, f"{member.name} is billed {usd} USD, and its ledger says {ledger_usd}"
 
     def _check_end(self, member: Member) -> None:

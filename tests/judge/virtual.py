@@ -79,7 +79,7 @@ def _virtual_run(job: Job, seed: str) -> tuple[float, float, bool, bool]:
     finish = drive(controller, backend, MemoryJournal())
     state = controller.state
     left_spot = any(record.instead_of_spot for record in state.instances.values())
-    return jct_s(state, state.now), bill_usd(job, state, state.now), finish.outcome == "done", left_spot
+    return jct_s(state, state.now), bill_usd(state, state.now), finish.outcome == "done", left_spot
 
 
 def plain(job: Job) -> tuple[Work, Terms, Noise]:

@@ -90,7 +90,7 @@ def test_a_run_takes_and_costs_what_its_simulation_says(job: Job, seed: int) -> 
     state, expected = controller.state, simulated(job, scores)
     assert finish.outcome == "done"
     assert abs(jct_s(state, state.now) - expected.jct_s[0, 0]) < MILLISECOND
-    assert abs(bill_usd(controller.job, state, state.now) - expected.cost_usd[0, 0]) < CENT
+    assert abs(bill_usd(state, state.now) - expected.cost_usd[0, 0]) < CENT
     assert job.ladder is not None
     found = tuple(sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.ladder.totals)))
     assert found == reached(expected, len(job.ladder.totals))
@@ -148,7 +148,7 @@ def test_a_killed_driver_goes_on_with_the_same_promotions(
 def test_a_sampler_that_learns_draws_every_trial_when_it_starts(job: Job, seed: int) -> None:
     job, scores, waited = dataclasses.replace(job, draws=True), scores_of(job, seed), list[int]()
 
-    def draw(job: Job, state: State, drawn: object, trials: Sequence[int], now: Callable[[], float]) -> TrialsDrawn:
+    def draw(state: State, drawn: object, trials: Sequence[int], now: Callable[[], float]) -> TrialsDrawn:
         waited.extend(trials)
         assert all(state.trials[trial].attempt == 0 for trial in trials)
         configurations = tuple({"x": trial} for trial in trials)

@@ -76,10 +76,10 @@ def test_a_run_of_brackets_takes_and_costs_what_was_predicted_or_less_where_inst
     controller, _, finish = run_virtual(job)
     state, predicted = controller.state, job.prediction
     assert finish.outcome == "done"
-    taken_s, billed_usd = jct_s(state, state.now), bill_usd(job, state, state.now)
+    taken_s, billed_usd = jct_s(state, state.now), bill_usd(state, state.now)
     assert taken_s < predicted.jct_s + MILLISECOND
     assert billed_usd < predicted.cost_usd + CENT
-    lanes_usd = sum(lane_bill_usd(job, state, lane, state.now) for lane in state.lanes)
+    lanes_usd = sum(lane_bill_usd(lane, state.now) for lane in state.lanes)
     assert lanes_usd + job.offer.head_cost_usd(taken_s) == pytest.approx(billed_usd)
     event("handed on" if state.fleet.allotted else "none handed on")
     if not state.fleet.allotted:
@@ -140,7 +140,7 @@ def test_hyperband_that_goes_as_planned_is_no_dearer_or_later_by_its_replans(job
     controller, _, finish = run_virtual(job)
     state, predicted = controller.state, job.prediction
     assert finish.outcome == "done"
-    taken_s, billed_usd = jct_s(state, state.now), bill_usd(job, state, state.now)
+    taken_s, billed_usd = jct_s(state, state.now), bill_usd(state, state.now)
     assert job.deadline_s is not None
     assert taken_s <= job.deadline_s + MILLISECOND
     if job.objective == "min_cost":

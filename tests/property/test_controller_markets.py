@@ -51,7 +51,7 @@ def test_a_run_over_markets_takes_and_costs_what_was_predicted(job: Job) -> None
     state = controller.state
     assert finish.outcome == "done"
     assert abs(state.now - state.started_at - job.prediction.jct_s) < MILLISECOND
-    assert abs(bill_usd(job, state, state.now) - job.prediction.cost_usd) < CENT
+    assert abs(bill_usd(state, state.now) - job.prediction.cost_usd) < CENT
     bought = {record.market for record in state.instances.values()}
     assert bought == {choice.market for choice in job.plan.stages}
 
@@ -73,9 +73,9 @@ def test_at_every_moment_the_bill_stays_within_the_cap_even_if_the_driver_dies_t
         """All that runs is held as long as its lease may be; what is billed already only grows by that."""
         state, until = controller.state, controller.hold_until()
         if state.fleet.live() and until < math.inf:
-            assert bill_usd(job, state, until) <= cap_usd + 1e-6
+            assert bill_usd(state, until) <= cap_usd + 1e-6
 
     controller, backend, finish = run_virtual(job, observers=[held_to_the_last])
     assert finish.outcome in ("done", "budget") or "lease expired" in finish.reason
-    assert bill_usd(job, controller.state, controller.state.now) <= cap_usd + 1e-6
+    assert bill_usd(controller.state, controller.state.now) <= cap_usd + 1e-6
     assert all(status.state == "terminated" for status in backend.provider.describe())

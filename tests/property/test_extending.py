@@ -31,8 +31,8 @@ class Watch:
     def __call__(self, event: Event, controller: Controller) -> None:
         validate(controller)
         if isinstance(event, LimitsChanged) and controller.state.outcome is None:
-            now, state = event.occurred_at, controller.state
-            self.seen = extension(self._job, state, now, deadline_s=self._deadline_s)
+            now, state = event.occurred_at, controller.state.supposed(job=self._job)
+            self.seen = extension(state, now, deadline_s=self._deadline_s)
 
 
 def run(job: Job, at: float | None, deadline_s: float) -> tuple[State, Watch]:
@@ -63,6 +63,6 @@ def test_expectations_with_and_without_a_later_deadline_come_true(job: Job, when
         assert state.phase is Phase.FINISHED
         assert outlook.feasible
         assert outlook.jct_s == pytest.approx(jct_s(state), abs=1e-3)
-        assert outlook.cost_usd == pytest.approx(bill_usd(job, state, state.now), abs=0.005)
+        assert outlook.cost_usd == pytest.approx(bill_usd(state, state.now), abs=0.005)
         assert outlook.plan.stages[seen.stage :] == state.plan.stages[seen.stage :]
     assert seen.added_usd <= 0.005

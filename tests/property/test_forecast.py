@@ -21,7 +21,7 @@ def test_whenever_it_is_asked_the_forecast_of_an_undisturbed_run_is_the_predicti
     seen: list[Forecast] = []
 
     def look(event: Event, controller: Controller) -> None:
-        seen.append(forecast(job, controller.state, event.occurred_at))
+        seen.append(forecast(controller.state, event.occurred_at))
 
     backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)
     journal = Journal("sqlite://", job.name, create=True)

@@ -53,7 +53,7 @@ def test_a_decision_expects_the_times_that_occur(job: Job, slowdown: float) -> N
     state = controller.state
     assert finish.outcome == "done"
     assert state.decisions[-1].jct_s == pytest.approx(jct_s(state), abs=1e-3)
-    assert state.decisions[-1].cost_usd == pytest.approx(bill_usd(job, state, state.now), abs=0.005)
+    assert state.decisions[-1].cost_usd == pytest.approx(bill_usd(state, state.now), abs=0.005)
 
 
 @given(planned_jobs(st.sampled_from([0.3, 0.6, 1.0, 1.5]), none))
@@ -89,7 +89,7 @@ def test_a_faster_run_costs_no_more_than_without_replanning_and_is_in_time(job: 
     fixed_job = replace(job, replan=False)
     replanned, _, _ = run_virtual(job, backend=slowed(job, 0.6))
     fixed, _, _ = run_virtual(fixed_job, backend=slowed(fixed_job, 0.6))
-    spent_usd = [bill_usd(job, one.state, one.state.now) for one in (replanned, fixed)]
+    spent_usd = [bill_usd(one.state, one.state.now) for one in (replanned, fixed)]
     assert spent_usd[0] <= spent_usd[1] + 1e-6
     assert job.deadline_s is None or jct_s(replanned.state) <= job.deadline_s + 1e-3
 
@@ -149,7 +149,7 @@ def test_the_forecast_of_a_replanned_run_is_what_its_latest_decision_expects(job
     def look(event: Event, controller: Controller) -> None:
         decisions = controller.state.decisions
         expected = decisions[-1] if decisions else job.prediction
-        seen = forecast(job, controller.state, event.occurred_at)
+        seen = forecast(controller.state, event.occurred_at)
         assert seen.jct_s == pytest.approx(expected.jct_s, abs=1e-3)
         assert seen.cost_usd == pytest.approx(expected.cost_usd, abs=0.005)
 

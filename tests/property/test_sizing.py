@@ -130,7 +130,7 @@ def share_kept(job: Job, seeds: Sequence[int]) -> int:
         state = controller.state
         ended_at = state.stages[-1].ended_at
         in_time = ended_at is not None and ended_at - state.started_at <= (job.deadline_s or math.inf) + 1e-6
-        in_budget = bill_usd(job, state, state.now) <= (job.max_cost_usd or math.inf) + 1e-6
+        in_budget = bill_usd(state, state.now) <= (job.max_cost_usd or math.inf) + 1e-6
         kept += finish.outcome == "done" and in_time and in_budget
     return kept
 

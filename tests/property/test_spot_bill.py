@@ -66,7 +66,7 @@ class Rented:
         state = State.of(JOB)
         state.started_at = state.now = self.world.now
         state.fleet.add(_record(status))
-        return purse(JOB, state).spent_usd(self.world.now)
+        return purse(state).spent_usd(self.world.now)
 
 
 def _record(status: InstanceDescription) -> InstanceRecord:

@@ -92,7 +92,7 @@ def test_one_replacement_ends_the_run_no_later_and_costs_no_more_than_was_expect
             return
         tolerance_s = 0.03 * found.left_s
         assert jct_s(state) <= jct_s(before) + tolerance_s
-        extra_usd = bill_usd(job, state, state.now) - bill_usd(job, before, before.now)
+        extra_usd = bill_usd(state, state.now) - bill_usd(before, before.now)
         usd_per_s = job.offer.max_instances * job.offer.price_usd_per_s
         if job.objective == "min_cost" and job.deadline_s is None:
             assert extra_usd <= tolerance_s * usd_per_s
@@ -104,7 +104,7 @@ def test_one_replacement_ends_the_run_no_later_and_costs_no_more_than_was_expect
 def test_the_cap_holds_and_evidence_counts_once(job: Job, faults: Faults, room: float) -> None:
     capped = replace(job, max_cost_usd=room * job.prediction.cost_usd)
     state = ran(capped, faults, stragglers.MOST_REPLACEMENTS)
-    assert bill_usd(capped, state, state.now) <= (capped.max_cost_usd or 0.0) + 1e-6
+    assert bill_usd(state, state.now) <= (capped.max_cost_usd or 0.0) + 1e-6
     used = [(found.trial, rank) for found in state.history.of(Replacement) for rank in found.ranks]
     assert len(state.history.of(Replacement)) <= stragglers.MOST_REPLACEMENTS
     assert len({found.instance for found in state.history.of(Replacement)}) == len(state.history.of(Replacement))

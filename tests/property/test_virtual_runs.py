@@ -28,7 +28,7 @@ def test_a_virtual_run_takes_and_costs_what_was_predicted(job: Job) -> None:
     state = controller.state
     assert finish.outcome == "done"
     assert abs(jct_s(state) - job.prediction.jct_s) < MILLISECOND
-    assert abs(bill_usd(job, state, state.now) - job.prediction.cost_usd) < CENT
+    assert abs(bill_usd(state, state.now) - job.prediction.cost_usd) < CENT
     assert len(state.trials) == job.stages[0].trials
     for record, stage, predicted in zip(state.stages, job.stages, job.prediction.stages, strict=True):
         assert len(record.trials) == stage.trials
@@ -45,11 +45,11 @@ def test_a_virtual_run_takes_and_costs_what_was_predicted(job: Job) -> None:
 def test_the_paid_time_adds_up_to_the_bill(job: Job) -> None:
     controller, _, _ = run_virtual(job)
     offer = job.offer
-    paid = paid_time(job, controller.state, controller.state.now)
+    paid = paid_time(controller.state, controller.state.now)
     compute_usd = paid.total_gpu_s / offer.gpus * offer.price_usd_per_s
     launched = len(controller.state.instances) * offer.data_usd_per_instance
     head_usd = offer.head_cost_usd(jct_s(controller.state))
-    assert bill_usd(job, controller.state, controller.state.now) == pytest.approx(compute_usd + launched + head_usd)
+    assert bill_usd(controller.state, controller.state.now) == pytest.approx(compute_usd + launched + head_usd)
 
 
 @given(jobs(), faults(), st.one_of(st.none(), st.floats(0.0, 3.0)), st.one_of(st.none(), st.integers(0, 40)))

@@ -52,7 +52,7 @@ def allot(story: Story, most: int | None, request: str = "") -> list[object]:
     assert story.tell(AllotmentChanged, request=request or f"r-{story.at}", max_instances=most) == []
     commands: list[object] = [*story.tell(Tick)]
     while story.state.resizing() is not None:
-        event = decide_within(story.controller.job, story.state, story.at)
+        event = decide_within(story.state, story.at)
         commands += story.tell(RestPlanned, **{f.name: getattr(event, f.name) for f in dataclasses.fields(event)[1:]})
     return commands
 

@@ -200,14 +200,14 @@ def test_its_views_have_rungs_and_no_sync() -> None:
     experiment = search_of(num_samples=9, max_t=9)
     job = plan_job(experiment, PROFILE)
     state = run_virtual(job)[0].state
-    result = summarise(job, state, {"configurations": experiment.configurations()}, state.now)
+    result = summarise(state, {"configurations": experiment.configurations()}, state.now)
     drawn = allocation(result)
     assert drawn is not None
     names = [bar["name"] for bar in drawn["data"]]
     assert [f"rung {rung}" for rung in range(3)] == [name for name in names if name.startswith("rung")]
-    (row,) = stage_rows(result, expected_iterations(job, state))
+    (row,) = stage_rows(result, expected_iterations(state))
     assert row.share == 1.0
-    assert row.iterations == f"{sum(trial.iterations for trial in result.trials)} of {expected_iterations(job, state)}"
+    assert row.iterations == f"{sum(trial.iterations for trial in result.trials)} of {expected_iterations(state)}"
     assert [entry.what for entry in story(result)] == ["end of the search"]
     assert rungs_reached(result).startswith("Trials that reached each rung: 9 > ")
     assert "SYNC" not in render_html(result)

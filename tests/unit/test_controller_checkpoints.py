@@ -88,7 +88,7 @@ def test_reports_between_checkpoints_keep_the_last_two_and_a_trial_goes_back_to_
 def test_a_trial_without_a_checkpoint_yet_resumes_by_repeating() -> None:
     story = begun(replace(JOB, stages=(Stage(trials=4, iterations=9), Stage(trials=2, iterations=2))))
     report_without(story, 3)
-    assert "function" not in render(summarise(story.controller.job, story.state, SETUP, story.at))
+    assert "function" not in render(summarise(story.state, SETUP, story.at))
     story.tell(DriverResumed, live=(), ended=())
     commands = story.ready("i-003", "i-004")
     start = next(command for command in commands if isinstance(command, StartTrial) and command.trial == 3)
@@ -118,7 +118,7 @@ def test_a_trial_goes_back_to_the_checkpoint_before_and_then_to_its_beginning_an
     for _ in range(3):
         story.report(3, 0.9)
     assert story.state.trials[3].status is TrialStatus.PAUSED
-    told = summarise(JOB, story.state, SETUP, story.at).setbacks
+    told = summarise(story.state, SETUP, story.at).setbacks
     assert [(s.trial, s.from_iterations, s.to_iterations) for s in told] == [(3, 2, 1), (3, 1, 0)]
 
 
@@ -184,10 +184,10 @@ def test_a_failure_of_the_users_code_stays_failed() -> None:
 def test_a_driver_that_stopped_says_why_until_another_one_resumes() -> None:
     story = in_stage_1()
     assert story.tell(DriverStopped, reason="the store is away") == []
-    found = summarise(JOB, story.state, SETUP, story.at)
+    found = summarise(story.state, SETUP, story.at)
     assert (found.outcome, found.reason) == ("unfinished", "the store is away")
     story.tell(DriverResumed, live=(), ended=())
-    assert summarise(JOB, story.state, SETUP, story.at).reason == ""
+    assert summarise(story.state, SETUP, story.at).reason == ""
 
 
 def test_the_report_and_the_narration_mention_a_trial_that_went_back() -> None:
@@ -198,7 +198,7 @@ def test_the_report_and_the_narration_mention_a_trial_that_went_back() -> None:
     event = CheckpointLost(occurred_at=story.at, trial=3, attempt=2, message="")
     line = "trial 3 went back from iteration 1 to its beginning: the checkpoint of trial 3 is gone"
     assert line in narrator.lines(event, story.controller)
-    result = summarise(JOB, story.state, SETUP, story.at)
+    result = summarise(story.state, SETUP, story.at)
     assert f"{line}." in render(result)
     assert f"{line}." in render_html(result)
     assert result.to_json()["setbacks"][0]["from_iterations"] == 1

@@ -37,7 +37,7 @@ from tests.builders.stories import Story, begun, kinds
 
 
 def result(story: Story) -> Result:
-    return summarise(story.controller.job, story.state, {"configurations": [{}] * 4}, story.at)
+    return summarise(story.state, {"configurations": [{}] * 4}, story.at)
 
 
 # Markets
@@ -47,7 +47,7 @@ def test_a_stage_is_bought_on_its_market_and_one_of_another_market_replaces_ever
     story = Story(SPOT)
     assert story.tell(Started) == [LaunchInstance(instance=i, market="spot") for i in ("i-001", "i-002")]
     story.ready("i-001", "i-002")
-    assert [cohort.market for cohort in held(story.state, story.state.lanes[0], story.at)] == ["spot", "spot"]
+    assert [cohort.market for cohort in held(story.state.lanes[0], story.at)] == ["spot", "spot"]
     for trial in range(3):
         story.report(trial, trial / 10)
     assert story.report(3, 0.9) == [
@@ -76,7 +76,7 @@ def test_the_bill_is_at_the_prices_of_purchase() -> None:
     at = story.at
     story.tell(InstanceRunning, instance="i-001", running_at=at, price_usd_per_hour=7.2, zone="us-east-1a")
     story.tell(InstanceRunning, instance="i-002", running_at=at)
-    assert budget.bill_usd(SPOT, story.state, at + 100.0) == pytest.approx((7.2 + 1.2) / 36.0)
+    assert budget.bill_usd(story.state, at + 100.0) == pytest.approx((7.2 + 1.2) / 36.0)
     first = result(story).instances[0]
     assert (first.market, first.zone, first.price_usd_per_hour) == ("spot", "us-east-1a", 7.2)
 
@@ -111,7 +111,7 @@ def test_a_notice_asks_for_a_replacement_at_once_and_trials_continue_until_there
     story = begun(SPOT)
     assert story.tell(InstanceInterrupted, instance="i-001") == [LaunchInstance(instance="i-003", market="spot")]
     assert [trial.status for trial in story.state.trials] == ["running"] * 4
-    assert budget.bill_usd(SPOT, story.state, story.at + 600) > budget.bill_usd(SPOT, story.state, story.at)
+    assert budget.bill_usd(story.state, story.at + 600) > budget.bill_usd(story.state, story.at)
 
 
 def longer() -> Story:
@@ -154,7 +154,7 @@ def test_an_instance_that_ec2_takes_away_for_free_is_left_to_it() -> None:
     assert wake_at <= record.interrupted_at + 150.0
     story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="taken away", preempted=True)
     story.tell(InstancePriced, instance="i-001", hour_prices_usd=(0.0,))
-    assert budget.bill_usd(SPOT, story.state, story.at) < budget.bill_usd(SPOT, moved_off(3600.0).state, story.at)
+    assert budget.bill_usd(story.state, story.at) < budget.bill_usd(moved_off(3600.0).state, story.at)
 
 
 def test_an_instance_that_ec2_does_not_take_away_is_given_back_shortly_after() -> None:
@@ -281,12 +281,12 @@ def test_the_stop_comes_before_the_leases_end_and_both_before_the_cap(market: st
         wake_at, hold_until = story.controller.wake_at(), story.controller.hold_until()
         assert wake_at is not None
         assert wake_at > story.at
-        assert budget.bill_usd(job, story.state, hold_until) <= 2.0
+        assert budget.bill_usd(story.state, hold_until) <= 2.0
         story.at = wake_at - 1.0
         if "ReleaseInstance" in kinds(story.tell(Tick)):
             break
     assert story.state.outcome == "budget"
-    assert budget.bill_usd(job, story.state, story.at + 30.0) <= 2.0
+    assert budget.bill_usd(story.state, story.at + 30.0) <= 2.0
     assert story.controller.hold_until() >= story.at
 
 
@@ -311,7 +311,7 @@ def test_a_first_lease_that_the_driver_cannot_cut_is_paid_for_in_advance() -> No
     story.ready("i-001")
     story.at += 900.0
     story.tell(Tick)
-    first_usd = budget.bill_usd(story.controller.job, story.state, story.controller.hold_until())
+    first_usd = budget.bill_usd(story.state, story.controller.hold_until())
     assert first_usd + 600.0 * 0.001 == pytest.approx(2.0)
 
 
@@ -323,10 +323,10 @@ def test_an_instance_that_ran_and_ended_unseen_is_paid_for_as_long_as_it_ran() -
     ran = {"instance": "i-001", "ended_at": story.at - 3300.0}
     story.tell(InstanceRunning, running_at=story.at - 3500.0, **ran)
     assert (story.state.course, story.state.outcome) == ("running", None)
-    assert budget.bill_usd(story.controller.job, story.state, story.at) == pytest.approx(0.2)
+    assert budget.bill_usd(story.state, story.at) == pytest.approx(0.2)
     story.tell(InstanceLost, reason="its lease expired", **ran)
     assert (story.state.course, story.state.outcome) == ("running", None)
-    assert budget.bill_usd(story.controller.job, story.state, story.at) == pytest.approx(0.2)
+    assert budget.bill_usd(story.state, story.at) == pytest.approx(0.2)
 
 
 def test_without_a_cap_leases_are_as_long_as_they_may_be() -> None:
@@ -337,7 +337,7 @@ def test_the_rest_is_planned_with_the_latest_spot_price() -> None:
     story = Story(SPOT)
     story.tell(Started)
     story.tell(InstanceRunning, instance="i-001", running_at=story.at, price_usd_per_hour=1.8)
-    seen = measured(SPOT, story.state)
+    seen = measured(story.state)
     assert seen.offer.spot is not None
     assert seen.offer.spot.price_usd_per_hour == 1.8
     assert "spot costs 1.80 USD/h instead of 1.20 USD/h" in seen.findings
@@ -374,7 +374,7 @@ def test_a_journal_of_a_version_without_markets_resumes() -> None:
     records = controller.state.instances
     assert {record.market for record in records.values()} == {"on_demand"}
     assert [record.status.value for record in records.values()][:3] == ["ended", "running", "ended"]
-    assert budget.bill_usd(controller.job, controller.state, 9.0) == pytest.approx(3 * 60 * 0.001)
+    assert budget.bill_usd(controller.state, 9.0) == pytest.approx(3 * 60 * 0.001)
     assert isinstance(controller.handle(decode_event("Tick", '{"occurred_at":10.0}')), list)
 
 

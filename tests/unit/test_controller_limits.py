@@ -149,7 +149,7 @@ def test_before_a_resume_it_counts_and_nothing_is_taken_to_hang_or_to_be_over_bu
     story.at += 10_000.0
     extend(story, max_cost_usd=0.5)
     assert len(story.state.running()) == 4
-    assert rules.can_go_on(story.controller.job, story.state) is False
+    assert rules.can_go_on(story.state) is False
     assert story.state.outcome is None
 
 

@@ -43,7 +43,7 @@ def synced(job: Job = REPLANNED) -> Story:
 
 def planned(story: Story, *instances: int) -> list[Command]:
     """Plan the rest on these numbers of instances, one for each stage, and give the controller the decision."""
-    decision = decide(story.controller.job, story.state, story.at)
+    decision = decide(story.state, story.at)
     chosen = tuple(StagePlan(instances=count, gpus_per_trial=1) for count in instances)
     plan = Plan(stages=(*story.state.plan.stages[: decision.stage], *chosen))
     return story.tell(RestPlanned, **{**told_of(decision), "plan": plan, "changed": True})
@@ -101,14 +101,14 @@ def test_the_rest_is_planned_for_the_trials_that_are_left() -> None:
     for trial in (0, 1, 2):
         story.fail(trial)
     story.report(3, 0.8)
-    decision = decide(story.controller.job, story.state, story.at)
+    decision = decide(story.state, story.at)
     assert decision.predicted[0].duration_s == 20.0
     assert kinds(story.tell(RestPlanned, **told_of(decision)))[-1] == "StartTrial"
 
 
 def test_a_trial_may_take_longer_before_it_hangs_once_it_is_known_to_be_slower() -> None:
     story = synced()
-    decision = decide(story.controller.job, story.state, story.at)
+    decision = decide(story.state, story.at)
     slower = dataclasses.replace(decision, profile=Profile(seconds_per_iteration={1: 100.0, 2: 60.0}))
     story.tell(RestPlanned, **told_of(slower))
     for trial in story.state.running():
@@ -130,7 +130,7 @@ UNBOUND = dataclasses.replace(
 def test_the_time_that_was_spent_counts_against_the_deadline(left_s: float, chosen: StagePlan | None) -> None:
     spent_s = synced(UNBOUND).at - 101.0
     story = synced(dataclasses.replace(UNBOUND, deadline_s=spent_s + left_s))
-    decision = decide(story.controller.job, story.state, story.at)
+    decision = decide(story.state, story.at)
     assert decision.plan.stages[1] == (chosen or StagePlan(instances=2, gpus_per_trial=2))
     assert decision.jct_s == pytest.approx(spent_s + (20.0 if chosen else 12.0)), "what is held need not be waited for"
 
@@ -139,48 +139,49 @@ def test_the_time_that_was_spent_counts_against_the_deadline(left_s: float, chos
 def test_the_money_that_was_spent_counts_against_the_budget(left_usd: float, rest_usd: float) -> None:
     hasty = dataclasses.replace(UNBOUND, objective="min_time", release_margin_s=0.0)
     story = synced(hasty)
-    spent_usd = bill_usd(hasty, story.state, story.at)
+    spent_usd = bill_usd(story.state, story.at)
     job = dataclasses.replace(hasty, max_cost_usd=spent_usd + left_usd)
-    assert decide(job, story.state, story.at).cost_usd == pytest.approx(spent_usd + rest_usd)
+    capped = story.state.supposed(job=job)
+    assert decide(capped, story.at).cost_usd == pytest.approx(spent_usd + rest_usd)
 
 
 def test_a_forecast_notes_that_instances_start_sooner_than_declared() -> None:
     slow = dataclasses.replace(JOB.offer, init_delay_s=200.0)
     job = dataclasses.replace(JOB, replan=True, max_gpus_per_trial=1, offer=slow, deadline_s=1000.0)
     story = synced(job)
-    decision = decide(job, story.state, story.at)
+    decision = decide(story.state, story.at)
     grown = Plan(stages=(job.plan.stages[0], StagePlan(instances=3, gpus_per_trial=1)))
-    seen_offer = measured(job, story.state).offer
+    seen_offer = measured(story.state).offer
     assert seen_offer.provision_delay_s + seen_offer.init_delay_s < 20.0
-    now_held = held(story.state, story.state.lanes[0], story.at)
+    now_held = held(story.state.lanes[0], story.at)
     rest = predict(job.stages[1:], Plan(stages=grown.stages[1:]), job.profile, seen_offer, now_held)
     told = told_of(decision) | {"plan": grown, "predicted": rest.stages, "profile": job.profile}
     assert kinds(story.tell(RestPlanned, **told)) == ["LaunchInstance"]
-    assert forecast(job, story.state, story.at).jct_s == pytest.approx(story.at - 101.0 + rest.jct_s)
+    assert forecast(story.state, story.at).jct_s == pytest.approx(story.at - 101.0 + rest.jct_s)
 
 
 def test_the_forecast_of_a_stage_knows_how_fast_its_trials_are() -> None:
     story = synced()
     job = story.controller.job
-    decision = decide(job, story.state, story.at)
+    decision = decide(story.state, story.at)
     told = told_of(decision) | {"plan": job.plan, "changed": False, "own": {}}
     story.tell(RestPlanned, **told)
-    average_s = forecast(job, story.state, story.at).jct_s
+    average_s = forecast(story.state, story.at).jct_s
     again = synced()
     own = {1: OwnSpeed(factor=1.5, error=0.0), 3: OwnSpeed(factor=1.2, error=0.0)}
     again.tell(RestPlanned, **told | {"own": own})
     run_s = 2 * job.profile.iteration_s(1)
-    assert forecast(job, again.state, again.at).jct_s == pytest.approx(average_s + 0.5 * run_s)
+    assert forecast(again.state, again.at).jct_s == pytest.approx(average_s + 0.5 * run_s)
 
 
 def test_the_forecast_learns_how_fast_a_trial_is_while_it_runs() -> None:
     job = dataclasses.replace(REPLANNED, profile=dataclasses.replace(JOB.profile, trial_cv=0.3))
     story = synced(job)
-    decision = decide(job, story.state, story.at)
+    decision = decide(story.state, story.at)
     slow = {1: OwnSpeed(factor=1.0, error=0.3), 3: OwnSpeed(factor=1.0, error=0.0)}
     story.tell(RestPlanned, **told_of(decision) | {"plan": job.plan, "own": slow})
     story.tell(TrialStarted, trial=1, attempt=story.state.trials[1].attempt)
-    before_s = forecast(job, story.state, story.at).jct_s
+    before_s = forecast(story.state, story.at).jct_s
     story.at += 2.0 * job.profile.iteration_s(1)
     story.report(1, 0.9)
-    assert forecast(job, story.state, story.at).jct_s > before_s + 1.5 * job.profile.iteration_s(1)
+    assert forecast(story.state, story.at).jct_s > before_s + 1.5 * job.profile.iteration_s(1)

@@ -38,7 +38,7 @@ WIDE = dataclasses.replace(JOB, replan=True, max_gpus_per_trial=2, objective="mi
 
 def test_before_it_starts_the_demand_is_that_of_the_whole_search() -> None:
     story = Story()
-    found = demand(JOB, story.state, 100.0, arrived_at=90.0)
+    found = demand(story.state, 100.0, arrived_at=90.0)
     assert found is not None
     # an instance has 2 GPUs: two waves of 10 s, then 20 s for the two that are left; with two instances, one wave
     assert found.seconds_left == [math.inf, 40.0, 40.0, 30.0, 30.0, 30.0, 30.0, 30.0]
@@ -51,34 +51,34 @@ def test_an_experiment_that_need_not_hurry_asks_for_the_instances_of_its_plan() 
         (dataclasses.replace(JOB, deadline_s=60.0), 2 * JOB.offer.max_instances),
         (WIDE, 2 * JOB.offer.max_instances),
     ):
-        found = demand(job, Story(job).state, 100.0, arrived_at=90.0)
+        found = demand(Story(job).state, 100.0, arrived_at=90.0)
         assert found is not None
         assert found.max_gpus == most
 
 
 def test_it_falls_as_trials_report_and_ends_with_the_search() -> None:
     story = begun()
-    before = demand(JOB, story.state, story.at, arrived_at=90.0)
+    before = demand(story.state, story.at, arrived_at=90.0)
     story.report(0, 0.5)
     story.report(1, 0.5)
-    after = demand(JOB, story.state, story.at, arrived_at=90.0)
+    after = demand(story.state, story.at, arrived_at=90.0)
     assert before is not None
     assert after is not None
     assert after.seconds_left[1] < before.seconds_left[1]
     assert after.progress == pytest.approx(2 / 8)
     assert after.attained_gpu_s == 0.0, "no trial has trained a first step"
     story.tell(DriverStopped, reason="the checkpoint store is away")
-    assert demand(JOB, story.state, story.at, arrived_at=90.0) is None
+    assert demand(story.state, story.at, arrived_at=90.0) is None
     story.tell(DriverResumed, live=(), ended=())
-    assert demand(JOB, story.state, story.at, arrived_at=90.0) is not None
+    assert demand(story.state, story.at, arrived_at=90.0) is not None
     story.tell(CancelRequested)
-    assert demand(JOB, story.state, story.at, arrived_at=90.0) is None
+    assert demand(story.state, story.at, arrived_at=90.0) is None
 
 
 def test_the_deadline_counts_from_the_submission_and_moves_are_counted() -> None:
     story = begun(dataclasses.replace(JOB, deadline_s=60.0))
     story.tell(AllotmentChanged, request="r", max_instances=1)
-    found = demand(story.controller.job, story.state, story.at, arrived_at=91.0, weight=2.0, promised_gpus=2)
+    found = demand(story.state, story.at, arrived_at=91.0, weight=2.0, promised_gpus=2)
     assert found is not None
     assert (found.deadline_s, found.moves, found.weight, found.promised_gpus) == (70.0, 1, 2.0, 2)
 
@@ -86,7 +86,7 @@ def test_the_deadline_counts_from_the_submission_and_moves_are_counted() -> None
 @given(st.randoms(use_true_random=False))
 def test_more_instances_never_take_longer(source: Any) -> None:
     case = random_case(source, source.choice(["27 trials", "brackets", "asha"]), replan=False)
-    found = demand(case.job, Story(case.job).state, 0.0, arrived_at=0.0)
+    found = demand(Story(case.job).state, 0.0, arrived_at=0.0)
     assert found is not None
     whole = found.seconds_left[case.job.offer.gpus - 1 :: case.job.offer.gpus]
     if not case.job.is_divided:  # lanes get whole instances, by their quotas

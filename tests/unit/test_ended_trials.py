@@ -340,7 +340,7 @@ def test_only_the_trials_that_are_left_are_planned_for() -> None:
     last_report(story, 0, 0.9)
     finish_stage(story, {1: 0.1, 2: 0.2, 3: 0.5})
     (lane,) = story.state.lanes
-    assert [stage.trials for stage in remaining(story.controller.job, story.state, lane)[1:]] == [1, 1]
+    assert [stage.trials for stage in remaining(lane)[1:]] == [1, 1]
 
 
 def test_ended_trials_climb_rungs_without_training_and_block_none() -> None:
@@ -405,7 +405,7 @@ def test_a_trials_end_is_shown_beside_its_status() -> None:
     controller, _, _ = run_virtual(
         LONG, Faults(ends=ends), observers=[lambda event, controller: said.extend(narrator.lines(event, controller))]
     )
-    result = summarise(LONG, controller.state, {"configurations": [{}] * 4, "seeds": [0] * 4}, controller.state.now)
+    result = summarise(controller.state, {"configurations": [{}] * 4, "seeds": [0] * 4}, controller.state.now)
     shown = {row[0]: row[-2] for row in tables.trials(result, None).rows}
     assert shown == {
         "0": "winner (ended at 2)",
@@ -424,7 +424,7 @@ def test_a_trials_end_is_shown_beside_its_status() -> None:
     assert [row.iterations for row in stage_rows(result)] == ["9 of 9", "1 of 1", "0 of 0"]
     progress = observe(LONG, controller.state)
     assert [(stage.iterations_done, stage.iterations) for stage in progress.stages] == [(9, 9), (1, 1), (0, 0)]
-    assert expected_iterations(LONG, controller.state) == 10
+    assert expected_iterations(controller.state) == 10
 
 
 def test_events_of_older_journals_have_no_end() -> None:

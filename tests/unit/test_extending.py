@@ -81,7 +81,7 @@ def in_the_last_stage(_event: Event, state: State) -> bool:
 
 def test_with_more_time_the_rest_becomes_cheaper_and_the_next_sync_says_so() -> None:
     stopped = run(TIGHT, until=in_the_first_stage)
-    seen = extension(stopped.job, stopped.state, stopped.state.now, deadline_s=600.0)
+    seen = extension(stopped.state, stopped.state.now, deadline_s=600.0)
     assert seen.stage == 1
     assert (seen.before.deadline_s, seen.after.deadline_s) == (220.0, 600.0)
     assert seen.before.plan == TIGHT.plan
@@ -100,13 +100,13 @@ def test_with_more_time_the_rest_becomes_cheaper_and_the_next_sync_says_so() -> 
 def test_a_preview_changes_nothing() -> None:
     stopped = run(TIGHT, until=in_the_first_stage)
     before = repr(stopped.state)
-    extension(stopped.job, stopped.state, stopped.state.now, deadline_s=600.0, driven=False)
+    extension(stopped.state, stopped.state.now, deadline_s=600.0, driven=False)
     assert repr(stopped.state) == before
 
 
 def test_in_the_last_stage_nothing_is_left_to_plan() -> None:
     stopped = run(TIGHT, until=in_the_last_stage)
-    seen = extension(stopped.job, stopped.state, stopped.state.now, deadline_s=600.0)
+    seen = extension(stopped.state, stopped.state.now, deadline_s=600.0)
     assert seen.stage == len(STAGES)
     assert (seen.added_s, seen.added_usd) == (0.0, 0.0)
     assert seen.after.jct_s == pytest.approx(TIGHT.prediction.jct_s)
@@ -116,14 +116,14 @@ def test_in_the_last_stage_nothing_is_left_to_plan() -> None:
 def test_a_plan_that_is_held_fixed_stays() -> None:
     job = dataclasses.replace(TIGHT, replan=False)
     stopped = run(job, until=in_the_first_stage)
-    seen = extension(job, stopped.state, stopped.state.now, deadline_s=600.0)
+    seen = extension(stopped.state, stopped.state.now, deadline_s=600.0)
     assert seen.before.plan == seen.after.plan == job.plan
     assert seen.after.jct_s == pytest.approx(job.prediction.jct_s)
     assert seen.after.feasible
 
 
 def test_before_it_starts_it_is_as_planned() -> None:
-    seen = extension(TIGHT, Controller(TIGHT).state, 1e9, deadline_s=600.0)
+    seen = extension(Controller(TIGHT).state, 1e9, deadline_s=600.0)
     assert seen.before.jct_s == pytest.approx(TIGHT.prediction.jct_s)
     assert seen.before.cost_usd == pytest.approx(TIGHT.prediction.cost_usd)
     assert seen.after.cost_usd < seen.before.cost_usd
@@ -138,10 +138,10 @@ def test_a_run_that_its_cap_ends_says_so_and_finishes_with_a_larger_cap() -> Non
     backend.close()
     backend.sleep(1000.0)
 
-    seen = extension(controller.job, controller.state, backend.now(), max_cost_usd=enough_usd)
+    seen = extension(controller.state, backend.now(), max_cost_usd=enough_usd)
     assert not seen.before.feasible
     assert "max_cost" in seen.before.reason
-    assert seen.before.cost_usd == pytest.approx(bill_usd(job, controller.state, backend.now()))
+    assert seen.before.cost_usd == pytest.approx(bill_usd(controller.state, backend.now()))
     assert seen.after.feasible
 
     again = Controller(job)
@@ -150,17 +150,17 @@ def test_a_run_that_its_cap_ends_says_so_and_finishes_with_a_larger_cap() -> Non
     ended_at = again.state.stages[-1].ended_at
     assert ended_at is not None
     assert ended_at - again.state.started_at == pytest.approx(seen.after.jct_s)
-    assert bill_usd(again.job, again.state, again.state.now) == pytest.approx(seen.after.cost_usd, abs=0.005)
+    assert bill_usd(again.state, again.state.now) == pytest.approx(seen.after.cost_usd, abs=0.005)
 
 
 def test_an_interrupted_run_holds_no_instances() -> None:
     stopped = run(TIGHT, until=in_the_first_stage)
     now = stopped.state.now
-    held = extension(stopped.job, stopped.state, now, deadline_s=600.0)
-    gone = extension(stopped.job, stopped.state, now, deadline_s=600.0, driven=False)
+    held = extension(stopped.state, now, deadline_s=600.0)
+    gone = extension(stopped.state, now, deadline_s=600.0, driven=False)
     assert gone.after.jct_s > held.after.jct_s + 10.0
     assert gone.after.cost_usd > held.after.cost_usd
-    hours_later = extension(stopped.job, stopped.state, now + 7200.0, deadline_s=9000.0, driven=False)
+    hours_later = extension(stopped.state, now + 7200.0, deadline_s=9000.0, driven=False)
     assert hours_later.after.cost_usd < held.after.cost_usd + 5.0
 
 
@@ -177,7 +177,7 @@ def test_an_invalid_extension_is_refused(limits: dict[str, float], told: str) ->
     job = dataclasses.replace(TIGHT, max_cost_usd=9.0)
     stopped = run(job, until=in_the_first_stage)
     with pytest.raises(InputError, match=told):
-        extension(job, stopped.state, stopped.state.now, **limits)
+        extension(stopped.state, stopped.state.now, **limits)
 
 
 def test_without_a_limit_there_is_none_to_raise() -> None:
@@ -187,23 +187,23 @@ def test_without_a_limit_there_is_none_to_raise() -> None:
         ({"max_cost_usd": 9.0}, "max_cost: "),
     ]:
         with pytest.raises(InputError, match=told):
-            extension(CHEAPEST, stopped.state, stopped.state.now, **limits)
+            extension(stopped.state, stopped.state.now, **limits)
 
 
 def test_a_deadline_that_has_passed_is_refused() -> None:
     stopped = run(TIGHT, until=in_the_first_stage)
     with pytest.raises(InputError, match="that would have been 1m40s ago; give a later one"):
-        extension(TIGHT, stopped.state, stopped.state.started_at + 500.0, deadline_s=400.0)
+        extension(stopped.state, stopped.state.started_at + 500.0, deadline_s=400.0)
 
 
 def test_an_ended_run_is_not_extended() -> None:
     done = run(TIGHT)
     with pytest.raises(InputError, match=r"it has ended \(done\)"):
-        extension(TIGHT, done.state, done.state.now, deadline_s=600.0)
+        extension(done.state, done.state.now, deadline_s=600.0)
     job = dataclasses.replace(CHEAPEST, max_cost_usd=0.7 * CHEAPEST.prediction.cost_usd, deadline_s=900.0)
     stopped = run(job)
     with pytest.raises(InputError, match="raise max_cost"):
-        extension(job, stopped.state, stopped.state.now, deadline_s=1200.0)
+        extension(stopped.state, stopped.state.now, deadline_s=1200.0)
 
 
 # Limits in the file's words
@@ -224,7 +224,7 @@ def started() -> State:
 
 
 def of_words(state: State, deadline: object = None, max_cost_usd: float | None = None, **setup: object) -> Limits:
-    return limits_of(header(**setup), LIMITED, state, deadline=deadline, max_cost_usd=max_cost_usd)
+    return limits_of(header(**setup), state, deadline=deadline, max_cost_usd=max_cost_usd)
 
 
 def test_words_are_counted_from_the_start_and_profiling_counts_against_them() -> None:
@@ -271,5 +271,5 @@ def test_words_that_extend_nothing_are_refused_in_the_same_words(
 def test_the_limits_of_the_preview_are_those_that_are_granted_later() -> None:
     extended = run(TIGHT, extend(50.0, deadline_s=600.0), until=lambda event, _: isinstance(event, RestPlanned))
     assert extended.job.deadline_s == 600.0
-    again = extension(extended.job, extended.state, extended.state.now, deadline_s=700.0)
+    again = extension(extended.state, extended.state.now, deadline_s=700.0)
     assert again.before.deadline_s == 600.0

@@ -70,7 +70,7 @@ def test_after_three_in_a_row_none_is_bought_and_a_resume_tries_again() -> None:
     assert lose(story, "i-001", "i-002") == [], "the next one waits"
     assert next_tick(story) == ["i-003"], "one attempt is left, though two are missing"
     assert lose(story, "i-003") == ["Finish"]
-    spent = f"{budget.bill_usd(CAREFUL, story.state, story.at):.2f}"
+    spent = f"{budget.bill_usd(story.state, story.at):.2f}"
     assert story.state.reason == (
         f"instances fail to start: raylet: no disk (3 of 3 in a row); {spent} USD spent; fix it, then rubberband "
         "resume test"
@@ -237,7 +237,7 @@ def ended(story: Story) -> tuple[Result, Submission]:
     """The result, and the experiment as a service has it."""
     for record in story.state.fleet.current():
         story.tell(InstanceReleased, instance=record.instance, ended_at=story.at)
-    result = summarise(story.controller.job, story.state, {"configurations": [{}] * 4}, story.at)
+    result = summarise(story.state, {"configurations": [{}] * 4}, story.at)
     outcome, reason = outcome_of(story.controller)
     submission = Submission(
         name="test",
@@ -288,5 +288,5 @@ def test_obstacles_to_a_run_are_shown_while_it_runs() -> None:
         None,
         "instances fail to start: raylet: no disk (1 in a row, 1 of 2 in all)",
     )
-    result = summarise(story.controller.job, story.state, {"configurations": [{}] * 4}, story.at)
+    result = summarise(story.state, {"configurations": [{}] * 4}, story.at)
     assert render(result).splitlines()[1] == "1 of 2 instances failed to start: raylet: no disk"

@@ -57,7 +57,7 @@ def test_a_dry_pool_is_left_for_on_demand_within_the_stage() -> None:
     markets = [record.market for record in state.instances.values() if record.running_at is not None]
     assert markets == ["on_demand"] * 3
     assert any("on demand instead of spot (no spot capacity in us-east-1a)" in line for line in said)
-    result = summarise(controller.job, state, {"configurations": [{}] * 3}, state.now)
+    result = summarise(state, {"configurations": [{}] * 3}, state.now)
     sentence = "3 instances on demand instead of spot: no spot capacity in us-east-1a"
     assert result.instead_of_spot == sentence
     assert f"{sentence}." in purchases(result).notes
@@ -77,8 +77,8 @@ def test_a_stage_that_is_planned_on_demand_keeps_what_was_bought_instead_of_spot
     def observe(event: Event, controller: Controller) -> None:
         validate(controller)
         state = controller.state
-        if state.stages and state.chosen(state.lanes[0]).market == "on_demand" and state.phase is Phase.TRAINING:
-            kept.append(sum(cohort.instances for cohort in held(state, state.lanes[0], state.now)))
+        if state.stages and state.lanes[0].chosen.market == "on_demand" and state.phase is Phase.TRAINING:
+            kept.append(sum(cohort.instances for cohort in held(state.lanes[0], state.now)))
 
     job = dataclasses.replace(JOB, plan=Plan(stages=(first, wider)))
     controller, _, _ = run_virtual(job, Dry(), observers=[observe])

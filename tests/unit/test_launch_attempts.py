@@ -76,4 +76,4 @@ def test_an_instance_that_shows_up_after_its_launch_was_given_up_is_in_the_bill(
         story.tell(InstanceReleased, instance="i-001", running_at=105.0, ended_at=115.0)
     cost_usd = instance_cost_usd(story.controller.job, story.state.instances["i-001"], math.inf)
     assert cost_usd > 0.0
-    assert bill_usd(story.controller.job, story.state, 200.0) >= cost_usd
+    assert bill_usd(story.state, 200.0) >= cost_usd

@@ -27,23 +27,23 @@ from tests.builders.virtual_runs import run_virtual
 
 
 def table(*args: object, **kwargs: object) -> dict[int, float]:
-    return dict(measured(*seen(*args, **kwargs)).profile.seconds_per_iteration)  # type: ignore[arg-type]
+    return dict(measured(seen(*args, **kwargs)).profile.seconds_per_iteration)  # type: ignore[arg-type]
 
 
 def test_the_found_environment_is_adopted_where_all_trials_agree() -> None:
-    found = measured(*seen({1: [[13.0, 13.0]] * 4}))
+    found = measured(seen({1: [[13.0, 13.0]] * 4}))
     assert dict(found.profile.seconds_per_iteration) == pytest.approx({1: 13.0, 2: 7.8, 4: 5.2})
     assert found.findings == "30 % slower than profiled"
-    faster = measured(*seen({1: [[6.0, 6.0]] * 4}))
+    faster = measured(seen({1: [[6.0, 6.0]] * 4}))
     assert faster.findings == "40 % faster than profiled"
 
 
 def test_small_deviations_and_few_iterations_are_left_alone() -> None:
     for steps in ([[10.2, 10.2]] * 4, [[13.0, 13.0]], []):
-        job, state = seen({1: steps})
-        found = measured(job, state)
-        assert found.profile is job.profile
-        assert found.offer == job.offer
+        state = seen({1: steps})
+        found = measured(state)
+        assert found.profile is state.job.profile
+        assert found.offer == state.job.offer
         assert found.findings == ""
 
 
@@ -60,9 +60,9 @@ def test_a_size_between_measured_ones_becomes_a_measured_one() -> None:
 
 def test_a_few_broken_trials_and_a_nap_of_the_machine_do_not_count() -> None:
     assert table({1: [[10.0, 10.0]] * 5 + [[90.0, 90.0]]}) == dict(PROFILE.seconds_per_iteration)
-    job, state = seen({1: [[10.0, 3600.0, 10.0]] * 4})
+    state = seen({1: [[10.0, 3600.0, 10.0]] * 4})
     state.woke_at.append(3700.0)
-    assert measured(job, state).profile is job.profile
+    assert measured(state).profile is state.job.profile
 
 
 def test_differences_by_chance_are_shrunk_away() -> None:
@@ -73,17 +73,17 @@ def test_differences_by_chance_are_shrunk_away() -> None:
 
 
 def test_start_ups_are_corrected_too() -> None:
-    found = measured(*seen({1: [[10.0, 10.0]] * 4}, startup_s=12.0))
+    found = measured(seen({1: [[10.0, 10.0]] * 4}, startup_s=12.0))
     assert found.profile.trial_startup_s == pytest.approx(12.0)
     assert found.findings == "a trial starts in 12s instead of 5s"
     assert dict(found.profile.seconds_per_iteration) == dict(PROFILE.seconds_per_iteration)
 
 
 def test_the_latest_start_ups_count() -> None:
-    job, state = seen({1: [[10.0, 10.0]] * 20}, startup_s=12.0)
+    state = seen({1: [[10.0, 10.0]] * 20}, startup_s=12.0)
     for use in state.allocations[12:]:
         use.started_at += 7.0
-    assert measured(job, state).profile is job.profile
+    assert measured(state).profile is state.job.profile
 
 
 def adaptive(profile: Profile = PROFILE, noise_scale: float = 200.0) -> Profile:
@@ -122,18 +122,18 @@ def told(noise_scale: float | None) -> tuple[BatchUse, ...]:
     )
 
 
-def seen_at(noise_scales: list[float], pace: float, profile: Profile, gpus: int = 1) -> tuple[Job, State]:
+def seen_at(noise_scales: list[float], pace: float, profile: Profile, gpus: int = 1) -> State:
     """Trials that take `pace` times as long as their noise scales explain."""
-    job, state = seen({gpus: [[pace * at(phi, profile)[gpus]] * 3 for phi in noise_scales]}, profile=profile)
+    state = seen({gpus: [[pace * at(phi, profile)[gpus]] * 3 for phi in noise_scales]}, profile=profile)
     for phi, trial in zip(noise_scales, state.trials, strict=False):
         for report in trial.reports:
             report.batches = told(phi)
-    return job, state
+    return state
 
 
 def test_the_effect_of_the_noise_scale_is_not_taken_for_speed() -> None:
     profile = adaptive()
-    found = measured(*seen_at([900.0] * 4, 1.0, profile))
+    found = measured(seen_at([900.0] * 4, 1.0, profile))
     assert found.findings == "the noise scale rose from 200 to 900: larger gangs pay off more"
     assert dict(found.profile.seconds_per_iteration) == pytest.approx(at(900.0, profile), rel=0.02)
     assert found.profile.goodput is not None
@@ -142,21 +142,21 @@ def test_the_effect_of_the_noise_scale_is_not_taken_for_speed() -> None:
 
 def test_iterations_in_which_the_batch_was_still_being_found_are_not_taken_for_slowness() -> None:
     profile = adaptive()
-    job, state = seen_at([200.0] * 4, 3.0, profile)
+    state = seen_at([200.0] * 4, 3.0, profile)
     for trial in state.trials:
         for report in trial.reports:
             (use,) = told(200.0)
             report.batches = (use, dataclasses.replace(use, batch_size=4 * use.batch_size))
-    assert measured(job, state).findings == ""
+    assert measured(state).findings == ""
     for trial in state.trials:
         for report in trial.reports:
             report.batches = told(None)
-    assert measured(job, state).findings == ""
+    assert measured(state).findings == ""
 
 
 def test_speed_is_what_the_noise_scale_does_not_explain() -> None:
     profile = adaptive()
-    found = measured(*seen_at([50.0] * 6, 1.3, profile, gpus=2))
+    found = measured(seen_at([50.0] * 6, 1.3, profile, gpus=2))
     assert found.findings == (
         "the noise scale fell from 200 to 50: larger gangs pay off less, 30 % slower than profiled"
     )
@@ -165,31 +165,31 @@ def test_speed_is_what_the_noise_scale_does_not_explain() -> None:
 
 
 def test_the_noise_scale_of_the_trials_that_continue_counts() -> None:
-    job, state = seen_at([200.0, 200.0, 2000.0, 2000.0], 1.0, adaptive())
+    state = seen_at([200.0, 200.0, 2000.0, 2000.0], 1.0, adaptive())
     ranking = (3, 2, 1, 0)
     state.lanes[0].stages.append(StageRecord(stage=0, trials=(0, 1, 2, 3), started_at=0.0, ranking=ranking))
-    assert len(promoted(job, state.lanes[0].stage)) == 2
-    assert "rose from 200 to 2,000" in measured(job, state).findings
+    assert len(promoted(state.job, state.lanes[0].stage)) == 2
+    assert "rose from 200 to 2,000" in measured(state).findings
 
 
 @pytest.mark.parametrize("phi", [None, 170.0, 230.0])
 def test_a_noise_scale_that_is_not_known_or_as_profiled_changes_nothing(phi: float | None) -> None:
     profile = adaptive()
-    job, state = seen({1: [[at(phi or 200.0, profile)[1]] * 3] * 4}, profile=profile)
+    state = seen({1: [[at(phi or 200.0, profile)[1]] * 3] * 4}, profile=profile)
     for trial in state.trials:
         for report in trial.reports:
             report.batches = told(phi)
-    found = measured(job, state)
-    assert found.profile is job.profile
+    found = measured(state)
+    assert found.profile is state.job.profile
     assert found.findings == ""
 
 
 def test_without_a_model_batches_that_are_reported_change_nothing() -> None:
-    job, state = seen({1: [[10.0, 10.0]] * 4})
+    state = seen({1: [[10.0, 10.0]] * 4})
     for trial in state.trials:
         for report in trial.reports:
             report.batches = told(5000.0)
-    assert measured(job, state).profile is job.profile
+    assert measured(state).profile is state.job.profile
 
 
 @settings(deadline=None)
@@ -201,7 +201,7 @@ def test_without_a_model_batches_that_are_reported_change_nothing() -> None:
 )
 def test_noise_scale_and_speed_are_distinguished(phi: float, pace: float, gpus: int, profiled: float) -> None:
     profile = adaptive(noise_scale=profiled)
-    found = measured(*seen_at([phi] * 4, pace, profile, gpus))
+    found = measured(seen_at([phi] * 4, pace, profile, gpus))
     near = abs(phi / profiled - 1.0) < 0.21
     for size, time_s in at(profiled if near else phi, profile).items():
         assert found.profile.iteration_s(size) == pytest.approx(pace * time_s, rel=0.22 if near else 0.03)
@@ -265,7 +265,7 @@ def asynchronous(blend: float | None) -> Profile:
 @pytest.mark.parametrize("blend", [0.0, 0.3, 1.0])
 def test_the_first_gang_of_two_workers_calibrates_the_others(blend: float) -> None:
     truth, planned = asynchronous(blend), asynchronous(None)
-    found = measured(*seen({2: [[truth.iteration_s(2)] * 3] * 2}, profile=planned))
+    found = measured(seen({2: [[truth.iteration_s(2)] * 3] * 2}, profile=planned))
     assert dict(found.profile.seconds_per_iteration) == pytest.approx(dict(truth.seconds_per_iteration), rel=0.01)
     assert "2 workers make" in found.findings
 
@@ -274,27 +274,27 @@ def test_the_times_of_updates_show_where_larger_gangs_wait() -> None:
     times = dataclasses.replace(WORKERS.times, compute_s=0.02, server_s=0.09)
     model = dataclasses.replace(WORKERS, times=times, blend=0.4)
     truth = scaled(dataclasses.replace(PROFILE, seconds_per_iteration={1: 13.2}, asynchronous=model), [1, 2, 4])
-    job, state = seen({2: [[truth.iteration_s(2)] * 3] * 2}, profile=asynchronous(None))
+    state = seen({2: [[truth.iteration_s(2)] * 3] * 2}, profile=asynchronous(None))
     for report in (report for trial in state.trials for report in trial.reports):
         # Two transfers at a time take longer than one.
         taken = {"compute_s": 0.02, "up_s": 0.08, "wait_s": 0.03, "server_s": 0.09, "down_s": 0.08}
         report.updates = AsyncUse(
             workers=2, servers=1, updates=50, duration_s=9.0, staleness=1.0, max_staleness=2, **taken
         )
-    found = measured(job, state).profile
+    found = measured(state).profile
     assert dict(found.seconds_per_iteration) == pytest.approx(dict(truth.seconds_per_iteration), rel=0.01)
 
 
 def test_workers_that_are_all_slower_wait_as_before() -> None:
     planned = asynchronous(0.3)
     slower = {gpus: [[1.5 * planned.iteration_s(gpus)] * 3] * 2 for gpus in (1, 2)}
-    found = measured(*seen(slower, profile=planned)).profile
+    found = measured(seen(slower, profile=planned)).profile
     assert found.iteration_s(4) == pytest.approx(1.5 * planned.iteration_s(4), rel=0.02)
 
 
 def test_workers_as_fast_as_planned_change_nothing() -> None:
-    job, state = seen({2: [[asynchronous(None).iteration_s(2)] * 3] * 2}, profile=asynchronous(None))
-    assert measured(job, state).profile is job.profile
+    state = seen({2: [[asynchronous(None).iteration_s(2)] * 3] * 2}, profile=asynchronous(None))
+    assert measured(state).profile is state.job.profile
 
 
 def test_a_run_is_planned_again_with_the_workers_it_has_seen() -> None:
@@ -310,14 +310,14 @@ def test_a_run_is_planned_again_with_the_workers_it_has_seen() -> None:
 
 
 def test_delays_of_instances_are_corrected_too() -> None:
-    job, state = seen({})
+    state = seen({})
     spot = Spot(price_usd_per_hour=1.0, interruptions_per_hour=0.1, restart_s=100.0)
-    job = dataclasses.replace(job, offer=dataclasses.replace(job.offer, spot=spot))
+    state.job = dataclasses.replace(state.job, offer=dataclasses.replace(state.job.offer, spot=spot))
     for number in range(3):
         record = InstanceRecord(instance=f"i-{number}", requested_at=0.0, status=InstanceStatus.READY)
         record.running_at, record.ready_at = 90.0, 120.0
         state.instances[record.instance] = record
-    found = measured(job, state)
+    found = measured(state)
     assert found.offer.provision_delay_s == pytest.approx(90.0)
     assert found.offer.init_delay_s == 30.0
     assert found.offer.spot is not None

@@ -91,12 +91,13 @@ def test_a_forecast_of_asynchronous_workers_counts_with_the_servers_that_all_sha
     """One of four instances is half as fast: the servers have time for the others meanwhile."""
     profile = scaled(Profile(seconds_per_iteration={1: 50.0}, asynchronous=MODEL), [1, 2, 4])
     controller, _, _ = run_virtual(a_job(), ON_SLOW)
-    state, job = controller.state, replace(a_job(), profile=profile)
+    state = controller.state
     four = tuple(Slot(instance=f"i-{number:03d}", gpu=0) for number in range(1, 5))
-    factor = gang_factor(job, profile, state, four)
+    factor = gang_factor(profile, state, four)
     assert factor == mixed_factor_of_updates(profile.asynchronous, (1.0, 0.5, 1.0, 1.0))
     assert 1.0 < factor < 4 / 3.5
-    assert gang_factor(replace(job, balances=False), profile, state, four) == 2.0
+    waits = state.supposed(job=replace(state.job, balances=False))
+    assert gang_factor(profile, waits, four) == 2.0
 
 
 def test_a_forecast_knows_the_speeds_of_the_types() -> None:
@@ -104,7 +105,7 @@ def test_a_forecast_knows_the_speeds_of_the_types() -> None:
 
     def watch(event: Event, controller: Controller) -> None:
         if isinstance(event, TrialReported) and event.iterations in (3, 15):
-            forecasts.append(forecast(controller.job, controller.state, controller.state.now).jct_s)
+            forecasts.append(forecast(controller.state, controller.state.now).jct_s)
 
     job = a_job(stages=(Stage(trials=1, iterations=28),))
     job = replace(job, plan=Plan(stages=job.plan.stages[:1]))
@@ -116,9 +117,9 @@ def test_a_forecast_knows_the_speeds_of_the_types() -> None:
 
 def test_the_slower_type_is_not_taken_for_a_slow_trial() -> None:
     controller, _, _ = run_virtual(a_job(), ON_SLOW)
-    assert measured(controller.job, controller.state).profile == PROFILE
+    assert measured(controller.state).profile == PROFILE
     ignorant, _, _ = run_virtual(a_job(speeds={}), ON_SLOW)
-    assert measured(ignorant.job, ignorant.state).profile.iteration_s(4) == pytest.approx(10.0 * 4 / 3.5, rel=0.02)
+    assert measured(ignorant.state).profile.iteration_s(4) == pytest.approx(10.0 * 4 / 3.5, rel=0.02)
 
 
 def test_a_replan_counts_with_the_mixture_and_says_what_it_assumes() -> None:

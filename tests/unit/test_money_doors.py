@@ -341,7 +341,7 @@ def test_a_broker_that_does_not_answer_is_said_and_started_and_its_bill_is_never
 def test_a_summary_has_the_cost_of_the_profile_and_the_part_of_the_latest_month() -> None:
     controller, _, _ = run_virtual(replace(JOB, offer=replace(JOB.offer, minimum_billed_s=0.0)))
     ended_s = controller.state.ended_at or 0.0
-    whole_usd, half_usd = (bill_usd(controller.job, controller.state, at) for at in (ended_s, ended_s / 2.0))
+    whole_usd, half_usd = (bill_usd(controller.state, at) for at in (ended_s, ended_s / 2.0))
     month = month_begin(time.time())
 
     def seen(created_at: float) -> Summary:

@@ -98,7 +98,7 @@ def test_the_report_the_narration_and_the_page_mention_it() -> None:
     story.tell(Tick, paused_s=PAUSE_S)
     line = "the driver stood still for 2m, paused or with its machine asleep"
     assert line in narrator.lines(Tick(occurred_at=story.at, paused_s=PAUSE_S), story.controller)
-    result = summarise(JOB, story.state, SETUP, story.at)
+    result = summarise(story.state, SETUP, story.at)
     assert f"{line}." in render(result)
     assert f"{line}." in render_html(result)
     assert line in [entry.text for entry in story_of(result)]

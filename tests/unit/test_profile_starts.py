@@ -131,9 +131,9 @@ def test_a_first_start_on_fresh_workers_is_added_to_measured_start_times() -> No
 
 def test_a_run_takes_no_start_within_a_first_iteration_for_a_slow_trial() -> None:
     profile = dataclasses.replace(PROFILE, trial_startup_s=9.0, first_iteration_extra_s=4.0)
-    job, state = seen({1: [[14.0, 10.0]] * 4}, profile=profile)
-    found = measured(job, state)
-    assert found.profile is job.profile
+    state = seen({1: [[14.0, 10.0]] * 4}, profile=profile)
+    found = measured(state)
+    assert found.profile is state.job.profile
     assert found.findings == ""
-    plain = measured(*seen({1: [[14.0, 10.0]] * 4}))
+    plain = measured(seen({1: [[14.0, 10.0]] * 4}))
     assert plain.findings == "20 % slower than profiled"

@@ -36,9 +36,9 @@ def test_the_incremental_bill_equals_the_bill(billing: Billing) -> None:
 
     def same(_event: Event, controller: Controller) -> None:
         nonlocal seen
-        job, state = controller.job, controller.state
+        state = controller.state
         if state.fleet.purse is not None and state.ended_at is None:
-            billed_usd = budget.bill_usd(job, state, state.now)
+            billed_usd = budget.bill_usd(state, state.now)
             assert state.fleet.purse.spent_usd(state.now) == pytest.approx(billed_usd, abs=1e-9)
             seen += 1
 
@@ -52,10 +52,10 @@ def test_the_incremental_bill_equals_the_bill(billing: Billing) -> None:
 
 def test_an_instance_being_released_is_paid_until_its_release() -> None:
     story, _ = at_its_sync(1.22)
-    job, state = story.controller.job, story.state
+    state = story.state
     assert any(record.status is InstanceStatus.RELEASING for record in state.fleet.current())
-    rest = budget.purse_without_released(job, state)
-    assert rest.spent_usd(state.now) == pytest.approx(budget.bill_usd(job, state, state.now))
+    rest = budget.purse_without_released(state)
+    assert rest.spent_usd(state.now) == pytest.approx(budget.bill_usd(state, state.now))
 
 
 def test_an_instance_that_was_asked_for_and_never_comes_does_not_bring_the_stop_nearer() -> None:
@@ -64,7 +64,7 @@ def test_an_instance_that_was_asked_for_and_never_comes_does_not_bring_the_stop_
     story = Story(job)
     story.tell(Started)
     story.tell(InstanceRunning, instance="i-001", running_at=story.at)
-    running_at, purse = story.at - 1.0, budget.purse(job, story.state)
+    running_at, purse = story.at - 1.0, budget.purse(story.state)
     first = purse.stops_at(story.at, 0.0)
     assert first == pytest.approx(running_at + 150.0, abs=3.0), "two of them from about now on"
     later = purse.stops_at(first - 1.0, 0.0)
@@ -80,12 +80,12 @@ def test_an_instance_that_starts_up_is_reserved_up_to_its_first_lease() -> None:
     assert first_s is not None
     story.tell(InstanceRunning, instance="i-001", running_at=story.at)
     running_at = story.at - 1.0
-    purse = budget.purse(story.controller.job, story.state)
+    purse = budget.purse(story.state)
     assert purse.lines[0].bound_until == running_at + first_s + 2.0, (
         "and it notices that its lease is over a while later"
     )
     story.ready("i-001")
-    purse = budget.purse(story.controller.job, story.state)
+    purse = budget.purse(story.state)
     assert purse.lines[0].bound_until <= story.at
 
 
@@ -95,7 +95,7 @@ def test_an_instance_that_is_being_released_is_reserved_until_it_notices_the_end
         story.report(trial, trial / 10)
     released = [one for one in story.state.fleet.current() if one.status is InstanceStatus.RELEASING]
     assert released
-    lines = {line.since: line for line in budget.purse(story.controller.job, story.state).lines}
+    lines = {line.since: line for line in budget.purse(story.state).lines}
     for record in released:
         assert record.running_at is not None
         assert record.leased_until is not None
@@ -126,12 +126,12 @@ def test_the_head_costs_nothing_between_an_end_and_a_resume() -> None:
     story.tell(CancelRequested)
     for instance in ("i-001", "i-002"):
         story.tell(InstanceReleased, instance=instance, ended_at=story.at)
-    job, state = story.controller.job, story.state
-    before_usd = budget.bill_usd(job, state, state.now)
+    state = story.state
+    before_usd = budget.bill_usd(state, state.now)
     story.at += 86_400.0
     story.tell(DriverResumed, live=(), ended=())
-    assert budget.bill_usd(job, state, state.now) == pytest.approx(before_usd, abs=0.001)
-    assert budget.purse(job, state).spent_usd(state.now) == pytest.approx(before_usd, abs=0.001)
+    assert budget.bill_usd(state, state.now) == pytest.approx(before_usd, abs=0.001)
+    assert budget.purse(state).spent_usd(state.now) == pytest.approx(before_usd, abs=0.001)
 
 
 @pytest.mark.parametrize("hour_usd", [(0.1,), (3.0,)], ids=["cheaper", "dearer"])
@@ -142,10 +142,10 @@ def test_a_price_that_is_known_after_an_instance_has_gone_is_in_what_is_left_of_
     story.tell(Started)
     story.ready("i-001", "i-002")
     story.tell(InstanceLost, instance="i-002", ended_at=story.at, reason="taken away", preempted=True)
-    job, state = story.controller.job, story.state
-    at_once_usd = budget.purse(job, state).spent_usd(state.now)
+    state = story.state
+    at_once_usd = budget.purse(state).spent_usd(state.now)
     story.tell(InstancePriced, instance="i-002", hour_prices_usd=hour_usd)
-    told_usd, spent_usd = budget.bill_usd(job, state, state.now), budget.purse(job, state).spent_usd(state.now)
+    told_usd, spent_usd = budget.bill_usd(state, state.now), budget.purse(state).spent_usd(state.now)
     assert spent_usd == pytest.approx(told_usd)
     assert abs(spent_usd - at_once_usd) > 0.005
 
@@ -155,5 +155,5 @@ def test_an_instance_that_ended_before_it_ran_had_its_volume() -> None:
     story = Story(dataclasses.replace(JOB, offer=dataclasses.replace(JOB.offer, side_costs=(volumes,))))
     story.tell(Started)
     story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="it did not start", preempted=False)
-    assert budget.bill_usd(story.controller.job, story.state, story.at) == pytest.approx(0.002)
-    assert budget.bill_lines(story.controller.job, story.state, story.at) == (BillLine(line="root volumes", usd=0.002),)
+    assert budget.bill_usd(story.state, story.at) == pytest.approx(0.002)
+    assert budget.bill_lines(story.state, story.at) == (BillLine(line="root volumes", usd=0.002),)

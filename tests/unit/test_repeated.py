@@ -57,7 +57,7 @@ def in_stage_1() -> tuple[Story, list[Command]]:
 
 
 def result(story: Story) -> Result:
-    return summarise(JOB, story.state, SETUP, story.at)
+    return summarise(story.state, SETUP, story.at)
 
 
 def test_repeated_training_is_progress_and_counts_once() -> None:
@@ -76,9 +76,9 @@ def test_repeated_training_is_paid_for_and_the_report_says_why() -> None:
     story, _ = in_stage_1()
     start(story, 3)
     repeat(story, 3, 1, after_s=20.0)
-    before = paid_time(JOB, story.state, story.at)
+    before = paid_time(story.state, story.at)
     report(story, 3)
-    paid = paid_time(JOB, story.state, story.at)
+    paid = paid_time(story.state, story.at)
     assert (before.repeated_gpu_s, paid.repeated_gpu_s) == (20.0, 20.0)
     assert paid.training_gpu_s - before.training_gpu_s == 1.0
     told = render(result(story))
@@ -94,7 +94,7 @@ def test_a_replan_counts_repeated_training_and_not_as_slowness() -> None:
     for iterations in (1, 2):
         for trial in (2, 3):
             story.tell(TrialRepeated, trial=trial, attempt=2, iterations=iterations)
-    found = measured(job, story.state)
+    found = measured(story.state.supposed(job=job))
     assert found.findings.startswith("trials train 1 iteration again, without a checkpoint, an instance runs after")
     assert found.profile == replace(job.profile, trial_startup_s=2.0)
 

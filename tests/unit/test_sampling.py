@@ -95,7 +95,7 @@ def test_brackets_after_the_first_learn_and_the_first_equals_random() -> None:
     assert list(first.configurations) == random[: len(first.configurations)]
     assert first.reason == "at random: tpe needs 10 results and there are 0"
     assert any(event.reason.startswith("by tpe from ") for event in later)
-    result = summarise(run.job, run.controller.state, {"configurations": []}, run.backend.now())
+    result = summarise(run.controller.state, {"configurations": []}, run.backend.now())
     assert [dict(trial.configuration) for trial in result.trials] == [
         run.controller.state.drawn[trial] for trial in range(len(result.trials))
     ]
@@ -170,7 +170,7 @@ def test_without_a_sync_every_trial_learns_from_those_before_and_a_resume_keeps_
 
 def test_a_virtual_run_that_draws_takes_and_costs_as_planned() -> None:
     run = SampledRun(an_experiment(2, scheduler=SMALL, sampler={"sampler": "nsgaii"})).drive()
-    result = summarise(run.job, run.controller.state, {"configurations": []}, run.backend.now())
+    result = summarise(run.controller.state, {"configurations": []}, run.backend.now())
     assert result.actual_jct_s == pytest.approx(result.planned_jct_s, abs=0.001)
     assert result.actual_cost_usd <= result.planned_cost_usd + 0.005
 
@@ -196,7 +196,7 @@ def test_a_failed_trial_counts_as_the_worst_and_one_that_trains_as_unknown() -> 
     run = SampledRun(an_experiment(0, scheduler=SMALL)).drive()
     state, seen = run.controller.state, dict(run.controller.state.drawn)
     state.trials[0].reports[0] = dataclasses.replace(state.trials[0].reports[0], metrics={"loss": math.nan})
-    iterations, known = sampling._results(run.experiment.search, run.job, state, {0: seen[0], 1: seen[1]}, 1)
+    iterations, known = sampling._results(run.experiment.search, state, {0: seen[0], 1: seen[1]}, 1)
     assert iterations >= 1
     values = [value for each in known if each.values is not None for value in each.values]
     assert all(map(math.isfinite, values))
@@ -219,7 +219,7 @@ def test_a_sampler_of_several_objectives_learns_from_all(algorithm: str) -> None
 
     def proposed(several: bool) -> float:
         search = an_experiment(0, sampler={**sampler, "multi_objective": several}, also=LATENCY).search
-        _, known = sampling._results(search, run.job, state, seen, 10)
+        _, known = sampling._results(search, state, seen, 10)
         found = sampling._propose(search, known, 100, 40 if algorithm == "nsgaii" else 8)
         return sum(each["x"] + each["y"] for each in found) / len(found)
 
@@ -231,7 +231,7 @@ def test_a_trial_that_ended_by_itself_teaches_the_sampler_with_its_latest_report
     state, seen = run.controller.state, dict(run.controller.state.drawn)
     state.trials[0].ended = True
     del state.trials[0].reports[1:]
-    _, (first, *_) = sampling._results(run.experiment.search, run.job, state, seen, 1)
+    _, (first, *_) = sampling._results(run.experiment.search, state, seen, 1)
     assert first.values == (state.trials[0].reports[0].metrics["loss"],)
 
 

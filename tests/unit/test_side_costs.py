@@ -61,11 +61,11 @@ def test_the_estimate_the_ledger_and_ec2_agree_line_by_line(tmp_path: Path, mark
     job, state = story.job, controller.state
     story.world.sleep(120.0)
     billed = story.world.fake.bill()
-    ledger = usd(bill_lines(job, state, story.world.clock.now()))
+    ledger = usd(bill_lines(state, story.world.clock.now()))
     problem = Problem(brackets=[STAGES], offer=job.offer, profile=job.profile, constraints=PlanningConstraints())
     predicted = usd(assumptions.bill_lines(estimate_plan(problem, job.plan, "digits")))
 
-    assert sum(ledger.values()) == pytest.approx(bill_usd(job, state, story.world.clock.now()))
+    assert sum(ledger.values()) == pytest.approx(bill_usd(state, story.world.clock.now()))
     assert ledger.keys() == predicted.keys() == {"instances", *LINES}
     rates = {cost.line: cost.usd_per_hour for cost in job.offer.side_costs}
     for line, kind in LINES.items():
@@ -97,7 +97,7 @@ def test_the_bill_over_time_ends_at_the_bill(tmp_path: Path) -> None:
     controller = Controller(story.job)
     replay(controller, story.journal)
     setup = {"configurations": [{} for _ in controller.state.trials]}
-    result = summarise(story.job, controller.state, setup, story.world.clock.now())
+    result = summarise(controller.state, setup, story.world.clock.now())
     assert spending(result).amount[-1] == pytest.approx(result.actual_cost_usd)
     assert sum(line.usd for line in result.bill) == pytest.approx(result.actual_cost_usd)
 

@@ -10,7 +10,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.measured import TrialStarts, measured, starts
-from rubberband.executor.core.state import GangRun, Job, State
+from rubberband.executor.core.state import GangRun, State
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
@@ -19,7 +19,7 @@ PROFILE = Profile(seconds_per_iteration={1: 10.0}, trial_startup_s=0.2)
 OFFER = Offer(instance_type="test", gpus=4, price_usd_per_hour=3.6, max_instances=4, init_delay_s=30.0)
 
 
-def started(*waves: list[float], startup_s: float = 0.2, init_delay_s: float = 30.0) -> tuple[Job, State]:
+def started(*waves: list[float], startup_s: float = 0.2, init_delay_s: float = 30.0) -> State:
     """A run whose trials took so long to start, one wave after another on the same workers; these took 30 s."""
     offer = dataclasses.replace(OFFER, init_delay_s=init_delay_s)
     job = dataclasses.replace(JOB, profile=dataclasses.replace(PROFILE, trial_startup_s=startup_s), offer=offer)
@@ -32,43 +32,43 @@ def started(*waves: list[float], startup_s: float = 0.2, init_delay_s: float = 3
             gang = (Slot(instance="i-001", gpu=gpu),)
             use = GangRun(trial=0, attempt=1, stage=0, gang=gang, started_at=0.0, training_at=took_s, ended_at=9.0)
             state.allocations.append(use)
-    return job, state
+    return state
 
 
 def test_crowded_first_starts_are_not_taken_for_later_ones() -> None:
-    found = starts(*started([2.9] * 4))
+    found = starts(started([2.9] * 4))
     assert found.warm_s == 0.2
     assert found.cold_surplus_s == pytest.approx(2.7)
-    assert starts(*started([2.9] * 4, [0.2] * 4)) == found
+    assert starts(started([2.9] * 4, [0.2] * 4)) == found
 
 
 def test_later_starts_are_measured_apart() -> None:
-    found = starts(*started([4.0] * 4, [1.0] * 4))
+    found = starts(started([4.0] * 4, [1.0] * 4))
     assert found.warm_s == pytest.approx(1.0)
     assert found.cold_surplus_s == pytest.approx(3.0)
 
 
 def test_starts_that_take_as_long_every_time_have_no_surplus() -> None:
-    assert starts(*started([1.0] * 4, [1.0] * 4)) == TrialStarts(warm_s=1.0, cold_surplus_s=0.0)
-    assert starts(*started([0.2] * 4)) == TrialStarts(warm_s=0.2, cold_surplus_s=0.0)
+    assert starts(started([1.0] * 4, [1.0] * 4)) == TrialStarts(warm_s=1.0, cold_surplus_s=0.0)
+    assert starts(started([0.2] * 4)) == TrialStarts(warm_s=0.2, cold_surplus_s=0.0)
 
 
 def test_even_the_first_starts_may_be_faster_than_profiled() -> None:
-    assert starts(*started([1.0] * 4, startup_s=5.0)) == TrialStarts(warm_s=pytest.approx(1.0), cold_surplus_s=0.0)
+    assert starts(started([1.0] * 4, startup_s=5.0)) == TrialStarts(warm_s=pytest.approx(1.0), cold_surplus_s=0.0)
 
 
 def test_few_starts_show_nothing() -> None:
-    assert starts(*started([2.9] * 2, [9.0] * 2)) == TrialStarts(warm_s=0.2, cold_surplus_s=0.0)
+    assert starts(started([2.9] * 2, [9.0] * 2)) == TrialStarts(warm_s=0.2, cold_surplus_s=0.0)
 
 
 def test_a_new_instance_takes_the_surplus_longer_and_later_stages_do_not() -> None:
-    found = measured(*started([2.9] * 4))
+    found = measured(started([2.9] * 4))
     assert found.profile.trial_startup_s == 0.2
     assert found.offer.init_delay_s == pytest.approx(32.7)
     assert found.findings == "first trials train after 32.7s instead of 30s"
 
 
 def test_a_surplus_that_the_profile_measured_is_not_counted_twice() -> None:
-    found = measured(*started([2.9] * 4, init_delay_s=32.7))
+    found = measured(started([2.9] * 4, init_delay_s=32.7))
     assert found.offer.init_delay_s == pytest.approx(32.7)
     assert found.findings == ""

@@ -78,7 +78,7 @@ def test_a_slow_instance_is_replaced_and_used_until_the_other_one_is_ready(monke
     (found,) = state.history.of(Replacement)
     assert (found.instance, found.trial, found.ranks, found.first) == ("i-003", 0, (2,), True)
     assert jct_s(before) - jct_s(state) == pytest.approx(found.saved_s, rel=0.02)
-    cost = bill_usd(a_job(), state, state.now) - bill_usd(a_job(), before, before.now)
+    cost = bill_usd(state, state.now) - bill_usd(before, before.now)
     assert cost == pytest.approx(found.extra_usd, rel=0.02)
     assert {slot.instance for slot in state.trials[0].gang} == {"i-001", "i-002", "i-004", "i-005"}
     assert state.trials[0].failures == 0
@@ -90,7 +90,7 @@ def test_without_room_for_both_the_trial_waits_for_the_other_one(monkeypatch: py
     (found,) = state.history.of(Replacement)
     assert not found.first
     assert jct_s(before) - jct_s(state) == pytest.approx(found.saved_s, rel=0.02)
-    cost = bill_usd(job, state, state.now) - bill_usd(job, before, before.now)
+    cost = bill_usd(state, state.now) - bill_usd(before, before.now)
     assert cost == pytest.approx(found.extra_usd, rel=0.02)
 
 

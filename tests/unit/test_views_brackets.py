@@ -36,7 +36,7 @@ def setup_of(job: Job) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def result() -> Result:
     controller, _, _ = run_virtual(job())
-    return summarise(controller.job, controller.state, setup_of(controller.job), controller.state.now)
+    return summarise(controller.state, setup_of(controller.job), controller.state.now)
 
 
 def test_lines_name_the_bracket_and_its_stage() -> None:
@@ -75,7 +75,7 @@ def test_a_stage_has_its_own_figures_also_while_others_have_not_begun() -> None:
     part: list[Result] = []
 
     def look(event: Event, controller: Controller) -> None:
-        part.append(summarise(controller.job, controller.state, setup_of(controller.job), event.occurred_at))
+        part.append(summarise(controller.state, setup_of(controller.job), event.occurred_at))
 
     run_virtual(job(), observers=[look])
     halfway = next(each for each in part if each.stages[0].promoted and each.stages[3].actual_s)

@@ -29,7 +29,7 @@ def run(job: Job, *requests: DriverRequest) -> tuple[Result, str]:
     inbox = TimedInbox(backend.now, *requests)
     with open_view(job, backend.now, stream, is_terminal=False) as view:
         drive(controller, backend, MemoryJournal(), observers=[view], requests=inbox)
-    return summarise(controller.job, controller.state, configurations(job), backend.now()), stream.getvalue()
+    return summarise(controller.state, configurations(job), backend.now()), stream.getvalue()
 
 
 def test_the_report_lists_every_extension_and_uses_the_limits_in_force() -> None:

@@ -190,7 +190,7 @@ def test_each_decision_is_a_row_and_the_first_plan_is_compared_with() -> None:
     job = dataclasses.replace(job, plan=plan, prediction=predict(job.stages, plan, job.profile, job.offer))
     backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, slowdown=1.5)
     controller, _, _ = run_virtual(job, backend=backend)
-    result = summarise(job, controller.state, configurations(job), controller.state.now)
+    result = summarise(controller.state, configurations(job), controller.state.now)
     first, second = result.decisions
     assert (first.stage, second.stage) == (1, 2)
     assert first.changed
@@ -201,4 +201,4 @@ def test_each_decision_is_a_row_and_the_first_plan_is_compared_with() -> None:
     assert [row[2] for row in shown.rows] == ["changed", "changed" if second.changed else "kept"]
     assert first.reason in render(result)
     assert json.loads(json.dumps(result.to_json()))["decisions"][0]["reason"] == first.reason
-    assert not decisions(summarise(a_job(), run_virtual(a_job())[0].state, configurations(a_job()), 0.0)).rows
+    assert not decisions(summarise(run_virtual(a_job())[0].state, configurations(a_job()), 0.0)).rows

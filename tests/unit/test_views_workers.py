@@ -134,7 +134,7 @@ def test_the_live_view_says_the_shares_once_and_keeps_them_in_its_summary() -> N
     assert len(told) == 1
     assert told[0].endswith(f"trial 0: unequal workers: {saves}")
     assert f"workers  trial 0: {saves}" in lines
-    assert summarise(JOB, controller.state, configurations(JOB), backend.now()).trials[0].balance
+    assert summarise(controller.state, configurations(JOB), backend.now()).trials[0].balance
 
 
 def test_a_straggler_is_named_when_it_is_known_and_its_replacement_is_explained() -> None:

@@ -60,7 +60,7 @@ def finished(profile: Profile, offer: Offer, seed: int) -> tuple[float, float]:
     )
     controller, backend, _ = run_virtual(job, backend=backend)
     state = controller.state
-    return state.stages[-1].ended_at - state.started_at, bill_usd(job, state, state.now)
+    return state.stages[-1].ended_at - state.started_at, bill_usd(state, state.now)
 
 
 @pytest.mark.parametrize(

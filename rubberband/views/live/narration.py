@@ -137,7 +137,7 @@ class Narrator:
     def _introduction(self, event: Event, state: State) -> str:
         job = self._job
         if isinstance(event, DriverResumed) and event.occurred_at > state.started_at:
-            return f"resuming {job.name}: {_left(state)}, {format_usd(bill_usd(job, state, state.now))} spent"
+            return f"resuming {job.name}: {_left(state)}, {format_usd(bill_usd(state, state.now))} spent"
         limits = "" if job.deadline_s is None else f"; deadline {duration(job.deadline_s + job.profiling_s)}"
         limits += "" if job.max_cost_usd is None else f"; max_cost {format_usd(job.max_cost_usd)}"
         brackets = f" of {len(job.brackets)} brackets" if job.is_divided else ""
@@ -206,12 +206,12 @@ class Narrator:
         lane = state.lanes[record.lane]
         if state.course != "running" or lane.phase not in (Phase.SCALING, Phase.TRAINING):
             return ""
-        if rules.buys_none(self._job, state) and not state.fleet.ready():
+        if rules.buys_none(state) and not state.fleet.ready():
             return f"; {state.fleet.failed_starts} in a row never got ready, so no more are bought"
         if any(record.instead_of_spot and record.requested_at == state.now for record in state.fleet.live()):
             return ""
         if lane.launches_left <= 0:
-            return f"; continuing with {counted(len(state.held(lane).live), 'instance')}"
+            return f"; continuing with {counted(len(lane.held.live), 'instance')}"
         return f"; retrying in {duration(max(0.0, lane.relaunch_at - state.now))}"
 
     def _bought(self, record: InstanceRecord) -> str:
@@ -289,7 +289,7 @@ class Narrator:
             stage = next((stage for stage in going if stage is lane.stages[-1]), None) if lane.stages else None
             launching = self._launching(state, lane, ours)
             if stage is not None:
-                held = counted(len(state.held(lane).live), "instance")
+                held = counted(len(lane.held.live), "instance")
                 said.append(self._stage_begins(state, lane, launching if ours else f"{held} kept"))
             elif ours:
                 said.append(launching)
@@ -299,11 +299,11 @@ class Narrator:
         on_spot = " on spot" if any(record.market == "spot" for record in asked) else ""
         instead = any(record.instead_of_spot for record in asked)
         on_spot = f" on demand instead of spot ({printable(state.fleet.spot_dry_reason)})" if instead else on_spot
-        held = len(state.held(lane).live)
+        held = len(lane.held.live)
         return f"launching {len(asked)}{on_spot}: {held - len(asked)} -> {counted(held, 'instance')}"
 
     def _stage_begins(self, state: State, lane: GroupState, otherwise: str) -> str:
-        stage, held = lane.stage, state.held(lane).live
+        stage, held = lane.stage, lane.held.live
         iterations = self._job.stages[stage.stage].iterations
         line = (
             f"{self._job.stage_name(stage.stage)}: {_to_train(stage, state)} x "
@@ -325,7 +325,7 @@ class Narrator:
                 continue
             stage, per_instance, size = lane.stage, job.offer.gpus, len(lane.running()[0].gang)
             self._stages_trained.add(stage.stage)
-            ready = len(state.held(lane).ready)
+            ready = len(lane.held.ready)
             said.append(
                 f"{job.stage_name(stage.stage)}: training {_to_train(stage, state)} on "
                 f"{counted(ready, 'instance')} x {counted(per_instance, 'GPU')}, {counted(size, 'GPU')} per trial, "
@@ -388,8 +388,8 @@ class Narrator:
         parts.append(f"{failed} failed" if failed else "")
         ended = sum(state.trials[trial].ended for trial in stage.trials)
         parts.append(f"{ended} ended early" if ended else "")
-        expected = forecast(job, state, state.now)
-        parts.append(f"spent {format_usd(bill_usd(job, state, state.now))}")
+        expected = forecast(state, state.now)
+        parts.append(f"spent {format_usd(bill_usd(state, state.now))}")
         if state.course == "running":
             parts.append(f"forecast {duration(expected.jct_s)}, {format_usd(expected.cost_usd)}")
         if job.ladder is not None:
@@ -426,7 +426,7 @@ class Narrator:
             if best is not None:
                 which = f"trial {best.trial}, {counted(best.iterations, 'iteration')}{_batch(best)}"
                 found = f"best {self._job.metric}={_metric(self._job, best)} ({which})"
-            cost = format_usd(bill_usd(self._job, state, state.ended_at))
+            cost = format_usd(bill_usd(state, state.ended_at))
             how = "stopped to keep the budget" if state.outcome == "budget" else state.outcome
             said.append(f"{how}: {found}; {duration(state.ended_at - state.started_at)}, {cost}")
         return said

@@ -108,18 +108,18 @@ class Progress:
 
     def spent_usd(self, now: float) -> float:
         """Return the bill at `now`, or at the end."""
-        return bill_usd(self.job, self.state, self._until(now))
+        return bill_usd(self.state, self._until(now))
 
     def stage_usd(self, stage: StageProgress, now: float) -> float:
         """Return the bill at `now`, or, of several brackets, that of the stage's lane."""
         if stage.bracket is None:
             return self.spent_usd(now)
         lane = self.state.lanes[self.job.bracket_of(stage.stage).lane]
-        return lane_bill_usd(self.job, self.state, lane, now)
+        return lane_bill_usd(lane, now)
 
     def expected(self, now: float) -> Forecast:
         """Return the forecast of the whole run at `now`."""
-        return forecast(self.job, self.state, max(now, self.state.now))
+        return forecast(self.state, max(now, self.state.now))
 
     def _until(self, now: float) -> float:
         return now if self.state.ended_at is None else self.state.ended_at
@@ -185,7 +185,7 @@ def _stage(job: Job, state: State, index: int) -> StageProgress:
     count = _trials(state, record) if record else Counter[str]()
     instances = 0
     if record is not None:
-        instances = record.widest if over else len(state.held(lane).live)
+        instances = record.widest if over else len(lane.held.live)
     started_at = record.started_at if record else None
     ended_at = None
     if record is not None and over:
@@ -194,7 +194,7 @@ def _stage(job: Job, state: State, index: int) -> StageProgress:
     def spent_usd(at: float | None) -> float | None:
         if at is None:
             return None
-        return lane_bill_usd(job, state, lane, at) if job.is_divided else bill_usd(job, state, at)
+        return lane_bill_usd(lane, at) if job.is_divided else bill_usd(state, at)
 
     return StageProgress(
         stage=index,
@@ -206,7 +206,7 @@ def _stage(job: Job, state: State, index: int) -> StageProgress:
         done=count["done"],
         failed=count["failed"],
         iterations_done=sum(min(max(state.trials[t].iterations - before, 0), stage.iterations) for t in trials),
-        iterations=expected_iterations(job, state)
+        iterations=expected_iterations(state)
         if stage.ladder
         else stage.iterations * (len(trials) or stage.trials) - _unneeded(state, trials, before, stage.iterations),
         instances=instances,
