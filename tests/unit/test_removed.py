@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,12 @@ def test_a_job_of_before_is_the_same_job(widening: str) -> None:
     assert '"brackets":[]' in body
     old = body.replace('"brackets":[]', f'"brackets":{brackets}')[:-1] + f',"widening":{widening}}}'
     assert decode_job(old) == decode_job(body.replace('"brackets":[]', f'"brackets":{brackets.replace(FALSE, "")}'))
+
+
+def test_a_job_with_a_name_of_before_is_the_same_job() -> None:
+    job = replace(JOB, highest_price_usd_per_hour=9.0)
+    old = encode_job(job).replace("highest_price_usd_per_hour", "dearest_usd_per_hour")
+    assert decode_job(old) == job
 
 
 def test_a_journal_whose_search_was_widened_is_refused_in_one_line(tmp_path: Path) -> None:
