@@ -171,26 +171,23 @@ def _terms(experiment: Experiment, live: bool) -> Terms:
 def _show(asked: _Options) -> None:
     """Plan an experiment, and print the estimate. Raises InfeasibleError without a plan."""
     from rubberband.executor.training.entrypoint import with_trial
+    from rubberband.planning.feasible import PlanOptions
     from rubberband.planning.prices_and_quotas import answer
     from rubberband.spec.loading import load_experiment
 
     search_path = (asked.file.absolute().parent, Path.cwd())
     experiment = with_trial(load_experiment(asked.file, asked.overrides), search_path)
     profiles = profiles_of(experiment, asked.file, asked.overrides)
-    given = read_plan(asked.plan) if asked.plan else None
     terms = _terms(experiment, asked.live)
-    found = answer(
-        experiment,
-        profiles,
-        terms,
+    options = PlanOptions(
         now=time.time(),
-        clock=time.perf_counter,
         policy=asked.policy.value,
-        plan=given,
+        given=read_plan(asked.plan) if asked.plan else None,
         frontier=asked.frontier or asked.output is TableFormat.table or asked.html is not None,
         seed=asked.seed,
-        size=asked.size,
+        to_size=asked.size,
     )
+    found = answer(experiment, profiles, terms, options)
     simulation = _simulation(asked, found.estimate)
     lines, listed = _document(found, simulation)
     if asked.html is not None:

@@ -90,63 +90,76 @@ class PlannedExperiment:
         return self.estimate.job
 
 
-def planned(
-    experiment: Experiment,
-    profiles: Profiles,
-    terms: Terms,
-    *,
-    now: float,
-    policy: Policy = "optimal",
-    given: Plan | None = None,
-    spent: Spent | None = None,
-    to_size: bool = False,
-    compare: bool = False,
-    frontier: bool = False,
-    seed: int = 0,
-    most_usd: float | None = None,
-    advise: bool = True,
-    clock: Callable[[], float] = time.perf_counter,
-) -> PlannedExperiment:
-    """Plan an experiment that starts at `now` (Unix time), with what is left of its limits after `spent`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """How an experiment is planned."""
 
-    `profiles` is one for all types, or type -> profile. With `to_size`, or where its size is auto, the search is first
-    sized to the limits (`rubberband.planning.feasible`). `given` is the user's own plan, to predict instead of search.
-    `compare` and `frontier` add to the estimate. To `advise` is to search for remedies where there is no plan, none of
-    which costs more than `most_usd`. `clock` reads seconds. Raises InputError for what cannot be planned.
-    """
+    now: float
+    """Unix time of its start."""
+    policy: Policy = "optimal"
+    given: Plan | None = None
+    """The user's own plan, to predict instead of search."""
+    spent: Spent = field(default_factory=Spent)
+    """Part of its limits that is used already."""
+    to_size: bool = False
+    """Whether the search is sized to the limits first; it is in any case where its size is auto."""
+    compare: bool = False
+    """Whether the alternatives are planned too."""
+    frontier: bool = False
+    """Whether the whole frontier is found, which takes much longer."""
+    seed: int = 0
+    most_usd: float | None = None
+    """Highest cost of a remedy."""
+    advise: bool = True
+    """Whether remedies are searched for where there is no plan."""
+    clock: Callable[[], float] = time.perf_counter
+    """Reads seconds, to time the planning."""
+
+
+def planned(experiment: Experiment, profiles: Profiles, terms: Terms, options: PlanOptions) -> PlannedExperiment:
+    """Plan an experiment with what is left of its limits. Raises InputError for what cannot be planned."""
     started, remarks, seen = with_start_times(experiment, terms.starts, profiles)
-    used = spent or Spent()
 
     def candidates_of(changed: Experiment) -> tuple[Problem, ...]:
         return candidates(
-            changed, profiles, now, policy=policy, seed=seed, table=terms.table, room=terms.room, spent=used
+            changed,
+            profiles,
+            options.now,
+            policy=options.policy,
+            seed=options.seed,
+            table=terms.table,
+            room=terms.room,
+            spent=options.spent,
         )
 
     found, sized = candidates_of(started), None
-    if to_size or started.search.auto is not None:
-        if given is not None:
+    if options.to_size or started.search.auto is not None:
+        if options.given is not None:
             raise InputError(
                 "--plan: a plan file is for one size, and this search is sized to the limits; leave it out"
             )
         sized, started = size(started, found)
         found = tuple(replace(one, brackets=started.brackets()) for one in found)
-    if given is not None:
-        best = estimate_plan(_only(found), given, started.name, with_frontier=frontier)
-    else:
-        best = estimate(
-            found,
-            started.name,
-            clock=clock,
-            compare=compare,
-            with_frontier=frontier,
-            beside=_beside(started.search.scheduler) if compare else None,
-        )
-    if best.job is None and advise:
-        best = _with_remedies(best, started, candidates_of, used, clock=clock, most_usd=most_usd)
+    best = _estimated(started, found, options)
+    if best.job is None and options.advise:
+        best = _with_remedies(best, started, candidates_of, options)
     if sized is not None and sized.number is None:
         best = _unsized(best, sized)
     return PlannedExperiment(
         experiment=started, candidates=found, estimate=best, size=sized, remarks=remarks, seen=seen
+    )
+
+
+def _estimated(experiment: Experiment, found: Sequence[Problem], options: PlanOptions) -> Estimate:
+    if options.given is not None:
+        return estimate_plan(_only(found), options.given, experiment.name, with_frontier=options.frontier)
+    return estimate(
+        found,
+        experiment.name,
+        clock=options.clock,
+        compare=options.compare,
+        with_frontier=options.frontier,
+        beside=_beside(experiment.search.scheduler) if options.compare else None,
     )
 
 
@@ -198,12 +211,10 @@ def _with_remedies(
     found: Estimate,
     experiment: Experiment,
     candidates_of: CandidatesOf,
-    used: Spent,
-    *,
-    clock: Callable[[], float],
-    most_usd: float | None,
+    options: PlanOptions,
 ) -> Estimate:
-    """Return an estimate without a plan with the remedies that make a run possible, of at most `most_usd`."""
+    """Return an estimate without a plan with the remedies that make a run possible."""
+    used, most_usd = options.spent, options.most_usd
 
     def attempt(tried: Sequence[Problem], objective: Objective) -> Reached | None:
         kept = first_kept([replace(one, brackets=found.brackets, objective=objective) for one in tried])
@@ -213,7 +224,9 @@ def _with_remedies(
         return replace(plain, needs_s=plain.needs_s + used.seconds, needs_usd=plain.needs_usd + used.cost_usd)
 
     nearest = found.nearest if used == Spent() else None
-    remedies = find_remedies(experiment, candidates_of, attempt, clock=clock, most_usd=most_usd, nearest=nearest)
+    remedies = find_remedies(
+        experiment, candidates_of, attempt, clock=options.clock, most_usd=most_usd, nearest=nearest
+    )
     if not remedies and most_usd is None:
         return found
     fix = advice(remedies[0]) if remedies else none_within(most_usd)

@@ -27,14 +27,14 @@ from rubberband.planning.candidates import (
     repeat_notes,
     sampler_notes,
 )
-from rubberband.planning.feasible import Terms, planned
+from rubberband.planning.feasible import PlanOptions, Terms, planned
 from rubberband.planning.startup_history import start_times
 from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_words
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.spec.profile_file import VARIATIONS, InlineProfile
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import BillLine, Offer
-from rubberband.values.plan import Market, Plan, Policy, Size
+from rubberband.values.plan import Market, Size
 from rubberband.values.profile import Profile
 
 if TYPE_CHECKING:
@@ -84,40 +84,13 @@ class EstimateAnswer:
 
 
 def answer(
-    experiment: Experiment,
-    profiles: Profile | Mapping[str, Profile],
-    terms: Terms,
-    *,
-    now: float,
-    clock: Callable[[], float],
-    policy: Policy = "optimal",
-    plan: Plan | None = None,
-    frontier: bool = False,
-    seed: int = 0,
-    most_usd: float | None = None,
-    size: bool = False,
+    experiment: Experiment, profiles: Profile | Mapping[str, Profile], terms: Terms, options: PlanOptions
 ) -> EstimateAnswer:
-    """Estimate an experiment that starts at `now` (Unix time).
+    """Estimate an experiment, and compare its plan with the alternatives. Raises InputError if it cannot be planned.
 
-    With `size`, or where its size is auto, the search is first sized to the limits (`rubberband.planning.feasible`).
-    An answer without a plan within the limits has remedies, none of which costs more than `most_usd`. `plan` is the
-    user's own, to predict instead of search. The whole `frontier` takes much longer. `clock` reads seconds, to time the
-    planning. Raises InputError for an experiment that cannot be planned.
+    An answer without a plan within the limits has remedies.
     """
-    found = planned(
-        experiment,
-        profiles,
-        terms,
-        now=now,
-        policy=policy,
-        given=plan,
-        to_size=size,
-        compare=True,
-        frontier=frontier,
-        seed=seed,
-        most_usd=most_usd,
-        clock=clock,
-    )
+    found = planned(experiment, profiles, terms, replace(options, compare=True))
     best, started = found.estimate, found.experiment
     block = None if terms.blocks is None else terms.blocks(best)
     blocks = () if block is None else (block,)
@@ -132,7 +105,7 @@ def answer(
             *_notes(started, best.problem, terms.table),
             *terms.notes,
             *blocks,
-            *_cap_notes(best, terms, now),
+            *_cap_notes(best, terms, options.now),
         ),
         bill=bill_lines(best),
         size=found.size,

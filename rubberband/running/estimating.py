@@ -17,6 +17,7 @@ from rubberband.executor.result.batch_history import copied
 from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.entrypoint import Entrypoint, with_trial
 from rubberband.installation import home_at
+from rubberband.planning.feasible import PlanOptions
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_terms
 from rubberband.running.profile import find_profiles
 from rubberband.spec.experiment import Experiment
@@ -105,12 +106,7 @@ def estimate(
         experiment,
         profiles,
         with_allowance(local_terms(experiment, place), experiment, place),
-        now=time.time(),
-        clock=time.perf_counter,
-        policy=policy,
-        frontier=True,
-        seed=seed,
-        size=size,
+        PlanOptions(now=time.time(), policy=policy, frontier=True, seed=seed, to_size=size),
     )
     return copied(PlanEstimate, found)
 

@@ -39,7 +39,7 @@ from rubberband.planning.candidates import (
     sampler_notes,
     stand_in_speeds,
 )
-from rubberband.planning.feasible import PlannedExperiment, Profiles, Terms, planned
+from rubberband.planning.feasible import PlannedExperiment, PlanOptions, Profiles, Terms, planned
 from rubberband.planning.prices_and_quotas import cloud_terms, local_terms
 from rubberband.running.check import check_first, named_entrypoint, widest_gang
 from rubberband.running.estimating import experiment_of
@@ -345,15 +345,8 @@ class _Start:
         """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
         experiment, options = self.experiment, self.options
         here = replace(self.terms, starts=local_terms(experiment, self.folder.home).starts)
-        found = planned(
-            experiment,
-            profiles,
-            here,
-            now=time.time(),
-            policy=options.policy,
-            spent=spent,
-            most_usd=options.most_usd,
-        )
+        asked = PlanOptions(now=time.time(), policy=options.policy, spent=spent, most_usd=options.most_usd)
+        found = planned(experiment, profiles, here, asked)
         for line in (*experiment.notes, *found.remarks):
             options.announce(line)
         job = job_of(found, spent)

@@ -90,8 +90,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="measuring-not-counted",
         harm="a run plans as if measuring its profile had cost nothing, and ends above its max_cost",
         file="rubberband/planning/feasible.py",
-        old="    used = spent or Spent()\n",
-        new="    used = Spent()\n",
+        old="            spent=options.spent,\n",
+        new="            spent=Spent(),\n",
         tests=("tests/unit/test_planning.py",),
     ),
     Mutant(
