@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from rubberband.cloud.catalogue import Table
 from rubberband.cloud.local.gpus import gpus_to_share, one_taken
@@ -31,6 +31,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration
 from rubberband.values.offer import Offer
 from rubberband.values.plan import total_iterations
+from rubberband.values.profile import Profile
 
 LIMIT_S = 300.0
 """Default time of `rubberband check`."""
@@ -142,18 +143,15 @@ def check_first(
     passed = _passed(experiment, entrypoint, home, max_gpus)
     if passed is not None and passed.exists():
         return
-    if profiles is not None and _iteration_s(profiles) > CHEAP_S:
+    known = [] if profiles is None else [profiles] if isinstance(profiles, Profile) else profiles.values()
+    if known and min(profile.iteration_s(profile.smallest_gpus) for profile in known) > CHEAP_S:
         return
     with tempfile.TemporaryFile() as output:
         report = _checked(experiment, entrypoint, max_gpus, RUN_LIMIT_S, output, [], cancelled)
         if cancelled():
             raise Cancelled("cancelled while the trial was checked; nothing was spent")
-        is_elsewhere = not experiment.resources.kind.is_this_machine
-        if is_elsewhere and report.problems and all(problem.may_be_here for problem in report.problems):
-            announce(f"the trial was not checked, as this machine may lack what it needs: {report.problems[0].line}")
-            return
-        if not report.trial.is_finished and not report.trial.problems:
-            announce(f"the trial was not checked to the end: {report.trial.step} takes more than {RUN_LIMIT_S:g} s")
+        if why := _unchecked(experiment, report):
+            announce(f"the trial was not checked{why}")
             return
         if report.problems:
             _show_output(output, report, announce)
@@ -170,6 +168,16 @@ def check_first(
         with suppress(OSError):  # a full disk
             make_directories(passed.parent)
             write_atomically(passed, f"{entrypoint} {time.time():.0f}\n".encode(), durable=False)
+
+
+def _unchecked(experiment: Experiment, report: CheckReport) -> str:
+    """Return why a check says nothing about the trial; empty if it does."""
+    is_elsewhere = not experiment.resources.kind.is_this_machine
+    if is_elsewhere and report.problems and all(problem.may_be_here for problem in report.problems):
+        return f", as this machine may lack what it needs: {report.problems[0].line}"
+    if not report.trial.is_finished and not report.trial.problems:
+        return f" to the end: {report.trial.step} takes more than {RUN_LIMIT_S:g} s"
+    return ""
 
 
 _MOST_SHOWN = 4000
@@ -197,11 +205,6 @@ def _passed(experiment: Experiment, entrypoint: Entrypoint, home: Path, max_gpus
     return home / "checks" / digest(str(entrypoint), content, *parts, words.get("batch"))
 
 
-def _iteration_s(profiles: Profiles) -> float:
-    every = [profiles] if not isinstance(profiles, Mapping) else list(profiles.values())
-    return min(profile.iteration_s(profile.smallest_gpus) for profile in every)
-
-
 def _checked(
     experiment: Experiment,
     entrypoint: Entrypoint,
@@ -212,73 +215,48 @@ def _checked(
     cancelled: Callable[[], bool] = lambda: False,
 ) -> CheckReport:
     """Check trials until one passes: at most `TRIALS`, as long as the time lasts."""
-    with one_taken(_devices(experiment), f"the check of {entrypoint}") as gpu:
-        return _checked_on(gpu, experiment, entrypoint, max_gpus, limit_s, output, problems, cancelled)
-
-
-def _checked_on(
-    gpu: str,
-    experiment: Experiment,
-    entrypoint: Entrypoint,
-    max_gpus: int,
-    limit_s: float,
-    output: IO[Any] | int | None,
-    problems: Sequence[TrialFault],
-    cancelled: Callable[[], bool],
-) -> CheckReport:
-    device: Literal["cpu", "cuda"] = "cuda" if gpu else "cpu"
-    until = time.monotonic() + limit_s
     failed = list[str]()
     experiment = experiment.probed()
-    configurations, seeds = experiment.configurations(), experiment.trial_seeds()
-    for number, configuration in enumerate(configurations[:TRIALS]):
-        order = CheckOrder(
-            entrypoint=entrypoint,
-            segment=_segment(experiment, number, configuration, seeds[number], device),
-            max_gpus=max_gpus,
-            device_id=gpu,
-        )
-        left_s = max(1.0, until - time.monotonic())
-        found = check(order, limit_s=left_s, output=output, cancelled=cancelled)
-        report = CheckReport(
-            entrypoint=str(entrypoint),
-            device=device,
-            limit_s=limit_s,
-            configuration=configuration,
-            trial=found,
-            problems=(*problems, *found.problems, *_unfinished(found, limit_s)),
-            remarks=(*found.remarks, *_remarks(experiment, found), *(() if found.problems else failed)),
-        )
-        if not found.problems or any(problem.is_final for problem in found.problems) or time.monotonic() > until:
-            break
-        failed.append(f"trial {number} ({brief(configuration)}) fails: {found.problems[0].line}")
+    resources, seeds = experiment.resources, experiment.trial_seeds()
+    gpus = gpus_to_share(offers(resources)[0]).ids if resources.kind.is_this_machine else ()
+    with one_taken(gpus, f"the check of {entrypoint}") as gpu:
+        until, device = time.monotonic() + limit_s, "cuda" if gpu else "cpu"
+        for number, configuration in enumerate(experiment.configurations()[:TRIALS]):
+            segment = _segment(experiment, number, configuration, seeds[number], device)
+            order = CheckOrder(entrypoint=entrypoint, segment=segment, max_gpus=max_gpus, device_id=gpu)
+            left_s = max(1.0, until - time.monotonic())
+            found = check(order, limit_s=left_s, output=output, cancelled=cancelled)
+            report = CheckReport(
+                entrypoint=str(entrypoint),
+                device=device,
+                limit_s=limit_s,
+                configuration=configuration,
+                trial=found,
+                problems=(*problems, *found.problems, *_unfinished(found, limit_s)),
+                remarks=(*found.remarks, *_remarks(experiment, found), *(() if found.problems else failed)),
+            )
+            if not found.problems or any(problem.is_final for problem in found.problems) or time.monotonic() > until:
+                break
+            failed.append(f"trial {number} ({brief(configuration)}) fails: {found.problems[0].line}")
     return report
 
 
 def _remarks(experiment: Experiment, found: TrialCheck) -> list[str]:
-    return _not_reported(experiment, found) + _planned_otherwise(experiment, found)
-
-
-def _planned_otherwise(experiment: Experiment, found: TrialCheck) -> list[str]:
-    """Return a remark where plans for spot assume more checkpoints than the trial writes."""
-    resources, written = experiment.resources, found.checkpoint_every
-    if resources.market != "spot" or written is None or written <= resources.spot.checkpoint_iterations:
-        return []
-    planned = resources.spot.checkpoint_iterations
-    return [
-        f"the trial's checkpoint_every is {written}, and plans assume resources.spot.checkpoint_iterations={planned}: "
-        f"interruptions cost more than planned; write -s resources.spot.checkpoint_iterations={written}"
-    ]
-
-
-def _not_reported(experiment: Experiment, found: TrialCheck) -> list[str]:
-    """Return a remark for each metric of `search.also` that the first iteration does not report; a later one may."""
+    """Return remarks on metrics of `search.also` that the first iteration lacks, and on rare checkpoints."""
     names = [one.metric for one in experiment.search.also if found.metrics and one.metric not in found.metrics]
-    return [
+    remarks = [
         f"search.also: {name} is not among the metrics of the first iteration ({', '.join(found.metrics)}); report it, "
         "or correct its name"
         for name in names
     ]
+    resources, written = experiment.resources, found.checkpoint_every
+    planned = resources.spot.checkpoint_iterations
+    if resources.market == "spot" and written is not None and written > planned:
+        remarks.append(
+            f"the trial's checkpoint_every is {written}, and plans assume resources.spot.checkpoint_iterations="
+            f"{planned}: interruptions cost more than planned; write -s resources.spot.checkpoint_iterations={written}"
+        )
+    return remarks
 
 
 def _unfinished(found: TrialCheck, limit_s: float) -> Sequence[TrialFault]:
@@ -317,13 +295,6 @@ def _segment(experiment: Experiment, trial: int, configuration: Mapping[str, Any
         training=experiment.training.to_plain(),
         max_iterations=max(map(total_iterations, experiment.brackets())),
     )
-
-
-def _devices(experiment: Experiment) -> tuple[str, ...]:
-    """Return the GPUs that trials of this machine use; none for other providers."""
-    if not experiment.resources.kind.is_this_machine:
-        return ()
-    return gpus_to_share(offers(experiment.resources)[0]).ids
 
 
 def named_entrypoint(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Entrypoint:

@@ -168,7 +168,7 @@ def test_limits_that_size_nothing_are_refused() -> None:
     ],
 )
 def test_a_line_says_the_size(limits: dict[str, Any], within: str) -> None:
-    found = estimated(experiment({"type": "sha", "num_samples": 5, "max_t": 13}, limits), size=True)
+    found = estimated(experiment({"type": "sha", "num_samples": 5, "max_t": 13}, limits), to_size=True)
     assert found.size is not None
     number = found.size.number
     told = f"{number} configurations fit {within} (num_samples: {number}); no more do"
@@ -185,15 +185,15 @@ def test_a_line_says_the_size(limits: dict[str, Any], within: str) -> None:
 )
 def test_a_scheduler_without_a_size_is_refused(scheduler: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        estimated(experiment(scheduler), size=True)
+        estimated(experiment(scheduler), to_size=True)
     with pytest.raises(InputError, match="there are no limits to size the search to"):
-        estimated(experiment({"type": "sha", "num_samples": 2, "max_t": 9}, {}), size=True)
+        estimated(experiment({"type": "sha", "num_samples": 2, "max_t": 9}, {}), to_size=True)
 
 
 def test_a_plan_file_is_not_sized() -> None:
     job = plan_job(experiment({**AUTO, "num_samples": 3}), PROFILE)
     with pytest.raises(InputError, match="a plan file is for one size"):
-        estimated(experiment(), plan=job.plan)
+        estimated(experiment(), given=job.plan)
 
 
 def test_a_run_is_sized_before_it_starts_and_its_journal_has_the_number(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_the_service_plans_an_auto_size_and_a_size_that_is_asked_for() -> None:
     assert status == 200
     number = json.loads(body)["size"]["number"]
     assert json.loads(body)["plan"]["stages"][0]["trials"] == number
-    status, body = of(words({**AUTO, "num_samples": 2}), size=True)
+    status, body = of(words({**AUTO, "num_samples": 2}), to_size=True)
     assert (status, json.loads(body)["size"]["number"]) == (200, number)
     status, body = of(words(limits={"deadline": "20s"}))
     assert status == 422
