@@ -143,14 +143,14 @@ def answer_errors(app: FastAPI, methods_of: Callable[[str], Sequence[str]]) -> N
     async def answer(request: Request, error: Exception) -> Response:
         match error:
             case HttpProblem():
-                return _told(request, error)
+                return _problem_response(request, error)
             case RubberbandError():
                 problem = problem_of(error)
-                return _told(request, unforeseen(error) if problem.kind is INTERNAL else problem)
+                return _problem_response(request, unforeseen(error) if problem.kind is INTERNAL else problem)
             case RequestValidationError():
-                return _told(request, invalid(error.errors()))
+                return _problem_response(request, invalid(error.errors()))
             case HTTPException():
-                return _told(request, _of_framework(request, error, methods_of))
+                return _problem_response(request, _of_framework(request, error, methods_of))
         return Response(status_code=_CLOSED_REQUEST)
 
     for kind in (HttpProblem, RubberbandError, RequestValidationError, HTTPException, ClientDisconnect):
@@ -171,7 +171,7 @@ def _of_framework(request: Request, error: HTTPException, methods_of: Callable[[
     return HttpProblem(kind, str(error.detail), headers=headers)
 
 
-def _told(request: Request, problem: HttpProblem) -> Response:
+def _problem_response(request: Request, problem: HttpProblem) -> Response:
     """Return a problem as an answer, to browsers as a page."""
     return problem_page(request, problem) if wants_page(request) else problem_answer(problem)
 
@@ -213,7 +213,7 @@ class Failures:
             if begun:
                 raise
             try:
-                answer = _told(Request(scope), problem)
+                answer = _problem_response(Request(scope), problem)
             except Exception:
                 log.exception("there is no page for %s", problem.kind.slug)
                 answer = problem_answer(problem)

@@ -341,9 +341,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.create_server(address[:2], family=family, backlog=256)
     except (OSError, UnicodeError) as error:
-        told = getattr(error, "strerror", None) or str(error)
+        text = getattr(error, "strerror", None) or str(error)
         raise InputError(
-            f"{host}:{port} is not available ({told}); choose another by --host and --port (0: any free port)"
+            f"{host}:{port} is not available ({text}); choose another by --host and --port (0: any free port)"
         ) from None
     # Accepted sockets inherit this; asyncio sets it only on sockets that it makes. Without it, an event of a stream
     # waits for the acknowledgement of the one before, up to 40 ms.

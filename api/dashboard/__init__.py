@@ -275,11 +275,11 @@ CHOICES: Mapping[str, Choice] = {
 """Filters of the list: name in the address -> title and states."""
 
 
-def counted_choices(standing: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of experiments of each of `CHOICES`; `standing`: state -> number."""
-    every = sum(standing.values())
+def counted_choices(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of experiments of each of `CHOICES`; `counts`: state -> number."""
+    every = sum(counts.values())
     return {
-        name: every if states is None else sum(standing.get(state, 0) for state in states)
+        name: every if states is None else sum(counts.get(state, 0) for state in states)
         for name, (_, states) in CHOICES.items()
     }
 
@@ -469,8 +469,8 @@ def login(request: Request, next: Annotated[str, Query(max_length=2000)] = "/", 
     wanted = safe_next(next)
     if principal_of(request) is not STRANGER and not problem:
         return RedirectResponse(wanted, 303)
-    told = "The token is unknown, expired or revoked; check it, or ask for another." if problem else ""
-    return render(request, "login.html", next=wanted, problem=told)
+    text = "The token is unknown, expired or revoked; check it, or ask for another." if problem else ""
+    return render(request, "login.html", next=wanted, problem=text)
 
 
 @router.post("/plan/check")

@@ -126,7 +126,7 @@ def facts(submission: Submission, now: float) -> list[Fact]:
         ("policy", "" if submission.policy == "optimal" else submission.policy),
         ("profile", "" if words.get("profile") or not words else "measured first"),
     ]
-    return [(what, printable(told)) for what, told in found if told]
+    return [(what, printable(text)) for what, text in found if text]
 
 
 def _part(words: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -196,9 +196,9 @@ class Asked:
     def address(self, **changes: str | int | bool) -> str:
         """Return the query and fragment of the address of this view, with changes."""
         wanted = replace(self, **changes)  # type: ignore[arg-type]
-        told: dict[str, str | int] = {"sort": wanted.sort, "down": int(wanted.down), "status": wanted.status}
-        told |= {"page": wanted.page if wanted.page > 1 else 0}
-        return f"?{urlencode({key: value for key, value in told.items() if value})}#trials"
+        query: dict[str, str | int] = {"sort": wanted.sort, "down": int(wanted.down), "status": wanted.status}
+        query |= {"page": wanted.page if wanted.page > 1 else 0}
+        return f"?{urlencode({key: value for key, value in query.items() if value})}#trials"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +291,7 @@ def _kinds(result: Result) -> list[_Kind]:
     def metric(trial: TrialResult) -> float | None:
         return trial.metrics.get(result.metric)
 
-    def standing(trial: TrialResult) -> str:
+    def status_text(trial: TrialResult) -> str:
         return trial.with_end(status(result, trial))
 
     return [
@@ -299,7 +299,7 @@ def _kinds(result: Result) -> list[_Kind]:
         _Kind("metric", printable(result.metric), metric, lambda t: measured(t, result.metric)),
         *(_also(one.metric) for one in result.also),
         _Kind("iterations", "iterations", lambda t: t.iterations, lambda t: str(t.iterations)),
-        _Kind("status", "status", standing, standing, words=True),
+        _Kind("status", "status", status_text, status_text, words=True),
         *(_BATCH_KINDS if any(trial.batches for trial in result.trials) else ()),
         *(_parameter(name) for name in _names(result.trials)),
         _Kind("cost", "share (USD)", cost_usd, lambda t: usd(cost_usd(t), decimals)),

@@ -70,7 +70,7 @@ class _Pool:
     admission: Admission
     view: Mapping[str, Any]
     """The answer of `GET /v1/pool`."""
-    standing: PoolStatus | None
+    status: PoolStatus | None
     """None while its broker does not answer, and for a pool that has none."""
     now: float
 
@@ -81,19 +81,19 @@ def _shown(service: Service) -> dict[str, Any]:
     shared, admission = service.settings.pool, service.admission
     assert shared is not None, "there is a view"
     assert admission is not None, "there is a view"
-    found = _Pool(shared=shared, admission=admission, view=view, standing=_standing(shared), now=now)
+    found = _Pool(shared=shared, admission=admission, view=view, status=_status(shared), now=now)
     return {
         "pool": view,
         "cards": list(_cards(found)),
         "members": [_member(member, now) for member in view["experiments"]],
         "tables": list(_tables(service, found)),
         "charts": CHARTS,
-        "is_silent": shared.folder is not None and found.standing is None,
+        "is_silent": shared.folder is not None and found.status is None,
         "figures": Markup(script_json(_figures(found))),
     }
 
 
-def _standing(pool: SharedPool) -> PoolStatus | None:
+def _status(pool: SharedPool) -> PoolStatus | None:
     if pool.folder is None:
         return None
     try:
@@ -103,33 +103,33 @@ def _standing(pool: SharedPool) -> PoolStatus | None:
 
 
 def _figures(pool: _Pool) -> dict[str, Any]:
-    loans = [] if pool.standing is None else pool.standing["loans"]
+    loans = [] if pool.status is None else pool.status["loans"]
     calendar = pool.admission.calendar()
     colours = colours_of([*(loan["experiment"] for loan in loans), *calendar.promises])
     promised = promises_chart(calendar, pool.now, colours)
     drawn = {} if promised is None else {"promises": promised}
-    return drawn | ({} if pool.standing is None else pool_charts(pool.standing, colours))
+    return drawn | ({} if pool.status is None else pool_charts(pool.status, colours))
 
 
 def _cards(pool: _Pool) -> Iterator[Card]:
-    shared, members, standing = pool.shared, pool.view["experiments"], pool.standing
-    held = sum(member["instances"] for member in members) if standing is None else standing["instances"]
-    free = "" if standing is None else f"{standing['free_gpus']} of {counted(standing['gpus'], 'GPU')} free"
-    scaled = "" if standing is None else autoscaled_words(standing)
+    shared, members, status = pool.shared, pool.view["experiments"], pool.status
+    held = sum(member["instances"] for member in members) if status is None else status["instances"]
+    free = "" if status is None else f"{status['free_gpus']} of {counted(status['gpus'], 'GPU')} free"
+    scaled = "" if status is None else autoscaled_words(status)
     notes = tuple(note for note in (scaled, free) if note)
     yield Card(title="instances", value=f"{held} of {shared.instances}", notes=notes)
     promised = sum(member["promised_gpus"] for member in members)
     yield Card(title="promised now", value=f"{promised} of {counted(shared.gpus, 'GPU')}", notes=(_until(pool),))
-    if standing is None:
+    if status is None:
         return
-    usd = standing["usd"]
+    usd = status["usd"]
     committed = pool.admission.budgets.committed_usd(pool.now, bill_usd=usd["month"])
     planned_usd = committed[month_begin(pool.now)] - usd["month"]
     yield _money("this month", usd["month"], usd["max_per_month"], f"{format_usd(max(0.0, planned_usd))} more planned")
     yield _money("per hour now", usd["per_hour"], usd["max_per_hour"])
-    warm = sum(loan["was_warm"] for loan in standing["loans"])
-    started = f"{counted(standing['started'], 'instance')} started"
-    yield Card(title="lent warm", value=f"{warm} of {len(standing['loans'])}", notes=(started,))
+    warm = sum(loan["was_warm"] for loan in status["loans"])
+    started = f"{counted(status['started'], 'instance')} started"
+    yield Card(title="lent warm", value=f"{warm} of {len(status['loans'])}", notes=(started,))
 
 
 def _until(pool: _Pool) -> str:
@@ -167,16 +167,16 @@ def _tables(service: Service, pool: _Pool) -> Iterator[TextTable]:
     }
     if any(owners):
         yield _shares(service, pool, sorted(owners))
-    if pool.standing is not None and pool.standing["tenants"]:
-        yield replace(experiments_table(pool.standing), title="Loans and cost by experiment")
-        yield money_table(pool.standing)
+    if pool.status is not None and pool.status["tenants"]:
+        yield replace(experiments_table(pool.status), title="Loans and cost by experiment")
+        yield money_table(pool.status)
 
 
 def _shares(service: Service, pool: _Pool, owners: Sequence[str]) -> TextTable:
     """Return a row for each token: what it holds and used this month beside its weight and its budget."""
     since = month_begin(pool.now)
     gpu_s = {
-        owner: _gpu_s(pool.standing, {row.name for row in service.store.submitted_by(owner, since=since)})
+        owner: _gpu_s(pool.status, {row.name for row in service.store.submitted_by(owner, since=since)})
         for owner in owners
     }
     total_s = sum(gpu_s.values())
@@ -199,11 +199,11 @@ def _shares(service: Service, pool: _Pool, owners: Sequence[str]) -> TextTable:
     return TextTable(title="Shares", header=header, rows=tuple(rows), notes=(note,))
 
 
-def _gpu_s(standing: PoolStatus | None, experiments: set[str]) -> float:
-    if standing is None:
+def _gpu_s(status: PoolStatus | None, experiments: set[str]) -> float:
+    if status is None:
         return 0.0
     return math.fsum(
-        loan["gpus"] * ((loan["ended_at"] or standing["now"]) - loan["running_at"])
-        for loan in standing["loans"]
+        loan["gpus"] * ((loan["ended_at"] or status["now"]) - loan["running_at"])
+        for loan in status["loans"]
         if loan["experiment"] in experiments
     )

@@ -61,7 +61,7 @@ class StageRow:
     """Row of a stage, planned against actual."""
 
     stage: str
-    standing: str
+    status: str
     """`done`, `current`, `ended` (before it was done) or `planned`."""
     trials: str
     promoted: str
@@ -97,10 +97,10 @@ def sentence(submission: Submission, result: Result | None) -> str:
     """Return the state, progress and limits in a sentence or two."""
     reason = printable(submission.reason)
     if result is None or submission.summary.started_at is None:
-        told = _NOT_BEGUN.get(submission.state, "")
+        text = _NOT_BEGUN.get(submission.state, "")
         if submission.state is ExperimentState.QUEUED and reason and not submission.home:
             return f"{_capitalised(reason)}."
-        return " ".join(part for part in (told, reason) if part) if submission.state in ACTIVE else told or reason
+        return " ".join(part for part in (text, reason) if part) if submission.state in ACTIVE else text or reason
     if submission.state in ACTIVE:
         runs = submission.state is ExperimentState.RUNNING
         course = _ends(submission.summary, result) if runs else "resumes from its checkpoints"
@@ -168,10 +168,10 @@ def _of_instances(result: Result) -> Iterator[Trouble]:
         yield Trouble(what="Spot", why=interruptions(result), severe=False)
 
 
-def turn(standing: Mapping[str, int]) -> str:
-    """Return the load before a queued experiment; `standing`: state -> number of experiments."""
-    at_work = standing.get("running", 0) + standing.get("starting", 0)
-    return f"{counted(at_work, 'experiment')} running, {standing.get('queued', 0)} queued."
+def turn(counts: Mapping[str, int]) -> str:
+    """Return the load before a queued experiment; `counts`: state -> number of experiments."""
+    at_work = counts.get("running", 0) + counts.get("starting", 0)
+    return f"{counted(at_work, 'experiment')} running, {counts.get('queued', 0)} queued."
 
 
 def _capitalised(text: str) -> str:
@@ -236,8 +236,8 @@ def cards(submission: Submission, result: Result) -> list[Card]:
 def _against(planned: float, forecast: float | None, actual: float | None, text: Callable[[float], str]) -> str:
     compared = actual if forecast is None else forecast
     off = "" if compared is None else difference(compared, planned).replace(" %", "\N{NO-BREAK SPACE}%")
-    told = f" ({off})" if off else ""
-    return f"planned {text(planned)}{'' if forecast is None else f'; forecast {text(forecast)}'}{told}"
+    detail = f" ({off})" if off else ""
+    return f"planned {text(planned)}{'' if forecast is None else f'; forecast {text(forecast)}'}{detail}"
 
 
 def _gauge(done: float, limit: float | None, planned: float, forecast: float | None, name: str) -> Gauge | None:
@@ -296,11 +296,11 @@ def _stage_row(result: Result, stage: StageResult, before: int, decimals: int, t
     target = target_iterations if result.rungs else stage.trials * stage.iterations - _unneeded(result, stage, before)
     ours = [trial.iterations for trial in result.trials if trial.bracket == stage.bracket]
     done = sum([min(iterations - before, stage.iterations) for iterations in ours if iterations > before])
-    standing = "done" if over else "current" if result.outcome == "unfinished" else "ended"
+    status = "done" if over else "current" if result.outcome == "unfinished" else "ended"
     name, trials, _, instances, gpus_per_trial = cells(stage)
     return StageRow(
         stage=name,
-        standing=standing if begun else "planned",
+        status=status if begun else "planned",
         trials=trials,
         promoted=f"{len(stage.promoted)} promoted" if over and not is_last_of_bracket(result.stages, stage) else "",
         share=min(done / target, 1.0) if target else 0.0,

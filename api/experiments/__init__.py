@@ -21,9 +21,9 @@ from rubberband.api.experiments.starting import (
     conflict,
     limited,
     loses_profile,
+    raised_as_problems,
     require_going_on,
     require_here,
-    told_as_problems,
     waits,
 )
 from rubberband.api.experiments.watcher import Watcher
@@ -106,7 +106,7 @@ class Journals:
 
     def exists(self, name: str) -> bool:
         """Whether there is a journal. Raises Problem."""
-        with told_as_problems():
+        with raised_as_problems():
             return self._watcher.folder(name).exists
 
     def require(self, row: Submission, action: Action) -> None:
@@ -212,7 +212,7 @@ class ExperimentRuns:
         `request` returns the existing submission. Raises Problem (NAME_TAKEN, …).
         """
         now = time.time()
-        with told_as_problems():
+        with raised_as_problems():
             require_runnable(experiment, self._settings)
             words = with_instant(experiment.to_words(), now)
         row = Submission(
@@ -231,7 +231,7 @@ class ExperimentRuns:
         if (known := self.submitted(row.name, request)) is not None:
             return known
         bill_usd = None if self._budgets is None else self._budgets.bill_usd(row)
-        with told_as_problems():
+        with raised_as_problems():
             self._watcher.folder(row.name).require_free()
             with self._watcher.promising:
                 if self.admission is not None:
@@ -279,7 +279,7 @@ class ExperimentRuns:
     def _ask_to_end(self, name: str, id: str) -> None:
         inbox = Inbox(self._watcher.folder(name).inbox)
         if not any(request.kind == "cancel" for request in inbox.pending()):
-            with told_as_problems():
+            with raised_as_problems():
                 inbox.put(DriverRequest(id=id, kind="cancel", asked_at=time.time()))
         self._watcher.kick(name)
 
@@ -296,7 +296,7 @@ class ExperimentRuns:
         if self._settings.pool is not None and self._watcher.shares_pool(row):
             raise conflict(row, pool_allots(self._settings.pool.name))
         asked = DriverRequest(id=id, kind="limit", asked_at=time.time(), max_instances=max_instances)
-        with told_as_problems():
+        with raised_as_problems():
             Inbox(self._watcher.folder(name).inbox).put(asked)
         self._watcher.kick(name)
         return row
@@ -377,7 +377,7 @@ class ExperimentRuns:
             require_allowed(Experiment.kept(row.words), self._settings)
         if not folder.exists:
             return
-        with self._journals.opened(row.name) as follower, told_as_problems():
+        with self._journals.opened(row.name) as follower, raised_as_problems():
             require_going_on(follower, self._settings)
             allowance.require_going_on(follower, self._settings.home, max_cost_usd=follower.max_cost_usd)
 
@@ -406,7 +406,7 @@ class ExperimentRuns:
         row = self._row(name)
         folder = self._watcher.folder(name)
         is_whole = not at_work(folder)
-        with told_as_problems():
+        with raised_as_problems():
             if source == "process":
                 return page({None: folder.process_log}, (), cursor=cursor, limit=limit, is_whole=is_whole)
             if trial is not None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.api.experiments.budgets import PLAN, UNPLANNED, Budgets
-from rubberband.api.experiments.starting import told_as_problems
+from rubberband.api.experiments.starting import raised_as_problems
 from rubberband.api.plans.previews import PlanAnswer
 from rubberband.api.plans.process import instant_of
 from rubberband.api.problems import INFEASIBLE, REFUSED, UNAVAILABLE, HttpProblem
@@ -239,22 +239,24 @@ class Admission:
         """Return the problem of a plan that the cap of a month does not cover, with a cheaper plan if there is one."""
         most_usd = math.floor(shortage.left_usd * 100.0) / 100.0
         cheaper = await self._cheaper(experiment, most_usd, now, plan) if most_usd > 0.0 else None
-        told: dict[str, Any] = {"left_usd": shortage.left_usd, "estimate": estimate, "remedies": []}
-        told["nearest"] = {"jct_s": _length_s(cheaper or found), "cost_usd": (cheaper or found).cost_usd}
+        extensions: dict[str, Any] = {"left_usd": shortage.left_usd, "estimate": estimate, "remedies": []}
+        extensions["nearest"] = {"jct_s": _length_s(cheaper or found), "cost_usd": (cheaper or found).cost_usd}
         ways = []
         if cheaper is not None:
             jct_s, was_usd = _length_s(cheaper), experiment.constraints.max_cost_usd
-            told["nearest_words"] = {"max_cost": most_usd}
+            extensions["nearest_words"] = {"max_cost": most_usd}
             later_s = max(0.0, jct_s - _length_s(found))
-            told["remedies"] = [_remedy("constraints.max_cost", most_usd, was_usd, cheaper.cost_usd, jct_s, later_s)]
+            extensions["remedies"] = [
+                _remedy("constraints.max_cost", most_usd, was_usd, cheaper.cost_usd, jct_s, later_s)
+            ]
             does = f"that plan takes {format_duration(math.ceil(jct_s))}, and costs {format_usd(cheaper.cost_usd)}"
             ways.append(f"set constraints.max_cost={most_usd:.2f} ({does})")
         if shortage.next_at is not None:
-            told["start_at"] = format_instant(datetime.fromtimestamp(shortage.next_at, UTC))
-            ways.append(f"submit it from {told['start_at']} on")
+            extensions["start_at"] = format_instant(datetime.fromtimestamp(shortage.next_at, UTC))
+            ways.append(f"submit it from {extensions['start_at']} on")
         if cheaper is None:
             ways.append("make the search smaller" if ways else "make the search smaller, or raise the cap")
-        return HttpProblem(INFEASIBLE, f"{shortage.words()}; {', or '.join(ways)}", **told)
+        return HttpProblem(INFEASIBLE, f"{shortage.words()}; {', or '.join(ways)}", **extensions)
 
     async def _cheaper(self, experiment: Experiment, most_usd: float, now: float, plan: PlanOf) -> _CalendarPlan | None:
         """Return the plan with a budget of `most_usd`, if the pool has time and money for it."""
@@ -316,7 +318,7 @@ def _remedy(
 def _on_pool(experiment: Experiment, folder: str) -> Experiment:
     """Return an experiment with the prices and instances of the pool in `folder`. Raises Problem INVALID."""
     words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
-    with told_as_problems():
+    with raised_as_problems():
         asked, notes = {**words, "resources": {**words.get("resources", {}), "pool": folder}}, list[str]()
         lent = on_pool(asked, Path(folder).parent.parent, notes.append)
         del lent["resources"]["pool"]  # its process gets it; a plan needs none

@@ -99,10 +99,10 @@ class Budgets:
             return
         used_usd, this_month = used.get(short.month, 0.0), short.month == month_begin(now)
         month = "this month" if this_month else f"in {datetime.fromtimestamp(short.month, UTC):%B %Y}"
-        told = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned {month}"
+        text = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned {month}"
         asked = f"{ask.what} costs {format_usd(expense.cost_usd)}"
         later = "next month" if short.next_at is not None else "ask the operator for a larger budget"
-        raise HttpProblem(REFUSED, f"budget of {owner}: {told}, and {asked}; {ask.instead}, or {later}")
+        raise HttpProblem(REFUSED, f"budget of {owner}: {text}, and {asked}; {ask.instead}, or {later}")
 
     def require_resume(
         self, row: Submission, expected: Forecast | None, now: float, *, bill_usd: float | None
@@ -161,8 +161,8 @@ class Budgets:
         for owner in owners & self._pool.budgets_usd.keys():
             spent_usd, budget_usd = self._spent_usd(now, owner=owner), self._pool.budgets_usd[owner]
             if spent_usd > budget_usd + MONEY_SLACK_USD:
-                told = f"{format_usd(spent_usd)} of {format_usd(budget_usd)} are spent this month"
-                found[owner] = f"budget of {owner}: {told}; resume it next month, or once the budget is raised"
+                text = f"{format_usd(spent_usd)} of {format_usd(budget_usd)} are spent this month"
+                found[owner] = f"budget of {owner}: {text}; resume it next month, or once the budget is raised"
         return found
 
     def used_usd(self, owner: str, now: float) -> float:
@@ -181,8 +181,8 @@ class Budgets:
         try:
             return RemotePool(PoolFolder(path=Path(self._pool.folder))).month_usd(starts=True)
         except ProviderError as error:
-            told = f"{error}, so the bill of this month is not known; try again"
-            raise HttpProblem(UNAVAILABLE, told, headers={"Retry-After": "2"}) from None
+            text = f"{error}, so the bill of this month is not known; try again"
+            raise HttpProblem(UNAVAILABLE, text, headers={"Retry-After": "2"}) from None
 
     def committed_usd(self, now: float, *, bill_usd: float | None, queued: bool = True) -> Mapping[float, float]:
         """Return the begin of each month from this one on -> what is spent or planned of the pool's money in it.
@@ -297,7 +297,7 @@ class Spending:
         self._ask_at: dict[str, float] = {}
         """Experiments that wait for money -> the instant of the monotonic clock at which to ask again."""
         self._bill_at = self._count_at = -math.inf
-        self._told: set[tuple[str, int]] = set()
+        self._asked_to_end: set[tuple[str, int]] = set()
 
     def is_due(self, row: Submission) -> bool:
         """Whether to ask for an experiment of the queue now."""
@@ -326,11 +326,11 @@ class Spending:
         begin = time.monotonic()
         if self.budgets is None or begin < self._count_at:
             return []
-        at_work = [row for row in rows if row.state in AT_WORK and (row.name, row.attempt) not in self._told]
+        at_work = [row for row in rows if row.state in AT_WORK and (row.name, row.attempt) not in self._asked_to_end]
         why = self.budgets.used_up({row.owner for row in at_work}, time.time())
         self._count_at = time.monotonic() + max(COUNT_EVERY_S, (time.monotonic() - begin) / COUNTING_SHARE)
         return [(row, why[row.owner]) for row in at_work if row.owner in why]
 
     def ends(self, row: Submission) -> None:
         """Note that an experiment was asked to end."""
-        self._told.add((row.name, row.attempt))
+        self._asked_to_end.add((row.name, row.attempt))

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.starting import (
     KEY_GOOD_S,
-    told_as_problems,
+    raised_as_problems,
     waits,
 )
 from rubberband.api.experiments.watcher import Watcher
@@ -111,7 +111,7 @@ class Extensions:
             return granted
         self._require_within(max_cost_usd)
         self._journals.require(row, "extend")
-        with told_as_problems():
+        with raised_as_problems():
             instant = self._instant(row, deadline)
             if waits(row):
                 other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
@@ -182,7 +182,7 @@ class Extensions:
             max_cost_usd=limits.max_cost_usd,
         )
         self._store.change(row.name, at=time.time(), admitted_usd=row.admitted_usd)
-        with told_as_problems():
+        with raised_as_problems():
             Inbox(self._watcher.folder(question.name).inbox).put(asked)
         return True
 

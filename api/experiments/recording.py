@@ -58,7 +58,7 @@ class ExperimentSnapshot:
     reason: str = ""
 
 
-def standing(row: Submission, sight: Sight) -> ExperimentSnapshot | None:
+def snapshot_of(row: Submission, sight: Sight) -> ExperimentSnapshot | None:
     """Return the state by an observation; None if the process of this attempt was never started."""
     if waits_for := sight.waits_for(row):
         return ExperimentSnapshot(state=ExperimentState.STARTING, reason=waits_for)
@@ -156,7 +156,7 @@ class Recorder:
         """Journal, once there is one."""
         self.waits = False
         """Whether its process waits for its checkpoint store, and holds nothing."""
-        self._told = -1
+        self._recorded_seq = -1
         """Last place of the journal in the feed."""
         self._pending: list[tuple[int, Event]] = []
         self._misreads = 0
@@ -195,7 +195,7 @@ class Recorder:
             return self._unreadable(row, error)
         self._misreads, self.waits = 0, bool(sight.waits_for(row))
         self._tell()
-        return standing(row, sight)
+        return snapshot_of(row, sight)
 
     def _sight(self) -> Sight:
         # A process is looked for first: one that ends after that is judged by the next look.
@@ -203,11 +203,11 @@ class Recorder:
         if self.follower is None:
             if not self._folder.exists:
                 return self._sight_of(busy)
-            told = self._store.last_seqs([self._folder.name]).get(self._folder.name, -1)
-            self.follower, self._told = JournalFollower(self._folder, clock=self._experiments_clock), told
+            recorded = self._store.last_seqs([self._folder.name]).get(self._folder.name, -1)
+            self.follower, self._recorded_seq = JournalFollower(self._folder, clock=self._experiments_clock), recorded
         mark = read_mark(self._folder)
         fresh = self.follower.refresh(live=busy and not (mark is not None and mark.waits_for))
-        self._pending += [(seq, event) for seq, event in fresh if seq > self._told]
+        self._pending += [(seq, event) for seq, event in fresh if seq > self._recorded_seq]
         return self._sight_of(busy)
 
     def _sight_of(self, busy: bool) -> Sight:
@@ -224,14 +224,14 @@ class Recorder:
         )
 
     def _tell(self) -> None:
-        told = 0
+        added = 0
         try:
-            while self.follower is not None and (batch := self._pending[told : told + BATCH]):
+            while self.follower is not None and (batch := self._pending[added : added + BATCH]):
                 self._store.append(entries(self.follower.header, batch))
-                told += len(batch)
+                added += len(batch)
                 self._wake()
         finally:
-            del self._pending[:told]
+            del self._pending[:added]
 
     def _unreadable(self, row: Submission, error: Exception) -> ExperimentSnapshot:
         self._store.check()
@@ -243,10 +243,10 @@ class Recorder:
             if row.state is ExperimentState.UNREADABLE:  # salvaging takes long: once is enough
                 return ExperimentSnapshot(state=row.state, reason=row.reason)
             error = explained(self._folder, error)
-        told = f"its journal cannot be read: {' '.join(str(error).split()) or type(error).__name__}"
+        text = f"its journal cannot be read: {' '.join(str(error).split()) or type(error).__name__}"
         if row.state is not ExperimentState.UNREADABLE:
-            log.error("experiment %s: %s", row.name, told, exc_info=not isinstance(error, RubberbandError))
-        return ExperimentSnapshot(state=ExperimentState.UNREADABLE, reason=told)
+            log.error("experiment %s: %s", row.name, text, exc_info=not isinstance(error, RubberbandError))
+        return ExperimentSnapshot(state=ExperimentState.UNREADABLE, reason=text)
 
     def _keep(self, row: Submission, found: ExperimentSnapshot) -> Submission:
         """Store changes of state and summary."""
@@ -389,7 +389,9 @@ def taken_in(journal: WholeJournal, *, at: float, events_s: float) -> TakenIn:
     header, controller = journal.header, journal.controller
     outcome, reason = outcome_of(controller)
     row = Submission(name=header.name, state=ExperimentState.RUNNING, created_at=header.created_at, changed_at=at)
-    found = standing(row, Sight(at_work=False, mark=None, ending=None, outcome=outcome, reason=reason, has_begun=True))
+    found = snapshot_of(
+        row, Sight(at_work=False, mark=None, ending=None, outcome=outcome, reason=reason, has_begun=True)
+    )
     assert found is not None, "only an experiment that was given a process may lack one"
     now = controller.state.now
     is_old = now + header.offset_s <= at - events_s

@@ -281,15 +281,15 @@ class Sharing:
         """
         now, running = self._clock(), [member for member in members if self.is_member(member.row)]
         calendar = calendar_of(self._pool, self._store.promises())
-        standings = self._standings(running, calendar, now)
+        experiments = self._running_experiments(running, calendar, now)
         seen = (
             {name: calendar.promised(name, now) for name in calendar.promises},
             [_stage_of(member) for member in running],
-            [(name, one.overdue(), _away(one)) for name, one in standings.items()],
+            [(name, one.overdue(), _away(one)) for name, one in experiments.items()],
         )
         # The clock may step back.
         if seen != self._seen or not self._decided_at <= now < self._decided_at + DECIDE_EVERY_S:
-            self._grants = self._division.decide(self._moved(standings, now), standings, now)
+            self._grants = self._division.decide(self._moved(experiments, now), experiments, now)
             self._seen, self._decided_at = seen, now
             self._tell_scale()
         failed: InputError | None = None
@@ -308,21 +308,25 @@ class Sharing:
             with suppress(ProviderError):  # a broker that is away hears it at the next decision
                 self._lender.scale(scale.instances, scale.efficiency)
 
-    def _moved(self, standings: Mapping[str, RunningExperiment], now: float) -> Calendar:
+    def _moved(self, experiments: Mapping[str, RunningExperiment], now: float) -> Calendar:
         """Let the promises follow their plans; return the calendar with them."""
         with self.promising:
             self._store.lapse(before=now - KEPT_S, note=LAPSED)
             calendar = calendar_of(self._pool, self._store.promises())
-            moved = followed(calendar, standings, now)
+            moved = followed(calendar, experiments, now)
             for name, (start_at, plan) in moved.promises.items():
                 if calendar.promises[name] != (start_at, plan):
                     spans = tuple((span.gpus, span.duration_s) for span in plan)
                     self._store.move(Promise(experiment=name, start_at=start_at, spans=spans))
         return moved
 
-    def _standings(self, running: Iterable[Member], calendar: Calendar, now: float) -> dict[str, RunningExperiment]:
+    def _running_experiments(
+        self, running: Iterable[Member], calendar: Calendar, now: float
+    ) -> dict[str, RunningExperiment]:
         """Return where each experiment stands; the broker is asked only if a promised instance does not run in time."""
-        found = {member.row.name: one for member in running if (one := self._standing(member, now)) is not None}
+        found = {
+            member.row.name: one for member in running if (one := self._running_experiment(member, now)) is not None
+        }
         if self._lender is None:
             return found
         waiting: Collection[tuple[str, str]] = ()
@@ -332,7 +336,7 @@ class Sharing:
         waits = {name: {instance for of, instance in waiting if of == name} for name in found}
         return {name: replace(one, waits=waits[name]) for name, one in found.items()}
 
-    def _standing(self, member: Member, now: float) -> RunningExperiment | None:
+    def _running_experiment(self, member: Member, now: float) -> RunningExperiment | None:
         follower, row = member.follower, member.row
         if follower is None or follower.header.kind.is_simulated:
             return None

@@ -71,7 +71,7 @@ def limited(row: Submission) -> bool:
 
 
 @contextmanager
-def told_as_problems() -> Iterator[None]:
+def raised_as_problems() -> Iterator[None]:
     """Turn errors with messages for users into problems."""
     try:
         yield

@@ -63,7 +63,7 @@ class Watcher:
         self._spawned: set[tuple[str, int]] = set()
         self._by_hand: set[str] = set()
         """Experiments resumed by hand: they never restart automatically."""
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._loaded = False
         self._is_lost = self._is_pruning = False
         self._look_at, self._pruned_at = -math.inf, -math.inf
@@ -189,8 +189,8 @@ class Watcher:
         except JournalError:
             raise
         except Exception:
-            if "the pool" not in self._told:
-                self._told.add("the pool")
+            if "the pool" not in self._logged:
+                self._logged.add("the pool")
                 log.exception("the pool cannot be shared; retrying")
 
     def _prune(self, now: float) -> None:
@@ -208,8 +208,8 @@ class Watcher:
         except JournalError:
             raise
         except Exception:
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._logged:
+                self._logged.add(name)
                 log.exception("experiment %s cannot be watched; retrying", name)
             return None
 

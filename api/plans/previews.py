@@ -323,13 +323,13 @@ class Plans:
         return answer
 
     async def _plan(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer:
-        told, body = await planner.plan()
-        answer = PlanAnswer(id=id, status=told["status"], body=body)
+        facts, body = await planner.plan()
+        answer = PlanAnswer(id=id, status=facts["status"], body=body)
         self._memory.keep_answer(answer)
         options = preview.options.model_dump(exclude={"overrides"})
         self._keep(
             StoredPlan(
-                id=id, created_at=time.time(), words=told["words"], options=options, status=answer.status, body=body
+                id=id, created_at=time.time(), words=facts["words"], options=options, status=answer.status, body=body
             )
         )
         return answer

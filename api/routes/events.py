@@ -50,7 +50,7 @@ class FeedLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class FeedPage:
     """Next events of a stream."""
 
     text: bytes
@@ -120,7 +120,7 @@ class EventFeed:
             self._waiting -= 1
         return True
 
-    async def past(self, after: int, experiment: str | None) -> Told:
+    async def past(self, after: int, experiment: str | None) -> FeedPage:
         """Return the page of events past `after`. Raises JournalError if the store cannot be read."""
         assert self._tail is not None, "it was opened"
         return await self._tail.past(after, experiment, self.wakes)
@@ -137,7 +137,7 @@ class Tail:
         self._seen, self._read_at = -1, 0.0
         self._reading, self._catching_up = asyncio.Lock(), asyncio.Semaphore(_CATCHING_UP)
 
-    async def past(self, after: int, experiment: str | None, wakes: int) -> Told:
+    async def past(self, after: int, experiment: str | None, wakes: int) -> FeedPage:
         """Return the page of events past `after`; `wakes` is the number of wake-ups by now."""
         await self._refresh(wakes)
         last = self._last
@@ -190,7 +190,7 @@ def line_of(event: FeedEvent) -> FeedLine:
     return FeedLine(event.id, event.experiment, text)
 
 
-def _page(lines: Sequence[FeedLine], upto: int) -> Told:
+def _page(lines: Sequence[FeedLine], upto: int) -> FeedPage:
     """Return the first page of lines, which together cover all events up to `upto`."""
     size, texts = 0, list[bytes]()
     for line in lines[:PAGE]:
@@ -198,7 +198,7 @@ def _page(lines: Sequence[FeedLine], upto: int) -> Told:
             break
         texts.append(line.text)
         size += len(line.text)
-    return Told(b"".join(texts), upto if len(texts) == len(lines) else lines[len(texts) - 1].id)
+    return FeedPage(b"".join(texts), upto if len(texts) == len(lines) else lines[len(texts) - 1].id)
 
 
 # `/v1/events`: server-sent events from the feed, each once and in order.
@@ -264,8 +264,8 @@ async def stream_events(
     start = await run_in_threadpool(_start, service.store, begin, experiment)
     if HEAD in request.scope:
         return Response(status_code=200, headers=headers, media_type=_MEDIA_TYPE)
-    told = stream(service, start, experiment, still_allowed(request))
-    return StreamingResponse(told, headers=headers, media_type=_MEDIA_TYPE)
+    events = stream(service, start, experiment, still_allowed(request))
+    return StreamingResponse(events, headers=headers, media_type=_MEDIA_TYPE)
 
 
 async def stream(
@@ -278,18 +278,18 @@ async def stream(
     """Yield events past `after` as they arrive, until the service or the reader's token or session ends."""
     feed, clock = service.feed, asyncio.get_running_loop().time
     yield b"retry: 1000\n\n"
-    told_at = clock()
+    sent_at = clock()
     try:
         while not feed.closed and await may_read():
             seen = feed.wakes
-            told = await feed.past(after, experiment)
-            after = told.upto
-            quiet_s = heartbeat_s - (clock() - told_at)
-            if not told.text and quiet_s > 0:
+            page = await feed.past(after, experiment)
+            after = page.upto
+            quiet_s = heartbeat_s - (clock() - sent_at)
+            if not page.text and quiet_s > 0:
                 await feed.wait(seen, min(quiet_s, CHECK_S))
                 continue
-            yield told.text or b": still here\n\n"
-            told_at = clock()
+            yield page.text or b": still here\n\n"
+            sent_at = clock()
     except JournalError:
         return  # the watcher has logged it; the client reconnects, and gets the error
 

@@ -53,8 +53,8 @@ class ExperimentMeasures(Collector):
         yield self._states()
         yield _family("rubberband_spend_usd", "The bill so far.", every, lambda one: one.summary.cost_usd)
         yield _family("rubberband_max_cost_usd", "The cap.", every, lambda one: one.summary.max_cost_usd)
-        told = "Seconds from the (expected) end to the deadline; negative if late."
-        yield _family("rubberband_deadline_slack_seconds", told, every, slack_s)
+        text = "Seconds from the (expected) end to the deadline; negative if late."
+        yield _family("rubberband_deadline_slack_seconds", text, every, slack_s)
         yield _plan_errors(every)
         yield _family("rubberband_instances", "Instances held.", open_, lambda one: one.summary.instances)
         yield self._trials(open_)

@@ -112,10 +112,10 @@ async def _beside_promises(
     if promise is None and not fitted.notes:
         return _response(answer)
     estimate = json.loads(answer.body)
-    told = {**estimate, "notes": [*fitted.notes, *estimate["notes"]]}
+    view = {**estimate, "notes": [*fitted.notes, *estimate["notes"]]}
     if promise is not None:
-        told["promise"] = {"start_at": promise.start_at, "end_at": promise.end_at}
-    return Response(json.dumps(told).encode(), 200, {"Cache-Control": "no-store"}, media_type="application/json")
+        view["promise"] = {"start_at": promise.start_at, "end_at": promise.end_at}
+    return Response(json.dumps(view).encode(), 200, {"Cache-Control": "no-store"}, media_type="application/json")
 
 
 @router.get(

@@ -70,7 +70,7 @@ def readyz(service: Serving) -> Response:
         "watcher": "ok" if service.runs.alive else "does not watch",
         "planner": "ok" if service.plans.alive else "does not plan",
     }
-    ready = all(told == "ok" for told in checks.values())
+    ready = all(check == "ok" for check in checks.values())
     return json_answer({"status": "ok" if ready else "unavailable", "checks": checks}, 200 if ready else 503)
 
 

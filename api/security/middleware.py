@@ -171,8 +171,8 @@ class Exchange:
 
     async def answer(self, status: int, headers: Mapping[str, str], content: bytes, body: Body | None = None) -> None:
         """Answer at once; with `body`, keep the connection until the client has sent it (or too much)."""
-        told = {"Content-Length": str(len(content)), **headers}
-        encoded = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in told.items()]
+        fields = {"Content-Length": str(len(content)), **headers}
+        encoded = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in fields.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": encoded})
         await self.send({"type": "http.response.body", "body": content, "more_body": body is not None})
         if body is not None:

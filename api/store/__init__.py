@@ -338,8 +338,8 @@ class Store:
             update = sql.update(SUBMISSIONS).where(_columns.name == name)
             connection.execute(update.values(changed_at=at, **changed))
             if state is not None and row.state != state:
-                told = state_entry(name, at, state, row.state, row.reason if reason is None else reason)
-                self._extend(connection, [told])
+                entry = state_entry(name, at, state, row.state, row.reason if reason is None else reason)
+                self._extend(connection, [entry])
             if state in OVER:
                 connection.execute(sql.delete(PROMISES).where(PROMISES.c.experiment == name))
             if request:
@@ -377,7 +377,7 @@ class Store:
             names = connection.scalars(every).all() if experiments is None else experiments
             # PRUNED is read last: it counts events that are deleted meanwhile.
             found = {name: [connection.scalar(query, {"name": name}) for query in (last, gone)] for name in names}
-        seqs = {name: max(-1 if seq is None else int(seq) for seq in told) for name, told in found.items()}
+        seqs = {name: max(-1 if seq is None else int(seq) for seq in both) for name, both in found.items()}
         return {name: seq for name, seq in seqs.items() if seq >= 0}
 
     def feed(self, *, after: int = 0, experiment: str | None = None, limit: int = 500) -> Sequence[FeedEvent]:
@@ -408,10 +408,10 @@ class Store:
         The oldest events of each go first. Only the process that appends calls this, until it returns 0.
         """
         known = SUBMISSIONS.c
-        told = sql.exists().where(_feed.experiment == known.name)
+        has_events = sql.exists().where(_feed.experiment == known.name)
         over = sql.select(known.name).where(known.state.not_in(ACTIVE), known.changed_at <= at - self.keeping.events_s)
         # Locked until the end, so that none of them resumes meanwhile.
-        names = over.where(told).order_by(known.changed_at).limit(_PRUNED_AT_ONCE).with_for_update()
+        names = over.where(has_events).order_by(known.changed_at).limit(_PRUNED_AT_ONCE).with_for_update()
         gone = 0
         with self._writing() as connection:
             for name in connection.scalars(names).all():

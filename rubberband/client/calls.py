@@ -223,12 +223,12 @@ def raise_for(response: httpx.Response) -> None:
 
 def unreachable(url: str, error: Exception) -> ServiceError:
     """Return the error for a service that does not answer."""
-    told = " ".join(str(error).split()) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in told:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in text:
         remedy = "name the file of the authority that signed it in SSL_CERT_FILE"
     else:
         remedy = "start one with `rubberband serve`, or set RUBBERBAND_SERVER"
-    return ServiceError(f"the service at {url} does not answer ({told}); {remedy}", status=None)
+    return ServiceError(f"the service at {url} does not answer ({text}); {remedy}", status=None)
 
 
 def _remedy(words: dict[str, Any]) -> Remedy:

@@ -120,8 +120,8 @@ class _Connected:
 def _require_time(found: ExperimentDetail, until: float | None, timeout_s: float | None) -> None:
     """Raise ServiceError once an experiment was waited for too long."""
     if until is not None and time.monotonic() >= until:
-        told = f"{found['name']} is still {found['state']} after {timeout_s:g} s; wait longer"
-        raise ServiceError(told, status=None)
+        text = f"{found['name']} is still {found['state']} after {timeout_s:g} s; wait longer"
+        raise ServiceError(text, status=None)
 
 
 class Client(_Connected):

@@ -39,7 +39,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/journal/hosting.py",
         old='@with_config(ConfigDict(extra="forbid"))',
         new='@with_config(ConfigDict(extra="ignore"))',
-        tests=("tests/unit/test_service_runs_standing.py",),
+        tests=("tests/unit/test_service_runs_snapshots.py",),
     ),
     Mutant(
         name="write-ahead-log-on-a-network",

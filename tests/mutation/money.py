@@ -763,8 +763,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="unknown-bill-is-none",
         harm="without its broker a pool counts no idle time, and admits more than its cap",
         file="api/experiments/budgets.py",
-        old='            raise HttpProblem(UNAVAILABLE, told, headers={"Retry-After": "2"}) from None',
-        new="            return None if told else 0.0",
+        old='            raise HttpProblem(UNAVAILABLE, text, headers={"Retry-After": "2"}) from None',
+        new="            return None if text else 0.0",
         tests=("tests/unit/test_money_doors.py",),
     ),
     Mutant(
@@ -950,8 +950,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="asked-to-end-once-for-all-attempts",
         harm="a resumed experiment passes the budget of the next month",
         file="api/experiments/budgets.py",
-        old="(row.name, row.attempt) not in self._told",
-        new="row.name not in {name for name, _ in self._told}",
+        old="(row.name, row.attempt) not in self._asked_to_end",
+        new="row.name not in {name for name, _ in self._asked_to_end}",
         tests=("tests/unit/test_money_doors.py", "tests/unit/test_budgets.py"),
     ),
     Mutant(

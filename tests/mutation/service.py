@@ -383,7 +383,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/journal/hosting.py",
         old="TypeAdapter(Ending).dump_json(ending), durable=True",
         new="TypeAdapter(Ending).dump_json(ending), durable=False",
-        tests=("tests/unit/test_service_runs_standing.py",),
+        tests=("tests/unit/test_service_runs_snapshots.py",),
     ),
     Mutant(
         name="order-not-durable",
@@ -391,7 +391,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/journal/hosting.py",
         old="write_atomically(folder.order, data, durable=True, mode=0o600)",
         new="write_atomically(folder.order, data, durable=False, mode=0o600)",
-        tests=("tests/unit/test_service_runs_standing.py",),
+        tests=("tests/unit/test_service_runs_snapshots.py",),
     ),
     Mutant(
         name="promise-that-is-over-starves",
@@ -455,7 +455,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/recording.py",
         old="self._misreads, self.waits = 0, bool",
         new="self.waits = bool",
-        tests=("tests/unit/test_service_runs_standing.py",),
+        tests=("tests/unit/test_service_runs_snapshots.py",),
     ),
     Mutant(
         name="large-values-swallow-small-ones",
@@ -639,7 +639,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="rubberband/files.py",
         old="        path.mkdir(mode, exist_ok=True)\n        sync_directory(path.parent)\n",
         new="        path.mkdir(mode, exist_ok=True)\n",
-        tests=("tests/unit/test_inbox.py", "tests/unit/test_service_runs_standing.py"),
+        tests=("tests/unit/test_inbox.py", "tests/unit/test_service_runs_snapshots.py"),
     ),
     Mutant(
         name="slots-without-an-end",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.experiments.recording import MISREADS, ExperimentSnapshot, Recorder, Sight, standing
+from rubberband.api.experiments.recording import MISREADS, ExperimentSnapshot, Recorder, Sight, snapshot_of
 from rubberband.api.store import open_store
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -81,32 +81,32 @@ def told(exit_code: int, attempt: int = 1) -> Ending:
     ],
 )
 def test_states_follow_from_what_is_seen(state: ExperimentState, sight: Sight, expected: ExperimentState) -> None:
-    found = standing(row(state), sight)
+    found = snapshot_of(row(state), sight)
     assert found is not None
     assert found.state is expected
 
 
 @pytest.mark.parametrize("sight", [NOTHING, SIGNED, replace(BEGUN, outcome=CANCELLED)])
 def test_a_process_that_never_signed_was_never_started(sight: Sight) -> None:
-    assert standing(row(STARTING, attempt=2), sight) is None
+    assert snapshot_of(row(STARTING, attempt=2), sight) is None
 
 
 def test_a_resumed_run_keeps_waiting_while_its_journal_shows_the_earlier_end() -> None:
     sight = replace(BEGUN, at_work=True, mark=HostMark(pid=1, attempt=2, started_at=0.0), outcome=CANCELLED)
-    assert standing(row(STARTING, attempt=2), sight) == ExperimentSnapshot(state=STARTING)
+    assert snapshot_of(row(STARTING, attempt=2), sight) == ExperimentSnapshot(state=STARTING)
     by_hand = replace(row(STARTING, attempt=1), words={})
-    assert standing(by_hand, replace(sight, mark=SIGNED.mark)) == ExperimentSnapshot(state=STARTING)
+    assert snapshot_of(by_hand, replace(sight, mark=SIGNED.mark)) == ExperimentSnapshot(state=STARTING)
 
 
 def test_an_ending_of_an_earlier_process_is_not_that_of_this_one() -> None:
     sight = replace(BEGUN, mark=HostMark(pid=1, attempt=2, started_at=0.0), ending=told(1, attempt=1))
-    found = standing(row(RUNNING, attempt=2), sight)
+    found = snapshot_of(row(RUNNING, attempt=2), sight)
     assert found is not None
     assert "ended unexpectedly" in found.reason
 
 
 def test_the_last_words_of_its_process_are_the_reason() -> None:
-    found = standing(row(RUNNING), replace(BEGUN, ending=told(1)))
+    found = snapshot_of(row(RUNNING), replace(BEGUN, ending=told(1)))
     assert found == ExperimentSnapshot(state=INTERRUPTED, reason="this went wrong; resume it to continue")
 
 
