@@ -222,7 +222,7 @@ def test_the_service_plans_an_auto_size_and_a_size_that_is_asked_for() -> None:
     assert status == 200
     number = json.loads(body)["size"]["number"]
     assert json.loads(body)["plan"]["stages"][0]["trials"] == number
-    status, body = of(words({**AUTO, "num_samples": 2}), to_size=True)
+    status, body = of(words({**AUTO, "num_samples": 2}), size=True)
     assert (status, json.loads(body)["size"]["number"]) == (200, number)
     status, body = of(words(limits={"deadline": "20s"}))
     assert status == 422
