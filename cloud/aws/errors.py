@@ -118,21 +118,16 @@ def in_one_line() -> Iterator[None]:
 def verdict(error: BaseException) -> Verdict:
     """Return the meaning of an error for its request."""
     if isinstance(error, boto.ClientError):
-        return _verdict_of_answer(error)
+        if code_of(error).startswith("InvalidInstanceID."):
+            return "absent"
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400) or 400)
+        return _MEANINGS.get(code_of(error), "unknown" if status >= 500 else "refused")
     lost = boto.HTTPClientError | boto.ResponseStreamingError | boto.ConnectionError | ResponseParserError | OSError
     if isinstance(error, lost):
         return "unknown"
     if isinstance(error, boto.CredentialRetrievalError | boto.MetadataRetrievalError):
         return "throttled"  # the request was not sent; the credentials of an instance's role are there again shortly
     return "refused"
-
-
-def _verdict_of_answer(error: boto.ClientError) -> Verdict:
-    code = code_of(error)
-    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400) or 400)
-    if code.startswith("InvalidInstanceID."):
-        return "absent"
-    return _MEANINGS.get(code, "unknown" if status >= 500 else "refused")
 
 
 def lacks_rights(error: BaseException) -> bool:

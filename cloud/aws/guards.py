@@ -60,15 +60,13 @@ class Schedules:
 
     def tend(self, ends: Mapping[str, float]) -> None:
         """Guard these instances (id -> latest end by itself) and no others. Does not wait."""
-        if self._due(ends) and self._clock() >= self._not_before:
+        is_due = self._at.keys() - ends.keys() or any(self._is_short(name, end) for name, end in ends.items())
+        if is_due and self._clock() >= self._not_before:
             self._begin(lambda: self._tend(dict(ends)))
 
     def close(self) -> None:
         """Delete the remaining guards, if AWS answers; else they delete themselves."""
         self._tend({})
-
-    def _due(self, ends: Mapping[str, float]) -> bool:
-        return bool(self._at.keys() - ends.keys()) or any(self._is_short(name, end) for name, end in ends.items())
 
     def _is_short(self, instance_id: str, end: float) -> bool:
         return self._at.get(instance_id, 0.0) < end + LEAST_SLACK_S

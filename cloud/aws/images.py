@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -149,12 +149,12 @@ def described_image(session: AwsSession, image_id: str) -> Image:
             "give an image without a charge of its own, or leave it out"
         )
     further = {disk["DeviceName"]: disk["Ebs"] for disk in image.get("BlockDeviceMappings", ()) if "Ebs" in disk}
-    further.pop(image.get("RootDeviceName"), None)
+    root_gb = further.pop(image.get("RootDeviceName"), {}).get("VolumeSize")
     return Image(
         image_id=image_id,
         architecture=str(image.get("Architecture", "x86_64")),
         root_device=str(image.get("RootDeviceName") or "/dev/sda1"),
-        root_gb=_root_gb(image.get("RootDeviceName"), image.get("BlockDeviceMappings", ())),
+        root_gb=int(root_gb) if root_gb else None,
         further_disks=tuple(further),
         further_gb=sum(int(disk.get("VolumeSize", 0)) for disk in further.values()),
     )
@@ -172,11 +172,6 @@ def _charge(image: Mapping[str, Any]) -> str:
         return f"a product of AWS Marketplace ({codes})"
     usage = image.get("UsageOperation", "RunInstances")
     return "" if usage in _AS_LINUX else f"{image.get('PlatformDetails', 'other software')} ({usage})"
-
-
-def _root_gb(root_device: str | None, disks: Iterable[Any]) -> int | None:
-    sizes = [disk.get("Ebs", {}).get("VolumeSize") for disk in disks if disk.get("DeviceName") == root_device]
-    return int(sizes[0]) if sizes and sizes[0] else None
 
 
 # Images of the owner: the driver's exact environment, installed once, so that instances need not install it again.
@@ -405,7 +400,7 @@ class Build:
             self._machines.instance_profile,
             self._now.sleep,
             "builder",
-            before=self._note_zone,
+            before=lambda zone: put(self._session, self._checkpoints, self._zone, zone.encode()),
         )
 
     def _guard(self, builder: str) -> None:
@@ -415,9 +410,6 @@ class Build:
                 guard(self._session, self._guard_role, builder, self._wall_clock() + LEASE_S + BOOT_S + SLACK_S)
             except FAILURES as error:
                 self._announce(f"AWS does not guard the builder {builder}: {explain(error)}")
-
-    def _note_zone(self, zone: str) -> None:
-        put(self._session, self._checkpoints, self._zone, zone.encode())
 
     def _until_installed(self, builder: str) -> None:
         seen, shown_by = False, self._now.clock() + VISIBILITY_S

@@ -165,13 +165,10 @@ def _latest(name: str) -> Path | None:
 def _lives(run: Path) -> bool:
     """Return whether the unit of a run is there; one that has just been started has no process yet."""
     try:
-        return not (run / _EXIT).exists() and str(run) in _command_line(int((run / _PID).read_text()))
+        command = Path(f"/proc/{int((run / _PID).read_text())}/cmdline").read_bytes()
+        return not (run / _EXIT).exists() and str(run).encode() in command
     except (OSError, ValueError):
         return False
-
-
-def _command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
 _WORK: Mapping[str, Callable[..., dict[str, Any]]] = {"start": start, "look": look, "ask": ask, "keep": keep}

@@ -2,7 +2,7 @@
 
 from rubberband.cloud.pool.journal import FileJournal, MemoryJournal, PoolLimits
 from rubberband.cloud.pool.pool import LentInstance, Pool
-from rubberband.cloud.pool.provider import PoolCalls, PoolProvider, RemotePool, open_pool
+from rubberband.cloud.pool.provider import PoolProvider, RemotePool, open_pool
 from rubberband.cloud.pool.server import PoolServer
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "LentInstance",
     "MemoryJournal",
     "Pool",
-    "PoolCalls",
     "PoolLimits",
     "PoolProvider",
     "PoolServer",

@@ -138,7 +138,7 @@ class Broker:
         blamed = {
             one.machine.name
             for one in self.state.tenants[event.tenant]
-            if one.fault and one.machine is not None and _ended_after(one, event.at - BLAME_S)
+            if one.fault and one.machine is not None and (one.ended_at or -math.inf) > event.at - BLAME_S
         }
         if returned.machine.name in blamed or len(blamed) < MOST_BLAMED:
             returned.fault = event.fault
@@ -507,7 +507,3 @@ class Broker:
             assert ran.running_at is not None, f"{name}: lent before it ran"
             ran_s = (at if ran.ended_at is None else min(at, ran.ended_at)) - ran.running_at
             assert lent_s <= ran.gpus * ran_s + 1e-3, f"{name}: more GPU time is billed than it had"
-
-
-def _ended_after(slice_: Slice, at: float) -> bool:
-    return slice_.ended_at is not None and slice_.ended_at > at

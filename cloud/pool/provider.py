@@ -18,34 +18,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from rubberband.cloud.clock import FILE as CLOCK_FILE
 from rubberband.cloud.clock import experiment_clock
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.journal import FileJournal
-from rubberband.cloud.pool.pool import LentInstance, lent
+from rubberband.cloud.pool.pool import LentInstance, Pool, lent
 from rubberband.cloud.provider import Head, HeadError, InstanceDescription, NoRecordError
 from rubberband.errors import JournalError, ProviderError
 from rubberband.files import make_directories
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.plan import Market
-
-
-class PoolCalls(Protocol):
-    """Requests of a tenant to a pool, in this process (`Pool`) or in the broker's (`RemotePool`)."""
-
-    def launch(
-        self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float, market: Market
-    ) -> None: ...
-    def describe(self, tenant: str) -> list[LentInstance]: ...
-    def release(self, tenant: str, instance: str, fault: str = ...) -> LentInstance: ...
-    def renew(self, tenant: str, until: float) -> None: ...
-    def leave(self, tenant: str) -> None: ...
-    def head(self) -> Head | None: ...
-    def ensure_head(self) -> Head: ...
-    def slowness(self, machine: str) -> float: ...
-    def last_words(self, machine: str) -> str: ...
 
 
 class PoolProvider:
@@ -56,7 +40,7 @@ class PoolProvider:
     def __init__(
         self,
         experiment: str,
-        pool: PoolCalls,
+        pool: Pool | RemotePool,
         gpus_per_instance: int,
         *,
         run: str,
@@ -165,7 +149,7 @@ class BrokerAwayError(ProviderError):
 
 
 class RemotePool:
-    """Implements `PoolCalls` for the pool of a folder. Thread-safe."""
+    """Requests to the broker's process of a pool's folder: the calls of `Pool`. Thread-safe."""
 
     def __init__(self, folder: PoolFolder) -> None:
         self._folder = folder
