@@ -32,6 +32,7 @@ from rubberband.cloud.aws.images import built_image, choose_image
 from rubberband.cloud.aws.installing import Installation, what_to_install
 from rubberband.cloud.aws.joining import publish_token, token_parameter
 from rubberband.cloud.aws.network import OwnInstance, check_group, choose_subnets, ensure_group, own_place
+from rubberband.cloud.aws.prices import TypeFacts
 from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import InputError
@@ -178,25 +179,22 @@ def resolve(
     sleep: Callable[[float], None] = time.sleep,
     builds: bool = False,
 ) -> Machines:
-    """Return the launch parameters of instances of one type. `checkpoints`: the store's URL, where the wheel is put.
+    """Return the launch parameters of instances of one type, on the owner's built image unless this call `builds` one.
 
-    The owner's image with their environment (`rubberband cloud image build`) is used, unless this call `builds` one.
-    `device`: where trials train (None: on the GPUs of a type that has some). `place`: this machine's in EC2 (None: by
-    its metadata service). Raises InputError, one line with the remedy, for a wrong setting in the file or the account.
+    `checkpoints`: the store's URL, where the wheel is put. `device`: where trials train (None: on the GPUs of a type
+    that has some). `place`: this machine's in EC2 (None: by its metadata service). Raises InputError, in one line with
+    the remedy, for a wrong setting in the file or the account.
     """
     with in_one_line():
         facts, packages = type_facts(session, instance_type), Packages(session, checkpoints)
         installed = what_to_install(packages, words)
         installs = bool(installed.requirements)
         own = None if builds else built_image(session, words, installed, facts)
-        image, volume_gb = choose_image(
-            session, words.image, facts, installs=installs, own=own, volume_gb=words.volume_gb
-        )
+        image, volume_gb = choose_image(session, words.image, facts, words.volume_gb, installs=installs, own=own)
         held = None if builds else reservation_of(session, words.reservation, instance_type)
         vpc, subnets = choose_subnets(session, words.subnets, instance_type, place or own_place())
         group = security_group(session, words, vpc, sleep)
         publish_token(session, words.owner, token_path)
-    device = device or ("cuda" if facts.gpus else "cpu")
     return Machines(
         image=image.image_id,
         subnets=subnets if held is None else _in_zone(subnets, held),
@@ -208,7 +206,7 @@ def resolve(
         root_device=image.root_device,
         further_disks=image.further_disks,
         reservation=held,
-        user_data=_user_data(session.region, words, packages, installed, built=own is not None, device=device),
+        user_data=_user_data(session.region, words, packages, installed, facts, built=own is not None, device=device),
     )
 
 
@@ -217,9 +215,10 @@ def _user_data(
     words: Aws,
     packages: Packages,
     installed: Installation,
+    facts: TypeFacts,
     *,
     built: bool,
-    device: Literal["cpu", "cuda"],
+    device: Literal["cpu", "cuda"] | None,
 ) -> Callable[[NodeStart], str]:
     """Return the function that makes an instance's boot script, once its packages are in the bucket."""
     boot = Boot(
@@ -229,7 +228,7 @@ def _user_data(
         setup=words.setup,
         built=built,
         ray_settings=ray_node.SETTINGS | ray_node.NETWORK_SETTINGS,
-        device=device,
+        device=device or ("cuda" if facts.gpus else "cpu"),
     )
     return partial(_script, packages, boot)
 

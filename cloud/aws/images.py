@@ -92,10 +92,10 @@ def choose_image(
     session: AwsSession,
     word: str | None,
     facts: TypeFacts,
+    volume_gb: int | None = None,
     *,
     installs: bool,
     own: Image | None = None,
-    volume_gb: int | None = None,
 ) -> tuple[Image, int | None]:
     """Return the image that a type boots, and the size of the root volume to request (None: the image's own).
 

@@ -82,11 +82,8 @@ class AwsProvider:
         )
         self._gathering = Gathering(self._launcher.buy, lambda: sleep(_GATHER_S))
         self._names: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
-        self._mutex = threading.Lock()
-        self._unwanted: set[str] = set()
-        self._closed = False
-        self._lease_s = lease_s
-        self._until = clock() + lease_s
+        self._mutex, self._unwanted, self._closed = threading.Lock(), set[str](), False
+        self._lease_s, self._until = lease_s, clock() + lease_s
         self._fleet.keep_until(self._until)  # not the head's: an earlier driver's budget may reach no further
 
     def node(self, instance: str) -> str:

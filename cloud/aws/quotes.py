@@ -191,7 +191,7 @@ def side_facts(
     is_head = instance_type == words.head_instance_type
     own = None if is_head else _built(session, resources, facts)
     word, asked_gb = (None if installs else words.image, None) if is_head else (words.image, words.volume_gb)
-    image, volume_gb = choose_image(session, word, facts, installs=installs, own=own, volume_gb=asked_gb)
+    image, volume_gb = choose_image(session, word, facts, asked_gb, installs=installs, own=own)
     _, subnets = choose_subnets(session, words.subnets, instance_type, place)
     out = ways_out(session, list(subnets.values()))
     return SideFacts(

@@ -212,7 +212,7 @@ def _status(record: Record) -> InstanceDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndedInstance:
+class CleanedUpInstance:
     """An instance (or a head) of a crashed driver that a cleanup ended."""
 
     experiment: str
@@ -222,7 +222,7 @@ class EndedInstance:
     """Number of its running processes."""
 
 
-def clean_up(home: Path, experiment: str | None = None) -> list[EndedInstance]:
+def clean_up(home: Path, experiment: str | None = None) -> list[CleanedUpInstance]:
     """End and return every instance of `experiment` (None: of all) below `home` whose driver is dead.
 
     Instances of a living driver are left alone.
@@ -230,7 +230,7 @@ def clean_up(home: Path, experiment: str | None = None) -> list[EndedInstance]:
     ended = []
     for (directory, name, owner), processes in sorted(_running(home.resolve()).items()):
         if experiment in (None, owner) and (processes := _clean_up(directory, name, processes)):
-            ended.append(EndedInstance(experiment=owner, instance=name, directory=directory, processes=processes))
+            ended.append(CleanedUpInstance(experiment=owner, instance=name, directory=directory, processes=processes))
     return ended
 
 
