@@ -57,8 +57,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _prepared(chosen: argparse.Namespace) -> Callable[[], Any]:
-    """Return a function that starts the node and returns once it has joined. What another Ray may lack is looked up
-    before."""
+    """Return a function that starts the node and returns once it has joined. Parts that another Ray may lack are
+    looked up before."""
     from ray._private import services, workers
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
     from ray._private.node import Node
