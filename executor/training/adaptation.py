@@ -126,8 +126,7 @@ def make_adaptive(
     optimizer: Optimizer,
     wrapped: torch.nn.Module,
     *,
-    batch_size: int,
-    per_gpu: int | None,
+    limits: BatchLimits,
     samples_per_iteration: int,
     num_samples: int,
     least_per_gpu: int,
@@ -136,18 +135,8 @@ def make_adaptive(
     shares: SharePolicy = even_shares,
     pace: Callable[[], float] = lambda: 1.0,
 ) -> AdaptiveBatching:
-    """Return the adaptive batches of a trial on one worker; `batch_size` and `per_gpu` are the trial's own.
-
-    Raises TrialFailure if the user's limits do not fit the trial or the gang.
-    """
+    """Return the adaptive batches of a trial on one worker. Raises TrialFailure if the limits do not fit the gang."""
     assert segment.batch is not None
-    limits = resolve_limits(
-        segment.batch,
-        batch_size=batch_size,
-        per_gpu=per_gpu,
-        num_samples=num_samples,
-        samples_per_iteration=samples_per_iteration,
-    )
     return AdaptiveBatching(
         segment=segment,
         limits=limits,

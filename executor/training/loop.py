@@ -245,16 +245,22 @@ class TorchRunner(Runner):
         if segment.batch is None:
             limit = min(self._batch_size, self._limit or self._batch_size)
             return FixedBatching(self._sampler, self._batch_size, limit, self._samples_per_iteration, self._gang)
-        from rubberband.executor.training.adaptation import make_adaptive
+        from rubberband.executor.training.adaptation import make_adaptive, resolve_limits
 
         assert isinstance(self._step, TrainStep), "batches of an own step are fixed"
+        limits = resolve_limits(
+            segment.batch,
+            batch_size=self._batch_size,
+            per_gpu=self._limit,
+            num_samples=self._feed.num_samples,
+            samples_per_iteration=self._samples_per_iteration,
+        )
         return make_adaptive(
             segment,
             self._gang,
             self._optimizers.members[0],
             self._step.wrapped,
-            batch_size=self._batch_size,
-            per_gpu=self._limit,
+            limits=limits,
             samples_per_iteration=self._samples_per_iteration,
             num_samples=self._feed.num_samples,
             least_per_gpu=self._step.least,
