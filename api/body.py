@@ -72,6 +72,7 @@ def require_allowed(experiment: Experiment, settings: Settings) -> None:
     require_no_paths(experiment)
     _require_provider(experiment, settings)
     _require_entrypoint(experiment, settings)
+    _require_variables(experiment, settings)
     _require_checkpoints(experiment, settings)
     _require_trackers(experiment)
     _require_budget(experiment, settings)
@@ -247,6 +248,19 @@ def _require_entrypoint(experiment: Experiment, settings: Settings) -> None:
     scaling = experiment.batch.lr_scaling
     if scaling is not None and scaling not in LR_SCALINGS and not allows_code(scaling, settings.entrypoints):
         raise _refused("batch.lr_scaling", f"{shown(scaling)} is not allowed here; use one of {', '.join(LR_SCALINGS)}")
+
+
+def _require_variables(experiment: Experiment, settings: Settings) -> None:
+    """Raise a problem for a variable that the operator did not name: some turn what a trial starts into a shell."""
+    resources = experiment.resources
+    for key, option, names, allowed in (
+        ("env", "--env", resources.env, settings.env),
+        ("secrets", "--secret", resources.secrets, settings.secrets),
+    ):
+        for name in names:
+            if name not in allowed:
+                known = ", ".join(allowed) or f"none; ask the operator to list it (rubberband serve {option})"
+                raise _refused(f"resources.{key}", f"{name} is not allowed here; allowed is {known}")
 
 
 def _require_checkpoints(experiment: Experiment, settings: Settings) -> None:

@@ -110,6 +110,10 @@ class Settings:
     """Code that submissions may run: `module:attribute`, or `module:*` for all that the module defines."""
     code: Sequence[Path] = ()
     """Folders that contain this code."""
+    env: Sequence[str] = ()
+    """Variables that submissions may set for their trials."""
+    secrets: Sequence[str] = ()
+    """Variables of the service's own environment that submissions may hand to their trials."""
     providers: Sequence[str] = ("local", "virtual")
     """Providers that submissions may use."""
     checkpoints: Sequence[str] = ()

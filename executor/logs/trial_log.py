@@ -32,6 +32,9 @@ PIPE_BYTES = 2**20
 _GATHERING_S = 0.002
 """The interval of reads, so that not every line is read on its own."""
 _MESSAGE_END = b"\0"
+_MASKED = b"="
+MASK = b"***"
+"""Stands for a text that is not kept."""
 _MOST_FDS = 8
 
 
@@ -205,6 +208,38 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
+class Masked:
+    """Adds to a log what is printed, without the texts to mask: one may come in parts."""
+
+    def __init__(self, log: Appender, masks: Sequence[bytes]) -> None:
+        self._log, self._masks = log, masks
+        self._held = b""
+        """The end of what was printed, where it may be the beginning of such a text."""
+
+    def write(self, content: bytes) -> None:
+        """Add `content`; nothing: the output has ended. Raises OSError."""
+        printed = self._held + content
+        for text in self._masks:
+            printed = printed.replace(text, MASK)
+        held = max((_begun(printed, text) for text in self._masks), default=0) if content else 0
+        self._held = printed[len(printed) - held :]
+        self._log.write(printed[: len(printed) - held])
+
+    def close(self) -> None:
+        """Close the files; the next write opens them again."""
+        self._log.close()
+
+
+def _begun(printed: bytes, text: bytes) -> int:
+    """Return how much of the text stands at the end of what was printed."""
+    return next((size for size in range(len(text) - 1, 0, -1) if printed.endswith(text[:size])), 0)
+
+
+def masking(text: str) -> bytes:
+    """Return the message after which no log gets this text."""
+    return _MASKED + os.fsencode(text) + _MESSAGE_END
+
+
 def opening(log: TrialLog) -> bytes:
     """Return the message that goes with the end of a pipe whose bytes are to be added to `log`."""
     return b"%d %s" % (log.limit_bytes, os.fsencode(log.path)) + _MESSAGE_END
@@ -217,7 +252,8 @@ def draining() -> bytes:
 
 def pump(control: socket.socket) -> None:
     """Write from pipes to logs, until all pipes and `control` are closed."""
-    logs: dict[int, Appender] = {}
+    logs: dict[int, Masked] = {}
+    masks: list[bytes] = []
     newest = -1
     rest = b""
     pipes: list[int] = []
@@ -239,12 +275,14 @@ def pump(control: socket.socket) -> None:
                 pipes += fds
                 *messages, rest = (rest + received).split(_MESSAGE_END)
                 for message in messages:
-                    if message:
+                    if message.startswith(_MASKED):
+                        masks.append(message.removeprefix(_MASKED))
+                    elif message:
                         limit, _, path = message.partition(b" ")
                         newest = pipes.pop(0)
                         os.set_blocking(newest, False)
                         log = TrialLog(path=Path(os.fsdecode(path)), limit_bytes=int(limit))
-                        logs[newest] = Appender(log)
+                        logs[newest] = Masked(Appender(log), masks)
                         ready.register(newest, selectors.EVENT_READ)
                     else:
                         _drain(newest, logs)
@@ -252,7 +290,7 @@ def pump(control: socket.socket) -> None:
                             control.send(b".")
 
 
-def _drain(pipe: int, logs: dict[int, Appender]) -> None:
+def _drain(pipe: int, logs: dict[int, Masked]) -> None:
     """Write the content of the pipe, in two reads at most, since it may be filled again and again."""
     if pipe in logs:
         for _ in range(2):
@@ -260,7 +298,7 @@ def _drain(pipe: int, logs: dict[int, Appender]) -> None:
                 break
 
 
-def _carry(pipe: int, log: Appender) -> bool:
+def _carry(pipe: int, log: Masked) -> bool:
     """Write a read from the pipe to its log; return True at its end. Bytes that cannot be written are dropped."""
     try:
         content = os.read(pipe, PIPE_BYTES)

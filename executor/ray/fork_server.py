@@ -124,8 +124,10 @@ class ForkServer:
 
 def main() -> None:
     """Run the server; in a forked process, run the worker."""
-    entrypoint = pickle.load(sys.stdin.buffer)
+    entrypoint: Entrypoint | None = pickle.load(sys.stdin.buffer)
     _end_with_driver()
+    if entrypoint is not None:
+        entrypoint.environment.put()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         if not _import(entrypoint):
             return

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from rubberband.cloud.node import machine_folder
 from rubberband.executor.checkpoints import CheckpointStore
@@ -35,6 +35,7 @@ from rubberband.executor.training.segment import (
 )
 from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import compute_with, cpus_per_gpu, reserve_port, worker_settings
+from rubberband.values.environment import Environment
 
 if TYPE_CHECKING:
     from rubberband.executor.training.entrypoint import Entrypoint
@@ -63,8 +64,10 @@ _LOG_PATIENCE_S = 5.0
 class LogPump:
     """The worker's end of `executor/logs/trial_log.py`'s process. It serves one log at a time, from one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, masks: Sequence[str] = ()) -> None:
+        """`masks`: texts that no log gets."""
         self._control: socket.socket | None = None
+        self._masks = masks
 
     def start(self) -> None:
         """Start the process, unless it runs; it ends after the worker, once all is written."""
@@ -84,6 +87,8 @@ class LogPump:
             )
             starting.wait()
         ours.settimeout(_LOG_PATIENCE_S)
+        for text in self._masks:
+            ours.sendall(trial_log.masking(text))
         self._control = ours
 
     def close(self) -> None:
@@ -184,7 +189,7 @@ class SlotWorker:
         self._instance = instance
         self._entrypoint = entrypoint if code is None else install(code, entrypoint)
         self._store = store
-        self._log_pump = LogPump()
+        self._log_pump = LogPump(entrypoint.environment.masks())
         if remote:
             _speak_where_others_listen()
 
@@ -192,6 +197,7 @@ class SlotWorker:
         """Import everything that training needs, which is most of a cold start."""
         from rubberband.executor.training.run import warm_up
 
+        self._entrypoint.environment.put()
         os.environ.update(worker_settings(os.environ, device, gpus_on_machine))
         if device == "cuda":
             compute_with(cpus_per_gpu(gpus_on_machine))
@@ -238,10 +244,20 @@ class SlotWorker:
         ):
             for item in items:
                 drain()
-                yield item
+                yield _masked(item, self._entrypoint.environment)
         if context_is_lost() or function_runs_on():
             time.sleep(_DELIVERY_S)  # the driver has the last item by then, and may have ended this process
             os._exit(1)
+
+
+_Item = TypeVar("_Item", bound=SegmentItem)
+
+
+def _masked(item: _Item, environment: Environment) -> _Item:
+    """Return an item without the values of secrets, which an exception's message may have."""
+    if not isinstance(item, SegmentFailure):
+        return item
+    return replace(item, message=environment.masked(item.message), details=environment.masked(item.details))
 
 
 def end_forks_by_sigterm() -> None:
@@ -301,6 +317,7 @@ class ServerProcess:
         from rubberband.executor.training.run import warm_up
 
         end_forks_by_sigterm()
+        self._entrypoint.environment.put()
         warm_up(self._entrypoint, "cpu")
 
     def run(self, segment: Segment, index: int) -> Iterator[str | SegmentFailure]:
@@ -314,4 +331,4 @@ class ServerProcess:
         yield f"{host}:{listener.getsockname()[1]}"
         failure = run_server(self._entrypoint, segment, index, listener)
         if failure is not None:
-            yield failure
+            yield _masked(failure, self._entrypoint.environment)

@@ -111,12 +111,16 @@ def _run(
         spec, draw = _drawing(RunSpec.from_json(header.setup), controller)
         store = None
         if spec.entrypoint is not None:
+            environment = spec.experiment.resources.environment(os.environ)
+            spec = replace(spec, entrypoint=replace(spec.entrypoint, environment=environment))
+            assert spec.entrypoint is not None
             require_ray(f"provider: {spec.experiment.resources.provider}")
             known = [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None]
             store = reopen_store(spec.checkpoints, spec.store_mark, known, spec.run)
             widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
             batch, training = spec.experiment.batch, spec.experiment.training
-            spec.entrypoint.check(widest, adaptive=batch.policy == "goodput", asynchronous=training.mode == "async")
+            with environment.within():
+                spec.entrypoint.check(widest, adaptive=batch.policy == "goodput", asynchronous=training.mode == "async")
         if any(trial.iterations for trial in settled.trials):
             _say_what_changed(spec)
         # Left after the backend is closed: no instance is held while a tracker takes its time.

@@ -375,7 +375,11 @@ class _Check:
             self._found.seconds[name] = time.monotonic() - began_s
 
     def _answer(self) -> None:
-        self._answers.write(json.dumps(asdict(self._found)) + "\n")
+        masked = self._order.entrypoint.environment.masked
+        problems = [
+            replace(each, line=masked(each.line), details=masked(each.details)) for each in self._found.problems
+        ]
+        self._answers.write(json.dumps(asdict(replace(self._found, problems=problems))) + "\n")
         self._answers.flush()
 
 
@@ -484,6 +488,7 @@ def main() -> None:
     faulthandler.enable()
     order: CheckOrder = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_driver, daemon=True).start()
+    order.entrypoint.environment.put()
     with os.fdopen(int(sys.argv[1]), "w") as answers:
         _Check(order, answers).run()
         sys.stdout.flush()

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FunctionType
@@ -35,6 +35,7 @@ from rubberband.executor.training.torch_trial import (
 from rubberband.executor.training.trial import TrainFunction, Trial
 from rubberband.installation import remedy_of, require_readable
 from rubberband.spec.experiment import Experiment
+from rubberband.values.environment import Environment
 
 Target = type[TorchTrial] | type[Trial] | TrainFunction
 """Target of an entry point."""
@@ -57,6 +58,8 @@ class Entrypoint:
     """Absolute folders, searched before `sys.path`."""
     pickled: bytes | None = None
     """The object itself, by cloudpickle, if it is defined in `__main__`, a notebook or a function."""
+    environment: Environment = field(default_factory=Environment, compare=False)
+    """Variables of the processes that load it. Not in the journal, which has the experiment's words."""
 
     def __post_init__(self) -> None:
         require_readable(*self.search_path)

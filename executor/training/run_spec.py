@@ -10,7 +10,7 @@ import base64
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import rubberband
@@ -103,7 +103,9 @@ class RunSpec:
         entrypoint = None
         if self.entrypoint is not None:
             pickled = self.entrypoint.pickled
-            entrypoint = asdict(self.entrypoint) | {
+            entrypoint = {
+                "module": self.entrypoint.module,
+                "attribute": self.entrypoint.attribute,
                 "search_path": list(self.entrypoint.search_path),
                 "pickled": None if pickled is None else base64.b64encode(pickled).decode(),
             }

@@ -56,6 +56,12 @@ def run_on_head(
         )
     if not is_bucket(resources.checkpoints):
         raise InputError("resources.checkpoints: --on head sends the folder through a bucket; give s3://bucket/prefix")
+    if resources.secrets:
+        secret = resources.secrets[0]
+        raise InputError(
+            f"resources.secrets: {secret} is not sent to a head; leave --on head out, or sign in there and "
+            f"export {secret} before `rubberband run`"
+        )
     require_runnable(experiment, home, no_cap=no_cap)
     require_head(home, resources.region, resources.aws.head_instance_type)
     session = open_aws(resources.region)

@@ -77,6 +77,17 @@ CheckpointsOption = Annotated[
         "[default: only in the experiment's folder]",
     ),
 ]
+EnvOption = Annotated[
+    list[str] | None, option("--env", "NAME", "A variable that submissions may set (resources.env). Repeat for more.")
+]
+SecretOption = Annotated[
+    list[str] | None,
+    option(
+        "--secret",
+        "NAME",
+        "A variable of the service's environment that submissions may use (resources.secrets). Repeat for more.",
+    ),
+]
 RunningOption = Annotated[
     int, typer.Option("--max-running", min=1, max=1000, help="Experiments that run at the same time.")
 ]
@@ -141,6 +152,8 @@ def serve(
     host_name: NameOption = None,
     provider: ProviderOption = None,
     checkpoints: CheckpointsOption = None,
+    env: EnvOption = None,
+    secret: SecretOption = None,
     max_running: RunningOption = 4,
     max_cost: CostOption = None,
     auto_resume: ResumeOption = True,
@@ -178,6 +191,8 @@ def serve(
         code=_each(_folder, code or [Path.cwd()]),
         providers=_providers(provider, shared),
         checkpoints=_each(_prefix, checkpoints or []),
+        env=tuple(env or ()),
+        secrets=tuple(secret or ()),
         planners=planners,
         auto_resume=auto_resume,
         pool=shared,

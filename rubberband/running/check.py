@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -200,6 +200,8 @@ def _passed(experiment: Experiment, entrypoint: Entrypoint, home: Path, max_gpus
     words = experiment.to_words()
     parts = [words["search"].get(key) for key in ("space", "metric", "also")]
     parts.append("gang" if max_gpus > 1 else None)
+    if experiment.resources.env:
+        parts.append(experiment.resources.env)
     if experiment.training.mode == "async":
         parts += [words["training"], max_gpus]
     return home / "checks" / digest(str(entrypoint), content, *parts, words.get("batch"))
@@ -298,12 +300,18 @@ def _segment(experiment: Experiment, trial: int, configuration: Mapping[str, Any
 
 
 def named_entrypoint(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Entrypoint:
-    """Return the experiment's entry point; a name is not imported. Raises EntrypointError or InputError."""
+    """Return the experiment's entry point, with its environment; a name is not imported.
+
+    Raises EntrypointError, or InputError for one that is missing, or a secret that is not set.
+    """
     if experiment.entrypoint is None:
         raise InputError("entrypoint: missing; name what to train, such as entrypoint: examples.digits:DigitsTrial")
+    environment = experiment.resources.environment(os.environ)
     if isinstance(experiment.entrypoint, str):
-        return Entrypoint.parse(experiment.entrypoint, search_path=search_path or (os.getcwd(),))
-    return Entrypoint.from_object(experiment.entrypoint)
+        found = Entrypoint.parse(experiment.entrypoint, search_path=search_path or (os.getcwd(),))
+    else:
+        found = Entrypoint.from_object(experiment.entrypoint)
+    return replace(found, environment=environment)
 
 
 def widest_gang(experiment: Experiment, table: Table | None, profiles: Profiles | None) -> int:

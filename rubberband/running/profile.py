@@ -428,6 +428,8 @@ def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> Profil
     else:
         hardware["machine"] = [platform.node(), platform.machine(), os.cpu_count(), *find_gpus().ids]
     settings = [words.get("batch")]
+    if experiment.resources.env:
+        settings.append(experiment.resources.env)
     if experiment.training.mode == "async":
         settings.append(words["training"])
     trial = digest(str(entrypoint), content, words["search"]["space"], *settings, hardware)

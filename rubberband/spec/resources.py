@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from rubberband.errors import InputError
 from rubberband.spec.fields import WHOLE, Amount, Bytes, Count, Delay, Duration, Gpus, Usd, Words, delay_of, fault
 from rubberband.units import shown
+from rubberband.values.environment import LEAST_SECRET, Environment
 from rubberband.values.kinds import KINDS, ProviderKind, ProviderName
 from rubberband.values.offer import Billing
 from rubberband.values.plan import Market
@@ -121,6 +123,32 @@ class Aws(Words):
     """IP address at which instances reach the driver's machine; by default its address in the VPC."""
 
 
+_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_AT_START = ("PYTHON", "LD_")
+_OWN = ("RUBBERBAND_", "RAY_", "CUDA_VISIBLE_DEVICES")
+
+
+def _variable(name: str) -> str:
+    """Raise a fault for a name that no variable has, or that takes no effect in a trial's process."""
+    if not _VARIABLE.fullmatch(name):
+        raise fault(f"{shown(name)} is no name of a variable; use letters, digits and _")
+    if name.startswith(_OWN):
+        raise fault(f"{name} is set by rubberband itself; leave it out")
+    if name.startswith(_AT_START):
+        raise fault(
+            f"{name} is read when a process starts, before rubberband can set it; set it for `rubberband` itself"
+        )
+    return name
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise fault(f'{shown(value)} is no text, and variables are texts; write it in quotes, such as "{value}"')
+    if "\0" in value:
+        raise fault("has a null character, which no variable can hold; remove it")
+    return value
+
+
 class Resources(Words):
     """Where the trials train, and values that override the catalogue's or measured ones."""
 
@@ -162,7 +190,30 @@ class Resources(Words):
     checkpoints: Annotated[str, Field(min_length=1)] | None = None
     """URL of the checkpoint store: a directory that every instance sees, or `s3://bucket/prefix`. By default one in the
     experiment's folder, and on EC2 one in the bucket of `rubberband aws setup`."""
+    env: Annotated[
+        dict[Annotated[str, AfterValidator(_variable)], Annotated[str, BeforeValidator(_text)]], Field(max_length=1000)
+    ] = Field(default_factory=dict)
+    """Variables of trials' processes on every instance, set before the trial's code is imported."""
+    secrets: Annotated[tuple[Annotated[str, AfterValidator(_variable)], ...], Field(max_length=100)] = ()
+    """Names of variables whose values come from the environment of `rubberband run` and `rubberband resume`. Values are
+    not written down, and masked in logs."""
     aws: Aws = Field(default_factory=Aws.model_construct)
+
+    def environment(self, given: Mapping[str, str]) -> Environment:
+        """Return the variables of trials' processes, with the values of secrets as `given`.
+
+        Raises InputError for a secret that is not set, or is too short to be masked.
+        """
+        for name in self.secrets:
+            value = given.get(name, "")
+            if not value:
+                raise InputError(f"resources.secrets: {name} is not set; run `export {name}=…` before this command")
+            if len(value) < LEAST_SECRET:
+                raise InputError(
+                    f"resources.secrets: {name} has {len(value)} characters, and fewer than {LEAST_SECRET} cannot be "
+                    "masked in logs; put it into resources.env"
+                )
+        return Environment(variables=self.env, secrets={name: given[name] for name in self.secrets})
 
     @property
     def kind(self) -> ProviderKind:
@@ -190,6 +241,15 @@ class Resources(Words):
         if not isinstance(types, list | tuple) or len(types) != 1:
             return data
         return {**{key: value for key, value in data.items() if key != "instance_types"}, "instance_type": types[0]}
+
+    @model_validator(mode="after")
+    def _each_variable_once(self) -> Resources:
+        for index, name in enumerate(self.secrets):
+            if name in self.secrets[:index]:
+                raise fault(f"{name} occurs twice; remove one", at="secrets")
+            if name in self.env:
+                raise fault(f"{name} is in env as well; keep one of the two", at="secrets")
+        return self
 
     @model_validator(mode="after")
     def _reserved(self) -> Resources:

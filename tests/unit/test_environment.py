@@ -1,0 +1,181 @@
+"""Variables and secrets of trials' processes: their words, their values, and what is never written down."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rubberband import Experiment
+from rubberband.api.body import require_allowed
+from rubberband.api.problems import HttpProblem
+from rubberband.api.settings import Settings
+from rubberband.errors import InputError
+from rubberband.executor.logs import trial_log
+from rubberband.executor.logs.trial_log import TrialLog
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.running.profile import content_to_measure
+from rubberband.values.environment import Environment
+
+TOKEN = "hf_aVery$ecret/token"
+
+
+def experiment(**resources: Any) -> Experiment:
+    return Experiment(
+        name="e",
+        entrypoint="trials:train",
+        search={
+            "space": {"x": {"type": "uniform", "lower": 0, "upper": 1}},
+            "scheduler": {"type": "sha", "num_samples": 4, "max_t": 4},
+            "metric": "loss",
+            "mode": "min",
+        },
+        constraints={"deadline": "1h"},
+        resources={"provider": "local", "gpus_per_instance": 1, "price_per_hour": 1, **resources},
+        profile={"seconds_per_iteration": {1: 1}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ({"env": {"N": 1}}, 'resources.env.N: 1 is no text, and variables are texts; write it in quotes, such as "1"'),
+        ({"env": {"N": True}}, "resources.env.N: True is no text"),
+        ({"env": {"N": None}}, "resources.env.N: None is no text"),
+        ({"env": {"my-data": "x"}}, "'my-data' is no name of a variable; use letters, digits and _"),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "CUDA_VISIBLE_DEVICES is set by rubberband itself; leave it out"),
+        ({"env": {"RUBBERBAND_HOME": "/x"}}, "RUBBERBAND_HOME is set by rubberband itself"),
+        ({"env": {"PYTHONPATH": "/x"}}, "PYTHONPATH is read when a process starts"),
+        ({"env": {"LD_PRELOAD": "/x.so"}}, "LD_PRELOAD is read when a process starts"),
+        ({"secrets": ["LD_PRELOAD"]}, "LD_PRELOAD is read when a process starts"),
+        ({"secrets": ["A=b"]}, "'A=b' is no name of a variable"),
+        ({"secrets": ["A", "A"]}, "resources.secrets: A occurs twice; remove one"),
+        ({"secrets": ["A"], "env": {"A": "x"}}, "resources.secrets: A is in env as well; keep one of the two"),
+    ],
+)
+def test_words_that_no_process_would_get_are_refused(words: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        experiment(**words)
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given_", "line"),
+    [
+        ({}, "resources.secrets: HF_TOKEN is not set; run `export HF_TOKEN=…` before this command"),
+        ({"HF_TOKEN": ""}, "HF_TOKEN is not set"),
+        ({"HF_TOKEN": "abc"}, "HF_TOKEN has 3 characters, and fewer than 4 cannot be masked in logs"),
+    ],
+)
+def test_a_secret_without_a_value_is_refused(given_: dict[str, str], line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        experiment(secrets=["HF_TOKEN"]).resources.environment(given_)
+    assert line in str(caught.value)
+
+
+def test_values_of_secrets_are_in_no_words_and_no_text_of_an_entry_point() -> None:
+    found = experiment(env={"DATA": "/data"}, secrets=["HF_TOKEN"])
+    environment = found.resources.environment({"HF_TOKEN": TOKEN})
+    entrypoint = Entrypoint(module="trials", attribute="train", environment=environment)
+    assert found.to_words()["resources"]["env"] == {"DATA": "/data"}
+    assert found.to_words()["resources"]["secrets"] == ["HF_TOKEN"]
+    assert TOKEN not in repr(entrypoint)
+    assert TOKEN not in repr(environment)
+
+
+def test_a_profile_is_measured_again_for_other_variables(tmp_path: Path) -> None:
+    (tmp_path / "trials.py").write_text("def train(config):\n    pass\n")
+    entrypoint = Entrypoint.parse("trials:train", [tmp_path])
+    found = [content_to_measure(experiment(env=env), entrypoint) for env in ({}, {"DATA": "/a"}, {"DATA": "/b"})]
+    assert len({content.key for content in found if content is not None}) == 3
+    renamed = experiment(secrets=["HF_TOKEN"])
+    assert content_to_measure(renamed, entrypoint) == found[0]
+
+
+def test_an_environment_is_put_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA", "before")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with Environment(variables={"DATA": "/data"}, secrets={"HF_TOKEN": TOKEN}).within():
+        assert (os.environ["DATA"], os.environ["HF_TOKEN"]) == ("/data", TOKEN)
+    assert os.environ["DATA"] == "before"
+    assert "HF_TOKEN" not in os.environ
+
+
+def test_a_secret_is_masked_as_it_is_in_json_and_in_a_url() -> None:
+    secret = 'two "quoted" words/\nand a second line'
+    masked = Environment(secrets={"KEY": secret, "HF_TOKEN": TOKEN}).masked
+    assert masked(f"{secret}, {TOKEN}") == "***, ***"
+    assert masked('{"key": "two \\"quoted\\" words/\\nand a second line"}') == '{"key": "***"}'
+    assert masked("https://x:hf_aVery%24ecret%2Ftoken@host") == "https://x:***@host"
+    assert masked("  and a second line") == "  ***"
+    assert masked("nothing of it") == "nothing of it"
+
+
+TEXTS = st.text(alphabet="ab\n", min_size=4, max_size=8).filter(lambda text: text.strip() == text)
+
+
+@given(
+    secret=TEXTS,
+    around=st.lists(st.one_of(st.text(alphabet="abc\n", max_size=6), st.just("")), min_size=1, max_size=5),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+)
+def test_a_log_gets_no_secret_however_it_is_printed_in_parts(
+    tmp_path_factory: pytest.TempPathFactory, secret: str, around: list[str], cuts: list[int]
+) -> None:
+    content = secret.join(around).encode()
+    path = tmp_path_factory.mktemp("logs") / "trial-0.log"
+    log = trial_log.Masked(trial_log.Appender(TrialLog(path=path, limit_bytes=10**6)), [secret.encode()])
+    places = sorted({0, len(content), *(cut for cut in cuts if cut < len(content))})
+    for begin, end in pairwise(places):
+        log.write(content[begin:end])
+    log.write(b"")
+    log.close()
+    kept = path.read_bytes()
+    assert secret.encode() not in kept
+    assert kept == content.replace(secret.encode(), trial_log.MASK)
+
+
+def test_the_process_of_a_log_masks_what_it_is_told_to(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    pump = threading.Thread(target=trial_log.pump, args=(theirs,))
+    pump.start()
+    reading, writing = os.pipe()
+    with ours:
+        ours.sendall(trial_log.masking(TOKEN))
+        socket.send_fds(ours, [trial_log.opening(TrialLog(path=tmp_path / "a.log", limit_bytes=10**6))], [reading])
+        os.close(reading)
+        os.write(writing, f"token {TOKEN[:4]}".encode())
+        os.write(writing, f"{TOKEN[4:]} is here\n".encode())
+        os.close(writing)
+    pump.join()
+    theirs.close()
+    assert (tmp_path / "a.log").read_text() == "token *** is here\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            {"env": {"PATH": "/x"}},
+            "resources.env: PATH is not allowed here; allowed is none; ask the operator to list it "
+            "(rubberband serve --env)",
+        ),
+        ({"secrets": ["AWS_SECRET"]}, "resources.secrets: AWS_SECRET is not allowed here; allowed is HF_TOKEN"),
+    ],
+)
+def test_a_service_takes_only_variables_that_its_operator_lists(
+    tmp_path: Path, words: dict[str, Any], line: str
+) -> None:
+    settings = Settings(home=tmp_path, entrypoints=("trials:*",), secrets=("HF_TOKEN",))
+    with pytest.raises(HttpProblem) as caught:
+        require_allowed(experiment(**words), settings)
+    assert str(caught.value.detail) == line
+    require_allowed(experiment(env={"DATA": "/d"}, secrets=["HF_TOKEN"]), replace(settings, env=("DATA",)))
