@@ -143,7 +143,7 @@ def test_a_log_gets_no_secret_however_it_is_printed_in_parts(
     assert kept == content.replace(secret.encode(), trial_log.MASK)
 
 
-def test_the_process_of_a_log_masks_what_it_is_told_to(tmp_path: Path) -> None:
+def test_the_process_of_a_log_masks_secrets(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     pump = threading.Thread(target=trial_log.pump, args=(theirs,))
     pump.start()
