@@ -228,21 +228,24 @@ class ExperimentRuns:
             summary=summary or Summary(),
             admitted_usd=admitted_usd,
         )
-        if (known := self.submitted(row.name, request)) is not None:
-            return known
+        return self.submitted(row.name, request) or self._added(row, promise)
+
+    def _added(self, row: Submission, promise: Promise | None) -> Submission:
+        """Add an experiment; return it, or the one that the same request has just added. Raises Problem."""
         bill_usd = None if self._budgets is None else self._budgets.bill_usd(row)
         with raised_as_problems():
             self._watcher.folder(row.name).require_free()
             with self._watcher.promising:
                 if self.admission is not None:
-                    self.admission.require(row, promise, now, bill_usd=bill_usd)
+                    self.admission.require(row, promise, row.created_at, bill_usd=bill_usd)
                 is_new = self._store.add(row, promise)
-            if not is_new:
-                if (known := self.submitted(row.name, request)) is not None:
-                    return known
-                raise HttpProblem(NAME_TAKEN, f"the name {row.name!r} is taken; give another one, such as {row.name}-2")
-        self._watcher.kick(row.name)
-        return row
+        if is_new:
+            self._watcher.kick(row.name)
+            return row
+        known = self.submitted(row.name, row.request)
+        if known is None:
+            raise HttpProblem(NAME_TAKEN, f"the name {row.name!r} is taken; give another one, such as {row.name}-2")
+        return known
 
     def submitted(self, name: str, request: str) -> Submission | None:
         """Return the submission that the same request made before, if any."""
@@ -254,7 +257,7 @@ class ExperimentRuns:
 
         A repeated `request` has no second effect.
         """
-        row = self._row(name)
+        row = self._journals.row(name)
         id = f"cancel-{request or secrets.token_hex(8)}"
         if self._has_acted(request) or (request and self._has_taken(name, id)):
             return row
@@ -268,7 +271,7 @@ class ExperimentRuns:
             self._ask_to_end(name, id)
             if request:
                 self._store.note_act(request, at=time.time())
-            return self._row(name)
+            return self._journals.row(name)
         if row.state is ExperimentState.CANCELLED:
             return row
         if row.state is ExperimentState.INTERRUPTED and self._settings.auto_resume:
@@ -288,7 +291,7 @@ class ExperimentRuns:
 
         A repeated `request` has no second effect.
         """
-        row = self._row(name)
+        row = self._journals.row(name)
         id = f"limit-{request or secrets.token_hex(8)}"
         if self._has_acted(request) or (request and self._has_taken(name, id)):
             return row
@@ -319,7 +322,7 @@ class ExperimentRuns:
         queued = {ExperimentState.QUEUED}
         self._store.change(row.name, at=time.time(), state=state, reason=reason, expected=queued, request=request)
         self._watcher.kick(row.name)
-        return self._row(row.name)
+        return self._journals.row(row.name)
 
     def _before_queueing(self, row: Submission) -> tuple[ExperimentState, str]:
         settled = self._journals.settled(row)
@@ -332,7 +335,7 @@ class ExperimentRuns:
 
         A repeated `request` has no second effect.
         """
-        row = self._row(name)
+        row = self._journals.row(name)
         if self._has_acted(request):
             return row
         self._journals.require(row, "resume")
@@ -341,13 +344,13 @@ class ExperimentRuns:
         with self._resuming.of(name):  # a second request must not withdraw cancels that arrived after the first
             inbox = Inbox(folder.inbox)
             before = inbox.pending()  # before the look at the row: what is asked later is for the next attempt
-            row = self._row(name)
+            row = self._journals.row(name)
             self._journals.require(row, "resume")
             if not self._requeue(row, request):
-                raise conflict(self._row(name), "it has just changed; reload and try again")
+                raise conflict(self._journals.row(name), "it has just changed; reload and try again")
             inbox.withdraw_cancels(before)
         self._watcher.kick(name)
-        return self._row(name)
+        return self._journals.row(name)
 
     def _requeue(self, row: Submission, request: str) -> bool:
         """Queue an experiment again, if its state is still the same. Raises Problem where no money is left for it."""
@@ -390,7 +393,7 @@ class ExperimentRuns:
         follower = self._watcher.follower(name)
         if follower is not None:
             return follower.result()
-        settled = self._journals.settled(self._row(name))
+        settled = self._journals.settled(self._journals.row(name))
         return None if settled is None else settled.result
 
     def lines(
@@ -403,7 +406,7 @@ class ExperimentRuns:
         limit: int = 1000,
     ) -> tuple[list[PrintedLine], str]:
         """Return log lines past `cursor` (`tail`: the last ones) and the next cursor. Raises Problem."""
-        row = self._row(name)
+        row = self._journals.row(name)
         folder = self._watcher.folder(name)
         is_whole = not at_work(folder)
         with raised_as_problems():
@@ -426,6 +429,3 @@ class ExperimentRuns:
             return list(follower.failures)
         settled = self._journals.settled(row)
         return () if settled is None else settled.failures
-
-    def _row(self, name: str) -> Submission:
-        return self._journals.row(name)

@@ -321,14 +321,8 @@ class Store:
         one at the end its promise ends, also for a later resume: others may have been promised its GPUs. None leaves a
         value as it is, and `changed_at` becomes `at`. `request` is recorded as by `note_act`.
         """
-        given = {
-            "state": state,
-            "reason": reason,
-            "summary": None if summary is None else asdict(summary),
-            "attempt": attempt,
-            "words": words,
-            "admitted_usd": admitted_usd,
-        }
+        given: dict[str, Any] = {"state": state, "reason": reason, "attempt": attempt, "words": words}
+        given |= {"admitted_usd": admitted_usd, "summary": None if summary is None else asdict(summary)}
         changed = {column: value for column, value in given.items() if value is not None}
         with self._writing() as connection:
             now = sql.select(_columns.state, _columns.reason).where(_columns.name == name).with_for_update()

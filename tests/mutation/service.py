@@ -303,11 +303,11 @@ MUTANTS: tuple[Mutant, ...] = (
         old=(
             "            with self._watcher.promising:\n"
             "                if self.admission is not None:\n"
-            "                    self.admission.require(row, promise, now, bill_usd=bill_usd)\n"
+            "                    self.admission.require(row, promise, row.created_at, bill_usd=bill_usd)\n"
         ),
         new=(
             "            if self.admission is not None:\n"
-            "                self.admission.require(row, promise, now, bill_usd=bill_usd)\n"
+            "                self.admission.require(row, promise, row.created_at, bill_usd=bill_usd)\n"
             "            with self._watcher.promising:\n"
         ),
         tests=("tests/unit/test_admission.py", "tests/unit/test_money_doors.py"),
