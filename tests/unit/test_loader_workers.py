@@ -34,15 +34,11 @@ def test_batches_and_curve_do_not_depend_on_the_loader_workers_nor_on_a_resume_i
     alone = made(0, samples_per_iteration=8)
     expected = curve(reports(run(alone, store)))
     assert len({index for batch in alone.seen for index in batch}) == 22, "an epoch"
-    for num_workers in (1, 3):
-        trial = made(num_workers, samples_per_iteration=8)
-        assert curve(reports(run(trial, store))) == pytest.approx(expected, rel=1e-12)
-        assert trial.seen == alone.seen
-    trial = made(2, samples_per_iteration=8)
-    (first,) = reports(run(trial, store, until_iterations=1))
-    rest = reports(run(trial, store, from_iterations=1, checkpoint=first.checkpoint))
+    before, after = made(1, samples_per_iteration=8), made(3, samples_per_iteration=8)
+    (first,) = reports(run(before, store, until_iterations=1))
+    rest = reports(run(after, store, from_iterations=1, checkpoint=first.checkpoint))
     assert curve([first, *rest]) == pytest.approx(expected, rel=1e-12)
-    assert trial.seen == alone.seen
+    assert before.seen + after.seen == alone.seen
 
 
 def test_parts_of_a_batch_are_loaded_ahead_too(store):
