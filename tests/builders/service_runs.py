@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +22,7 @@ from rubberband.api.store.schema import FeedEvent
 from rubberband.errors import InputError
 from rubberband.executor.core.extending import Extension
 from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import read_mark
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
@@ -90,6 +93,16 @@ class House:
         self.ways |= {name.replace("_", "-"): way for name, way in ways.items()}
         told = {"template": str(self.journal), "pause_s": self.pause_s, "ways": self.ways}
         (self.home / "stand-in.json").write_text(json.dumps(told))
+
+    def allow(self, max_running: int) -> None:
+        """Say how many may run at once, from the next `open` on."""
+        self.settings = replace(self.settings, limits=ServiceLimits(max_running=max_running))
+
+    def kill(self, name: str = "one", what: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the process of an experiment."""
+        mark = read_mark(ExperimentFolder(home=self.home, name=name))
+        assert mark is not None
+        os.kill(mark.pid, what)
 
     def go(self) -> None:
         """Let those go on that hold."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +38,14 @@ def from_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
 
 
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    """A home with its store, whose experiments have processes of their own."""
+    made = House(tmp_path, tmp_path)
+    yield made
+    made.store.close()
+
+
 def folder_of(house: House, name: str = "one") -> ExperimentFolder:
     return ExperimentFolder(home=house.home, name=name, store=house.settings.store)
 
@@ -46,14 +55,11 @@ def wait_for_reports(house: House, runs: ExperimentRuns, count: int) -> None:
     eventually(lambda: (found := runs.result("one")) and sum(trial.iterations for trial in found.trials) >= count)
 
 
-def test_a_run_that_is_killed_resumed_cancelled_and_resumed_trains_nothing_twice(tmp_path: Path) -> None:
-    house = House(tmp_path, tmp_path)
+def test_a_run_that_is_killed_resumed_cancelled_and_resumed_trains_nothing_twice(house: House) -> None:
     with house.open(SLOW) as runs:
         runs.submit(experiment())
         wait_for_reports(house, runs, 1)
-        mark = read_mark(folder_of(house))
-        assert mark is not None
-        os.kill(mark.pid, signal.SIGKILL)
+        house.kill()
         assert "resume it" in house.wait("one", INTERRUPTED).reason
         runs.resume("one")
         house.wait("one", RUNNING)
@@ -70,20 +76,16 @@ def test_a_run_that_is_killed_resumed_cancelled_and_resumed_trains_nothing_twice
         assert [iterations for _, iterations, _ in trial.curve] == list(range(1, trial.iterations + 1))
     assert house.seqs("one") == list(range(len(house.seqs("one"))))
     assert any("SYNC 2" in line.text for line in said)
-    house.store.close()
 
 
 @pytest.mark.long
-def test_hyperband_is_killed_resumed_and_extended_by_the_service(tmp_path: Path) -> None:
-    house = House(tmp_path, tmp_path)
+def test_hyperband_is_killed_resumed_and_extended_by_the_service(house: House) -> None:
     plain = experiment(max_cost=50.0).to_words()
     plain["search"]["scheduler"] = {"type": "hyperband", "max_t": 9, "reduction_factor": 3}
     with house.open(SLOW) as runs:
         runs.submit(Experiment(**plain))
         wait_for_reports(house, runs, 1)
-        mark = read_mark(folder_of(house))
-        assert mark is not None
-        os.kill(mark.pid, signal.SIGKILL)
+        house.kill()
         house.wait("one", INTERRUPTED)
         assert extend(runs, house.home, "one", request="r1", max_cost_usd=60.0).applied
         runs.resume("one")
@@ -97,21 +99,17 @@ def test_hyperband_is_killed_resumed_and_extended_by_the_service(tmp_path: Path)
     for trial in result.trials:
         assert [iterations for _, iterations, _ in trial.curve] == list(range(1, trial.iterations + 1))
     assert "6 stages" in str(listed(row, 0.0))
-    house.store.close()
 
 
 @pytest.mark.long
-def test_asha_with_a_sampler_that_learns_is_killed_and_resumed_by_the_service(tmp_path: Path) -> None:
-    house = House(tmp_path, tmp_path)
+def test_asha_with_a_sampler_that_learns_is_killed_and_resumed_by_the_service(house: House) -> None:
     plain = experiment(max_cost=50.0).to_words()
     plain["search"]["scheduler"] = {"type": "asha", "num_samples": 16, "max_t": 4, "reduction_factor": 2}
     plain["search"]["sampler"] = {"type": "optuna", "seed": 3}
     with house.open(SLOW) as runs:
         runs.submit(Experiment(**plain))
         wait_for_reports(house, runs, 1)
-        mark = read_mark(folder_of(house))
-        assert mark is not None
-        os.kill(mark.pid, signal.SIGKILL)
+        house.kill()
         house.wait("one", INTERRUPTED)
         before = runs.result("one")
         runs.resume("one")
@@ -131,29 +129,23 @@ def test_asha_with_a_sampler_that_learns_is_killed_and_resumed_by_the_service(tm
     assert any(" drawn by tpe " in line.text for line in said)
     for trial in result.trials:
         assert [iterations for _, iterations, _ in trial.curve] == list(range(1, trial.iterations + 1))
-    house.store.close()
 
 
 @pytest.mark.long
-def test_a_killed_run_restarts_automatically_where_it_was(tmp_path: Path) -> None:
-    house = House(tmp_path, tmp_path)
+def test_a_killed_run_restarts_automatically_where_it_was(house: House) -> None:
     house.settings = replace(house.settings, auto_resume=True)
     with house.open(SLOW) as runs:
         runs.submit(experiment())
         wait_for_reports(house, runs, 1)
-        mark = read_mark(folder_of(house))
-        assert mark is not None
-        os.kill(mark.pid, signal.SIGKILL)
+        house.kill()
         house.go()
         assert house.wait("one", DONE).attempt == 2
     kinds = [event.kind for event in house.feed("one")]
     assert kinds.count("DriverResumed") == 1
     assert house.seqs("one") == list(range(len(house.seqs("one"))))
-    house.store.close()
 
 
-def test_a_store_that_is_mounted_late_after_a_reboot_is_waited_for(tmp_path: Path) -> None:
-    house = House(tmp_path, tmp_path)
+def test_a_store_that_is_mounted_late_after_a_reboot_is_waited_for(house: House, tmp_path: Path) -> None:
     house.settings = replace(house.settings, auto_resume=True)
     folder = folder_of(house)
 
@@ -168,9 +160,7 @@ def test_a_store_that_is_mounted_late_after_a_reboot_is_waited_for(tmp_path: Pat
         runs.submit(experiment())
         wait_for_reports(house, runs, 1)
         folder.checkpoints.rename(tmp_path / "unmounted")
-        mark = read_mark(folder)
-        assert mark is not None
-        os.kill(mark.pid, signal.SIGKILL)
+        house.kill()
         pid = eventually(lambda: waiting(2))
         assert str(folder.checkpoints) in sentence(house.row("one"), runs.result("one"))
         assert str(folder.checkpoints) in listed(house.row("one"), 0.0).reason
@@ -183,20 +173,16 @@ def test_a_store_that_is_mounted_late_after_a_reboot_is_waited_for(tmp_path: Pat
         row = house.wait("one", DONE)
     assert (row.attempt, row.reason) == (3, "")
     assert [event.kind for event in house.feed("one")].count("DriverResumed") == 1
-    house.store.close()
 
 
 @pytest.mark.long
-def test_a_run_that_waits_for_its_store_can_be_cancelled(tmp_path: Path) -> None:
-    house = House(tmp_path, tmp_path)
+def test_a_run_that_waits_for_its_store_can_be_cancelled(house: House, tmp_path: Path) -> None:
     house.settings = replace(house.settings, auto_resume=True)
     with house.open(SLOW) as runs:
         runs.submit(experiment())
         wait_for_reports(house, runs, 1)
         folder_of(house).checkpoints.rename(tmp_path / "unmounted")
-        mark = read_mark(folder_of(house))
-        assert mark is not None
-        os.kill(mark.pid, signal.SIGKILL)
+        house.kill()
         eventually(lambda: "resumes automatically: the checkpoint" in house.row("one").reason)
         runs.cancel("one")
         row = house.wait("one", INTERRUPTED)
@@ -205,36 +191,30 @@ def test_a_run_that_waits_for_its_store_can_be_cancelled(tmp_path: Path) -> None
         house.go()
         runs.resume("one")
         house.wait("one", DONE)
-    house.store.close()
 
 
 @pytest.mark.long
-def test_a_paused_run_is_not_restarted_automatically(tmp_path: Path) -> None:
-    house = House(tmp_path, tmp_path)
+def test_a_paused_run_is_not_restarted_automatically(house: House) -> None:
     house.settings = replace(house.settings, auto_resume=True)
     with house.open(SLOW) as runs:
         runs.submit(experiment())
         wait_for_reports(house, runs, 1)
-        mark = read_mark(folder_of(house))
-        assert mark is not None
-        os.kill(mark.pid, signal.SIGSTOP)
+        house.kill(what=signal.SIGSTOP)
         try:
             with house.open(SLOW) as another:  # a server that is started meanwhile
                 with pytest.raises(HttpProblem):
                     another.resume("one")
                 assert house.row("one").state is RUNNING
         finally:
-            os.kill(mark.pid, signal.SIGCONT)
+            house.kill(what=signal.SIGCONT)
         house.go()
         assert house.wait("one", DONE).attempt == 1
     assert "DriverResumed" not in [event.kind for event in house.feed("one")]
-    house.store.close()
 
 
 def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    house = House(tmp_path, tmp_path)
     with house.open(SLOW) as runs:
         runs.submit(experiment(max_cost=5.0))
         wait_for_reports(house, runs, 1)
@@ -247,9 +227,7 @@ def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
             extension(runs, house.home, "one", max_cost_usd=1.0)
         folder = folder_of(house)
         assert is_hosted(folder)
-        mark = read_mark(folder)
-        assert mark is not None
-        os.kill(mark.pid, signal.SIGTERM)
+        house.kill(what=signal.SIGTERM)
         house.wait("one", CANCELLED)
         eventually(lambda: not is_hosted(folder))
         result = runs.result("one")
@@ -262,11 +240,9 @@ def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
     assert result is not None
     assert result.max_cost_usd == 6.0
     assert [event.kind for event in house.feed("one")].count("LimitsChanged") == 1
-    house.store.close()
 
 
-def test_an_infeasible_submission_is_refused_with_the_reason_of_the_command_line(tmp_path: Path) -> None:
-    house = House(tmp_path, tmp_path)
+def test_an_infeasible_submission_is_refused_with_the_reason_of_the_command_line(house: House) -> None:
     with house.open(HOSTED) as runs:
         runs.submit(experiment(max_cost=0.01))
         row = house.wait("one", REFUSED)
@@ -275,13 +251,11 @@ def test_an_infeasible_submission_is_refused_with_the_reason_of_the_command_line
     ending = read_ending(folder_of(house))
     assert ending is not None
     assert (ending.exit_code, ending.error) == (3, row.reason)
-    house.store.close()
 
 
-def test_a_star_allows_what_a_module_defines_and_not_what_it_imports(tmp_path: Path) -> None:
+def test_a_star_allows_what_a_module_defines_and_not_what_it_imports(house: House, tmp_path: Path) -> None:
     made = tmp_path / "made-by-a-configuration"
     (tmp_path / "mine.py").write_text("from subprocess import run\n")
-    house = House(tmp_path, tmp_path)
     house.settings = replace(house.settings, code=(tmp_path,), entrypoints=("mine:*",))
     words = experiment().to_words() | {"entrypoint": "mine:run", "resources": {"provider": "local"}}
     words["search"]["space"] = {"touch": 1, str(made): 1}
@@ -290,11 +264,9 @@ def test_a_star_allows_what_a_module_defines_and_not_what_it_imports(tmp_path: P
         row = house.wait("one", REFUSED)
     assert "run is defined in subprocess" in row.reason
     assert not made.exists()
-    house.store.close()
 
 
-def test_journals_are_in_the_store_where_one_is_given(tmp_path: Path, postgresql_url: str) -> None:
-    house = House(tmp_path, tmp_path)
+def test_journals_are_in_the_store_where_one_is_given(house: House, tmp_path: Path, postgresql_url: str) -> None:
     house.store.close()
     house.settings, house.store = replace(house.settings, store=postgresql_url), open_store(postgresql_url, tmp_path)
     with house.open(HOSTED) as runs:
@@ -306,4 +278,3 @@ def test_journals_are_in_the_store_where_one_is_given(tmp_path: Path, postgresql
     assert not folder_of(house).journal.exists()
     assert "s3cret" not in folder_of(house).order.read_text()
     assert house.seqs("one") == list(range(len(house.seqs("one"))))
-    house.store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from rubberband.cloud.aws import installing
 from tests.builders.fake_cuda import fake_cuda as fake_cuda
+from tests.builders.fake_ec2 import World
+from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.service_runs import House, template
 
 
@@ -25,6 +28,29 @@ def house(tmp_path: Path, done_run: Path) -> Iterator[House]:
     made = House(tmp_path, done_run)
     yield made
     made.store.close()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    """The service in this process, over experiments that no process runs."""
+    with fake_service(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """An account of the fake EC2 and a driver's folder."""
+    return World(tmp_path)
+
+
+@pytest.fixture
+def quick_folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where there is such a place: what is written there is written for good at once."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as quick:
+        yield Path(quick)
 
 
 @pytest.fixture(scope="session", autouse=True)

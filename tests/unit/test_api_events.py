@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,7 @@ from rubberband.api.security import Authenticator, Bearer, Cookie, Tokens
 from rubberband.api.store.schema import Entry, Principal
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
-from tests.builders.fake_runs import FakeService, fake_service
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    with fake_service(tmp_path) as made:
-        yield made
+from tests.builders.fake_runs import FakeService
 
 
 def entries(experiment: str, begin: int, count: int) -> list[Entry]:

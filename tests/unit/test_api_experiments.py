@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +13,7 @@ from rubberband.executor.logs.pages import PrintedLine
 from rubberband.executor.result import rows
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
-from tests.builders.fake_runs import FakeService, fake_service, virtual_result, words
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    with fake_service(tmp_path) as made:
-        yield made
+from tests.builders.fake_runs import FakeService, virtual_result, words
 
 
 def submit(service: FakeService, document: dict[str, Any], query: str = "", **headers: str) -> Any:

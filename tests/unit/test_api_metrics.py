@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +16,9 @@ from rubberband.errors import JournalError
 from rubberband.spec.pool import pool_folder
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
-from tests.builders.fake_runs import FakeService, fake_service, virtual_result
+from tests.builders.fake_runs import FakeService, virtual_result
 from tests.builders.pools import OFFER
 from tests.builders.waiting import eventually
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    with fake_service(tmp_path) as made:
-        yield made
-
 
 Samples = dict[tuple[str, ...], float]
 

@@ -6,7 +6,6 @@ nothing lives on, nothing is billed for longer than its lease, and no name was e
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -128,20 +127,10 @@ def judge(folder: Path, every: int = 1) -> int:
     return told
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where there is such a place: what is written there is written for good at once."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as quick:
-        yield Path(quick)
-
-
-def test_no_orphan_and_no_double_launch_at_some_crash_points(folder: Path) -> None:
-    assert judge(folder, every=17) >= 50
+def test_no_orphan_and_no_double_launch_at_some_crash_points(quick_folder: Path) -> None:
+    assert judge(quick_folder, every=17) >= 50
 
 
 @pytest.mark.long
-def test_no_orphan_and_no_double_launch_at_any_crash_point(folder: Path) -> None:
-    assert judge(folder) >= 1000
+def test_no_orphan_and_no_double_launch_at_any_crash_point(quick_folder: Path) -> None:
+    assert judge(quick_folder) >= 1000

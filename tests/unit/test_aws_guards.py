@@ -27,12 +27,6 @@ from tests.ec2 import FakeError, Fault
 ROLE = "rubberband-guard"
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    """An account and a driver's folder."""
-    return World(tmp_path)
-
-
 def guards(world: World, begin: Callable[[Callable[[], None]], None] = lambda work: work()) -> Schedules:
     return Schedules(world.fake.session(), ROLE, clock=lambda: world.now, begin=begin)
 

@@ -28,12 +28,6 @@ from tests.ec2.client import FakeClient
 FALLBACK = (*ONE_GPU, offer("g5.2xlarge", usd=1.212, spot_usd=0.5))
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    """An account and a driver's folder."""
-    return World(tmp_path)
-
-
 def test_the_launch_request(world: World) -> None:
     world.driver().launch("a", "spot")
     request = asked(world)[0].params

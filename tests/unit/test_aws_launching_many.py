@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,12 +22,6 @@ from tests.ec2.limits import Limits, Rate
 
 NAMES = ("a", "b", "c", "d", "e")
 LOST = Fault.timeout(took_effect=True)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    """An account and a driver's folder."""
-    return World(tmp_path)
 
 
 def counts(world: World) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rubberband.cloud.aws.fleet import PATIENCE_S, SHUTDOWN_S, VISIBILITY_S
@@ -16,12 +14,6 @@ from tests.ec2 import Fault
 
 class Killed(BaseException):
     """The driver is killed."""
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    """An account and a driver's folder."""
-    return World(tmp_path)
 
 
 def test_an_instance_not_yet_shown_is_pending_and_can_be_released(world: World) -> None:

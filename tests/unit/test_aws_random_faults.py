@@ -7,9 +7,7 @@ takes to see them, nothing of the run after `close`, and statuses that never go 
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -144,16 +142,6 @@ class Chaos:
 STEPS_OF = ("launch", "launch", "launch_again", "release", "release", "renew", "renew", "wait", "reclaim", "lose_head")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where there is such a place: what is written there is written for good at once."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as quick:
-        yield Path(quick)
-
-
 def tell(tmp_path: Path, seed: int, trouble: float) -> Chaos:
     """One story, to where the driver has gone and everything is over."""
     chaos = Chaos(World(tmp_path), random.Random(seed), trouble)
@@ -170,22 +158,22 @@ def tell(tmp_path: Path, seed: int, trouble: float) -> Chaos:
 
 
 @pytest.mark.parametrize("trouble", [0.0, 0.05, 0.3])
-def test_nothing_lives_twice_or_after_close_under_any_faults(folder: Path, trouble: float) -> None:
+def test_nothing_lives_twice_or_after_close_under_any_faults(quick_folder: Path, trouble: float) -> None:
     for seed in range(60, 60 + SEEDS):
-        chaos = tell(folder / str(seed), seed, trouble)
+        chaos = tell(quick_folder / str(seed), seed, trouble)
         assert chaos.world.living == [], f"seed {seed}: {chaos.world.living} live on"
         assert all(status.state == "terminated" for status in chaos.provider.describe()), f"seed {seed}"
 
 
 @pytest.mark.long
-def test_nothing_lives_twice_or_after_close_in_a_thousand_stories(folder: Path) -> None:
+def test_nothing_lives_twice_or_after_close_in_a_thousand_stories(quick_folder: Path) -> None:
     for seed in range(1000, 2000):
-        chaos = tell(folder / str(seed), seed, trouble=0.3)
+        chaos = tell(quick_folder / str(seed), seed, trouble=0.3)
         assert chaos.world.living == [], f"seed {seed}: {chaos.world.living} live on"
 
 
-def test_the_shown_cost_covers_the_bill(folder: Path) -> None:
+def test_the_shown_cost_covers_the_bill(quick_folder: Path) -> None:
     for seed in range(60, 60 + SEEDS):
-        chaos = tell(folder / str(seed), seed, trouble=0.0)
+        chaos = tell(quick_folder / str(seed), seed, trouble=0.0)
         shown_usd, billed_usd = chaos.bills()
         assert shown_usd >= billed_usd - 1e-6, f"seed {seed}"

@@ -7,27 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rubberband import cli
 from rubberband.units import parse_duration
 from rubberband.views.formatting import aligned, rounded
-from tests.builders.experiment_words import EXAMPLE
+from tests.builders.cli_runs import file as file
+from tests.builders.cli_runs import run
 from tests.builders.journalled_runs import recorded
 
 DEADLINE = "constraints.deadline=30m"
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    path = tmp_path / "digits.yaml"
-    path.write_text(EXAMPLE)
-    return str(path)
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["rubberband", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return int(caught.value.code or 0)
 
 
 def test_a_table_has_a_row_for_each_stage_and_adds_up(

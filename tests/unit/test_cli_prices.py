@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rubberband import cli
-from tests.builders.experiment_words import EXAMPLE
+from tests.builders.cli_runs import file as file
+from tests.builders.cli_runs import run
 from tests.ec2 import FakeAws
 
 AWS = [
@@ -36,20 +36,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeAws:
 @pytest.fixture
 def offline(fake: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rubberband.cloud.aws.client.open_session", lambda _: fake.session("nobody"))
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    path = tmp_path / "digits.yaml"
-    path.write_text(EXAMPLE)
-    return str(path)
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["rubberband", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return int(caught.value.code or 0)
 
 
 def printed_json(capsys: pytest.CaptureFixture[str]) -> Any:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
 from html import unescape
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.experiment import experiment_view
 from rubberband.views.live.status import headline
-from tests.builders.fake_runs import FakeService, fake_service
+from tests.builders.fake_runs import FakeService
 from tests.builders.journalled_runs import words
 from tests.builders.results import ATTACK, EVERY_RESULT, a_job, a_result, hostile
 
@@ -229,12 +227,6 @@ def test_a_file_that_is_planned_again_has_its_deadline_from_the_start() -> None:
     assert experiment.constraints.deadline == 1500.0
     assert experiment.to_words() == Experiment(**words()).to_words()
     assert file_of(Submission(name="one", state=ExperimentState.DONE, created_at=AT, changed_at=AT)) == ""
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    with fake_service(tmp_path) as made:
-        yield made
 
 
 def shown(service: FakeService, *names: str, path: str = "/compare") -> str:

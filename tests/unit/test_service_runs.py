@@ -55,8 +55,8 @@ def test_events_of_a_virtual_run_are_reported_in_unix_time(house: House) -> None
     assert all(event.occurred_at >= accepted.created_at for event in house.feed("one"))
 
 
-def test_a_queue_keeps_its_order_over_a_restart(tmp_path: Path, done_run: Path) -> None:
-    house = House(tmp_path, done_run, max_running=0)
+def test_a_queue_keeps_its_order_over_a_restart(house: House) -> None:
+    house.allow(0)
     with house.open() as runs:
         for name in ("b", "c", "a"):
             runs.submit(experiment(name))
@@ -64,11 +64,10 @@ def test_a_queue_keeps_its_order_over_a_restart(tmp_path: Path, done_run: Path) 
     with house.open():
         house.wait("a", DONE)
     assert [name for name, *_ in house.starts()] == ["b", "c", "a"]
-    house.store.close()
 
 
-def test_owners_of_queued_experiments_take_turns(tmp_path: Path, done_run: Path) -> None:
-    house = House(tmp_path, done_run, max_running=1)
+def test_owners_of_queued_experiments_take_turns(house: House) -> None:
+    house.allow(1)
     house.tell(ada_0="hold")
     with house.open() as runs:
         for number in range(3):
@@ -78,11 +77,10 @@ def test_owners_of_queued_experiments_take_turns(tmp_path: Path, done_run: Path)
         house.go()
         house.wait("ada-2", DONE)
     assert [name for name, *_ in house.starts()] == ["ada-0", "bob", "ada-1", "ada-2"]
-    house.store.close()
 
 
-def test_an_experiment_that_waits_for_its_checkpoint_store_holds_no_slot(tmp_path: Path, done_run: Path) -> None:
-    house = House(tmp_path, done_run, max_running=1)
+def test_an_experiment_that_waits_for_its_checkpoint_store_holds_no_slot(house: House, tmp_path: Path) -> None:
+    house.allow(1)
     house.tell(first="hold")
     with house.open() as runs:
         runs.submit(experiment("first"))
@@ -98,11 +96,10 @@ def test_an_experiment_that_waits_for_its_checkpoint_store_holds_no_slot(tmp_pat
         assert "not mounted" in house.row("first").reason
         house.go()
         house.wait("first", DONE)
-    house.store.close()
 
 
-def test_an_experiment_with_a_promise_waits_for_no_slot(tmp_path: Path, done_run: Path) -> None:
-    house = House(tmp_path, done_run, max_running=1)
+def test_an_experiment_with_a_promise_waits_for_no_slot(house: House) -> None:
+    house.allow(1)
     pool = SharedPool(name="p", provider="virtual", instances=4, gpus_per_instance=1)
     house.settings = replace(house.settings, pool=pool)
     house.tell(first="hold")
@@ -116,11 +113,10 @@ def test_an_experiment_with_a_promise_waits_for_no_slot(tmp_path: Path, done_run
         assert house.row("waits").state is QUEUED
         house.go()
         house.wait("waits", DONE)
-    house.store.close()
 
 
-def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(tmp_path: Path, done_run: Path) -> None:
-    house = House(tmp_path, done_run, max_running=2)
+def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(house: House) -> None:
+    house.allow(2)
     house.tell(a="hold", b="hold", c="hold", d="hold")
     with house.open() as runs:
         for name in "abcd":
@@ -132,7 +128,6 @@ def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(tmp_path: Pa
         for name in "abcd":
             house.wait(name, DONE)
     assert {start[0] for start in house.starts()[:2]} == {"a", "b"}
-    house.store.close()
 
 
 @pytest.mark.parametrize(
@@ -225,8 +220,8 @@ def test_a_process_that_was_ordered_and_never_started_is_started_after_a_restart
     assert [start[2] for start in house.starts()] == ["1"]
 
 
-def test_cancelling_a_queued_experiment_removes_it_from_the_queue(tmp_path: Path, done_run: Path) -> None:
-    house = House(tmp_path, done_run, max_running=1)
+def test_cancelling_a_queued_experiment_removes_it_from_the_queue(house: House) -> None:
+    house.allow(1)
     house.tell(a="hold")
     with house.open() as runs:
         runs.submit(experiment("a"))
@@ -239,11 +234,10 @@ def test_cancelling_a_queued_experiment_removes_it_from_the_queue(tmp_path: Path
         house.go()
         house.wait("a", DONE)
     assert [start[0] for start in house.starts()] == ["a"]
-    house.store.close()
 
 
-def test_the_limits_of_what_waits_are_changed_in_its_words(tmp_path: Path, done_run: Path) -> None:
-    house = House(tmp_path, done_run, max_running=1)
+def test_the_limits_of_what_waits_are_changed_in_its_words(house: House, tmp_path: Path) -> None:
+    house.allow(1)
     house.tell(a="hold")
     with house.open() as runs:
         runs.submit(experiment("a"))
@@ -263,7 +257,6 @@ def test_the_limits_of_what_waits_are_changed_in_its_words(tmp_path: Path, done_
     constraints = experiment(**read_order(ExperimentFolder(home=tmp_path, name="b")).words["constraints"]).constraints
     assert constraints.deadline_at == pytest.approx(accepted.created_at + 3600.0, abs=0.001)
     assert constraints.max_cost_usd == 6.0
-    house.store.close()
 
 
 def test_an_ended_run_has_no_limits_to_change_and_the_operator_decides(house: House) -> None:
@@ -375,9 +368,8 @@ def test_a_store_that_is_away_for_a_while_loses_nothing(house: House, monkeypatc
 
 @pytest.mark.parametrize("error", [JournalError("the store is away"), InputError("the inbox's disk is full")])
 def test_an_experiment_of_a_pool_that_cannot_start_for_a_moment_is_started_later(
-    tmp_path: Path, done_run: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    house: House, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    house = House(tmp_path, done_run)
     pool = SharedPool(name="p", provider="virtual", instances=4, gpus_per_instance=1)
     house.settings = replace(house.settings, pool=pool)
     errors = [error]
@@ -392,7 +384,6 @@ def test_an_experiment_of_a_pool_that_cannot_start_for_a_moment_is_started_later
         runs.submit(experiment())
         row = house.wait("one", DONE, REFUSED)
     assert (row.state, row.attempt, errors) == (DONE, 1, [])
-    house.store.close()
 
 
 def test_processes_leave_no_zombies_and_no_open_files(house: House) -> None:

@@ -120,8 +120,8 @@ def test_a_reader_blocks_no_start_of_a_process(tmp_path: Path) -> None:
     processes.let_go()
 
 
-def test_limits_that_are_changed_at_the_same_time_are_all_kept(tmp_path: Path, done_run: Path) -> None:
-    house = House(tmp_path, done_run, max_running=0)
+def test_limits_that_are_changed_at_the_same_time_are_all_kept(house: House) -> None:
+    house.allow(0)
     with house.open() as runs, ThreadPoolExecutor(2) as pool:
         runs.submit(experiment(max_cost=5.0, deadline="30m"))
         asked = [
@@ -132,7 +132,6 @@ def test_limits_that_are_changed_at_the_same_time_are_all_kept(tmp_path: Path, d
     constraints = experiment(**house.row("one").words["constraints"]).constraints
     assert constraints.deadline_at == pytest.approx(house.row("one").created_at + 3600.0, abs=0.001)
     assert constraints.max_cost_usd == 6.0
-    house.store.close()
 
 
 def test_a_journal_that_is_read_slowly_holds_up_no_other_experiment(
@@ -162,8 +161,7 @@ def test_a_journal_that_is_read_slowly_holds_up_no_other_experiment(
     assert told[0].outcome == "done"
 
 
-def test_a_run_of_another_home_is_not_driven_twice(tmp_path: Path, done_run: Path) -> None:
-    house = House(tmp_path, done_run)
+def test_a_run_of_another_home_is_not_driven_twice(house: House) -> None:
     folder = ExperimentFolder(home=house.home, name="template")
     cut_off(template(house.home), at=3)
     with house.open() as runs:
@@ -172,7 +170,6 @@ def test_a_run_of_another_home_is_not_driven_twice(tmp_path: Path, done_run: Pat
         with pytest.raises(HttpProblem, match="another home"):
             runs.resume("template")
     assert house.starts() == []
-    house.store.close()
 
 
 def test_a_measurement_that_failed_on_ec2_is_not_paid_for_twice(house: House) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,11 @@ from rubberband.api.store import Store, open_store
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read_at_once
 from rubberband.states import ExperimentState
-from tests.builders.service_runs import DONE, House, count_of, cut_off, template
+from tests.builders.service_runs import DONE, House, count_of, cut_off
 from tests.builders.waiting import eventually
 
 DAY_S = 24 * 3600.0
 INTERRUPTED, UNREADABLE = ExperimentState.INTERRUPTED, ExperimentState.UNREADABLE
-
-
-@pytest.fixture(scope="module")
-def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return template(tmp_path_factory.mktemp("template"))
-
-
-@pytest.fixture
-def house(tmp_path: Path, journal: Path) -> Iterator[House]:
-    made = House(tmp_path, journal)
-    yield made
-    made.store.close()
 
 
 def copied(journal: Path, home: Path, name: str, *, age_s: float = 0.0, events: int | None = None) -> ExperimentFolder:
@@ -51,8 +38,8 @@ def copied(journal: Path, home: Path, name: str, *, age_s: float = 0.0, events: 
 
 
 @pytest.mark.parametrize("events", [None, 3, 0])
-def test_reading_at_once_gives_the_same_as_following(journal: Path, tmp_path: Path, events: int | None) -> None:
-    folder = copied(journal, tmp_path, "one", events=events)
+def test_reading_at_once_gives_the_same_as_following(done_run: Path, tmp_path: Path, events: int | None) -> None:
+    folder = copied(done_run, tmp_path, "one", events=events)
     store = open_store(None, tmp_path)
     followed = Recorder(folder, store, lambda: None, clock=lambda: 5.0).first_row()
     found = taken_in(read_at_once(folder), at=5.0, events_s=30 * DAY_S)
@@ -64,11 +51,11 @@ def test_reading_at_once_gives_the_same_as_following(journal: Path, tmp_path: Pa
     store.close()
 
 
-def test_many_are_taken_in_together_with_their_events_unless_they_are_old(house: House, journal: Path) -> None:
+def test_many_are_taken_in_together_with_their_events_unless_they_are_old(house: House, done_run: Path) -> None:
     for number in range(30):
-        copied(journal, house.home, f"old-{number:02}", age_s=60 * DAY_S)
-    copied(journal, house.home, "new", age_s=DAY_S)
-    copied(journal, house.home, "stopped", age_s=60 * DAY_S, events=3)
+        copied(done_run, house.home, f"old-{number:02}", age_s=60 * DAY_S)
+    copied(done_run, house.home, "new", age_s=DAY_S)
+    copied(done_run, house.home, "stopped", age_s=60 * DAY_S, events=3)
     newcomers = Newcomers(house.store, lambda: None, home=house.home, journals=None)
     newcomers.look(set())
     taken = []
@@ -83,27 +70,27 @@ def test_many_are_taken_in_together_with_their_events_unless_they_are_old(house:
         "new": DONE,
         "stopped": INTERRUPTED,
     }
-    count = count_of(journal)
+    count = count_of(done_run)
     assert (house.seqs("old-00"), house.seqs("new"), house.seqs("stopped")) == ([], list(range(count)), [])
     assert house.states("old-00") == ["done"]
     assert house.store.last_seqs(["old-00", "new", "stopped"]) == {"old-00": count - 1, "new": count - 1, "stopped": 2}
     assert house.store.last_pruned_id() == 0
 
 
-def test_an_old_run_that_resumes_says_from_where(house: House, journal: Path) -> None:
-    copied(journal, house.home, "stopped", age_s=60 * DAY_S, events=5)
+def test_an_old_run_that_resumes_says_from_where(house: House, done_run: Path) -> None:
+    copied(done_run, house.home, "stopped", age_s=60 * DAY_S, events=5)
     with house.open() as runs:
         house.wait("stopped", INTERRUPTED)
         house.tell(stopped="run")
         runs.resume("stopped")
         house.wait("stopped", DONE)
-    assert house.seqs("stopped") == list(range(5, count_of(journal)))
+    assert house.seqs("stopped") == list(range(5, count_of(done_run)))
 
 
-def test_events_of_long_ended_runs_leave_the_feed_and_restarts_continue_from_there(house: House, journal: Path) -> None:
-    count = count_of(journal)
-    copied(journal, house.home, "stopped", events=5)
-    copied(journal, house.home, "recent")
+def test_events_of_long_ended_runs_leave_the_feed_and_restarts_go_on_from_there(house: House, done_run: Path) -> None:
+    count = count_of(done_run)
+    copied(done_run, house.home, "stopped", events=5)
+    copied(done_run, house.home, "recent")
     with house.open():
         house.wait("stopped", INTERRUPTED)
         house.wait("recent", DONE)
@@ -118,8 +105,8 @@ def test_events_of_long_ended_runs_leave_the_feed_and_restarts_continue_from_the
     assert house.seqs("recent") == list(range(count))
 
 
-def test_one_that_cannot_be_read_is_reported_and_keeps_no_other_out(house: House, journal: Path) -> None:
-    copied(journal, house.home, "good", age_s=60 * DAY_S)
+def test_one_that_cannot_be_read_is_reported_and_keeps_no_other_out(house: House, done_run: Path) -> None:
+    copied(done_run, house.home, "good", age_s=60 * DAY_S)
     for name, content in (("broken", b"no database" * 1000), ("empty", b"")):
         folder = ExperimentFolder(home=house.home, name=name)
         folder.make()
@@ -130,8 +117,8 @@ def test_one_that_cannot_be_read_is_reported_and_keeps_no_other_out(house: House
         house.wait("good", DONE)
 
 
-def test_one_that_is_known_by_now_is_left_as_it_is(house: House, journal: Path) -> None:
-    folder = copied(journal, house.home, "one")
+def test_one_that_is_known_by_now_is_left_as_it_is(house: House, done_run: Path) -> None:
+    folder = copied(done_run, house.home, "one")
     found = taken_in(read_at_once(folder), at=time.time(), events_s=30 * DAY_S)
     assert set(house.store.take_in([found])) == {"one"}
     before = house.store.feed()
@@ -142,14 +129,14 @@ def test_one_that_is_known_by_now_is_left_as_it_is(house: House, journal: Path) 
     assert house.store.feed() == before
 
 
-def test_a_server_database_takes_them_in_as_well(store_url: str, journal: Path, tmp_path: Path) -> None:
+def test_a_server_database_takes_them_in_as_well(store_url: str, done_run: Path, tmp_path: Path) -> None:
     store = Store(store_url)
     found = [
-        taken_in(read_at_once(copied(journal, tmp_path, name, age_s=age_s)), at=time.time(), events_s=30 * DAY_S)
+        taken_in(read_at_once(copied(done_run, tmp_path, name, age_s=age_s)), at=time.time(), events_s=30 * DAY_S)
         for name, age_s in (("old", 60 * DAY_S), ("new", DAY_S))
     ]
     assert set(store.take_in(found)) == {"old", "new"}
-    last = count_of(journal) - 1
+    last = count_of(done_run) - 1
     assert store.last_seqs() == {"old": last, "new": last}
     assert [event.kind for event in store.feed(experiment="old")] == ["state"]
     assert [event.seq for event in store.feed(experiment="new")] == [*range(last + 1), None]
