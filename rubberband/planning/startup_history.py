@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import rubberband
@@ -28,7 +29,7 @@ MOST_BYTES = 128 * 1024
 LATEST = 5
 """Number of latest starts that are used: a machine changes."""
 _LONGEST_S = 3600.0
-_STEADY_CV = 0.05
+_FIXED_CV = 0.05
 """Times that vary by less are planned as fixed ones."""
 _AT_ONCE_S = 1.0
 
@@ -62,7 +63,7 @@ class StartTimes:
 
 def start_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -> StartRecord:
     """Return the record of instances that were requested, ran and were ready at these instants (Unix time)."""
-    provision_s = _mean(running_at - asked_at for asked_at, running_at, _ in instants)
+    provision_s = fmean(running_at - asked_at for asked_at, running_at, _ in instants)
     ready_s = max(ready_at - asked_at for asked_at, _, ready_at in instants)
     return StartRecord(
         entrypoint=entrypoint, instances=len(instants), provision_s=provision_s, init_s=max(0.0, ready_s - provision_s)
@@ -115,15 +116,16 @@ def start_times(home: Path, entrypoint: str, instances: int) -> StartTimes | Non
         return None
     nearest = min({start.instances for start in found}, key=lambda number: (abs(number - instances), number))
     latest = [start for start in found if start.instances == nearest][-LATEST:]
-    provision_s, ready_s = _mean(start.provision_s for start in latest), [s.provision_s + s.init_s for s in latest]
-    spread_s = _deviation(ready_s)
-    is_steady = provision_s == 0.0 or spread_s <= _STEADY_CV * _mean(ready_s)
+    provision_s, ready_s = fmean(start.provision_s for start in latest), [s.provision_s + s.init_s for s in latest]
+    mean_s = fmean(ready_s)
+    spread_s = math.sqrt(math.fsum((each_s - mean_s) ** 2 for each_s in ready_s) / max(1, len(ready_s) - 1))
+    varies = provision_s > 0.0 and spread_s > _FIXED_CV * mean_s
     return StartTimes(
         starts=len(latest),
         instances=nearest,
         provision_s=provision_s,
-        provision_spread=FIXED if is_steady else Spread(cv=spread_s / provision_s),
-        init_s=_mean(start.init_s for start in latest),
+        provision_spread=Spread(cv=spread_s / provision_s) if varies else FIXED,
+        init_s=fmean(start.init_s for start in latest),
     )
 
 
@@ -136,17 +138,6 @@ def remark(key: str, written_s: float, seen_s: float, times: StartTimes) -> str:
         f"{key}: the file says {format_duration(written_s)}, and the last {starts} of {at_once} on this machine took "
         f"{seen}, which is assumed; write {word}: {seen}, or leave it out."
     )
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return math.fsum(listed) / len(listed)
-
-
-def _deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of a sample."""
-    mean = _mean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
 
 
 def _read(path: Path) -> Sequence[StartRecord]:

@@ -229,10 +229,10 @@ class _Backup:
         without = [path for path in without if not (path / "journal.db").exists()]
         if not without:
             return
-        told = f"the journals of {', '.join(path.name for path in without[:3])}{' ...' * (len(without) > 3)}"
+        journals = f"the journals of {', '.join(path.name for path in without[:3])}{' ...' * (len(without) > 3)}"
         if not any((self.home / "experiments").glob("*/journal.db")):
-            raise InputError(f"{told} are not in {self.home}; name their store: --store URL, or RUBBERBAND_STORE")
-        self.announce(f"note: {told} are not in this backup; if a store has them, name it: --store URL")
+            raise InputError(f"{journals} are not in {self.home}; name their store: --store URL, or RUBBERBAND_STORE")
+        self.announce(f"note: {journals} are not in this backup; if a store has them, name it: --store URL")
 
     def _copy_store(self, url: str) -> None:
         copy = self.target / STORE

@@ -55,7 +55,8 @@ class PlanEstimate(EstimateAnswer):
     def _repr_html_(self) -> str:
         (title, *lines), tables = self._document()
         shown = (
-            markup.lines([table.title]) + markup.table(table.header, _rows(table), words=table.words)
+            markup.lines([table.title])
+            + markup.table(table.header, [*table.rows, *filter(None, [table.total])], words=table.words)
             for table in tables
         )
         return markup.card(title, markup.lines(lines), *shown)
@@ -65,10 +66,6 @@ class PlanEstimate(EstimateAnswer):
         if self.size is not None:
             lines.insert(0, size_line(self.estimate.experiment_name, self.estimate.constraints, self.size))
         return lines, tables
-
-
-def _rows(table: TextTable) -> list[tuple[str, ...]]:
-    return [*table.rows, *([table.total] if table.total else [])]
 
 
 @briefly

@@ -140,7 +140,7 @@ class MeasuredProfile(ProfilingResult):
         """Keep it for later runs of the same content; a full disk keeps none."""
         if self.content is not None:
             with suppress(InputError):
-                self.save(kept_path(home, self.content))
+                self.save(cache_path(home, self.content))
 
     def save(self, path: Path) -> None:
         """Write the profile file. Raises InputError if it cannot be written."""
@@ -292,7 +292,8 @@ def _backend(
         for old in (scratch.instances, scratch.checkpoints, scratch.logs):
             shutil.rmtree(old, ignore_errors=True)
         backend = make_ray_backend(scratch, spec, rented, Rental(largest_gang=largest_gang))
-        stack.callback(uninterrupted, lambda: _close(backend, scratch))
+        stack.callback(_run_note(scratch).unlink, missing_ok=True)
+        stack.callback(uninterrupted, backend.close)
         yield backend, spec
 
 
@@ -337,11 +338,6 @@ def _note_start(home: Path, entrypoint: Entrypoint, starts: InstanceStarts) -> N
 
 def _run_note(scratch: ExperimentFolder) -> Path:
     return scratch.path / "run"
-
-
-def _close(backend: Backend, scratch: ExperimentFolder) -> None:
-    backend.close()
-    _run_note(scratch).unlink(missing_ok=True)
 
 
 def _end_leftovers(scratch: ExperimentFolder, spec: RunSpec, rented: Offer) -> None:
@@ -438,16 +434,16 @@ def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> Profil
     return ProfileContent(trial=trial, key=digest(trial, resources.get("gpus_per_trial"), together))
 
 
-def kept_path(home: Path, content: ProfileContent) -> Path:
-    """Return the path of the kept profile, which may not exist."""
+def cache_path(home: Path, content: ProfileContent) -> Path:
+    """Return the path of the cached profile, which may not exist."""
     return home / "profiles" / f"{content.key}.profile.json"
 
 
-def kept_profile(home: Path, content: ProfileContent | None) -> tuple[Profile, str] | None:
+def cached_profile(home: Path, content: ProfileContent | None) -> tuple[Profile, str] | None:
     """Return the profile that was measured of the same content, and a line that says so; None without one."""
     if content is None:
         return None
-    path = kept_path(home, content)
+    path = cache_path(home, content)
     try:
         found, profile = read_profile_file(path), load_profile(path)
     except InputError:  # none, or one that this version does not read
@@ -485,7 +481,7 @@ def find_profiles(
     *,
     to_run: bool,
 ) -> Profile | dict[str, Profile] | None:
-    """Return the profile that the experiment names, else a kept one of the same content; None without any.
+    """Return the profile that the experiment names, else a cached one of the same content; None without any.
 
     A run measures again what was found beside the file, at `found_at`, if the trial has changed since; an estimate uses
     it, and announces that. Raises ProfileMissingError if the named file is missing.
@@ -500,9 +496,9 @@ def find_profiles(
             announce(line)
         if is_same:
             return given
-    kept = None if home is None else kept_profile(home, content)
-    if kept is not None:
-        profile, line = kept
+    cached = None if home is None else cached_profile(home, content)
+    if cached is not None:
+        profile, line = cached
         announce(line if to_run else line.removesuffix(AFRESH).rstrip("; "))
         return profile
     if to_run:

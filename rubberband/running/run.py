@@ -63,7 +63,8 @@ HUNG_REPLACEMENTS = 3
 def job_of(found: PlannedExperiment, spent: Spent) -> Job:
     """Return the job of an experiment that starts now. Raises InfeasibleError if no plan keeps its limits."""
     chosen, experiment, problem = found.job, found.experiment, found.estimate.problem
-    constraints, kind = problem.constraints, experiment.resources.kind
+    constraints, resources = problem.constraints, experiment.resources
+    kind, boots = resources.kind, resources.kind.is_rented and resources.pool is None  # a pool boots its own
     assert problem.reserve is not None, "the candidates of an experiment have one"
     brackets = brackets_of(experiment.brackets(), [lane.brackets for lane in chosen.lanes])
     return Job(
@@ -79,7 +80,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         metric=experiment.search.metric,
         mode=experiment.search.mode,
         deadline_s=constraints.deadline_s,
-        deadline_at=None if experiment.resources.kind.is_simulated else experiment.constraints.deadline_at,
+        deadline_at=None if kind.is_simulated else experiment.constraints.deadline_at,
         max_cost_usd=constraints.max_cost_usd,
         max_failures=experiment.constraints.max_failures,
         iteration_timeout_s=experiment.constraints.iteration_timeout_s,
@@ -90,8 +91,8 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         max_gpus_per_trial=constraints.max_gpus_per_trial,
         confidence=constraints.confidence,
         highest_price_usd_per_hour=problem.reserve.highest_price_usd_per_hour,
-        lease_s=None if experiment.resources.kind.is_simulated else experiment.resources.lease_length_s,
-        boot_lease_s=_boot_lease_s(experiment),
+        lease_s=None if kind.is_simulated else resources.lease_length_s,
+        boot_lease_s=boot_timeouts(types_of(resources), resources.init_delay_s).lease_s if boots else None,
         start_attempts=START_ATTEMPTS,
         hung_replacements=HUNG_REPLACEMENTS,
         draws=experiment.search.sampler.learns,
@@ -101,14 +102,6 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         speeds=stand_in_speeds(experiment, problem, found.candidates),
         profiling_s=spent.seconds,
     )
-
-
-def _boot_lease_s(experiment: Experiment) -> float | None:
-    """Return the lease of an instance while it starts; None: the usual one."""
-    resources = experiment.resources
-    if not resources.kind.is_rented or resources.pool is not None:  # what boots for a pool is its own
-        return None
-    return boot_timeouts(types_of(resources), resources.init_delay_s).lease_s
 
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]

@@ -232,9 +232,9 @@ def mixture_words(counts: Mapping[str, int], speeds: Mapping[str, float], planne
     """Return what is assumed of instances of other types: `1 of 4 is g5.xlarge, 0.5x as fast`; empty without one."""
     total = sum(counts.values())
     others = [name for name in counts if name != planned and speeds.get(name, 1.0) != 1.0]
-    told = [
+    shares = [
         f"{counts[name]} of {counted(total, 'instance')} {'is' if counts[name] == 1 else 'are'} {name}"
         for name in others
     ]
     paces = [f"{speeds[name]:.2g}x as fast by the profile" for name in others]
-    return "; ".join(f"{what}, {pace}" for what, pace in zip(told, paces, strict=True))
+    return "; ".join(f"{what}, {pace}" for what, pace in zip(shares, paces, strict=True))

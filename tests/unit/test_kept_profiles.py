@@ -14,7 +14,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.running.profile import content_to_measure, find_profiles, kept_path, measure_profile
+from rubberband.running.profile import cache_path, content_to_measure, find_profiles, measure_profile
 from rubberband.running.run import find_entrypoint
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import default_profile_path, dump_experiment, load_experiment, names_no_profile
@@ -150,7 +150,7 @@ def test_an_estimate_says_that_the_profile_beside_the_file_is_of_another_trial(f
 
 def test_a_damaged_or_named_profile_is_no_kept_one(file: Path) -> None:
     measured(file)
-    kept_path(file.parent / "home", content(file)).write_text("{")
+    cache_path(file.parent / "home", content(file)).write_text("{")
     default_profile_path(file).rename(file.parent / "mine.json")
     assert known(file) == (False, [])
     assert known(file, f"profile={file.parent}/mine.json") == (True, [])
