@@ -85,7 +85,7 @@ def offers(
     return tuple(_offer(resources, _profile_of(profiles, name), name, table) for name in types)
 
 
-def stand_ins(
+def fallback_offers(
     resources: Resources,
     first: Offer,
     *,

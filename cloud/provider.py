@@ -56,7 +56,7 @@ class InstanceDescription:
     """Whether it never ran because the provider has none."""
     silent_since: float | None = None
     """Instant since which it has not answered who attends it: its latest answer, or the end of the time in which it
-    should have joined, which may be to come. None: it is not attended."""
+    should have joined, which may be to come. None: no pool watches it."""
 
     def overslept(self, now: float) -> bool:
         """Whether its lease expired long before `now`: its driver's machine slept, and renewed none."""

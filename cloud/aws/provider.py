@@ -25,7 +25,7 @@ from rubberband.cloud.aws.intents import Intent, Intents, Run
 from rubberband.cloud.aws.launching import AT_ONCE, LEAST_LEASE_S, Gathering, Launcher, LaunchOrder
 from rubberband.cloud.aws.network import OwnInstance, own_address, own_place
 from rubberband.cloud.catalogue import Table, reach_s
-from rubberband.cloud.offers import stand_ins
+from rubberband.cloud.offers import fallback_offers
 from rubberband.cloud.provider import Head, InstanceDescription
 from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import InputError, ProviderError
@@ -283,7 +283,7 @@ def open_provider(
 ) -> AwsProvider:
     """Open EC2 for one run of the experiment `name`, which keeps its records in `directory`.
 
-    If `offer`'s type is sold out, the experiment's other types are used (see `stand_ins`) that cost no more than
+    If `offer`'s type is sold out, the experiment's other types are used (see `fallback_offers`) that cost no more than
     `highest_price_usd_per_hour` (None: than the offer); `table` has their prices. `together`: trials may span
     instances, so all of them must be in one zone.
 
@@ -299,7 +299,7 @@ def open_provider(
         session, resources.aws, offer.instance_type, checkpoints=resources.checkpoints, place=place, device=device
     )
     limit_usd = max(offer.price_usd_per_hour, highest_price_usd_per_hour or 0.0)
-    others = stand_ins(resources, offer, speeds=speeds, table=table, environment=environment)
+    others = fallback_offers(resources, offer, speeds=speeds, table=table, environment=environment)
     head = RayHead(name, directory, host=host, lease_s=lease_s, not_before=not_before)
     return AwsProvider(
         name,

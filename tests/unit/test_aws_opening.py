@@ -11,7 +11,7 @@ import pytest
 
 from rubberband.cloud import offers
 from rubberband.cloud.aws.provider import AwsProvider, open_provider
-from rubberband.cloud.offers import stand_ins
+from rubberband.cloud.offers import fallback_offers
 from rubberband.cloud.provider import Head
 from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import InputError, ProviderError
@@ -111,7 +111,7 @@ def test_one_driver_at_a_time(opened: Any) -> None:
 
 def test_types_with_the_same_gpus_replace_each_other() -> None:
     words = resources(instance_type=None, instance_types=G5)
-    others = stand_ins(words, offers.offer(words, instance_type="g5.xlarge"))
+    others = fallback_offers(words, offers.offer(words, instance_type="g5.xlarge"))
     assert [offer.instance_type for offer in others] == ["g5.2xlarge"]
 
 

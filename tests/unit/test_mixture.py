@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.cloud import offers
-from rubberband.cloud.offers import stand_ins
+from rubberband.cloud.offers import fallback_offers
 from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, Slot, TrialReported
@@ -150,8 +150,8 @@ def an_experiment(**changes: Any) -> Experiment:
 def test_types_of_another_model_stand_in_where_their_speed_is_known_and_memory_suffices() -> None:
     resources = Resources(provider="aws", instance_types=TYPES, max_instances=4, checkpoints="s3://b/x")
     offer = offers.offer(resources, instance_type="g5.xlarge")
-    assert stand_ins(resources, offer) == []
-    found = stand_ins(resources, offer, speeds={"g6.xlarge": 0.5, "g4dn.xlarge": 0.25})
+    assert fallback_offers(resources, offer) == []
+    found = fallback_offers(resources, offer, speeds={"g6.xlarge": 0.5, "g4dn.xlarge": 0.25})
     assert [one.instance_type for one in found] == ["g6.xlarge"]
 
 
