@@ -6,7 +6,7 @@ that starts with instances held, less time and less money.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rubberband.planner import risk
@@ -14,12 +14,9 @@ from rubberband.planner.exact.solver import Objective
 from rubberband.planner.noise.sampling import Draws
 from rubberband.planner.planning import plan
 from rubberband.planner.problem import Infeasible, Problem
-from rubberband.planner.reserve import Reserve
 from rubberband.planner.search import meets
 from rubberband.units import counted, format_duration, format_usd
-from rubberband.values.offer import Offer
-from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, Prediction, Speeds, Stage, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.plan import Plan, Planned, PlanningConstraints, Prediction, StagePlan
 
 SMALLEST_GAIN = 0.01
 """Hysteresis: a plan that keeps its limits is left only for one that saves this share of the rest, and at least
@@ -139,24 +136,18 @@ class _JobRest:
 
 
 def replan(
-    stages: Sequence[Stage],
-    profile: Profile,
-    offer: Offer,
-    constraints: PlanningConstraints,
+    job: Problem,
     *,
     done: int,
-    held: Sequence[Cohort],
     spent_s: float,
     spent_usd: float,
     current: Plan,
-    objective: Objective = "min_cost",
     because: str = "",
-    seed: int = 0,
-    speeds: Speeds | None = None,
-    reserve: Reserve | None = None,
     name_of: Callable[[int], str] = "stage {}".format,
 ) -> Replanned:
-    """Return the best plan from stage `done` on, with the instances `held` now and the rest of the `constraints`.
+    """Return the best plan from stage `done` on, with the instances held now and the rest of the constraints.
+
+    `job` is the whole one, with the instances that are held now and the speeds of the trials that go on.
 
     * The plan in force stays while it keeps the constraints, unless another saves more than the hysteresis and the
       saving's standard deviation.
@@ -165,24 +156,18 @@ def replan(
     * If no plan keeps the constraints, the one that ends soonest within the budget is taken, unless it costs more than
       the time is worth. If none keeps the budget, the cheapest one is taken.
 
-    `reserve` has the terms of the money that a plan leaves of the budget beside its cost.
-
-    `because` (the differences from the plan's assumptions) goes into the reason; `speeds` are those of the trials that
-    go on, and `name_of(stage)` is the name of a stage in it.
+    `because` (the differences from the plan's assumptions) goes into the reason; `name_of(stage)` is the name of a
+    stage in it.
 
     Raises InputError if no plan can exist at all.
     """
-    problem = Problem(
-        brackets=(stages[done:],),
-        profile=profile,
-        offer=offer,
-        constraints=_left(constraints, spent_s, spent_usd),
-        objective=objective,
-        held=held,
-        speeds=speeds,
-        seed=seed,
-        reserve=reserve,
+    deadline_s, max_cost_usd = job.constraints.deadline_s, job.constraints.max_cost_usd
+    left = replace(
+        job.constraints,
+        deadline_s=None if deadline_s is None else max(0.0, deadline_s - spent_s),
+        max_cost_usd=None if max_cost_usd is None else max(0.0, max_cost_usd - spent_usd),
     )
+    problem = replace(job, brackets=(job.stages[done:],), constraints=left)
     draws = problem.draws() if problem.varies else None
     rest = _JobRest(problem=problem, draws=draws, spent_s=spent_s, spent_usd=spent_usd, first=name_of(done))
     present = rest.evaluate(Plan(stages=current.stages[done:]))
@@ -196,15 +181,6 @@ def replan(
         changed=changed,
         keeps=rest.kept(chosen),
         reason="; ".join(filter(None, (because, verdict, changes))),
-    )
-
-
-def _left(constraints: PlanningConstraints, spent_s: float, spent_usd: float) -> PlanningConstraints:
-    deadline_s, max_cost_usd = constraints.deadline_s, constraints.max_cost_usd
-    return replace(
-        constraints,
-        deadline_s=None if deadline_s is None else max(0.0, deadline_s - spent_s),
-        max_cost_usd=None if max_cost_usd is None else max(0.0, max_cost_usd - spent_usd),
     )
 
 

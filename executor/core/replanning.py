@@ -18,7 +18,7 @@ from rubberband.executor.core.events import RestPlanned
 from rubberband.executor.core.forecast import assumed, forecast, lane_factor, later_stages, stage_left
 from rubberband.executor.core.measured import MeasuredTerms, measured
 from rubberband.executor.core.state import GroupState, Job, Phase, State, TrialStatus
-from rubberband.planner import Replanned, Reserve, replan
+from rubberband.planner import Problem, Replanned, Reserve, replan
 from rubberband.units import counted
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Prediction, Stage, StagePrediction
 from rubberband.values.profile import Profile
@@ -218,19 +218,21 @@ def _replanned(state: State, standing: Remainder) -> Replanned:
             objective = "min_cost"
             terms = replace(terms, deadline_s=late_s if terms.deadline_s is None else min(late_s, terms.deadline_s))
     return replan(
-        standing.stages,
-        on_held_types(standing.lane, standing.seen.profile),
-        offer,
-        terms,
+        Problem(
+            brackets=(standing.stages,),
+            profile=on_held_types(standing.lane, standing.seen.profile),
+            offer=offer,
+            constraints=terms,
+            objective=objective,
+            held=standing.held,
+            speeds=speeds if are_all else None,
+            reserve=reserve(lane),
+        ),
         done=standing.done,
-        held=standing.held,
         spent_s=standing.spent_s,
         spent_usd=standing.spent_usd,
         current=Plan(stages=state.plan.stages[: lane.end_stage]),
-        objective=objective,
         because=standing.because,
-        speeds=speeds if are_all else None,
-        reserve=reserve(lane),
         name_of=job.stage_name,
     )
 

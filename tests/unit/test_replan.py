@@ -13,6 +13,7 @@ from rubberband.planner.replanning import Replanned, replan
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Speeds, Stage, StagePlan
 from rubberband.values.profile import Profile
+from tests.builders.plans import problem
 
 STAGES = (Stage(trials=8, iterations=2), Stage(trials=4, iterations=4), Stage(trials=1, iterations=8))
 PROFILE = Profile(seconds_per_iteration={1: 30.0})
@@ -36,20 +37,9 @@ def from_first_sync(
     **limits: float,
 ) -> Replanned:
     """After stage 0 took four instances of 3.6 USD an hour two minutes, and cost 0.48 USD."""
-    return replan(
-        STAGES,
-        profile,
-        offer,
-        PlanningConstraints(**limits),  # type: ignore[arg-type]
-        done=1,
-        held=held,
-        spent_s=120.0,
-        spent_usd=0.48,
-        current=current or instances(4, 2, 1),
-        objective=objective,
-        because=because,
-        speeds=speeds,
-    )
+    constraints = PlanningConstraints(**limits)  # type: ignore[arg-type]
+    job = problem((STAGES,), profile, offer, constraints, objective=objective, held=held, speeds=speeds)
+    return replan(job, done=1, spent_s=120.0, spent_usd=0.48, current=current or instances(4, 2, 1), because=because)
 
 
 def test_a_plan_that_keeps_its_limits_stays() -> None:
@@ -196,9 +186,8 @@ def test_the_trials_that_continue_are_planned_for_by_their_own_speed() -> None:
 def test_many_changes_are_counted() -> None:
     stages = tuple(Stage(trials=8, iterations=2) for _ in range(7))
     limits = PlanningConstraints(deadline_s=500.0)
-    found = replan(
-        stages, PROFILE, OFFER, limits, done=1, held=(), spent_s=60.0, spent_usd=0.5, current=instances(*[1] * 7)
-    )
+    job = problem((stages,), PROFILE, OFFER, limits)
+    found = replan(job, done=1, spent_s=60.0, spent_usd=0.5, current=instances(*[1] * 7))
     assert found.reason.count(" instead of 1") == 3
     assert "3 more stages change" in found.reason
 
