@@ -170,7 +170,10 @@ def build_table(
     all_markets: tuple[Market, ...] = ("on_demand",) if offer.spot is None else ("on_demand", "spot")
     markets = only or all_markets
     begin = _start(held, offer, markets[0])
-    edges = None if moments is None else _wave_edges(stages, gangs, offer)
+    edges: set[int] | None = None
+    if moments is not None:  # the fewest instances that run a stage in one wave, two, and so on
+        needed = {-(-stage.trials // waves) for stage in stages for waves in range(1, _EDGES + 1)}
+        edges = {least_instances(trials, offer.gpus, gpus) for trials in needed for gpus in gangs.tolist()}
     job = (stages, profile, offer, gangs, begin, moments or _mean_moments(stages, profile, offer), edges)
     parts = [_block(market, *job) for market in markets]
     counts, duration_s, late_s, extra_usd, gpus, valid = zip(*parts, strict=True)
@@ -267,6 +270,7 @@ def _start(held: Sequence[Cohort], offer: Offer, market: Market) -> HeldAtStart:
 
 
 _ALL_COUNTS = 64
+_EDGES = 4
 _STEP = 1.04
 """Factor between two counts beyond `_ALL_COUNTS`, where times vary."""
 
@@ -297,15 +301,6 @@ def _considered(
     if young_cohorts or edges is not None:
         return np.arange(fastest + 1)
     return np.flatnonzero(kept | faster)
-
-
-_EDGES = 4
-
-
-def _wave_edges(stages: Sequence[Stage], gangs: Ints, offer: Offer) -> set[int]:
-    """Return the fewest instances that run a stage in one wave, two, and so on."""
-    needed = {-(-stage.trials // waves) for stage in stages for waves in range(1, _EDGES + 1)}
-    return {least_instances(trials, offer.gpus, gpus) for trials in needed for gpus in gangs.tolist()}
 
 
 def holding_is_free(offer: Offer) -> bool:

@@ -173,7 +173,9 @@ def considered(limits: BatchLimits, gpus: tuple[int, ...], least_per_gpu: int) -
     found = _spread(limits, column, least_per_gpu, NUM_CANDIDATES)
     if limits.max_per_gpu is not None:
         fullest = np.minimum(column * limits.max_per_gpu * (found.accumulation + 1), limits.max)
-        found = _joined(found, _passes(limits, column, np.maximum(fullest, found.batch_size), least_per_gpu))
+        full = _passes(limits, column, np.maximum(fullest, found.batch_size), least_per_gpu)
+        both = {name: [getattr(found, name), getattr(full, name)] for name in Candidates.__slots__}
+        found = Candidates(**{name: np.concatenate(pair, axis=-1) for name, pair in both.items()})
     _check_split(limits, column, found, least_per_gpu)
     return found
 
@@ -229,11 +231,6 @@ def _passes(limits: BatchLimits, gpus: Ints, batch_size: Ints, least: int) -> Ca
         accumulation=passes - 1,
         feasible=enough & (limits.accumulation | (passes == 1) | smallest),
     )
-
-
-def _joined(one: Candidates, other: Candidates) -> Candidates:
-    names = Candidates.__slots__
-    return Candidates(**{name: np.concatenate([getattr(one, name), getattr(other, name)], axis=-1) for name in names})
 
 
 def _best(

@@ -85,10 +85,10 @@ class Application:
         key = min(gpus[turn:] + gpus[:turn] for turn in range(len(gpus))), per_gpu
         if key not in self._seen:
             rows = self.placements.get(key[0])
-            if rows is not None:
-                found = tuple(float(np.interp(per_gpu, rows[:, 0], rows[:, column])) for column in (1, 2))
+            if rows is None:
+                found = self._between(len(gpus), sum(gpus), per_gpu)
             else:
-                found = tuple(self._between(len(gpus), sum(gpus), per_gpu))
+                found = [float(np.interp(per_gpu, rows[:, 0], rows[:, column])) for column in (1, 2)]
             self._seen[key] = (found[0], found[1])
         return self._seen[key]
 
@@ -108,9 +108,8 @@ class Application:
 
     def statistics(self, batch_size: int, epoch: int) -> tuple[float, float]:
         """Return |g|^2 and the variance during an epoch, linear between two measured batches."""
-        return self._between_batches("grad_sqr", batch_size, epoch), self._between_batches(
-            "grad_var", batch_size, epoch
-        )
+        sqr, var = (self._between_batches(what, batch_size, epoch) for what in ("grad_sqr", "grad_var"))
+        return sqr, var
 
     def steps_left(self, batch_size: int, epoch: int) -> float:
         """Return the steps after this epoch until the end, with this batch; at least 1."""

@@ -122,8 +122,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="rest-without-reserve",
         harm="replanning spends the money that releasing instances takes, and the cap stops the run",
         file="executor/core/replanning.py",
-        old="reserve=reserve(lane),\n        name_of",
-        new="reserve=None,\n        name_of",
+        old="reserve=reserve(lane),\n        ),",
+        new="reserve=None,\n        ),",
         tests=("tests/unit/test_planning.py", "tests/unit/test_controller_replan.py"),
     ),
     Mutant(
