@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from rubberband.planner.dag import CriticalTask, SimulatedPlan, simulate_job
     from rubberband.planner.estimates import (
         USER_PLAN,
-        Beside,
         Estimate,
         Nearest,
         Option,
+        OtherScheduler,
         estimate,
         estimate_plan,
         first_kept,
@@ -39,7 +39,6 @@ __all__ = [
     "TIME_TOLERANCE_S",
     "USER_PLAN",
     "Batch",
-    "Beside",
     "Box",
     "BracketGroup",
     "CriticalTask",
@@ -50,6 +49,7 @@ __all__ = [
     "Nearest",
     "Objective",
     "Option",
+    "OtherScheduler",
     "Point",
     "Problem",
     "Replanned",
@@ -77,7 +77,7 @@ __all__ = [
 _MODULES = {
     "asha": "Simulations",
     "dag": "CriticalTask SimulatedPlan simulate_job",
-    "estimates": "USER_PLAN Beside Estimate Nearest Option estimate estimate_plan first_kept",
+    "estimates": "USER_PLAN OtherScheduler Estimate Nearest Option estimate estimate_plan first_kept",
     "exact.labels": "COST_TOLERANCE_USD TIME_TOLERANCE_S",
     "exact.model": "least_instances predict run_s",
     "exact.solver": "Box Objective",

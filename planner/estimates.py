@@ -33,7 +33,7 @@ USER_PLAN = "user"
 """The `policy` of an estimate of a plan that the user wrote."""
 BASELINES: tuple[Policy, ...] = ("static", "naive_elastic", "greedy")
 _OTHERS: tuple[Policy, ...] = ("optimal", *BASELINES)
-_MOST_BESIDE = 2000
+_MOST_ASHA_TRIALS = 2000
 """Most trials for which asha is shown beside sha."""
 Json = dict[str, Any]
 SCHEMA = "rubberband.estimate/1"
@@ -57,7 +57,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class OtherScheduler:
     """The other scheduler for the same configurations: `asha` beside `sha`, `sha` beside `asha`."""
 
     scheduler: str
@@ -208,13 +208,13 @@ def estimate(
     clock: Callable[[], float],
     compare: bool = True,
     with_frontier: bool = False,
-    beside: Beside | None = None,
+    other_scheduler: OtherScheduler | None = None,
 ) -> Estimate:
     """Plan an experiment on the best of its instance types, and compare the plan with the alternatives.
 
     `problems` are the same job, with the same policy, on each type. `clock` reads seconds. If no plan meets the
     constraints, `feasible` is False and `nearest` is set. `compare` plans with the other policies, on demand only, on
-    the other types, and with the scheduler `beside` it. Where the optimal policy finds no plan, no other does, and they
+    the other types, and with the other scheduler. Where the optimal policy finds no plan, no other does, and they
     are left out. The frontier is whole `with_frontier`, else the plan's own point.
 
     Raises InputError if no plan can exist for any constraints.
@@ -232,7 +232,7 @@ def estimate(
     ]
     if compare and (job is not None or problem.policy != "optimal"):
         options += _compared(problem, problem.policy)
-        options += _under(beside, problem)
+        options += _under(other_scheduler, problem)
     elastic, static = _frontiers(problem) if with_frontier else (_own_point(job), [])
     return Estimate(
         experiment_name=experiment_name,
@@ -282,7 +282,7 @@ def estimate_plan(
 def _frontiers(problem: Problem) -> tuple[list[Point], list[Point]]:
     """Return the frontier of all plans, and that of clusters of a fixed size (which are plans as well)."""
     elastic = frontier(replace(problem, policy="optimal"))
-    if problem.is_asynchronous:
+    if problem.uses_asha:
         return elastic, []
     static = frontier(replace(problem, policy="static"))
     return (elastic if len(problem.brackets) == 1 else unbeaten([*elastic, *static])), static
@@ -318,7 +318,7 @@ def _compared(problem: Problem, policy: str) -> list[Option]:
 
     All policies hold the same instances through a job that has no SYNC.
     """
-    others = [replace(problem, policy=other) for other in _OTHERS if other != policy and not problem.is_asynchronous]
+    others = [replace(problem, policy=other) for other in _OTHERS if other != policy and not problem.uses_asha]
     if problem.offer.spot is not None:
         others.append(replace(problem, policy="optimal", offer=replace(problem.offer, spot=None)))
     if problem.fixed is not None and policy in _OTHERS:
@@ -326,12 +326,12 @@ def _compared(problem: Problem, policy: str) -> list[Option]:
     return [_option(other.policy, other, plan(other)) for other in others]
 
 
-def _under(beside: Beside | None, problem: Problem) -> list[Option]:
+def _under(other: OtherScheduler | None, problem: Problem) -> list[Option]:
     """Return the best plan under another scheduler; none where simulating that takes long."""
-    if beside is None or (beside.stages[0].ladder is not None and beside.stages[0].trials > _MOST_BESIDE):
+    if other is None or (other.stages[0].ladder is not None and other.stages[0].trials > _MOST_ASHA_TRIALS):
         return []
-    found = plan(replace(problem, brackets=(beside.stages,), policy="optimal", quick=True))
-    return [replace(_option("optimal", problem, found), scheduler=beside.scheduler)]
+    found = plan(replace(problem, brackets=(other.stages,), policy="optimal", quick=True))
+    return [replace(_option("optimal", problem, found), scheduler=other.scheduler)]
 
 
 def _compared_plan(problem: Problem, chosen: Plan) -> list[Option]:
@@ -368,17 +368,17 @@ def _points(points: Sequence[Point]) -> list[Json]:
 
 
 def _option_json(estimate: Estimate, option: Option) -> Json:
-    words: Json = {
+    data: Json = {
         "policy": option.policy,
         "instance_type": option.instance_type,
         "spot": option.spot,
         "batch": option.batch,
     }
     if option.scheduler:
-        words["scheduler"] = option.scheduler
+        data["scheduler"] = option.scheduler
     if option.job is None:
-        return {**words, "feasible": False, "reason": option.reason}
-    return {**words, "feasible": True, **_job(estimate, option.job, option.instance_type)}
+        return {**data, "feasible": False, "reason": option.reason}
+    return {**data, "feasible": True, **_job(estimate, option.job, option.instance_type)}
 
 
 def _job(estimate: Estimate, job: JobPlan, instance_type: str = "") -> Json:

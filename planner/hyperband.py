@@ -22,7 +22,7 @@ from rubberband.planner.exact.labels import TIME_TOLERANCE_S
 from rubberband.planner.exact.solver import Objective, Reach
 from rubberband.planner.exact.table import build_table, holding_is_free
 from rubberband.planner.noise.sampling import Draws, Samples, distribution, steady
-from rubberband.planner.problem import BracketGroup, Infeasible, JobPlan, Problem, too_dear, too_late
+from rubberband.planner.problem import BracketGroup, Infeasible, JobPlan, Problem, too_expensive, too_late
 from rubberband.planner.search import keeps
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Planned, PlanningConstraints, Prediction, Stage
@@ -476,7 +476,7 @@ class _Division:
         if (job := self.first) is not None:
             cost_usd = job.prediction.cost_usd if job.prediction.cost is None else job.prediction.cost.p95
             needed_usd = cost_usd + job.reserve_usd
-            return too_dear(self.problem.box, _late_s(job), needed_usd, beside=self.problem.beside)
+            return too_expensive(self.problem, _late_s(job), needed_usd)
         cheapest = self._with_head(None)
         if cheapest is None:
             return InfeasibleError(
@@ -486,7 +486,7 @@ class _Division:
             )
         cheapest_usd = self._joined(cheapest).prediction.cost_usd
         shortest_s = self._quick()[0] if self.problem.varies else self._shortest_certain_s()
-        return too_late(self.problem.box, shortest_s, cheapest_usd)
+        return too_late(self.problem, shortest_s, cheapest_usd)
 
 
 def sample_lanes(lanes: Sequence[BracketGroup], profile: Profile, offer: Offer, *, seed: int = 0) -> Samples:

@@ -90,7 +90,7 @@ class Problem:
         return self.policy == "static"
 
     @property
-    def is_asynchronous(self) -> bool:
+    def uses_asha(self) -> bool:
         """Whether its trials climb rungs without a SYNC in between (asha): then simulations decide."""
         return self.stages[0].ladder is not None
 
@@ -113,8 +113,8 @@ class Problem:
         return Draws(self.stages, self.profile, self.offer, seed=self.seed, speeds=self.speeds)
 
     @property
-    def beside(self) -> str:
-        """Words on the other thing that max_cost pays for, after the cost of a plan."""
+    def reserve_text(self) -> str:
+        """The other thing that max_cost pays for, named after the cost of a plan."""
         terms = self.reserve
         return ", with the release of its instances" if terms is not None and terms.is_asked_for(self.offer) else ""
 
@@ -174,29 +174,29 @@ class Infeasible:
 
 
 def unreachable(
-    box: Box,
+    problem: Problem,
     shortest_s: float,
     cheapest_usd: float,
     both: Callable[[], tuple[float, float]],
     surely: str = "",
-    beside: str = "",
 ) -> InfeasibleError:
     """Return the error for limits out of reach, with the nearest values within reach.
 
     `shortest_s` and `cheapest_usd` are those of all plans. `both` finds the lowest cost in time and the shortest time
-    within the budget, where each limit can be kept by itself. `surely` names the confidence asked for, and `beside`
-    what the costs include beside the plan's.
+    within the budget, where each limit can be kept by itself. `surely` names the confidence asked for.
     """
+    box = problem.box
     in_time, in_budget = box.limits_kept(shortest_s, cheapest_usd)
     if not in_time:
-        return too_late(box, shortest_s, cheapest_usd, surely)
+        return too_late(problem, shortest_s, cheapest_usd, surely)
     if not in_budget:
-        return too_dear(box, shortest_s, cheapest_usd, surely, beside)
+        return too_expensive(problem, shortest_s, cheapest_usd, surely)
     in_time_usd, in_budget_s = both()
     cost, duration = usd_up(in_time_usd), format_duration(up_s(in_budget_s))
     return InfeasibleError(
         f"deadline {format_duration(box.time_s)} and max_cost {format_usd(box.cost_usd)} cannot both be kept{surely}: "
-        f"the cheapest plan in time costs {cost}{beside} and the shortest plan for the money takes {duration}",
+        f"the cheapest plan in time costs {cost}{problem.reserve_text} and the shortest plan for the money takes "
+        f"{duration}",
         advice=f"raise max_cost to {cost}, or the deadline to {duration}",
         shortest_jct_s=shortest_s,
         cheapest_usd=cheapest_usd,
@@ -208,7 +208,7 @@ def surely_unreachable(problem: Problem, points: Sequence[tuple[float, float]]) 
     box = problem.box
     kept = [(box.limits_kept(*point), *point) for point in points]
     return unreachable(
-        box,
+        problem,
         min(jct_s for jct_s, _ in points),
         min(cost_usd for _, cost_usd in points),
         lambda: (
@@ -216,26 +216,26 @@ def surely_unreachable(problem: Problem, points: Sequence[tuple[float, float]]) 
             min(jct_s for (_, in_budget), jct_s, _ in kept if in_budget),
         ),
         f" with confidence {problem.constraints.confidence:g}",
-        problem.beside,
     )
 
 
-def too_late(box: Box, shortest_s: float, cheapest_usd: float, surely: str = "") -> InfeasibleError:
+def too_late(problem: Problem, shortest_s: float, cheapest_usd: float, surely: str = "") -> InfeasibleError:
     """Return the error for a deadline out of reach."""
     shortest = format_duration(up_s(shortest_s))
     return InfeasibleError(
-        f"deadline {format_duration(box.time_s)} cannot be met{surely}: the shortest plan takes {shortest}",
+        f"deadline {format_duration(problem.box.time_s)} cannot be met{surely}: the shortest plan takes {shortest}",
         advice=f"raise the deadline to {shortest}",
         shortest_jct_s=shortest_s,
         cheapest_usd=cheapest_usd,
     )
 
 
-def too_dear(box: Box, shortest_s: float, cheapest_usd: float, surely: str = "", beside: str = "") -> InfeasibleError:
+def too_expensive(problem: Problem, shortest_s: float, cheapest_usd: float, surely: str = "") -> InfeasibleError:
     """Return the error for a budget out of reach."""
     cheapest = usd_up(cheapest_usd)
     return InfeasibleError(
-        f"max_cost {format_usd(box.cost_usd)} cannot be kept{surely}: the cheapest plan costs {cheapest}{beside}",
+        f"max_cost {format_usd(problem.box.cost_usd)} cannot be kept{surely}: the cheapest plan costs {cheapest}"
+        f"{problem.reserve_text}",
         advice=f"raise max_cost to {cheapest}",
         shortest_jct_s=shortest_s,
         cheapest_usd=cheapest_usd,

@@ -272,7 +272,7 @@ def _failing(rest: _JobRest, present: Planned) -> str:
     """Say how the plan in force would miss the limits."""
     in_time, in_budget = rest.meets(present)
     failings = [] if in_time else [f"end {_late(rest, present)}"]
-    failings += [] if in_budget else [f"cost {_dear(rest, present)}{rest.problem.beside}"]
+    failings += [] if in_budget else [f"cost {_dear(rest, present)}{rest.problem.reserve_text}"]
     if present.odds is not None and not failings:
         return f"keep its limits with a probability of {present.odds.p_both:.2f} only, not {rest.limits.confidence:g}"
     return " and ".join(failings)

@@ -270,7 +270,7 @@ class Judge:
 
 def planned(problem: Problem, chosen: Plan, draws: Draws | None = None) -> Planned:
     """Return a plan with its prediction, and its odds where times vary. Raises InputError as `predict` does."""
-    if problem.is_asynchronous:
+    if problem.uses_asha:
         return asha.planned(problem, chosen)
     stages, profile, offer = problem.stages, problem.profile, problem.offer
     check_plan(stages, chosen, offer)

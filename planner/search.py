@@ -85,7 +85,7 @@ def greedy(
     multiples = [statics[min(factor * instances, offer.max_instances) - 1] for factor in warm_starts]
     ends = [search.descend(warm_start) for warm_start in multiples if search.in_time(warm_start)]
     found = min(ends, key=search.cost_and_time, default=None)
-    return _plan(found) if found and search.affordable(found) else None
+    return _plan(found) if found and search.in_budget(found) else None
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ class _AllocationSearch:
         deadline_s = math.inf if self.constraints.deadline_s is None else self.constraints.deadline_s
         return bool(allocations) and self.cost_and_time(allocations)[1] <= deadline_s + TIME_TOLERANCE_S
 
-    def affordable(self, allocations: _Allocations) -> bool:
+    def in_budget(self, allocations: _Allocations) -> bool:
         """Return whether the allocations are predicted to keep the budget."""
         limit_usd = math.inf if self.constraints.max_cost_usd is None else self.constraints.max_cost_usd
         return self.cost_and_time(allocations)[0] <= limit_usd + COST_TOLERANCE_USD
@@ -201,7 +201,7 @@ KEPT_TABLES = 32
 def solve_chain(problem: Problem, draws: Draws | None = None) -> Planned | Infeasible:
     """Return the best plan of one bracket; `draws` are its samples where times vary, if some are drawn already."""
     problem.check()
-    if problem.is_asynchronous:
+    if problem.uses_asha:
         return asha.solve(problem)
     if problem.policy == "greedy":
         return _greedy(problem)
@@ -371,7 +371,7 @@ def frontier(problem: Problem) -> list[tuple[float, float]]:
     Raises InputError if no plan can exist.
     """
     problem.check()
-    if problem.is_asynchronous:
+    if problem.uses_asha:
         return asha.frontier(problem)
     if problem.varies:
         return risk.frontier(problem)
@@ -426,9 +426,8 @@ def _infeasible(problem: Problem, tables: _Tables) -> InfeasibleError:
 
     limits = problem.constraints
     return unreachable(
-        problem.box,
+        problem,
         solvable(None, None, "min_time").prediction.jct_s,
         needs_usd(None),
         lambda: (needs_usd(limits.deadline_s), in_budget_s()),
-        beside=problem.beside,
     )

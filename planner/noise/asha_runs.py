@@ -254,10 +254,10 @@ class _Runs:
             self.all_begun_s[last] = self.now[last]
         climbs = due.nonzero()[0]
         if len(climbs):
-            climbing = at.take(climbs)
-            promoted, rungs = self.ladders.promote(climbing)
+            promoting = at.take(climbs)
+            promoted, rungs = self.ladders.promote(promoting)
             trials[climbs] = promoted
-            self.rung[self.first.take(climbing) + promoted] = rungs + 1
+            self.rung[self.first.take(promoting) + promoted] = rungs + 1
         return trials
 
     def place(self, at: Ints, trials: Ints) -> None:

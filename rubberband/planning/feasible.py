@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from rubberband.cloud.catalogue import Table
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner import (
-    Beside,
     Estimate,
     JobPlan,
     Nearest,
     Objective,
+    OtherScheduler,
     Problem,
     estimate,
     estimate_plan,
@@ -159,7 +159,7 @@ def _estimated(experiment: Experiment, found: Sequence[Problem], options: PlanOp
         clock=options.clock,
         compare=options.compare,
         with_frontier=options.frontier,
-        beside=_beside(experiment.search.scheduler) if options.compare else None,
+        other_scheduler=_other_scheduler(experiment.search.scheduler) if options.compare else None,
     )
 
 
@@ -181,12 +181,12 @@ def _only(found: Sequence[Problem]) -> Problem:
     return replace(found[0], policy="optimal", objective="min_cost")
 
 
-def _beside(scheduler: object) -> Beside | None:
+def _other_scheduler(scheduler: object) -> OtherScheduler | None:
     """Return the scheduler that is shown beside this one: with a SYNC after every rung, or without."""
     if isinstance(scheduler, Asha):
-        return Beside(scheduler="sha", stages=scheduler.stages())
+        return OtherScheduler(scheduler="sha", stages=scheduler.stages())
     if isinstance(scheduler, Sha):
-        return Beside(scheduler="asha", stages=(asha(scheduler.brackets()[0], scheduler.reduction_factor),))
+        return OtherScheduler(scheduler="asha", stages=(asha(scheduler.brackets()[0], scheduler.reduction_factor),))
     return None
 
 

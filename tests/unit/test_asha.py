@@ -12,7 +12,7 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.forecast import expected_iterations
 from rubberband.executor.result.result import summarise
 from rubberband.planner import asha as planner
-from rubberband.planner.estimates import Beside, estimate
+from rubberband.planner.estimates import OtherScheduler, estimate
 from rubberband.planner.problem import JobPlan, Problem
 from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import size
@@ -147,9 +147,13 @@ def test_spot_comes_first_where_the_objective_is_time() -> None:
 def test_estimates_show_the_other_scheduler_beside() -> None:
     limits = PlanningConstraints(deadline_s=7200.0, max_gpus_per_trial=4)
     problem = Problem(brackets=[CHAIN], offer=OFFER, profile=PROFILE, constraints=limits)
-    with_sync = estimate([problem], clock=time.perf_counter, beside=Beside(scheduler="asha", stages=(CLIMB,)))
+    with_sync = estimate(
+        [problem], clock=time.perf_counter, other_scheduler=OtherScheduler(scheduler="asha", stages=(CLIMB,))
+    )
     without = estimate(
-        [replace(problem, brackets=[(CLIMB,)])], clock=time.perf_counter, beside=Beside(scheduler="sha", stages=CHAIN)
+        [replace(problem, brackets=[(CLIMB,)])],
+        clock=time.perf_counter,
+        other_scheduler=OtherScheduler(scheduler="sha", stages=CHAIN),
     )
     (row,) = [one for one in with_sync.options if one.scheduler]
     assert (row.scheduler, row.job is not None) == ("asha", True)
@@ -165,9 +169,9 @@ def test_estimates_show_the_other_scheduler_beside() -> None:
 def test_the_row_beside_is_the_same_whatever_was_asked_before() -> None:
     def row(deadline_s: float, profile: Profile = PROFILE) -> JobPlan | None:
         limits = PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=4)
-        beside = Beside(scheduler="asha", stages=(CLIMB,))
+        other = OtherScheduler(scheduler="asha", stages=(CLIMB,))
         problem = Problem(brackets=[CHAIN], offer=OFFER, profile=profile, constraints=limits)
-        return estimate([problem], clock=time.perf_counter, beside=beside).options[-1].job
+        return estimate([problem], clock=time.perf_counter, other_scheduler=other).options[-1].job
 
     slower = replace(PROFILE, trial_startup_s=30.0)
     asked = [row(7200.0), row(3000.0), row(3000.0, slower)]
