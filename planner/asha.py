@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner.exact.model import check_plan
-from rubberband.planner.exact.solver import unbeaten
+from rubberband.planner.exact.solver import by_objective, unbeaten
 from rubberband.planner.exact.table import Floats, distinct, gangs_of
 from rubberband.planner.noise.asha_runs import Draw, Factors, Launches, simulate
 from rubberband.planner.noise.makespan import Seconds
@@ -381,7 +381,7 @@ class _AshaCandidates:
         return self.problem.reserve_usd(Plan(stages=(choice,)), [found.mean[1]])
 
     def _value(self, found: Figures) -> tuple[float, float]:
-        return found.mean[::-1] if self.problem.objective == "min_cost" else found.mean
+        return by_objective(self.problem.objective, *found.mean)
 
     def infeasible(self) -> InfeasibleError:
         """Return the error that names the limit out of reach, and the nearest value within."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from rubberband.errors import Remedy
 from rubberband.planner import risk, search
-from rubberband.planner.exact.solver import unbeaten
+from rubberband.planner.exact.solver import by_objective, unbeaten
 from rubberband.planner.planning import Point, frontier, plan
 from rubberband.planner.problem import Batch, BracketGroup, Infeasible, JobPlan, Problem
 from rubberband.planner.search import keeps
@@ -309,8 +309,7 @@ def _rank(answer: Answer, problem: Problem) -> tuple[float, float, float]:
         late = error.shortest_jct_s / (limits.deadline_s or math.inf)
         dear = error.cheapest_usd / (limits.max_cost_usd or math.inf)
         return 1.0 + max(0.0, late - 1.0) + max(0.0, dear - 1.0), error.shortest_jct_s, error.cheapest_usd
-    cost_usd, jct_s = answer.prediction.cost_usd, answer.prediction.jct_s
-    return (0.0, cost_usd, jct_s) if problem.objective == "min_cost" else (0.0, jct_s, cost_usd)
+    return 0.0, *by_objective(problem.objective, answer.prediction.jct_s, answer.prediction.cost_usd)
 
 
 def _compared(problem: Problem, policy: str) -> list[Option]:

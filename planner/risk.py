@@ -19,7 +19,16 @@ import numpy as np
 from rubberband.errors import InfeasibleError
 from rubberband.planner import asha
 from rubberband.planner.exact.model import check_plan, interruptions, least_instances, mean_cost_of, predict
-from rubberband.planner.exact.solver import OBJECTIVES, Box, Objective, lower_bound, pareto, several, unbeaten
+from rubberband.planner.exact.solver import (
+    OBJECTIVES,
+    Box,
+    Objective,
+    by_objective,
+    lower_bound,
+    pareto,
+    several,
+    unbeaten,
+)
 from rubberband.planner.exact.table import Floats, Ints, StageTable, build_table, distinct, mean_runs_s, mean_terms
 from rubberband.planner.noise.makespan import makespan
 from rubberband.planner.noise.sampling import Draws
@@ -195,8 +204,8 @@ class Judge:
             else:
                 known = self.looks[candidate] = SampledPlan(jct_s, cost_usd)
                 known.roughly = known.kept(self.box_of(candidate))
-                mean_s, mean_usd = float(jct_s.mean()), float(cost_usd.mean())
-                known.value = (mean_usd, mean_s) if self.problem.objective == "min_cost" else (mean_s, mean_usd)
+                means = float(jct_s.mean()), float(cost_usd.mean())
+                known.value = by_objective(self.problem.objective, *means)
         assert known is not None
         return known
 
@@ -418,7 +427,7 @@ class _SampledCandidates:
         found: list[tuple[float, Plan]] = []
         for table in self.tables(z, tau_s):
             for each in several(table, narrowed, goal, constant=self.problem.constant, most=_PROPOSALS):
-                found.append((each.cost_usd if goal == "min_cost" else each.time_s, table.plan(each.path)))
+                found.append((by_objective(goal, each.time_s, each.cost_usd)[0], table.plan(each.path)))
         return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
 
     def proposes_only(self, markets: tuple[Market, ...]) -> bool:
@@ -519,15 +528,15 @@ class _SampledCandidates:
     def _may_be_better(self, candidate: Plan, bound: float) -> bool:
         if candidate in self.judge.looks:
             return False
-        held, by_cost = self.problem.held, self.problem.objective == "min_cost"
+        held, objective = self.problem.held, self.problem.objective
         if math.isfinite(bound):
-            mean_s, least_usd = self.draws.least(candidate, held)
-            if (least_usd if by_cost else mean_s) >= bound * _NEARLY_AS_GOOD:
+            least, _ = by_objective(objective, *self.draws.least(candidate, held))
+            if least >= bound * _NEARLY_AS_GOOD:
                 return False
         few, box = SampledPlan(*self.draws.totals(candidate, range(1), held)), self.judge.box_of(candidate)
         if bound == math.inf:
             return few.kept(box) > 0.0
-        value = float((few.cost_usd if by_cost else few.jct_s).mean())
+        value = float(by_objective(objective, few.jct_s, few.cost_usd)[0].mean())
         return value < bound * _NEARLY_AS_GOOD and few.kept(box) >= self.judge.confidence - _NEARLY_KEPT
 
     def _neighbours(self, candidate: Plan) -> Iterable[Plan]:

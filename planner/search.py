@@ -16,7 +16,7 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner import asha, risk
 from rubberband.planner.exact.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.exact.model import MeanCost, least_instances, predict, run_s
-from rubberband.planner.exact.solver import Box, FoundPlan, Objective, lower_bound, pareto, solve
+from rubberband.planner.exact.solver import Box, FoundPlan, Objective, by_objective, lower_bound, pareto, solve
 from rubberband.planner.exact.table import StageTable, build_table, gangs_of, holding_is_free
 from rubberband.planner.noise.sampling import Draws
 from rubberband.planner.problem import Infeasible, JobPlan, Problem, unreachable
@@ -270,7 +270,7 @@ class _Tables:
         time_s, cost_usd = (value * (1.0 - 1e-9) for value in self.least[at])
         if not all(box.limits_kept(time_s, cost_usd)):
             return math.inf
-        return cost_usd if objective == "min_cost" else time_s
+        return float(by_objective(objective, time_s, cost_usd)[0])
 
 
 def _tables(problem: Problem) -> _Tables:
@@ -322,7 +322,7 @@ def _best_of(tables: _Tables, box: Box, objective: Objective, constant: bool) ->
         found = solve(tables[at], narrowed, objective, constant=constant)
         if found is not None and (first is None or found.rank(objective) < first[1].rank(objective)):
             first = (tables[at], found)
-            narrowed = narrowed.within(objective, found.cost_usd if objective == "min_cost" else found.time_s)
+            narrowed = narrowed.within(objective, by_objective(objective, found.time_s, found.cost_usd)[0])
     return first
 
 

@@ -35,6 +35,12 @@ Objective = Literal["min_cost", "min_time"]
 OBJECTIVES: tuple[Objective, Objective] = ("min_time", "min_cost")
 Path = list[tuple[int, int]]
 
+
+def by_objective(objective: Objective, time_s: Any, cost_usd: Any) -> tuple[Any, Any]:
+    """Return the figure that is the objective, and the other one: numbers or arrays."""
+    return (cost_usd, time_s) if objective == "min_cost" else (time_s, cost_usd)
+
+
 _FAR = np.geomspace(1 / 64, 4096, 19)
 _NEAR = np.geomspace(1 / 64, 64, 12)
 """Weights of time, as shares of cost per second."""
@@ -110,8 +116,7 @@ class FoundPlan:
 
     def rank(self, objective: Objective) -> tuple[float, float]:
         """Return the objective and the other figure, rounded: the lowest is the best."""
-        time_s, cost_usd = round(self.time_s, 6), round(self.cost_usd, 9)
-        return (cost_usd, time_s) if objective == "min_cost" else (time_s, cost_usd)
+        return by_objective(objective, round(self.time_s, 6), round(self.cost_usd, 9))
 
 
 def solve(
@@ -145,7 +150,7 @@ def several(table: StageTable, box: Box, objective: Objective, *, constant: bool
         fastest_s = float(relax(table, make_rows(table, np.zeros(0), with_time=True), constant=constant).root[0])
         box, objective = Box(time_s=min(box.time_s, fastest_s)), "min_cost"
     relaxed, lowest, best = _bracket(table, box, objective, constant)
-    reach = best if best is not None else (box.cost_usd if objective == "min_cost" else box.time_s)
+    reach = best if best is not None else by_objective(objective, box.time_s, box.cost_usd)[0]
     for upper in _widening(table, box, relaxed, objective, lowest, reach):
         smaller = box.within(objective, upper)
         layers = label_setting(table, _Rooms.of(smaller, relaxed.rows), relaxed, constant=constant)
@@ -475,7 +480,7 @@ def _achieved(table: StageTable, solved: Relaxed, box: Box, objective: Objective
     """Return the best objective in `box` among the rows' own plans."""
     own = _carried_out(table, solved.paths, solved.options)[-1]
     inside = box.holds(own.time_s, own.cost_usd)
-    values = own.cost_usd if objective == "min_cost" else own.time_s
+    values, _ = by_objective(objective, own.time_s, own.cost_usd)
     return float(values[inside].min()) if inside.any() else None
 
 
@@ -491,8 +496,7 @@ def _carried_out(table: StageTable, paths: Ints, options: Ints) -> list[Labels]:
 
 def _best(layers: list[Labels], objective: Objective, most: int) -> list[FoundPlan]:
     final = layers[-1]
-    cost_usd, time_s = np.round(final.cost_usd, 9), np.round(final.time_s, 6)
-    first, second = (cost_usd, time_s) if objective == "min_cost" else (time_s, cost_usd)
+    first, second = by_objective(objective, np.round(final.time_s, 6), np.round(final.cost_usd, 9))
     ranked = np.lexsort((final.held, second, first))
     return [_found(layers, int(index)) for index in ranked[:most]]
 
