@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -101,51 +101,29 @@ def up(
     resources.aws.head_idle (1 h); then only its disk costs money. The folder is copied if resources.checkpoints is a
     bucket (s3://...).
     """
-    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.commands.on_head import checked_head, of_this_kind, remember
     from rubberband.spec.loading import load_experiment
 
     experiment = load_experiment(file, overrides or [])
-    resources = experiment.resources
-    if not resources.kind.is_rented:
-        raise InputError(
-            f"resources.provider: {resources.provider} needs no head; write provider: aws, or give "
-            "-s resources.provider=aws"
-        )
-
+    session, what, idles = checked_head(experiment, no_cap=True)
     from rubberband.cloud.aws.head import ensure_head, head_boot, upload_folder
-    from rubberband.commands.on_head import head_words, note, of_this_kind, remember
     from rubberband.executor.ray.code import pack
-    from rubberband.executor.run.allowance import require_head, require_rate, require_runnable
-    from rubberband.installation import default_home
-    from rubberband.planning.prices_and_quotas import cloud_terms
 
-    home = default_home()
-    require_runnable(experiment, home, no_cap=True)
-    require_head(home, resources.region, resources.aws.head_instance_type)
-    session = open_aws(resources.region)
-    table = cloud_terms(experiment, home, note, on_head=False).table
-    require_rate(experiment, home, table)
-    what, idles = head_words(resources, table)
+    resources = experiment.resources
     bill = f"the head ({what}) costs money until `rubberband cloud down`, and {idles}"
-    path = Path(os.path.abspath(file))
-    root = root_of(path)
+    root = root_of(Path(os.path.abspath(file)))
     folder = upload_folder(session, resources.checkpoints, experiment.name, pack([str(root)]).archive)
-    head = ensure_head(
-        session,
-        resources,
-        folders=[folder] if folder else [],
-        confirm=lambda: confirm_bill(bill, "start it", yes=yes),
-    )
-    if head.started:
-        made_of = head_boot(session, resources).made_of
-    else:
-        remote, made_of = of_this_kind(session, experiment, head)
-        if folder is not None:
-            remote.fetch(folder)
-    remember(session, resources, experiment.name, made_of)
-    state = "was stopped and is started again" if head.restarted else "runs already"
+    folders = [] if folder is None else [folder]
+    head = ensure_head(session, resources, folders=folders, confirm=lambda: confirm_bill(bill, "start it", yes=yes))
     if head.started:
         state = "was started; it needs some minutes to install rubberband"
+        made_of = head_boot(session, resources).made_of
+    else:
+        state = "was stopped and is started again" if head.restarted else "runs already"
+        remote, made_of = of_this_kind(session, experiment, head)
+        for each in folders:
+            remote.fetch(each)
+    remember(session, resources, experiment.name, made_of)
     print(f"head {head.instance_id} ({head.instance_type}, {head.zone}) {state}")
     print(bill)
     if folder is None:
@@ -179,32 +157,34 @@ def down(
     chosen_region, chosen_owner = meant(file, region, owner)
     session = open_aws(chosen_region)
 
-    from rubberband.cloud.aws.cleanup import end_everything, living
-    from rubberband.cloud.aws.client import account_of
-    from rubberband.executor.run.allowance import note_end_of_head
-    from rubberband.installation import default_home
+    from rubberband.cloud.aws.cleanup import living
 
     found = living(session, chosen_owner)
     if found and not yes:
         _ask(found, chosen_owner, chosen_region)
-    for line in _copied(session, found, file, chosen_owner):
+    for line in _ended(session, found, file, chosen_owner):
         print(line)
+
+
+def _ended(session: AwsSession, found: Sequence[FoundInstance], file: Path | None, owner: str) -> Iterator[str]:
+    """Terminate everything of the owner, and iterate over lines on what was done, and on what is left."""
+    from rubberband.cloud.aws.cleanup import end_everything
+    from rubberband.cloud.aws.client import account_of
+    from rubberband.executor.run.allowance import note_end_of_head
+    from rubberband.installation import default_home
+
+    yield from _copied(session, found, file, owner)
     account = account_of(session)
     until = time.time()  # EC2 charges nothing while an instance shuts down, which is waited for
-    ended = end_everything(session, chosen_owner)
-    for line in _counted(ended, chosen_owner, f"{chosen_region} of account {account}"):
-        print(line)
-    note_end_of_head(default_home(), f"{account}.{chosen_region}.{chosen_owner}")
-    for line in _spent_by_heads(session, found, until):
-        print(line)
-    others = () if ended else _other_owners(session, chosen_owner)
-    for line in (
-        *others,
-        *_images(session, chosen_owner),
-        *_elsewhere(session, chosen_owner),
-        *_other_accounts(account),
-    ):
-        print(line)
+    ended = end_everything(session, owner)
+    yield from _counted(ended, owner, f"{session.region} of account {account}")
+    note_end_of_head(default_home(), f"{account}.{session.region}.{owner}")
+    yield from _spent_by_heads(session, found, until)
+    if not ended:
+        yield from _other_owners(session, owner)
+    yield from _images(session, owner)
+    yield from _elsewhere(session, owner)
+    yield from _other_accounts(account)
 
 
 def meant(file: Path | None, region: str | None, owner: str | None) -> tuple[str, str]:

@@ -38,17 +38,23 @@ _SERIAL = 16 + 4 * 4 + 16
 """Iterations of the whole search: 16 trials of 1, 4 of 4 and 1 of 16 in the end, rounded up."""
 
 
+TrialArgument = Annotated[
+    str | None, argument("TRIAL", "module:Class or module:function; without it, a small trial is written too.")
+]
+NewFileArgument = Annotated[Path | None, argument("FILE", f"The file to write. [default: {DEFAULT_FILE}]")]
+MetricOption = Annotated[
+    str | None, option("--metric", "NAME", "The metric that ranks trials. [default: as found in the trial]")
+]
+CheckOption = Annotated[
+    bool, typer.Option("--check/--no-check", help="Try one iteration, to find its metric and its duration.")
+]
+
+
 def init(
-    trial: Annotated[
-        str | None, argument("TRIAL", "module:Class or module:function; without it, a small trial is written too.")
-    ] = None,
-    file: Annotated[Path | None, argument("FILE", f"The file to write. [default: {DEFAULT_FILE}]")] = None,
-    metric: Annotated[
-        str | None, option("--metric", "NAME", "The metric that ranks trials. [default: as found in the trial]")
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Try one iteration, to find its metric and its duration.")
-    ] = True,
+    trial: TrialArgument = None,
+    file: NewFileArgument = None,
+    metric: MetricOption = None,
+    check: CheckOption = True,
 ) -> None:
     """Write a commented experiment file for a trial.
 

@@ -22,7 +22,6 @@ from rubberband.units import format_duration, format_usd, parse_usd
 if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
     from rubberband.cloud.aws.head import HeadAnswer, HeadInstance, RemoteHead
-    from rubberband.cloud.catalogue import Table
     from rubberband.spec.experiment import Experiment
     from rubberband.spec.resources import Resources
 
@@ -40,21 +39,15 @@ def run_on_head(
     yes: bool,
 ) -> int:
     """Check, ask, start or find the head, send the folder, start the run there and follow it. Return its exit code."""
-    from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.head import ensure_head, upload_folder
     from rubberband.cloud.aws.s3 import is_bucket
     from rubberband.executor.ray.code import pack
-    from rubberband.executor.run.allowance import pledge_on_head, require_head, require_rate, require_runnable
-    from rubberband.planning.prices_and_quotas import cloud_terms
+    from rubberband.executor.run.allowance import pledge_on_head
     from rubberband.running.run import bound_of
     from rubberband.spec.loading import load_experiment
 
-    resources, home, name = experiment.resources, default_home(), experiment.name
-    if not resources.kind.is_rented:
-        raise InputError(
-            f"resources.provider: {resources.provider} needs no head; leave --on head out, or write provider: aws"
-        )
-    if not is_bucket(resources.checkpoints):
+    resources, name = experiment.resources, experiment.name
+    if resources.kind.is_rented and not is_bucket(resources.checkpoints):
         raise InputError("resources.checkpoints: --on head sends the folder through a bucket; give s3://bucket/prefix")
     if resources.secrets:
         secret = resources.secrets[0]
@@ -62,12 +55,8 @@ def run_on_head(
             f"resources.secrets: {secret} is not sent to a head; leave --on head out, or sign in there and "
             f"export {secret} before `rubberband run`"
         )
-    require_runnable(experiment, home, no_cap=no_cap)
-    require_head(home, resources.region, resources.aws.head_instance_type)
-    session = open_aws(resources.region)
-    table = cloud_terms(experiment, home, note, on_head=False).table
-    require_rate(experiment, home, table)
-    most, (what, idles) = bound_of(experiment.constraints.max_cost_usd), head_words(resources, table)
+    session, what, idles = checked_head(experiment, no_cap=no_cap)
+    most = bound_of(experiment.constraints.max_cost_usd)
     confirm_bill(f"{most}, and the head ({what}) before and after the run; it {idles}", "run", yes=yes)
     path = Path(os.path.abspath(file))
     root = root_of(path)
@@ -86,7 +75,7 @@ def run_on_head(
         packed = upload_folder(session, resources.checkpoints, name, archive)
         remember(session, resources, name, made_of)
         command = ["run", str(path.relative_to(root)), *settings, *words, "--yes"]
-        pledge_on_head(home, head_key(session, resources.aws.owner), experiment.constraints.max_cost_usd)
+        pledge_on_head(default_home(), head_key(session, resources.aws.owner), experiment.constraints.max_cost_usd)
         key = _started(remote, name, command, packed, made_of)
     except KeyboardInterrupt:
         note(f"nothing was started; the head {head.instance_id} is left")
@@ -94,16 +83,33 @@ def run_on_head(
     return _followed(remote, name, key)
 
 
-def head_words(resources: Resources, table: Table | None) -> tuple[str, str]:
-    """Return the type and price of a head, and what ends it, in words."""
-    from rubberband.cloud.offers import offers
+def checked_head(experiment: Experiment, *, no_cap: bool) -> tuple[AwsSession, str, str]:
+    """Check the limits and the account for a head; return AWS, the head's type and price, and what ends it, in words.
 
+    Raises InputError or InfeasibleError for an experiment that may not run there.
+    """
+    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.offers import offers
+    from rubberband.executor.run.allowance import require_head, require_rate, require_runnable
+    from rubberband.planning.prices_and_quotas import cloud_terms
+
+    resources, home = experiment.resources, default_home()
+    if not resources.kind.is_rented:
+        raise InputError(
+            f"resources.provider: {resources.provider} needs no head; write provider: aws, or give "
+            "-s resources.provider=aws"
+        )
+    require_runnable(experiment, home, no_cap=no_cap)
+    require_head(home, resources.region, resources.aws.head_instance_type)
+    session = open_aws(resources.region)
+    table = cloud_terms(experiment, home, note, on_head=False).table
+    require_rate(experiment, home, table)
     usd, idle_s = 0.0, resources.aws.head_idle_s
     with suppress(InputError):  # a price that only EC2 knows
         usd = offers(resources, table=table)[0].head_price_usd_per_hour
     price = f"{format_usd(usd)} an hour" if usd else "its price is not known"
     idles = f"stops itself when nothing has run for {format_duration(idle_s)}" if idle_s else "never stops itself"
-    return f"{resources.aws.head_instance_type}, {price}", idles
+    return session, f"{resources.aws.head_instance_type}, {price}", idles
 
 
 def of_this_kind(session: AwsSession, experiment: Experiment, head: HeadInstance) -> tuple[RemoteHead, str]:

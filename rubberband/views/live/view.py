@@ -183,13 +183,9 @@ def _stage(job: Job, state: State, index: int) -> StageProgress:
     before = job.iterations_by(index) - stage.iterations
     over = record is not None and (record.ended_at is not None or state.course == "finished")
     count = _trials(state, record) if record else Counter[str]()
-    instances = 0
-    if record is not None:
-        instances = record.widest if over else len(lane.held.live)
+    instances = 0 if record is None else record.widest if over else len(lane.held.live)
     started_at = record.started_at if record else None
-    ended_at = None
-    if record is not None and over:
-        ended_at = record.ended_at if record.ended_at is not None else state.ended_at
+    ended_at = None if record is None or not over else state.ended_at if record.ended_at is None else record.ended_at
 
     def spent_usd(at: float | None) -> float | None:
         if at is None:

@@ -54,38 +54,30 @@ CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'uns
 
 def render_html(result: Result, importance: Figure | str = "") -> str:
     """Return the page; `importance` is the chart of the parameters' importance, or why there is none."""
-    charts = {
-        "curves": learning_curves(result),
-        "parallel": parallel_coordinates(result),
-        "importance": None if isinstance(importance, str) else importance,
-        "trade-off": trade_off(result),
-        "slices": slices(result),
-        "contour": contours(result),
-        "spend": spend(result),
-        "allocation": allocation(result),
-        "batches": batches_over_time(result),
-        "batches-by-gpus": batches_by_gpus(result),
-    }
-    drawn = {name: figure for name, figure in charts.items() if figure is not None}
-    dashed = any(trace["mode"] == "lines" for trace in drawn.get("batches-by-gpus", {}).get("data", ()))
-    by_gpus = _BATCHES_BY_GPUS + (_BATCHES_BY_MODEL if dashed else "")
+    shares, reason = (None, importance) if isinstance(importance, str) else (importance, "")
+    by_gpus = batches_by_gpus(result)
+    is_modelled = by_gpus is not None and any(trace["mode"] == "lines" for trace in by_gpus["data"])
+    charts: list[tuple[str, str, str, Figure | None]] = [
+        ("curves", "Learning curves", CURVES_NOTE, learning_curves(result)),
+        ("parallel", "Configurations", PARALLEL_NOTE, parallel_coordinates(result)),
+        ("importance", "Importance of parameters", IMPORTANCE_NOTE, shares),
+        ("trade-off", "Trade-off between metrics", PARETO_NOTE, trade_off(result)),
+        ("slices", "Metric by parameter", SLICES_NOTE, slices(result)),
+        ("contour", "Metric by two parameters", CONTOUR_NOTE, contours(result)),
+        ("spend", "Spend over time", SPEND_NOTE, spend(result)),
+        ("allocation", "Instances and GPUs over time", ALLOCATION_NOTE, allocation(result)),
+        ("batches", "Batch sizes", BATCHES_NOTE, batches_over_time(result)),
+        ("batches-by-gpus", "Batch sizes by GPUs and stage", _BY_GPUS + _BY_MODEL * is_modelled, by_gpus),
+    ]
+    drawn = {name: figure for name, _, _, figure in charts if figure is not None}
     body = "\n".join(
         [
             _header(result),
             _best(result),
             STRIP,
-            chart_section("curves", "Learning curves", CURVES_NOTE, drawn),
-            chart_section("parallel", "Configurations", PARALLEL_NOTE, drawn),
-            chart_section("importance", "Importance of parameters", IMPORTANCE_NOTE, drawn),
-            chart_section("trade-off", "Trade-off between metrics", PARETO_NOTE, drawn),
-            chart_section("slices", "Metric by parameter", SLICES_NOTE, drawn),
-            chart_section("contour", "Metric by two parameters", CONTOUR_NOTE, drawn),
-            chart_section("spend", "Spend over time", SPEND_NOTE, drawn),
-            chart_section("allocation", "Instances and GPUs over time", ALLOCATION_NOTE, drawn),
-            chart_section("batches", "Batch sizes", BATCHES_NOTE, drawn),
-            chart_section("batches-by-gpus", "Batch sizes by GPUs and stage", by_gpus, drawn),
+            *(chart_section(name, title, note, drawn) for name, title, note, _ in charts),
             STRIP_END,
-            f'<p class="note">{html.escape(importance)}</p>' if isinstance(importance, str) else "",
+            f'<p class="note">{html.escape(reason)}</p>' if reason else "",
             table_section(batch_sizes(result, MOST_TRIALS), sortable=True),
             table_section(workers(result, MOST_TRIALS), sortable=True),
             table_section(updates(result, MOST_TRIALS), sortable=True),
@@ -106,11 +98,11 @@ def render_html(result: Result, importance: Figure | str = "") -> str:
 
 STRIP, STRIP_END = '<div class="charts">', "</div>"
 """Around charts that lie side by side on a phone."""
-_BATCHES_BY_GPUS = (
+_BY_GPUS = (
     "Batch sizes of the trials in each stage: the median, with bars from the smallest to the largest. Larger batches "
     "pay off where gradients are noisier, as later in training, and where more GPUs share them."
 )
-_BATCHES_BY_MODEL = " Dashed: the best batch by the profile's model, at the median noise scale of the stage's trials."
+_BY_MODEL = " Dashed: the best batch by the profile's model, at the median noise scale of the stage's trials."
 
 
 def page(title: str, body: str, figures: Mapping[str, Any]) -> str:

@@ -323,17 +323,8 @@ _INSTANCES = "Instances of the pool by its autoscaling, for every policy."
 
 def policy_table(found: Simulation) -> TextTable:
     """Return a row for each policy; with the cost if the pool has a price."""
-    header = [
-        "policy",
-        "mean JCT",
-        "median JCT",
-        "p99 JCT",
-        "makespan",
-        "utilisation",
-        "fairness",
-        "worst",
-        "moves per job",
-    ]
+    header = ["policy", "mean JCT", "median JCT", "p99 JCT", "makespan", "utilisation", "fairness", "worst"]
+    header += ["moves per job"]
     unfinished = any(len(outcome.jcts_s) < len(outcome.jobs) for outcome in found.outcomes.values())
     scales = found.autoscaling is not None
     header += ["instances"] * scales + ["cost"] * bool(found.usd_per_hour) + ["unfinished"] * unfinished

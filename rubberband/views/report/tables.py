@@ -201,15 +201,7 @@ def stages(result: Result) -> TextTable:
         planned_s, actual_s = duration(result.planned_jct_s), duration(result.actual_jct_s)
     return TextTable(
         title="Stages, planned and actual",
-        header=(
-            "stage",
-            "trials",
-            "iterations",
-            "instances",
-            "GPUs/trial",
-            *_FIGURES,
-            "promoted",
-        ),
+        header=("stage", "trials", "iterations", "instances", "GPUs/trial", *_FIGURES, "promoted"),
         rows=tuple(rows),
         total=("total", "", "", "", "", planned_s, actual_s, planned_usd, actual_usd, ""),
         words=frozenset({0}),
