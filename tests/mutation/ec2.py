@@ -30,8 +30,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="money-of-any-account",
         harm="`down` in another account frees the month's money of a head that still runs",
         file="rubberband/commands/cloud.py",
-        old='note_end_of_head(default_home(), f"{account}.{chosen_region}.{chosen_owner}")',
-        new='note_end_of_head(default_home(), f"123456789012.{chosen_region}.{chosen_owner}")',
+        old='note_end_of_head(default_home(), f"{account}.{session.region}.{owner}")',
+        new='note_end_of_head(default_home(), f"123456789012.{session.region}.{owner}")',
         tests=_STORIES,
     ),
     Mutant(
@@ -229,7 +229,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="head-before-the-checks",
         harm="a head is rented, and only then says that there is no quota",
-        file="rubberband/commands/cloud.py",
+        file="rubberband/commands/on_head.py",
         old="    table = cloud_terms(experiment, home, note, on_head=False).table\n",
         new="    table = None\n",
         tests=("tests/unit/test_aws_head.py",),
@@ -286,8 +286,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="head-spends-beside-the-month",
         harm="runs on a head spend more than max_usd_per_month of policy.yaml",
         file="rubberband/commands/on_head.py",
-        old="        pledge_on_head(home, ",
-        new="        (lambda *_: None)(home, ",
+        old="        pledge_on_head(default_home(), head_key",
+        new="        (lambda *_: None)(default_home(), head_key",
         tests=("tests/unit/test_aws_on_head.py",),
     ),
     Mutant(
@@ -350,8 +350,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="head-is-charged-while-it-shuts-down",
         harm="`down` tells more of a head's bill than EC2 charges",
         file="rubberband/commands/cloud.py",
-        old="    for line in _spent_by_heads(session, found, until):\n",
-        new="    for line in _spent_by_heads(session, found, time.time()):\n",
+        old="    yield from _spent_by_heads(session, found, until)\n",
+        new="    yield from _spent_by_heads(session, found, time.time())\n",
         tests=("tests/unit/test_aws_head.py",),
     ),
     Mutant(
