@@ -249,25 +249,24 @@ def measure_profile(
     bounds = _profiling_limits(experiment, rented, num_instances, limits)
     if briefly and is_sized:  # a search sized to its limits is as long as they allow
         bounds = replace(bounds, job_iterations=_job_iterations(experiment, rented, limits))
-    began_s = elapsed_s()
-    backends = _backend(experiment, entrypoint, folder, rented, limits.max_gpus_per_trial)
+    began_s, training = elapsed_s(), experiment.training
     with (
         noting(lambda: num_instances * _measuring_usd(rented, elapsed_s() - began_s)),
-        backends as (backend, spec),
+        _backend(experiment, entrypoint, folder, rented, limits.max_gpus_per_trial) as backend,
     ):
         found = measure(
             backend,
             gpus_per_instance=rented.gpus,
-            num_trials=len(spec.configurations),
+            num_trials=experiment.search.num_trials,
             instances=num_instances,
             min_gpus_per_trial=limits.min_gpus_per_trial,
             max_gpus_per_trial=limits.max_gpus_per_trial,
             iterations=iterations,
             least_trials=least_trials,
-            one_machine=spec.kind.is_this_machine,
+            one_machine=experiment.resources.kind.is_this_machine,
             sweep=experiment.batch.policy == "goodput",
             # Where all workers share each batch, they wait for each other: the model does not hold.
-            models_updates=experiment.training.mode == "async" and experiment.training.max_staleness != 0,
+            models_updates=training.mode == "async" and training.max_staleness != 0,
             limits=bounds,
             on_point=lambda point: announce(point_line(point)),
             cancelled=cancelled,
@@ -279,7 +278,7 @@ def measure_profile(
 @contextmanager
 def _backend(
     experiment: Experiment, entrypoint: Entrypoint, folder: ExperimentFolder, rented: Offer, largest_gang: int
-) -> Iterator[tuple[Backend, RunSpec]]:
+) -> Iterator[Backend]:
     """Yield a backend in a folder of its own, after cleaning up after an earlier measurement."""
     scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
     scratch.make()
@@ -294,7 +293,7 @@ def _backend(
         backend = make_ray_backend(scratch, spec, rented, Rental(largest_gang=largest_gang))
         stack.callback(_run_note(scratch).unlink, missing_ok=True)
         stack.callback(uninterrupted, backend.close)
-        yield backend, spec
+        yield backend
 
 
 def _job_iterations(experiment: Experiment, rented: Offer, limits: PlanningConstraints) -> float:

@@ -72,20 +72,24 @@ def restore(
         if store is not None and not all_homes:
             _require_own(store, home, manifest)
         ended = _stage(folder, manifest, home, present, keep_tokens)
-        try:
-            file = store_file(store)
-            if store is not None and file is None:
-                load(home / RESTORING / STORE, store)
-            before = _swap(home / RESTORING, home, file)
-        except JournalError:
-            shutil.rmtree(home / RESTORING, ignore_errors=True)
-            raise
-        except OSError as error:
-            raise InputError(
-                f"{error.filename or home} cannot be changed ({error.strerror}), and {home} is half restored; give "
-                "access, and run this again"
-            ) from None
-        return Restored(manifest=manifest, before=before, revoked=ended)
+        return Restored(manifest=manifest, before=_put_in_place(home, store), revoked=ended)
+
+
+def _put_in_place(home: Path, store: str | None) -> Path | None:
+    """Put the staged files and store in the place of the present ones; return the folder with these, if any."""
+    try:
+        file = store_file(store)
+        if store is not None and file is None:
+            load(home / RESTORING / STORE, store)
+        return _swap(home / RESTORING, home, file)
+    except JournalError:
+        shutil.rmtree(home / RESTORING, ignore_errors=True)
+        raise
+    except OSError as error:
+        raise InputError(
+            f"{error.filename or home} cannot be changed ({error.strerror}), and {home} is half restored; give "
+            "access, and run this again"
+        ) from None
 
 
 def _stage(folder: Path, manifest: Manifest, home: Path, present: Store | None, keep_tokens: bool) -> int:

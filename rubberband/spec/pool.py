@@ -229,14 +229,7 @@ def on_pool(
     folder = pool_folder(name, home)
     pool = PoolFile(**folder.read())
     assert pool.gpus_per_instance is not None, "a pool that was brought up knows its GPUs"
-    slice_gpus = resources.get("gpus_per_instance", pool.gpus_per_instance)
-    if not isinstance(slice_gpus, int) or not 1 <= slice_gpus <= pool.gpus_per_instance:
-        each = pool.gpus_per_instance
-        must, has = ("1", "1 GPU") if each == 1 else (f"1 to {each}", f"{counted(each, 'GPU')}")
-        raise WordError(
-            ("resources", "gpus_per_instance"),
-            f"{shown(slice_gpus)} must be {must}: an instance of pool {pool.name} has {has}",
-        )
+    slice_gpus = _slice_gpus(resources, pool, pool.gpus_per_instance)
     most = pool.slices_at_once(slice_gpus)
     fixed = {"pool": str(folder.path), **_fixed(pool, slice_gpus / pool.gpus_per_instance)}
     for key, value in fixed.items():
@@ -252,6 +245,18 @@ def on_pool(
         asked = most
     sized = {"gpus_per_instance": slice_gpus, "max_instances": asked}
     return {**words, "resources": {**_usual(pool), **resources, **fixed, **sized}}
+
+
+def _slice_gpus(resources: Mapping[str, Any], pool: PoolFile, each: int) -> int:
+    """Return the GPUs of a slice of an instance that has `each`. Raises InputError for a number that it cannot have."""
+    asked = resources.get("gpus_per_instance", each)
+    if isinstance(asked, int) and 1 <= asked <= each:
+        return asked
+    must, has = ("1", "1 GPU") if each == 1 else (f"1 to {each}", counted(each, "GPU"))
+    raise WordError(
+        ("resources", "gpus_per_instance"),
+        f"{shown(asked)} must be {must}: an instance of pool {pool.name} has {has}",
+    )
 
 
 def without_pool(words: Mapping[str, Any], folder: PoolFolder) -> dict[str, Any]:
