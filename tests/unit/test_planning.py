@@ -90,7 +90,7 @@ def test_a_new_plan_can_be_paid_to_its_end_as_well() -> None:
 @pytest.mark.parametrize("objective", ["min_cost", "min_time"])
 def test_an_estimate_calls_feasible_what_a_run_accepts(resources: dict[str, Any], objective: str) -> None:
     cost_usd = planned({}, **resources).prediction.cost_usd
-    for share in (0.99, 1.0, 1.01, 1.03, 1.06, 1.2):
+    for share in (0.99, 1.01, 1.06):
         limits = {"objective": objective, "max_cost": round(share * cost_usd, 6), "deadline": "1h"}
         asked = experiment(limits, **FREE, **resources)
         told = answer(asked, PROFILE, Terms(), PlanOptions(now=0.0, clock=itertools.repeat(0.0).__next__)).estimate
