@@ -400,7 +400,7 @@ class Build:
             self._machines.instance_profile,
             self._now.sleep,
             "builder",
-            before=lambda zone: put(self._session, self._checkpoints, self._zone, zone.encode()),
+            before=self._note_zone,
         )
 
     def _guard(self, builder: str) -> None:
@@ -410,6 +410,9 @@ class Build:
                 guard(self._session, self._guard_role, builder, self._wall_clock() + LEASE_S + BOOT_S + SLACK_S)
             except FAILURES as error:
                 self._announce(f"AWS does not guard the builder {builder}: {explain(error)}")
+
+    def _note_zone(self, zone: str) -> None:
+        put(self._session, self._checkpoints, self._zone, zone.encode())
 
     def _until_installed(self, builder: str) -> None:
         seen, shown_by = False, self._now.clock() + VISIBILITY_S
