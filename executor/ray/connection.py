@@ -257,6 +257,9 @@ def settle(timeout_s: float) -> None:
 
 
 # The driver's presence on an instance that is another machine: a small actor there, and the thread that asks it.
+#
+# Every beat extends the machine's lease, and returns the cloud's notice of an interruption and the new output of
+# trials. A failed beat changes nothing: an instance that cannot be reached is not dead, and its lease is long enough.
 
 
 _log = logging.getLogger(__name__)

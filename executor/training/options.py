@@ -153,7 +153,8 @@ def fixed_steps(
     return steps
 
 
-# Scaling of the learning rate with the batch size: lambda multiplies the user's own schedule (Pollux §3.2).
+# Scaling of the learning rate with the batch size: lambda multiplies the user's own schedule (Pollux §3.2). It holds
+# for one optimizer step at a time.
 
 
 Rule = Callable[[int, int, float, float], float]
@@ -269,6 +270,10 @@ def _scale(group: dict[str, Any], factor: float) -> Any:
 
 
 # Precision of a `TorchTrial`'s arithmetic, and the use of its gradients: autocast, loss scaling, clipping.
+#
+# Parameters, gradients and the optimizer's state stay as the user built them; autocast computes in 16 bits where that
+# is safe. With fp16 the loss is multiplied by a scale, since small gradients would become 0. Steps whose gradients
+# overflow are skipped, and the scale is halved (Micikevicius et al. 2018, §3.2).
 
 
 MOST_SKIPPED = 40

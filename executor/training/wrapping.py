@@ -340,7 +340,9 @@ class RunningStatistics:
             value.copy_((mean if value.is_floating_point() else mean.round()).view_as(value))
 
 
-# The parameters of a trial by their names: which are trained, by which group of an optimizer, and on which workers.
+# The parameters of a trial by their names: which are trained, and on which workers.
+#
+# Hooks may freeze and thaw layers, add layers, and add groups to an optimizer. So what the workers train is compared.
 
 
 def parameters_of(module: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
@@ -386,9 +388,6 @@ def agree_on(gang: Gang, trained: Mapping[str, Tensor], before: Mapping[str, Ten
         if name is not None:
             where, other = (gang.rank, rank) if name in mine else (rank, gang.rank)
             raise refused(f"{name} is trained on worker {where} and not on worker {other}{rule}")
-
-
-# In the checkpoint.
 
 
 # Digests: whether all workers of a gang have the same weights.
