@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FunctionType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import rubberband
 from rubberband.errors import EntrypointError
@@ -34,8 +34,10 @@ from rubberband.executor.training.torch_trial import (
 )
 from rubberband.executor.training.trial import TrainFunction, Trial
 from rubberband.installation import remedy_of, require_readable
-from rubberband.spec.experiment import Experiment
 from rubberband.values.environment import Environment
+
+if TYPE_CHECKING:
+    from rubberband.spec.experiment import Experiment
 
 Target = type[TorchTrial] | type[Trial] | TrainFunction
 """Target of an entry point."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,3 +103,9 @@ def test_gangs_of_several_machines_talk_on_the_interface_that_ray_has(monkeypatc
     slot_worker._speak_where_others_listen()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ens5"
     assert os.environ["NCCL_SOCKET_IFNAME"] == "=ens5", "NCCL takes a name for a prefix, as of ens50"
+
+
+def test_a_worker_begins_without_torch_ray_and_what_reads_experiment_files() -> None:
+    """Imports are most of a worker's start, and a process that has Ray cannot be forked for one."""
+    code = "import sys, rubberband.executor.ray.slot_worker; print({'torch', 'ray', 'pydantic'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
