@@ -41,8 +41,6 @@ from rubberband.values.submission import Submission, Summary, search_words
 from rubberband.views.formatting import number, printable, usd, usd_decimals
 from rubberband.views.report.page import PLOTLY
 
-# Templates and static files of the dashboard.
-
 # Static files of the dashboard, and plotly's script: read once, versioned by their content.
 
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
