@@ -52,10 +52,10 @@ _ROUTERS = (
     events.router,
     about_service.router,
     metrics.router,
-    dashboard.router,
     experiment.router,
     compare.router,
     pool.router,
+    dashboard.router,
 )
 
 
