@@ -43,6 +43,7 @@ def month_begin(at: float) -> float:
 
 def month_end(at: float) -> float:
     """Return the Unix time of the end of the calendar month (UTC) of `at`."""
+    # 32 days from its begin, each month is over and the next one is not.
     return month_begin(month_begin(at) + 32 * _UNIT_S["d"])
 
 

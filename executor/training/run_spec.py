@@ -96,6 +96,7 @@ class RunSpec:
         """Return the seed of a trial, also of one that is added while the job runs."""
         if trial < len(self.seeds):
             return self.seeds[trial]
+        # A header without seeds is of an earlier version, whose trials all had 0.
         return trial_seed(self.experiment.search.sampler.seed, trial) if self.seeds else 0
 
     def to_json(self) -> dict[str, Any]:

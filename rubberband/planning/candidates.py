@@ -132,6 +132,7 @@ def _within(offer: Offer, room: Room) -> Offer:
     on_demand, spot = (min(offer.max_instances, markets.get(m, offer.max_instances)) for m in MARKETS)
     if offer.spot is None or not spot:
         return replace(offer, max_instances=on_demand, spot=None)
+    # A plan may mix both markets, so the smaller quota counts; with none on demand that of spot, and a note says so.
     return replace(offer, max_instances=min(on_demand, spot) or spot)
 
 

@@ -114,6 +114,7 @@ def hyperband(max_t: int, reduction_factor: int, num_samples: int | None = None)
 
     Raises InputError for more trials than an experiment may have.
     """
+    # In whole numbers: math.log(243, 3) is 4.999…, which would lose a bracket.
     s_max = 0
     while reduction_factor ** (s_max + 1) <= max_t:
         s_max += 1
