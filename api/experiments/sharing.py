@@ -26,11 +26,11 @@ from rubberband.api.store.schema import Promise
 from rubberband.cloud.offers import offers
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import InputError, ProviderError
-from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.demand import demand, overdue, plan_left
 from rubberband.executor.core.events import Recall
-from rubberband.executor.core.state import Job, State
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import State
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.run.follower import JournalFollower
@@ -133,7 +133,7 @@ def is_to_ask(
     if asked is None and state.allotment is None:
         return True
     holds = InstanceCap(
-        max_instances=rules.most_instances(state),
+        max_instances=state.most_instances,
         promised_instances=state.promised_instances,
         recall=state.fleet.recall,
     )

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rubberband.executor.core import rules
 from rubberband.executor.core.events import AllotmentChanged, RestPlanned
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.history import Allotted
-from rubberband.executor.core.state import GroupState, Job, Phase, State
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import GroupState, Phase, State
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, StagePlan
 
 
 def note_allotment(state: State, event: AllotmentChanged) -> None:
     """Take in another allotment: shares and plan follow it now, and instances with the next event."""
-    most, before = state.job.offer.max_instances, rules.most_instances(state)
+    most, before = state.job.offer.max_instances, state.most_instances
     allotted = most if event.max_instances is None else max(0, min(most, event.max_instances))
     state.fleet.recall = event.recall
     if (allotted, event.promised_instances) == (before, state.promised_instances):
@@ -60,10 +60,10 @@ def share_out(state: State) -> None:
         lane.max_instances, lane.promised_instances = share, kept
         _cut_plan(lane)
         state.fleet.allotted += 1
-        keeps = rules.is_promised(lane) or rules.waits_for_allotment(lane)
+        keeps = lane.is_promised or lane.waits_for_allotment
         lane.replans_at_once = job.replan and not keeps
         lane.resized = lane.stage.stage if lane.stages else None
-        if not rules.buys_none(state):
+        if not state.buys_none:
             lane.relaunch_at = 0.0
         lane.launches_left = job.launch_attempts
 
@@ -86,9 +86,9 @@ def _cut_plan(lane: GroupState) -> None:
     A plan that is held fixed is the job's again as the share grows.
     """
     job, state = lane.job, lane.state
-    first, end = rules.first_left(lane), lane.end_stage
+    first, end = lane.first_left, lane.end_stage
     basis = state.plan if job.replan else job.plan
-    most = max(lane.max_instances, lane.promised_instances, rules.least_instances(lane))
+    most = max(lane.max_instances, lane.promised_instances, lane.least_instances)
     left = tuple(cut(job, choice, most) for choice in basis.stages[first:end])
     state.plan = Plan(stages=(*state.plan.stages[:first], *left, *state.plan.stages[end:]))
 
@@ -111,5 +111,5 @@ def note_resized(lane: GroupState, event: RestPlanned) -> None:
     state.predicted = (*state.predicted[: event.stage], *event.predicted, *state.predicted[lane.end_stage :])
     lane.replans_at_once, lane.resized = False, event.stage
     lane.launches_left = lane.job.launch_attempts
-    if lane.phase is Phase.TRAINING and not rules.buys_none(state):
+    if lane.phase is Phase.TRAINING and not state.buys_none:
         lane.relaunch_at = 0.0

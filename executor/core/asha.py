@@ -6,7 +6,7 @@ The stage of such a job is its whole run. A trial that ends a rung pauses there;
 
 from __future__ import annotations
 
-from rubberband.executor.core import instances, rules
+from rubberband.executor.core import instances
 from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import Allotted, Promotion
@@ -19,7 +19,7 @@ def promote(lane: GroupState) -> None:
     state = lane.state
     rungs = lane.rungs
     assert rungs is not None, "its trials climb"
-    room = rules.room(lane)
+    room = lane.room
     if not lane.runners:
         room = max(1, room)  # without an instance, a trial that may go on waits for one
     waiting = sum(trial.attempt > 0 for trial in lane.waiters.first(room))
@@ -42,8 +42,8 @@ def undrawn(lane: GroupState) -> tuple[int, ...]:
     """Return the trials for which there is a slot, and no configuration yet."""
     if not lane.job.draws:
         return ()
-    waiting = lane.waiters.first(rules.room(lane))
-    return tuple(trial.trial for trial in waiting if not rules.is_drawn(lane.state, trial))
+    waiting = lane.waiters.first(lane.room)
+    return tuple(trial.trial for trial in waiting if not lane.state.is_drawn(trial))
 
 
 def _last_hope(lane: GroupState) -> int | None:
@@ -65,7 +65,7 @@ def release_idle(lane: GroupState) -> list[Command]:
     a slot elsewhere.
     """
     assert lane.rungs is not None, "its trials climb"
-    lane.needs = rules.needed_instances(lane)
+    lane.needs = lane.needed_instances
     if lane.waiters or lane.rungs.promotable() is not None:
         return []
     held = lane.held

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
+from rubberband.executor.core.job import Job
 from rubberband.executor.core.spending import Coming, Purse, RunningCost
-from rubberband.executor.core.state import GangRun, GroupState, Job, State
+from rubberband.executor.core.state import GangRun, GroupState, State
 from rubberband.units import MONEY_SLACK_USD
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, SECONDS_PER_HOUR, BillLine, Offer
 from rubberband.values.plan import Market

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rubberband.executor.core import allotting, asha, budget, instances, rules, stragglers
+from rubberband.executor.core import allotting, asha, budget, instances, launching, limits, stragglers
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.events import (
     AllotmentChanged,
@@ -41,16 +41,9 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import Granted, Pause
 from rubberband.executor.core.instances import INSTANCE_EVENTS, sort_out
-from rubberband.executor.core.state import (
-    GroupState,
-    Job,
-    Phase,
-    StageRecord,
-    State,
-    TrialState,
-    TrialStatus,
-)
-from rubberband.executor.core.trials import rank
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import GroupState, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.trials import rank, starts
 from rubberband.units import format_usd
 
 PAUSE_S = 30.0
@@ -114,18 +107,18 @@ class Controller:
     @property
     def is_over(self) -> bool:
         """Whether it has ended, and no resume goes on with it."""
-        return self.state.course == "finished" and not rules.can_go_on(self.state)
+        return self.state.course == "finished" and not limits.can_go_on(self.state)
 
     def _may_go_on(self, event: Event, lane: GroupState | None) -> bool:
         """Whether something may have to be done after an event that changed no trial's standing."""
         if lane is None or not isinstance(event, _PROGRESS):
             return True
-        return bool(lane.held.leaving) or rules.missing(lane) > 0
+        return bool(lane.held.leaving) or lane.missing > 0
 
     def _look_ahead(self) -> None:
         """Compute both after every event, asked for or not: the budget's reach remembers its last computation, so a
         replay gets the same values."""
-        self._hold_until, self._wake_at = rules.look_ahead(self.state)
+        self._hold_until, self._wake_at = limits.look_ahead(self.state)
 
     # What was asked
 
@@ -138,7 +131,7 @@ class Controller:
 
     def _grant(self, event: LimitsChanged) -> list[Command]:
         """Orders follow with the next event only: at a resume, this comes before it is known what is still held."""
-        before, self.state.job = self.job, rules.granted(self.job, event)
+        before, self.state.job = self.job, self.job.granted(event)
         if self.job == before:
             return []
         self.state.history.add(
@@ -236,9 +229,9 @@ class Controller:
             lane.launches_left, lane.relaunch_at = self.job.launch_attempts, 0.0
         if state.course == "new":
             self._begin(state.now)
-        elif rules.can_go_on(state):
+        elif limits.can_go_on(state):
             if state.outcome == "failed":
-                self._try_again(rules.failed_blameless(state))
+                self._try_again(limits.failed_blameless(state))
             state.paused_s += state.now - (state.now if state.ended_at is None else state.ended_at)
             state.outcome, state.reason, state.ended_at = None, "", None
             state.stranded, state.exhausted_usd = False, None
@@ -262,7 +255,7 @@ class Controller:
         """The experiment starts, and all of its lanes with their first stages."""
         state = self.state
         state.started_at, state.course = at, "running"
-        state.job = rules.begun(state.job, at)
+        state.job = state.job.begun(at)
         for lane in state.lanes:
             self._begin_stage(lane, lane.brackets[0].first_stage)
 
@@ -280,7 +273,7 @@ class Controller:
         state.predicted = (*state.predicted[: event.stage], *event.predicted, *state.predicted[lane.end_stage :])
         widest = max(choice.instances for choice in event.plan.stages[event.stage : lane.end_stage])
         if state.allotment is not None:  # the fewest are planned with, also where there are fewer
-            widest = min(widest, lane.max_instances + rules.spare_instances(state))
+            widest = min(widest, lane.max_instances + state.spare_instances)
         lane.max_instances = max(lane.max_instances, widest)
         self._begin_stage(lane, event.stage)
 
@@ -290,7 +283,7 @@ class Controller:
         state.drawn.update(enumerate(event.configurations, start=event.first_trial))
         lane, state.undrawn = state.lane_of_trial(state.trials[event.first_trial]), ()
         if state.course == "running" and lane.phase is Phase.PLANNING and not self.job.replan:
-            self._begin_stage(lane, rules.next_stage(lane))
+            self._begin_stage(lane, lane.next_stage)
 
     # What follows from time
 
@@ -306,7 +299,7 @@ class Controller:
             self._commands += stragglers.replace_hung(lane, trial)
         if self.state.just_woke:  # what is told next may have cost less than it would have by now
             return
-        if (reason := rules.over_budget(self.state, ticked)) is not None:
+        if (reason := limits.over_budget(self.state, ticked)) is not None:
             self._end("budget", reason)
 
     def _forgive_a_pause(self, tick: Tick) -> None:
@@ -342,14 +335,14 @@ class Controller:
             self._commands += instances.release_left(lane)
             if phase in (Phase.SCALING, Phase.TRAINING):
                 self._commands += instances.fit_allotment(lane)
-                self._commands += instances.launch_missing(lane)
-            if phase is Phase.SCALING and not rules.awaited(lane):
+                self._commands += launching.launch_missing(lane)
+            if phase is Phase.SCALING and not launching.awaited(lane):
                 self._begin_training(lane)
             elif phase is Phase.TRAINING:
                 self._train(lane)
 
     def _begin_stage(self, lane: GroupState, stage: int) -> None:
-        state, trials = self.state, rules.begins_with(lane, stage)
+        state, trials = self.state, lane.begins_with(stage)
         begun = [state.trials[trial] for trial in trials]
         for trial in begun:
             if trial.status is not TrialStatus.QUEUED and not trial.ended:
@@ -362,9 +355,9 @@ class Controller:
             self._sync(lane)
             return
         lane.phase = Phase.SCALING
-        lane.needs = None if len(lane.waiters) == len(begun) else rules.needed_instances(lane)
+        lane.needs = None if len(lane.waiters) == len(begun) else lane.needed_instances
         lane.launches_left = self.job.launch_attempts
-        if not rules.buys_none(state):
+        if not state.buys_none:
             lane.relaunch_at = 0.0
         self._commands += instances.release_surplus(lane)
 
@@ -372,7 +365,7 @@ class Controller:
         lane.phase = Phase.TRAINING
         if lane.stage.training_at is None:
             lane.stage.training_at = self.state.now
-        instances.note_width(lane)
+        launching.note_width(lane)
 
     def _train(self, lane: GroupState) -> None:
         state = self.state
@@ -380,7 +373,7 @@ class Controller:
             asha.promote(lane)
             state.undrawn = asha.undrawn(lane)
         if lane.waiters:
-            for trial, gang in rules.starts(lane).items():
+            for trial, gang in starts(lane).items():
                 self._commands.append(attempts.start(lane, state.trials[trial], gang))
         if lane.runners:
             release_idle = instances.release_unneeded if lane.rungs is None else asha.release_idle
@@ -390,7 +383,7 @@ class Controller:
             return
         if not lane.waiters:
             self._sync(lane)
-        elif not rules.awaited(lane):
+        elif not launching.awaited(lane):
             self._strand(lane)
 
     def _sync(self, lane: GroupState) -> None:
@@ -405,7 +398,7 @@ class Controller:
         if not stage.ranking:
             self._fail_bracket(lane, contenders)
             return
-        promoted = rules.promoted(self.job, stage)
+        promoted = self.job.promoted(stage)
         if stage.stage + 1 == lane.bracket.end_stage:
             for trial in stage.ranking:
                 state.put(state.trials[trial], TrialStatus.COMPLETED)
@@ -427,7 +420,7 @@ class Controller:
         """The lane goes on with a stage, once its rest is planned, or is over."""
         if stage == lane.end_stage:
             self._end_lane(lane)
-        elif (self.job.replan and not self._passes(lane, stage)) or rules.to_draw(self.state, stage):
+        elif (self.job.replan and not self._passes(lane, stage)) or self.state.to_draw_before(stage):
             lane.phase = Phase.PLANNING
         else:
             self._begin_stage(lane, stage)
@@ -436,7 +429,7 @@ class Controller:
         """Whether a stage has no trial left to train, as all of its trials have ended by themselves."""
         if stage >= lane.bracket.end_stage:
             return False
-        return all(self.state.trials[trial].ended for trial in rules.begins_with(lane, stage))
+        return all(self.state.trials[trial].ended for trial in lane.begins_with(stage))
 
     def _fail_bracket(self, lane: GroupState, contenders: Sequence[TrialState]) -> None:
         """All trials of a bracket failed: other brackets go on, unless none of their trials has ever reported."""
@@ -449,7 +442,7 @@ class Controller:
             self._go_to(lane, lane.bracket.end_stage)
             return
         lane.phase = Phase.FINISHED
-        if rules.failed_blameless(state):
+        if limits.failed_blameless(state):
             told += f"; `rubberband resume {self.job.name}` tries again"
         self._end("failed", told)
 
@@ -486,23 +479,23 @@ class Controller:
         """Whether a lane trains, or will without further ado."""
         if lane.runners or not lane.waiters or lane.phase is Phase.PLANNING:
             return True
-        if rules.waits_for_allotment(lane):
+        if lane.waits_for_allotment:
             return False
-        return rules.awaited(lane) or bool(rules.starts(lane))
+        return launching.awaited(lane) or bool(starts(lane))
 
     def _end_stranded(self, lane: GroupState) -> None:
         state = self.state
         last = next((record for record in reversed(state.instances.values()) if record.reason), None)
-        cut_short = last is not None and rules.cut_short(self.job, last)
+        cut_short = last is not None and limits.cut_short(self.job, last)
         if state.fleet.failed_starts and not cut_short and last is not None and last.failed_start:
             self._end_unstarted()
             return
         told = f"no instance to train on: {'max_cost leaves room for none' if last is None else last.reason}"
-        if (enough_usd := instances.needed_usd(lane)) is not None:
+        if (enough_usd := launching.needed_usd(lane)) is not None:
             told += f"; max_cost of {format_usd(enough_usd)} would buy one on demand instead of spot"
         if last is not None and cut_short:
             told += f"; max_cost paid for {last.first_lease_s:.0f} s of {last.instance}, which was not ready by then"
-        if rules.affordable(state) and not cut_short:
+        if limits.affordable(state) and not cut_short:
             state.stranded = True
             self._end("failed", f"{told}; run `rubberband resume {self.job.name}` once one is available")
         else:
@@ -511,8 +504,8 @@ class Controller:
     def _end_unstarted(self) -> None:
         """No instance gets ready: the cause comes first, and a resume tries again."""
         job, state = self.job, self.state
-        told = f"{rules.fails_to_start(state)}; {format_usd(budget.bill_usd(state, state.now))} spent"
-        if rules.affordable(state):
+        told = f"{limits.fails_to_start(state)}; {format_usd(budget.bill_usd(state, state.now))} spent"
+        if limits.affordable(state):
             state.stranded = True
             self._end("failed", f"{told}; fix it, then rubberband resume {job.name}")
         else:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from rubberband.executor.core import rules
 from rubberband.executor.core.allotting import apportioned
 from rubberband.executor.core.forecast import expected_iterations, stage_left_s
 from rubberband.executor.core.history import Allotted
@@ -43,7 +42,7 @@ def demand(
         moves=len(state.history.of(Allotted)),
         deadline_s=None if job.deadline_s is None else job.deadline_s + started_at - arrived_at,
         weight=weight,
-        min_gpus=gpus * min(rules.least_instances(lane) for lane in state.active()),
+        min_gpus=gpus * min(lane.least_instances for lane in state.active()),
         max_gpus=gpus * _most(state),
         promised_gpus=promised_gpus,
         attained_gpu_s=max(0.0, attained),
@@ -75,7 +74,7 @@ def plan_left(state: State, now: float) -> list[Span]:
     slack = 1.0 if jct is None or not job.prediction.jct_s else max(1.0, jct.p95 / job.prediction.jct_s)
     stages: list[tuple[float, float, int]] = []
     for lane in state.active():
-        first, begin_s = rules.first_left(lane), 0.0
+        first, begin_s = lane.first_left, 0.0
         for stage in range(first, lane.end_stage):
             if lane.stages and stage == first:
                 end_s = begin_s + slack * stage_left_s(lane, now)
@@ -104,7 +103,7 @@ def _most(state: State) -> int:
     job = state.job
     if job.objective == "min_time" or job.deadline_s is not None:
         return job.offer.max_instances
-    lanes = [slice(rules.first_left(lane), lane.end_stage) for lane in state.active()]
+    lanes = [slice(lane.first_left, lane.end_stage) for lane in state.active()]
     plans = (job.plan, state.plan)
     planned = sum(
         max((choice.instances for plan in plans for choice in plan.stages[left]), default=1) for left in lanes
@@ -115,7 +114,7 @@ def _most(state: State) -> int:
 def _left_s(state: State, now: float, instances: int) -> float:
     """Seconds to the end with this many instances; infinite where no gang fits."""
     active = state.active()
-    if instances < max(rules.least_instances(lane) for lane in active):
+    if instances < max(lane.least_instances for lane in active):
         return math.inf
     if instances < len(active):  # one lane after the other
         return sum(_lane_left_s(lane, now, instances) for lane in active)
@@ -132,7 +131,7 @@ def _lane_left_s(lane: GroupState, now: float, instances: int) -> float:
 
 def _stages_left(lane: GroupState) -> Iterable[Stage]:
     """The lane's stages that are left; the current one has the trials that lack iterations, and their mean."""
-    first = rules.first_left(lane)
+    first = lane.first_left
     if not lane.stages:
         return lane.job.stages[first : lane.end_stage]
     going = [lane.state.trials[trial] for trial in lane.stage.trials]
@@ -140,7 +139,7 @@ def _stages_left(lane: GroupState) -> Iterable[Stage]:
     later = lane.job.stages[first + 1 : lane.end_stage]
     if not going:
         return later
-    lacking = sum(rules.target_iterations(lane, trial) - trial.iterations for trial in going)
+    lacking = sum(lane.target_iterations(trial) - trial.iterations for trial in going)
     return (Stage(trials=len(going), iterations=max(1, math.ceil(lacking / len(going)))), *later)
 
 

@@ -14,15 +14,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from rubberband.errors import InputError, RubberbandError
-from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd, held_s
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import DriverResumed, EndedInstance
 from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.forecast import Forecast, forecast, runs_in_s, stage_left
+from rubberband.executor.core.job import Job, raised
+from rubberband.executor.core.limits import SMALLEST_WAIT_S, can_go_on
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.replanning import Remainder, after_sync, best_rest, elsewhere, remaining, share_a_head
-from rubberband.executor.core.state import GroupState, Job, Phase, State
+from rubberband.executor.core.state import GroupState, Phase, State
 from rubberband.executor.journal.journal import Header
 from rubberband.units import MONEY_SLACK_USD, format_duration, format_instant, format_usd, parse_deadline
 from rubberband.values.plan import Cohort, Plan
@@ -132,7 +133,7 @@ def _deadline_s(header: Header, state: State, asked: float | datetime) -> float 
     since = state.started_at if has_clock else header.created_at
     asked_s = asked.timestamp() - since
     _require_later(asked_s, job.deadline_s, lambda seconds: _instant(since + seconds))
-    return rules.raised(job.deadline_s, asked_s)
+    return raised(job.deadline_s, asked_s)
 
 
 def _instant(at: float) -> str:
@@ -152,7 +153,7 @@ def _extended(job: Job, deadline_s: float | None, max_cost_usd: float | None) ->
     extended = job
     if deadline_s is not None:
         _require_later(deadline_s, job.deadline_s, format_duration)
-        extended = replace(extended, deadline_s=rules.raised(job.deadline_s, deadline_s))
+        extended = replace(extended, deadline_s=raised(job.deadline_s, deadline_s))
     if max_cost_usd is not None:
         _require_larger(max_cost_usd, job.max_cost_usd, 0.0)
         extended = replace(extended, max_cost_usd=max_cost_usd)
@@ -178,7 +179,7 @@ def _require_larger(asked_usd: float, has_usd: float | None, used_usd: float) ->
 
 def _require_future(state: State) -> None:
     """Raise InputError if the experiment is over, whatever its limits."""
-    if state.outcome is None or rules.can_go_on(state):
+    if state.outcome is None or can_go_on(state):
         return
     if state.outcome == "budget":
         raise InputError(f"it has ended, since {state.reason}: a later deadline changes nothing; raise max_cost")
@@ -191,13 +192,13 @@ def _require_future(state: State) -> None:
 def _outlook(state: State, now: float, driven: bool) -> tuple[Outlook, int]:
     """Return the outlook under the job's limits, and the first stage that is planned for it."""
     job = state.job
-    if state.outcome is None or rules.can_go_on(state):
+    if state.outcome is None or can_go_on(state):
         going = driven and state.outcome is None and state.course != "new"
         state = state if going else resumed(state, now)
     if state.outcome is not None:
         reason = f"it has ended: {state.reason or state.outcome}"
         return _told(job, forecast(state, now), state.plan, reason, feasible=False), len(job.stages)
-    left = [lane for lane in state.active() if rules.next_stage(lane) < lane.end_stage]
+    left = [lane for lane in state.active() if lane.next_stage < lane.end_stage]
     if not left:
         return _told(job, forecast(state, now), state.plan, "only the last stage is left"), len(job.stages)
     rests = [_planned(state, _standing(lane, now)) for lane in left]
@@ -282,13 +283,13 @@ def _joined(state: State, now: float, rests: Sequence[_GroupRest]) -> Outlook:
 
 def _last_ends_s(state: State, now: float) -> list[float]:
     """Return the ends of the lanes that have only their last stage left, from the start."""
-    last = [lane for lane in state.active() if rules.next_stage(lane) == lane.end_stage]
+    last = [lane for lane in state.active() if lane.next_stage == lane.end_stage]
     return [now - state.started_at + stage_left(lane, now).jct_s for lane in last]
 
 
 def _told(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bool | None = None) -> Outlook:
     """An outlook; `feasible` where more is known than what is expected."""
-    in_time = job.deadline_s is None or expected.jct_s <= job.deadline_s + rules.SMALLEST_WAIT_S
+    in_time = job.deadline_s is None or expected.jct_s <= job.deadline_s + SMALLEST_WAIT_S
     in_budget = job.max_cost_usd is None or expected.cost_usd <= job.max_cost_usd + MONEY_SLACK_USD
     return Outlook(
         jct_s=expected.jct_s,
@@ -312,7 +313,7 @@ def _after_stage(lane: GroupState, now: float) -> Remainder:
     head_usd = 0.0 if share_a_head(state) else lane.job.offer.head_cost_usd(left.jct_s)
     return Remainder(
         lane=lane,
-        done=rules.next_stage(lane),
+        done=lane.next_stage,
         stages=remaining(lane),
         held=held,
         spent_s=ends_s,

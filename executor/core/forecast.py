@@ -18,9 +18,9 @@ from typing import NamedTuple
 from rubberband.executor.core.budget import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
 from rubberband.executor.core.events import Gang
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
+from rubberband.executor.core.job import Job
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
-from rubberband.executor.core.rules import target_iterations
-from rubberband.executor.core.state import GroupState, Job, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.state import GroupState, Phase, State, TrialState, TrialStatus
 from rubberband.values.offer import slots
 from rubberband.values.plan import Ladder
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, mixture_words
@@ -298,7 +298,7 @@ def running_left_s(lane: GroupState, trial: TrialState, now: float, *, starts: b
 def _trial_left_s(lane: GroupState, trial: TrialState, starts: bool = True, late: float = 0.0) -> float:
     """Seconds from the trial's start, or its latest report, to the stage's end, `late` standard deviations late."""
     state = lane.state
-    left, own = target_iterations(lane, trial) - trial.iterations, _own_speed(lane, trial)
+    left, own = lane.target_iterations(trial) - trial.iterations, _own_speed(lane, trial)
     runs = trial.status is TrialStatus.RUNNING
     gpus, profile = lane.chosen.gpus_per_trial, state.profile
     mixed = gang_factor(profile, state, trial.gang) if runs else lane_factor(profile, lane, gpus)
@@ -320,7 +320,7 @@ def _own_speed(lane: GroupState, trial: TrialState) -> OwnSpeed:
         if state.profile.trial_cv == 0.0 or lane.job.ladder is not None:
             return _AVERAGE
         known = OwnSpeed(factor=1.0, error=state.profile.trial_cv)
-    done = trial.iterations - (target_iterations(lane, trial) - lane.job.stages[lane.stage.stage].iterations)
+    done = trial.iterations - (lane.target_iterations(trial) - lane.job.stages[lane.stage.stage].iterations)
     if done <= 0 or trial.status is not TrialStatus.RUNNING:
         return known
     use = state.allocation(trial)

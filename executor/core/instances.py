@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
-from rubberband.executor.core import rules
 from rubberband.executor.core.budget import market_usd_per_s
 from rubberband.executor.core.events import (
     Command,
@@ -18,95 +17,27 @@ from rubberband.executor.core.events import (
     InstanceRefused,
     InstanceReleased,
     InstanceRunning,
-    LaunchInstance,
     LiveInstance,
     ReleaseInstance,
 )
 from rubberband.executor.core.fleet import GONE, LIVE, InstanceRecord, InstanceStatus
-from rubberband.executor.core.forecast import forecast, runs_in_s, speed_of, stage_left_s
+from rubberband.executor.core.forecast import runs_in_s, speed_of
 from rubberband.executor.core.history import Allotted
+from rubberband.executor.core.launching import (
+    RETRY_DELAY_S,
+    affordable_on_demand,
+    allow_another_launch,
+    launch,
+    note_dry,
+    note_taken,
+    note_width,
+    stays_on_demand,
+)
+from rubberband.executor.core.limits import cut_short, leased_until
 from rubberband.executor.core.state import GroupState, Phase, State
 from rubberband.executor.core.trials import stop
-from rubberband.units import MONEY_SLACK_USD, counted
-from rubberband.values.offer import SECONDS_PER_HOUR, left_to_provider_until
-from rubberband.values.plan import Market
+from rubberband.values.offer import left_to_provider_until
 
-# On demand instead of spot, within a stage: when the spot pool is dry, and time and budget are worth it. Pure.
-
-
-DRY_S = 600.0
-"""After a refusal, spot is tried again only after this long, where on demand is bought instead."""
-USUAL_TIMES = 2.0
-"""Interruptions up to this multiple of the expected ones, and `launch_attempts` more, are no reason to leave spot."""
-
-
-def is_dry(state: State) -> bool:
-    """Whether spot was refused, or taken away too often, just now."""
-    return state.now < state.fleet.spot_dry_until
-
-
-def note_dry(state: State, reason: str) -> None:
-    """Spot is not to be had."""
-    state.fleet.spot_dry_until, state.fleet.spot_dry_reason = state.now + DRY_S, reason
-
-
-def note_taken(state: State, record: InstanceRecord) -> None:
-    """A spot instance is taken away: too often in this stage is as good as a refusal."""
-    job = state.job
-    lane = state.lanes[record.lane]
-    if record.market != "spot" or job.offer.spot is None or not lane.stages:
-        return
-    since, ours = lane.stage.started_at, [r for r in state.instances.values() if r.lane == lane.lane]
-    taken = [r for r in ours if (r.interrupted_at or (r.preempted and r.ended_at) or -1.0) >= since]
-    usual = job.offer.spot.interruptions_per_hour * lane.chosen.instances * (state.now - since) / SECONDS_PER_HOUR
-    if len(taken) > job.launch_attempts + USUAL_TIMES * usual:
-        note_dry(state, f"EC2 took {counted(len(taken), 'spot instance')} away in this stage")
-
-
-def affordable_on_demand(lane: GroupState, wanted: int) -> int:
-    """How many of `wanted` spot instances are bought on demand instead: 0 where spot may be had, or it is not worth it.
-
-    It is worth it where no trial could train otherwise, or the deadline would be missed with the instances that there
-    are (without a deadline, where the shortest time is asked for), and if the whole should stay within max_cost.
-    """
-    job, state = lane.job, lane.state
-    if lane.chosen.market != "spot" or job.offer.billing == "per_function" or not is_dry(state):
-        return 0
-    if held := len(lane.held.live):
-        if job.deadline_s is None and job.objective == "min_cost":
-            return 0
-        if job.deadline_s is not None and forecast(state, state.now, {lane.lane: held}).jct_s <= job.deadline_s:
-            return 0
-    return next((count for count in range(wanted, 0, -1) if _missing_usd(lane, count) <= 0.0), 0)
-
-
-def stays_on_demand(lane: GroupState) -> bool:
-    """Whether what was bought on demand instead of spot is kept for the stage that begins."""
-    chosen = lane.chosen
-    return chosen.market == "spot" and is_dry(lane.state) and _missing_usd(lane, chosen.instances) <= 0.0
-
-
-def _missing_usd(lane: GroupState, count: int) -> float:
-    """Return what max_cost lacks for the expected cost with `count` of the stage's instances on demand."""
-    job, state = lane.job, lane.state
-    if job.max_cost_usd is None:
-        return 0.0
-    left_s = stage_left_s(lane, state.now)
-    extra_usd_per_s = market_usd_per_s(job.offer, "on_demand") - market_usd_per_s(job.offer, "spot")
-    cost_usd = forecast(state, state.now).cost_usd + count * max(0.0, extra_usd_per_s) * left_s
-    return cost_usd - job.max_cost_usd - MONEY_SLACK_USD
-
-
-def needed_usd(lane: GroupState) -> float | None:
-    """The max_cost with which one instance would be bought on demand instead; None where that is not what it lacks."""
-    if lane.job.max_cost_usd is None or lane.chosen.market != "spot" or not is_dry(lane.state):
-        return None
-    lacking_usd = _missing_usd(lane, 1)
-    return lane.job.max_cost_usd + lacking_usd if lacking_usd > 0.0 else None
-
-
-RETRY_DELAY_S = 10.0
-"""Before a refused launch, or one that came to nothing, is tried again; doubled each time."""
 PAUSE_S = 600.0
 """Once too many in a row never got ready: before one more is tried beside those that are ready; doubled each time."""
 
@@ -161,7 +92,7 @@ def note(state: State, event: InstanceEvent) -> list[Command]:
         case InstanceLost():
             was_wanted = record.status in LIVE
             commands = lose(state, record, event.ended_at, event.reason, preempted=event.preempted)
-            never_ready = record.ready_at is None and not record.preempted and not rules.cut_short(state.job, record)
+            never_ready = record.ready_at is None and not record.preempted and not cut_short(state.job, record)
             if was_wanted and (event.overslept or event.same_fault):  # the driver slept; or the fault is counted
                 allow_another_launch(lane)
             elif was_wanted and never_ready:
@@ -215,7 +146,7 @@ def _note_sold_out(lane: GroupState, reason: str) -> None:
     """Spot is dry: on demand may be asked for at once, and that is no attempt more."""
     state = lane.state
     note_dry(state, reason)
-    if (lacking := rules.missing(lane)) and affordable_on_demand(lane, lacking):
+    if (lacking := lane.missing) and affordable_on_demand(lane, lacking):
         lane.relaunch_at, lane.round_until = state.now, state.now + RETRY_DELAY_S
 
 
@@ -239,11 +170,6 @@ def _note_started(state: State) -> None:
             lane.relaunch_at = 0.0
 
 
-def allow_another_launch(lane: GroupState) -> None:
-    """Allow another launch: replacing an instance that the provider took away costs none of the attempts."""
-    lane.launches_left = min(lane.job.launch_attempts, lane.launches_left + 1)
-
-
 def lose(
     state: State, record: InstanceRecord, ended_at: float, reason: str, *, preempted: bool = False
 ) -> list[Command]:
@@ -258,69 +184,9 @@ def lose(
     return [stop(state, trial, preempted=preempted) for trial in struck]
 
 
-def launch_missing(lane: GroupState) -> list[Command]:
-    """Ask for the instances that the lane's stage still lacks, as far as the budget allows."""
-    state = lane.state
-    if state.now < lane.relaunch_at or (missing := rules.missing(lane)) == 0:
-        return []
-    if (missing := rules.startable(lane, missing)) == 0:
-        return []
-    if (count := rules.affordable(state, missing)) == 0 or not _may_launch(lane):
-        return []
-    on_demand = affordable_on_demand(lane, count)
-    count = on_demand or count
-    market: Market = "on_demand" if on_demand else lane.chosen.market
-    records = [
-        InstanceRecord(
-            instance=f"i-{number:03d}",
-            requested_at=state.now,
-            market=market,
-            instead_of_spot=on_demand > 0,
-            lane=lane.lane,
-        )
-        for number in range(len(state.instances) + 1, len(state.instances) + 1 + count)
-    ]
-    for record in records:
-        state.fleet.add(record)
-    _bind_leases(state, records)
-    note_width(lane)
-    return [launch(record) for record in records]
-
-
-def note_width(lane: GroupState) -> None:
-    """Remember the most instances that the lane's stage has held."""
-    lane.stage.widest = max(lane.stage.widest, len(lane.held.live))
-
-
-def launch(record: InstanceRecord) -> LaunchInstance:
-    """Ask for an instance; asked again, with the first lease that it was ordered with."""
-    return LaunchInstance(instance=record.instance, market=record.market, first_lease_s=record.first_lease_s)
-
-
-def _may_launch(lane: GroupState) -> bool:
-    """Use up an attempt, and return whether one was left. Launches within moments (many are lost at once) are one."""
-    if lane.state.now < lane.round_until:
-        return True
-    if lane.launches_left <= 0:
-        return False
-    lane.launches_left -= 1
-    lane.round_until = lane.state.now + RETRY_DELAY_S
-    return True
-
-
-def _bind_leases(state: State, records: Sequence[InstanceRecord]) -> None:
-    """Say how long the first leases of what is asked for now are: the budget covers them, driver or not."""
-    until = rules.leased_until(state, booting=True)
-    if until is None:
-        return
-    for record in records:
-        record.first_lease_s = until - state.now
-    state.fleet.rent_changed()
-
-
 def let_go(state: State, records: Iterable[InstanceRecord]) -> None:
     """No lease of theirs is cut any more; they end themselves at the latest when those end that they have."""
-    until = rules.leased_until(state)
+    until = leased_until(state)
     for record in records:
         if record.running_at is not None and record.leased_until is None:
             record.leased_until = until
@@ -436,7 +302,7 @@ def release_unneeded(lane: GroupState) -> list[Command]:
         return []
     following = lane.stage.stage + 1
     planned = lane.state.plan.stages[following].instances if following < lane.end_stage else 0
-    lane.needs = max(rules.needed_instances(lane), planned)
+    lane.needs = max(lane.needed_instances, planned)
     live = lane.held.live
     idle = [record for record in live if not lane.runners.uses(record.instance)]
     return give_up(lane, idle[: max(0, len(live) - lane.needs)])

@@ -16,7 +16,6 @@ from statistics import fmean, median
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.forecast import gang_factor
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
-from rubberband.executor.core.rules import promoted
 from rubberband.executor.core.state import GangRun, GroupState, State, TrialReport, TrialState, TrialStatus
 from rubberband.planner.goodput.planning import at_noise_scale
 from rubberband.planner.queueing import recalibrated, updates_per_s
@@ -99,7 +98,7 @@ def _next(lane: GroupState) -> tuple[int, ...]:
     job = lane.job
     following, bracket = lane.stage.stage + 1, lane.bracket
     if following < bracket.end_stage or following == lane.end_stage:
-        return tuple(trial for trial in promoted(job, lane.stage) if not lane.state.trials[trial].ended)
+        return tuple(trial for trial in job.promoted(lane.stage) if not lane.state.trials[trial].ended)
     return job.trials_of(job.bracket_of(following))
 
 

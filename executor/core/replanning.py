@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rubberband.errors import RubberbandError
-from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd, held_s
 from rubberband.executor.core.events import RestPlanned
 from rubberband.executor.core.forecast import assumed, forecast, lane_factor, later_stages, stage_left
+from rubberband.executor.core.job import Job
 from rubberband.executor.core.measured import MeasuredTerms, measured
-from rubberband.executor.core.state import GroupState, Job, Phase, State, TrialStatus
+from rubberband.executor.core.state import GroupState, Phase, State, TrialStatus
 from rubberband.planner import Problem, Replanned, Reserve, replan
 from rubberband.units import counted
+from rubberband.values.offer import Offer
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Prediction, Stage, StagePrediction
 from rubberband.values.profile import Profile
 
@@ -120,7 +121,7 @@ def _within_stage(lane: GroupState, now: float) -> Remainder:
     seen = standing.seen
     if lane.chosen.market == "on_demand":
         seen = replace(seen, offer=replace(seen.offer, spot=None))
-    left = [rules.target_iterations(lane, t) - t.iterations for t in (*lane.running(), *lane.queued())]
+    left = [lane.target_iterations(t) - t.iterations for t in (*lane.running(), *lane.queued())]
     present = replace(job.stages[stage], trials=len(left), iterations=max(1, math.ceil(sum(left) / len(left))))
     return replace(
         standing,
@@ -142,7 +143,7 @@ def after_sync(lane: GroupState, now: float) -> Remainder:
     elsewhere_usd, others_end_s = elsewhere(lane, now)
     return Remainder(
         lane=lane,
-        done=rules.next_stage(lane),
+        done=lane.next_stage,
         stages=remaining(lane),
         held=held(lane, now),
         spent_s=now - state.started_at,
@@ -182,7 +183,7 @@ def best_rest(state: State, standing: Remainder) -> Replanned:
     are promised them.
     """
     found = _replanned(state, standing)
-    if not found.changed or not rules.is_promised(standing.lane):
+    if not found.changed or not standing.lane.is_promised:
         return found
     if state.job.deadline_s is not None and standing.spent_s + found.present.jct_s > state.job.deadline_s:
         return found
@@ -247,17 +248,17 @@ def on_held_types(lane: GroupState, profile: Profile) -> Profile:
 def _most_instances(lane: GroupState) -> int:
     """The instances that a lane may have: its own, and its share of what none of the lanes that go on has."""
     state = lane.state
-    share = lane.max_instances + rules.spare_instances(state) // len(state.active())
-    return share if state.allotment is None else max(share, rules.least_instances(lane))
+    share = lane.max_instances + state.spare_instances // len(state.active())
+    return share if state.allotment is None else max(share, lane.least_instances)
 
 
 def remaining(lane: GroupState) -> tuple[Stage, ...]:
     """The job's stages up to the lane's last; those that its trials go on to train no more trials than are left."""
     job = lane.job
-    known = rules.promoted(job, lane.stage) if lane.stage.ranking else lane.stage.trials
+    known = job.promoted(lane.stage) if lane.stage.ranking else lane.stage.trials
     trials = [lane.state.trials[trial] for trial in known]
     left = sum(trial.status is not TrialStatus.FAILED and not trial.ended for trial in trials)
-    done, end = rules.next_stage(lane), lane.bracket.end_stage
+    done, end = lane.next_stage, lane.bracket.end_stage
     later = (replace(stage, trials=min(stage.trials, left)) for stage in job.stages[done:end])
     return (*job.stages[:done], *later, *job.stages[max(done, end) : lane.end_stage])
 
@@ -299,13 +300,21 @@ def predicted_from(state: State, found: Prediction, elapsed_s: float) -> tuple[S
     """The stages of a lane's rest from the job's start; without the head node if there are several brackets."""
     stages: Sequence[StagePrediction] = found.stages
     if state.job.is_divided and not share_a_head(state):
-        stages = rules.without_head(state.job.offer, stages)
+        stages = without_head(state.job.offer, stages)
     return tuple(replace(stage, start_s=elapsed_s + stage.start_s) for stage in stages)
+
+
+def without_head(offer: Offer, stages: Sequence[StagePrediction]) -> tuple[StagePrediction, ...]:
+    """The stages without the cost of the head node, which is the job's where that has several brackets."""
+    return tuple(
+        replace(stage, cost_usd=stage.cost_usd - offer.head_cost_usd(stage.provisioning_s + stage.duration_s))
+        for stage in stages
+    )
 
 
 def _as_before(lane: GroupState, now: float, reason: str) -> RestPlanned:
     state = lane.state
-    expected, done = forecast(state, now), rules.next_stage(lane)
+    expected, done = forecast(state, now), lane.next_stage
     return RestPlanned(
         occurred_at=now,
         stage=done,

@@ -13,146 +13,20 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
-from rubberband.executor.core.brackets import Bracket
 from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned
 from rubberband.executor.core.fleet import Fleet, Held, InstanceRecord
 from rubberband.executor.core.history import History
+from rubberband.executor.core.job import Bracket, Job
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.placement import FreeSlots
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
-from rubberband.planner import Reserve
+from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
-from rubberband.values.offer import Offer
-from rubberband.values.plan import Ladder, Plan, Prediction, Rungs, Stage, StagePlan, StagePrediction, total_iterations
+from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.plan import Plan, Rungs, StagePlan, StagePrediction
 from rubberband.values.profile import Profile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Input of the controller before its first event; the journal's header holds it."""
-
-    name: str
-    stages: tuple[Stage, ...]
-    """The stages of all brackets, one after another; those of a lane follow each other."""
-    plan: Plan
-    prediction: Prediction
-    """If there are several brackets, its stages do not include the head node."""
-    offer: Offer
-    profile: Profile
-    metric: str
-    mode: Literal["max", "min"]
-    deadline_s: float | None = None
-    """From Started."""
-    profiling_s: float = 0.0
-    """The time that measuring the profile took of the deadline, before Started."""
-    deadline_at: float | None = None
-    """The deadline on the backend's clock, if it is an instant; `deadline_s` follows from it at Started."""
-    max_cost_usd: float | None = None
-    max_failures: int = 1
-    """How often a trial is tried again after a failure."""
-    iteration_timeout_s: float | None = None
-    """A trial that reports nothing for this long is taken to hang. None: a minute, or ten times the expected time."""
-    release_margin_s: float = 0.0
-    """How long a release may take; the cap on the cost keeps clear of it."""
-    launch_attempts: int = 3
-    """How often a stage's missing instances are asked for again before the stage runs with what there is."""
-    replan: bool = True
-    """Whether the rest is planned again at every SYNC; False where the plan was given, or is held fixed."""
-    objective: Literal["min_cost", "min_time"] = "min_cost"
-    """Objective of a replan."""
-    min_gpus_per_trial: int | None = None
-    """Limit of a replan. None: the fewest that were profiled."""
-    max_gpus_per_trial: int | None = None
-    """Limit of a replan. None: the most that the plan gives."""
-    confidence: float = 0.95
-    """With which a replan keeps the limits, where times vary."""
-    highest_price_usd_per_hour: float | None = None
-    """Highest price of an instance, if more expensive types may be used instead. None: the offer's price."""
-    lease_s: float | None = None
-    """How long an instance may outlive the driver at most. None: not at all, as far as the budget is concerned."""
-    boot_lease_s: float | None = None
-    """The same of an instance that is not ready yet, if that is longer: it renews its lease itself then."""
-    start_attempts: int | None = None
-    """Instances in a row that never got ready after which buying stops. None: no limit, as in older journals."""
-    hung_replacements: int = 0
-    """Most instances of a run that are replaced since a trial hung on them; 0: none, as in older journals."""
-    draws: bool = False
-    """Whether a sampler that learns draws the configurations when a bracket begins; False: all are known beforehand."""
-    brackets: tuple[Bracket, ...] = ()
-    """In the order of their stages; empty: one, of all stages."""
-    lane_instances: tuple[int, ...] = ()
-    """The most instances that each lane may have; empty: the offer's, of the one lane."""
-    speeds: Mapping[str, float] = field(default_factory=dict)
-    """Type that may be used instead of the offer's -> speed of one of its GPUs over that of the offer's."""
-    balances: bool = True
-    """Whether a gang of unequal workers is faster than one of its slowest: they divide a batch by their speeds, or do
-    not wait for each other."""
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether it has several brackets."""
-        return len(self.brackets) > 1
-
-    @property
-    def ladder(self) -> Ladder | None:
-        """The rungs of a job whose trials climb them without a SYNC (asha): its only stage is the whole run."""
-        return self.stages[0].ladder
-
-    def all_brackets(self) -> tuple[Bracket, ...]:
-        """Its brackets: one, unless it is divided."""
-        return self.brackets or (Bracket(num_stages=len(self.stages)),)
-
-    def bracket_of(self, stage: int) -> Bracket:
-        """The bracket that a stage belongs to."""
-        return next(bracket for bracket in self.all_brackets() if stage < bracket.end_stage)
-
-    @property
-    def max_iterations(self) -> int:
-        """Iterations of a trial that trains to the end."""
-        return max(self.iterations_by(bracket.end_stage - 1) for bracket in self.all_brackets())
-
-    def iterations_by(self, stage: int) -> int:
-        """Iterations that a trial of the stage's bracket has done in all at the stage's end."""
-        return total_iterations(self.stages[self.bracket_of(stage).first_stage : stage + 1])
-
-    def stage_name(self, stage: int) -> str:
-        """Return the name of a stage; if there are several brackets, stages are numbered within each."""
-        bracket = self.bracket_of(stage)
-        return f"bracket {bracket.bracket} stage {stage - bracket.first_stage}" if self.is_divided else f"stage {stage}"
-
-    def trials_of(self, bracket: Bracket) -> tuple[int, ...]:
-        """The trials that a bracket starts with."""
-        count = self.stages[bracket.first_stage].trials
-        return tuple(range(bracket.first_trial, bracket.first_trial + count))
-
-    @property
-    def num_trials(self) -> int:
-        """Trials of all brackets."""
-        return sum(self.stages[bracket.first_stage].trials for bracket in self.all_brackets())
-
-    @property
-    def longest_lease_s(self) -> float:
-        """Return the longest lease of an instance that is not ready yet."""
-        return max(self.lease_s or 0.0, self.boot_lease_s or 0.0)
-
-    @property
-    def largest_gang(self) -> int:
-        """The most GPUs that a trial may have: by the plan, or by what a replan can know to be faster."""
-        replanned = min(self.max_gpus_per_trial or 0, self.profile.largest_gpus) if self.replan else 0
-        return max(replanned, *(choice.gpus_per_trial for choice in self.plan.stages))
-
-    @property
-    def reserve(self) -> Reserve:
-        """The terms of the money that a plan leaves of max_cost."""
-        return Reserve(margin_s=self.release_margin_s, highest_price_usd_per_hour=self.highest_price_usd_per_hour)
-
-    @property
-    def reserved_usd_per_hour(self) -> float:
-        """The price with side costs that is reserved until an instance's price is known; of a spot one also after."""
-        rent = max(self.offer.price_usd_per_hour, self.highest_price_usd_per_hour or 0.0)
-        return rent + self.offer.side_usd_per_hour
 
 
 class TrialStatus(StrEnum):
@@ -376,6 +250,92 @@ class GroupState:
         """The stage after its last one."""
         return self.brackets[-1].end_stage
 
+    @property
+    def first_left(self) -> int:
+        """Its current stage, or its first one if none has begun."""
+        return self.stages[-1].stage if self.stages else self.brackets[0].first_stage
+
+    @property
+    def next_stage(self) -> int:
+        """The stage that follows its current one; past its bracket, if all trials of that failed."""
+        failed = self.stage.ended_at is not None and not self.stage.ranking
+        return self.bracket.end_stage if failed else self.stage.stage + 1
+
+    @property
+    def missing(self) -> int:
+        """Instances that its stage still lacks, and may ask for beside those that are taken away soon."""
+        state = self.state
+        held = self.held
+        lacking = self.wanted - len(held.live)
+        if lacking <= 0:
+            return 0
+        room = self.max_instances - len(held.live) - len(held.leaving)
+        if state.allotment is not None:  # another self may still hold what it gives back
+            room = min(room, state.allotment - len(state.fleet.live()) - len(state.fleet.leaving()))
+        return max(0, min(lacking, room))
+
+    @property
+    def least_instances(self) -> int:
+        """The fewest instances that one of its gangs fits on."""
+        planned = (choice.gpus_per_trial for choice in self.state.plan.stages[self.first_left : self.end_stage])
+        return -(-min(self.job.profile.smallest_gpus, *planned) // self.job.offer.gpus)
+
+    @property
+    def needed_instances(self) -> int:
+        """The fewest instances on which the trials under way train at once, as wide as planned."""
+        return instances_for(len(self.runners) + len(self.waiters), self.job.offer.gpus, self.chosen.gpus_per_trial)
+
+    @property
+    def waits_for_allotment(self) -> bool:
+        """Whether no gang fits on what it is allotted: it waits for more."""
+        return self.state.allotment is not None and self.max_instances < self.least_instances
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether a pool promises it all that the job's plan has left for it."""
+        left = self.job.plan.stages[self.first_left : self.end_stage]
+        return self.promised_instances >= max((choice.instances for choice in left), default=1)
+
+    @property
+    def gang_size(self) -> int:
+        """GPUs per trial: as planned, or the widest gang that fits what is ready; 0 if trials wait, or none fits.
+
+        While an instance starts, trials wait for it: a gang keeps its width until the stage ends, so that a narrower
+        one would be late by far more than the start takes. Never fewer than were profiled: a trial may not fit.
+        """
+        job = self.job
+        planned, held = self.chosen.gpus_per_trial, self.held
+        ready = len(held.ready)
+        if slots(ready, job.offer.gpus, planned) > 0:
+            return planned
+        if ready < len(held.live) and not self.state.buys_none:
+            return 0
+        allowed = gang_sizes(job.offer.gpus, job.profile.smallest_gpus, planned)
+        return max((size for size in allowed if slots(ready, job.offer.gpus, size) > 0), default=0)
+
+    @property
+    def room(self) -> int:
+        """How many more trials can start on what it holds."""
+        if not self.held.ready or (size := self.gang_size) == 0:
+            return 0
+        return self.free_slots.room(size)
+
+    def target_iterations(self, trial: TrialState) -> int:
+        """Iterations in all that a trial has done at the end of its current stage, or of the trial's rung (asha)."""
+        job = self.job
+        if job.ladder is not None:
+            return job.ladder.totals[trial.rung]
+        stage = self.stages[-1].stage
+        if self.target is None or self.target[0] != stage:
+            self.target = stage, job.iterations_by(stage)
+        return self.target[1]
+
+    def begins_with(self, stage: int) -> tuple[int, ...]:
+        """The trials that train in its next stage, by number: the promoted ones, or those of another bracket."""
+        job = self.job
+        bracket = job.bracket_of(stage)
+        return job.trials_of(bracket) if stage == bracket.first_stage else tuple(sorted(job.promoted(self.stage)))
+
     def begin(self, record: StageRecord, trials: Iterable[TrialState]) -> None:
         """Another stage begins; its `trials` wait."""
         self.stages.append(record)
@@ -499,6 +459,33 @@ class State:
     def active(self) -> list[GroupState]:
         """The lanes that are not over."""
         return [lane for lane in self.lanes if lane.phase is not Phase.FINISHED]
+
+    @property
+    def most_instances(self) -> int:
+        """The most instances that the whole experiment may hold now."""
+        return self.job.offer.max_instances if self.allotment is None else self.allotment
+
+    @property
+    def spare_instances(self) -> int:
+        """The instances that it may hold beside those that its lanes may."""
+        return max(0, self.most_instances - sum(lane.max_instances for lane in self.active()))
+
+    @property
+    def buys_none(self) -> bool:
+        """Whether buying has stopped for now, since too many instances in a row never got ready."""
+        return self.job.start_attempts is not None and self.fleet.failed_starts >= self.job.start_attempts
+
+    def is_drawn(self, trial: TrialState) -> bool:
+        """Whether a trial has its configuration: without a SYNC a sampler that learns draws it only when it starts."""
+        return not self.job.draws or self.job.ladder is None or trial.trial in self.drawn
+
+    def to_draw_before(self, stage: int) -> tuple[int, ...]:
+        """The trials that a sampler has to draw before a stage begins: those of a new bracket, or none."""
+        job = self.job
+        bracket = job.bracket_of(stage)
+        if not job.draws or job.ladder is not None or stage != bracket.first_stage or bracket.first_trial in self.drawn:
+            return ()
+        return job.trials_of(bracket)
 
     def to_draw(self) -> tuple[int, ...]:
         """The trials that start as soon as a sampler has drawn them, where trials climb rungs."""

@@ -14,13 +14,14 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from rubberband.executor.core import rules
+from rubberband.executor.core import limits
 from rubberband.executor.core.budget import instance_cost_usd, market_usd_per_s, new_instance_usd
 from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, running_left_s, stage_left_s
 from rubberband.executor.core.history import HungInstance, Replacement
-from rubberband.executor.core.instances import allow_another_launch, release
+from rubberband.executor.core.instances import release
+from rubberband.executor.core.launching import allow_another_launch
 from rubberband.executor.core.state import GroupState, Phase, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import stop
 from rubberband.values.balance import BalanceUse
@@ -128,10 +129,10 @@ def _may_exchange(lane: GroupState) -> bool:
     if lane.job.offer.billing == "per_function" or state.course != "running" or lane.phase is not Phase.TRAINING:
         return False
     held = lane.held
-    if held.leaving or len(held.ready) < len(held.live) or rules.missing(lane):
+    if held.leaving or len(held.ready) < len(held.live) or lane.missing:
         return False
     is_calm = state.fleet.failed_starts == 0 and lane.relaunch_at <= state.now
-    return is_calm and rules.affordable(state) > 0
+    return is_calm and limits.affordable(state) > 0
 
 
 # What a replacement saves and costs.
@@ -142,7 +143,7 @@ def _weighed(lane: GroupState, trial: TrialState, use: BalanceUse, record: Insta
     job, state = lane.job, lane.state
     ranks = tuple(rank for rank, slot in enumerate(trial.gang) if slot.instance == record.instance)
     iteration_s = _iteration_s(state, trial, use)
-    present_s = (rules.target_iterations(lane, trial) - trial.iterations) * iteration_s
+    present_s = (lane.target_iterations(trial) - trial.iterations) * iteration_s
     first = _has_room(lane)
     ready_s = job.offer.provision_delay_s + job.offer.init_delay_s
     # A trial moves at its next report after the other instance is ready, or waits for it.

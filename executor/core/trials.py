@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from rubberband.executor.core import rules
 from rubberband.executor.core.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
 from rubberband.executor.core.events import TrialReported as Reported
-from rubberband.executor.core.history import Setback
+from rubberband.executor.core.fleet import InstanceStatus
+from rubberband.executor.core.history import Allotted, Setback
+from rubberband.executor.core.placement import place
 from rubberband.executor.core.state import GangRun, GroupState, State, TrialReport, TrialState, TrialStatus
 
+SHORTEST_HANG_S = 60.0
+"""A trial that trains is never taken to hang before this long without a report, unless the user set a timeout."""
+SHORTEST_START_S = 300.0
+"""Nor one that has not made its first step, whatever the user set: its worker may have to be started, and its data be
+fetched, for the first time."""
 MOST_GPU_FAILURES = 4
 """Failures of GPUs under a trial that are no failures of its own; after that they count, as they follow the trial."""
 FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
@@ -35,7 +41,7 @@ def start(lane: GroupState, trial: TrialState, gang: Gang) -> StartTrial:
         attempt=trial.attempt,
         gang=gang,
         from_iterations=trial.iterations,
-        until_iterations=rules.target_iterations(lane, trial),
+        until_iterations=lane.target_iterations(trial),
         checkpoint=trial.checkpoint,
     )
 
@@ -43,7 +49,7 @@ def start(lane: GroupState, trial: TrialState, gang: Gang) -> StartTrial:
 def note_progress(lane: GroupState, trial: TrialState, at: float) -> None:
     """The trial did something: it is not taken to hang for a while."""
     trial.progress_at = at
-    lane.runners.note_due(trial, rules.due_at(lane.state, trial))
+    lane.runners.note_due(trial, due_at(lane.state, trial))
 
 
 def note_started(lane: GroupState, trial: TrialState, at: float) -> None:
@@ -71,12 +77,12 @@ def note_report(lane: GroupState, trial: TrialState, event: Reported) -> list[Co
     note_progress(lane, trial, at)
     if event.ended:
         note_end(lane, trial)
-    elif trial.iterations >= rules.target_iterations(lane, trial):
+    elif trial.iterations >= lane.target_iterations(trial):
         free(state, trial)
         pause(lane, trial)
-    elif event.checkpoint is not None and rules.stops_at_checkpoint(lane, trial):
+    elif event.checkpoint is not None and stops_at_checkpoint(lane, trial):
         orders.append(stop(state, trial, at=at))
-    elif lane.held.leaving and rules.moves(lane, trial):
+    elif lane.held.leaving and moves(lane, trial):
         orders.append(stop(state, trial, at=at, preempted=True))
     return orders
 
@@ -86,7 +92,7 @@ def note_late(lane: GroupState, trial: TrialState, event: Reported) -> list[Comm
     if trial.status is not TrialStatus.QUEUED or event.iterations != trial.iterations + 1:
         return []
     orders = _take_in(lane, trial, event)
-    if event.ended or trial.iterations >= rules.target_iterations(lane, trial):
+    if event.ended or trial.iterations >= lane.target_iterations(trial):
         trial.ended = trial.ended or event.ended
         lane.has_ended = lane.has_ended or event.ended
         pause(lane, trial)
@@ -195,6 +201,81 @@ def let_go(trial: TrialState) -> list[Command]:
 def _function_changed(state: State) -> None:
     if state.job.offer.billing == "per_function":
         state.fleet.purse = None
+
+
+# Where attempts start, and when they stop to go on elsewhere. Pure.
+
+
+def starts(lane: GroupState) -> Mapping[int, Gang]:
+    """Trial -> its gang, for the lane's queued trials (in order) for which slots are free."""
+    if not lane.waiters or not lane.held.ready:
+        return {}
+    free = lane.free_slots
+    if free.gpus == 0 or (size := lane.gang_size) == 0:
+        return {}
+    waiting = [trial for trial in lane.waiters.first(free.gpus // size) if lane.state.is_drawn(trial)]
+    placed = free.place(size, [trial.gang for trial in waiting])
+    return {trial.trial: gang for trial, gang in zip(waiting, placed, strict=True) if gang is not None}
+
+
+def moves(lane: GroupState, trial: TrialState) -> bool:
+    """Whether a running trial is to leave an instance that is taken away soon, since there is room on those that stay.
+
+    Where there is none, it may as well go on. A slow instance is not left for a narrower gang.
+    """
+    if lane.waiters or all(
+        lane.state.instances[slot.instance].status is not InstanceStatus.LEAVING for slot in trial.gang
+    ):
+        return False
+    gpus = {record.instance: lane.job.offer.gpus for record in lane.held.ready}
+    others = [other for other in lane.running() if other is not trial]
+    held = {other.trial: tuple([slot for slot in other.gang if slot.instance in gpus]) for other in others}
+    held = {other: gang for other, gang in held.items() if gang}
+    size = lane.gang_size
+    if size == 0 or sum(gpus.values()) - sum(map(len, held.values())) < size:
+        return False
+    left = [lane.state.instances[slot.instance] for slot in trial.gang]
+    if size < len(trial.gang) and all(one.is_left_as_slow for one in left if one.status is InstanceStatus.LEAVING):
+        return False
+    allocation = {other: len(gang) for other, gang in held.items()} | {trial.trial: size}
+    return trial.trial in place(allocation, held | {trial.trial: trial.gang}, gpus, locked=held)
+
+
+def stops_at_checkpoint(lane: GroupState, trial: TrialState) -> bool:
+    """Whether a running trial stops at a checkpoint: its instance is recalled, or it goes on with another gang."""
+    if not lane.state.history.of(Allotted):
+        return False
+    if any(lane.state.instances[slot.instance].recalled_at is not None for slot in trial.gang):
+        return True
+    return lane.resized == lane.stage.stage and _changes_width(lane, trial)
+
+
+def _changes_width(lane: GroupState, trial: TrialState) -> bool:
+    """Whether a trial takes a narrower gang, so that another trial can start too, or a wider one that is faster."""
+    size, width = lane.gang_size, len(trial.gang)
+    if size in (0, width) or (size > width and lane.waiters) or (size < width and not lane.waiters):
+        return False
+    profile, left = lane.state.profile, lane.target_iterations(trial) - trial.iterations
+    saved_s = left * (profile.iteration_s(width) - profile.iteration_s(size))
+    if size > width and saved_s <= profile.trial_startup_s:
+        return False
+    free = lane.free_slots
+    return free.room_without(trial.gang, size) >= (1 if size > width else 2)
+
+
+def due_at(state: State, trial: TrialState) -> float:
+    """Return when a running trial is taken to hang, unless it reports before."""
+    return trial.progress_at + hang_limit_s(state, trial)
+
+
+def hang_limit_s(state: State, trial: TrialState) -> float:
+    """Seconds without a report after which a running trial is taken to hang."""
+    job = state.job
+    if state.allocation(trial).training_at is None:
+        return max(SHORTEST_START_S, 10.0 * state.profile.trial_startup_s, job.iteration_timeout_s or 0.0)
+    if job.iteration_timeout_s is not None:
+        return job.iteration_timeout_s
+    return max(SHORTEST_HANG_S, 10.0 * state.profile.iteration_s(len(trial.gang)))
 
 
 # The order of trials at a SYNC, and the best one at the end. Pure.

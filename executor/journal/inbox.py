@@ -19,10 +19,9 @@ from typing import Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from rubberband.errors import InputError
-from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import AllotmentChanged, CancelRequested, Event, LimitsChanged, Recall
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job, raised
 from rubberband.files import make_directories, write_atomically
 
 _ID = re.compile(r"[A-Za-z0-9-]{1,80}")
@@ -240,9 +239,9 @@ def _as_events(requests: Iterable[DriverRequest], job: Job, now: float) -> list[
         event = LimitsChanged(
             occurred_at=now,
             request=asked.id,
-            deadline_s=rules.raised(job.deadline_s, deadline_s),
-            max_cost_usd=rules.raised(job.max_cost_usd, max_cost_usd),
+            deadline_s=raised(job.deadline_s, deadline_s),
+            max_cost_usd=raised(job.max_cost_usd, max_cost_usd),
         )
-        job = rules.granted(job, event)
+        job = job.granted(event)
         events.append(event)
     return events

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 import rubberband
 from rubberband.errors import DamagedJournalError, JournalError, NameTakenError
 from rubberband.executor.core.events import Event
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.journal.database import PATIENCE_S, Database, first_line
 from rubberband.files import sync_directory
 from rubberband.values.kinds import KINDS, ProviderKind

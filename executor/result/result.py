@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from rubberband.errors import InputError
-from rubberband.executor.core import rules
 from rubberband.executor.core.budget import (
     PaidTime,
     bill_lines,
@@ -24,6 +23,7 @@ from rubberband.executor.core.budget import (
 )
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.history import DecisionResult, Granted, Pause, Replacement, RungResult, Setback
+from rubberband.executor.core.limits import can_go_on, not_started
 from rubberband.executor.core.state import GangRun, GroupState, Phase, State
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.result.batch_history import (
@@ -326,7 +326,7 @@ class Result:
     def start_failures(self) -> str:
         """How many instances never got ready, and why the last one did not; empty if all did."""
         failed = [instance for instance in self.instances if instance.failed_start]
-        return rules.not_started(len(failed), len(self.instances), failed[-1].reason) if failed else ""
+        return not_started(len(failed), len(self.instances), failed[-1].reason) if failed else ""
 
     @property
     def best_config(self) -> Mapping[str, Any] | None:
@@ -457,7 +457,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         pauses=tuple(state.history.of(Pause)),
         replacements=tuple(state.history.of(Replacement)),
         instead_of_spot=_instead_of_spot(state),
-        resumable=state.phase is not Phase.FINISHED or rules.can_go_on(state),
+        resumable=state.phase is not Phase.FINISHED or can_go_on(state),
         unsaved_trials=sum(
             trial.checkpoint is not None and trial.reports[-1].saved_iterations == 0 and job.max_iterations > 1
             for trial in state.trials
@@ -523,7 +523,7 @@ def _stage(state: State, index: int, at: float) -> StageResult:
         # The first stage's cost starts from nothing: an instance may be billed from the very instant of the start.
         before_usd = _bill_usd(lane, record.started_at) if record is not lane.stages[0] else 0.0
         actual_cost_usd = _bill_usd(lane, until) - before_usd
-        promoted = rules.promoted(job, record)
+        promoted = job.promoted(record)
         promoted = tuple(sorted(promoted)) if index + 1 < bracket.end_stage else promoted
     return StageResult(
         stage=index,

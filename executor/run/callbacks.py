@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Literal
 
 from rubberband.errors import InputError
-from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialReported
@@ -240,7 +239,7 @@ class Translator:
             bracket=bracket.bracket if job.is_divided else None,
             trials=tuple(stage.trials),
             ranking=tuple(stage.ranking),
-            promoted=tuple(rules.promoted(job, stage)) if goes_on else (),
+            promoted=tuple(job.promoted(stage)) if goes_on else (),
             elapsed_s=state.now - state.started_at,
             cost_usd=bill_usd(state, state.now),
         )

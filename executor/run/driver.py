@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from rubberband.errors import StoreAwayError
-from rubberband.executor.core import rules
 from rubberband.executor.core.backend import Backend
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
@@ -153,7 +152,7 @@ def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) ->
     state, events = controller.state, list[Event]()
     drawn = dict(state.drawn)
     for lane in state.lanes:
-        if trials := rules.to_draw(state, lane.brackets[0].first_stage):
+        if trials := state.to_draw_before(lane.brackets[0].first_stage):
             assert draw is not None, "a job that draws comes with a sampler"
             event = draw(state, drawn, trials, backend.now)
             drawn.update(enumerate(event.configurations, start=event.first_trial))
@@ -170,7 +169,7 @@ def _decision(controller: Controller, backend: Backend, draw: Draw | None) -> Ev
     lane = state.planning()
     if lane is None:
         return decide_within(state, backend.now())
-    if trials := rules.to_draw(state, rules.next_stage(lane)):
+    if trials := state.to_draw_before(lane.next_stage):
         assert draw is not None, "a job that draws comes with a sampler"
         return draw(state, state.drawn, trials, backend.now)
     return decide(state, backend.now())

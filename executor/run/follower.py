@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from rubberband.cloud.clock import time_of
 from rubberband.errors import DamagedJournalError
-from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialFailed
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
+from rubberband.executor.core.limits import fails_to_start
 from rubberband.executor.core.state import Phase, State
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -38,7 +38,7 @@ def outcome_of(controller: Controller) -> tuple[ExperimentState | None, str]:
     """Return how an experiment ended and why; None while it has not, and what keeps it from starting."""
     state = controller.state
     if state.phase is not Phase.FINISHED or state.outcome is None:
-        return None, rules.fails_to_start(state) if state.fleet.failed_starts else ""
+        return None, fails_to_start(state) if state.fleet.failed_starts else ""
     return ExperimentState(state.outcome), state.reason
 
 

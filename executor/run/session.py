@@ -23,7 +23,7 @@ from rubberband.executor.checkpoints import CheckpointStore, make_store, open_st
 from rubberband.executor.core.backend import Backend
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import DriverResumed, Event
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.journal import begin

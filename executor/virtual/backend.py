@@ -32,7 +32,7 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStarted,
 )
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.virtual.fleet import Agenda, AttemptFate, FaultModel, Faults, TrialEnd, VirtualFleet
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.balance import BalanceUse

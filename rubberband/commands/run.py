@@ -30,7 +30,7 @@ from rubberband.commands.common import (
 from rubberband.units import format_usd
 
 if TYPE_CHECKING:
-    from rubberband.executor.core.state import Job
+    from rubberband.executor.core.job import Job
     from rubberband.executor.journal.folder import ExperimentFolder
     from rubberband.executor.result.result import Result
     from rubberband.executor.run.driver import Observer

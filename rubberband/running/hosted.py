@@ -34,7 +34,7 @@ from rubberband.interrupts import ENDS, AtOnce
 from rubberband.values.kinds import KINDS
 
 if TYPE_CHECKING:
-    from rubberband.executor.core.state import Job
+    from rubberband.executor.core.job import Job
     from rubberband.executor.result.result import Result
     from rubberband.executor.run.driver import Observer
 

@@ -17,8 +17,8 @@ from rubberband.cloud.clock import elapsed_s
 from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
 from rubberband.cloud.offers import offers
 from rubberband.errors import Cancelled, InputError, briefly
-from rubberband.executor.core.brackets import brackets_of
-from rubberband.executor.core.state import Job, lanes_of
+from rubberband.executor.core.job import Job, brackets_of
+from rubberband.executor.core.state import lanes_of
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.reading import read

@@ -21,7 +21,7 @@ import numpy as np
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.journal.folder import open_folder
 from rubberband.executor.result.result import jct_s
 from rubberband.executor.run.driver import drive

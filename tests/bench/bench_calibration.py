@@ -27,7 +27,7 @@ from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise

@@ -30,7 +30,7 @@ from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.backend import Backend
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.run import session
 from rubberband.executor.run.driver import Observer

@@ -23,8 +23,9 @@ from rubberband.errors import InfeasibleError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Command, Event, Gang, Slot, StartTrial
+from rubberband.executor.core.job import Job
 from rubberband.executor.core.replanning import decide
-from rubberband.executor.core.state import Job, Phase
+from rubberband.executor.core.state import Phase
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import AttemptFate, Noise

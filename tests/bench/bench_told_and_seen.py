@@ -27,7 +27,8 @@ from pathlib import Path
 from statistics import fmean
 
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.state import GangRun, Job, State
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import GangRun, State
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, sqlite_url
 from rubberband.executor.journal.reading import read

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from rubberband.executor.core.events import Gang
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.planner.goodput import choose

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
-from rubberband.executor.core import budget, rules
+from rubberband.executor.core import budget
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.fleet import GONE, InstanceStatus
 from rubberband.executor.core.history import Allotted
-from rubberband.executor.core.state import GroupState, Job, Phase, State, TrialStatus
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import GroupState, Phase, State, TrialStatus
 
 
 def validate(controller: Controller, *, is_told: bool = True) -> None:
@@ -37,7 +38,7 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
     assert held <= job.offer.max_instances, f"{held} instances are held"
     moved = state.history.of(Allotted)
     is_taken_in = not moved or moved[-1].at_s < state.elapsed_s(state.now)
-    most, allotted = sum(lane.max_instances for lane in state.active()), rules.most_instances(state)
+    most, allotted = sum(lane.max_instances for lane in state.active()), state.most_instances
     assert most <= allotted, f"lanes may have {most} instances of {allotted}"
     for lane in state.active() if state.stages else ():
         ours, market = lane.held, lane.chosen.market
@@ -101,7 +102,7 @@ def _validate_rungs(job: Job, state: State, lane: GroupState) -> None:
         assert count == above + here, f"{count} results count in rung {rung}, and {above + here} trials ended it"
         if state.course == "running" and lane.phase is Phase.TRAINING and lane.runners:
             best = lane.rungs.promotable()
-            assert best is None or not rules.room(lane), f"{best} may go on, and a slot is free"
+            assert best is None or not lane.room, f"{best} may go on, and a slot is free"
         assert above <= count, f"{above} trials left rung {rung} of {count}"
         assert above >= count // eta or lane.rungs.may_promote(rung), f"rung {rung} has promoted {above} of {count}"
 

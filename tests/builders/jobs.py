@@ -19,8 +19,8 @@ from rubberband.executor.core.events import (
     TrialFailed,
     TrialReported,
 )
+from rubberband.executor.core.job import Job
 from rubberband.executor.core.own_speeds import OwnSpeed
-from rubberband.executor.core.state import Job
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market, Plan, Stage, StagePlan

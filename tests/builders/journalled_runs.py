@@ -11,7 +11,7 @@ from typing import Any
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, begin, sqlite_url
 from rubberband.executor.run.driver import drive

@@ -7,7 +7,7 @@ from typing import Any
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.run.driver import drive

@@ -10,7 +10,7 @@ from typing import Any
 
 from rubberband.executor import sampling
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.run.driver import Observer, drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.spec.experiment import Experiment

@@ -8,7 +8,7 @@ from typing import Any
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.run.driver import Observer
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run_spec import RunSpec

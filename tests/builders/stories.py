@@ -14,7 +14,7 @@ from rubberband.executor.core.events import (
     TrialFailed,
     TrialReported,
 )
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from tests.builders.invariants import validate
 from tests.builders.jobs import JOB, SPOT
 

@@ -6,7 +6,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from rubberband.executor.core.events import FailureKind
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer, gang_sizes, slots

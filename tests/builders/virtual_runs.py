@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, Finish
-from rubberband.executor.core.state import Job, State
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import State
 from rubberband.executor.journal.journal import EventLog
 from rubberband.executor.run.driver import Draw, Observer, drive
 from rubberband.executor.virtual.backend import Faults, VirtualBackend

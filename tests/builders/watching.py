@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.run.driver import Observer, drive
 from rubberband.executor.virtual.backend import Faults, VirtualBackend

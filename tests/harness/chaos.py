@@ -17,7 +17,6 @@ from typing import Any
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
 from rubberband.executor import sampling
-from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
@@ -34,6 +33,7 @@ from rubberband.executor.core.events import (
     TrialsDrawn,
 )
 from rubberband.executor.core.history import Granted
+from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.core.state import State
 from rubberband.executor.journal.inbox import POLL_S, DriverRequest
 from rubberband.executor.run.driver import drive, replay
@@ -368,7 +368,7 @@ class Run:
     def _is_resumed(self) -> bool:
         """Whether the user resumes what has ended, until the pool has decided without instances."""
         state, odd = self.controller.state, self._odd
-        if odd is None or self._resumes == 0 or not rules.can_go_on(state) or odd.random() < 0.2:
+        if odd is None or self._resumes == 0 or not can_go_on(state) or odd.random() < 0.2:
             return False
         self._resumes -= 1
         self.seen["resumed after its end"] += 1

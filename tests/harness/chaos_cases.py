@@ -10,9 +10,8 @@ from random import Random
 from typing import Literal, get_args
 
 from rubberband.cloud.virtual import InstanceFaults
-from rubberband.executor.core.brackets import Bracket, brackets_of
 from rubberband.executor.core.events import FailureKind
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Bracket, Job, brackets_of
 from rubberband.executor.virtual.fleet import AttemptFate, Messages, TrialEnd
 from rubberband.planner.exact.model import predict
 from rubberband.spec.search import Search, asha, sha

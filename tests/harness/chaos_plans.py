@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
@@ -64,7 +63,7 @@ class AllotmentWatch:
             return  # orders follow with the next event
         if state.planning() is not None:
             return  # or with the decision on a lane's next stage
-        allotted = rules.most_instances(state)
+        allotted = state.most_instances
         held, leaving = len(state.fleet.live()), state.fleet.leaving()
         kept = held + sum(record.recalled_at is None for record in leaving)
         self._require(kept <= allotted, f"{kept} instances are kept of {allotted} allotted")

@@ -23,7 +23,8 @@ from rubberband.executor import sampling
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.core.state import Job, Phase
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import Phase
 from rubberband.executor.run.driver import drive, replay
 from tests.builders.aws_account import START_AT
 from tests.builders.invariants import validate

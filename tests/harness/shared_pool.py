@@ -35,7 +35,6 @@ from rubberband.cloud.pool.pool import LentInstance
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError, StoreAwayError
-from rubberband.executor.core import rules
 from rubberband.executor.core.backend import ended, living, released, running
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
@@ -50,7 +49,8 @@ from rubberband.executor.core.events import (
     InstanceReady,
     InstanceRefused,
 )
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.journal.inbox import DriverRequest
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
@@ -705,7 +705,7 @@ class SharedRun:
 
     def _resume(self, member: Member, now: float) -> None:
         """Resume what has ended, now and then: until the pool has decided it holds nothing."""
-        finish, can = member.finish, rules.can_go_on(member.controller.state)
+        finish, can = member.finish, can_go_on(member.controller.state)
         if self.odd is None or finish is None or not can or member.resumes == 0 or self.odd.random() < 0.3:
             return
         member.resumes -= 1

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job, brackets_of
 from rubberband.executor.result.result import jct_s
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend, shuffled

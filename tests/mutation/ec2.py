@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="fallback-beyond-the-budget",
         harm="where spot is dry, on demand is bought although max_cost does not cover it",
-        file="executor/core/instances.py",
+        file="executor/core/launching.py",
         old="    return cost_usd - job.max_cost_usd - MONEY_SLACK_USD",
         new="    return -1.0",
         tests=("tests/unit/test_fallback.py",),
@@ -461,7 +461,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="interrupted-and-kept",
         harm="an instance that EC2 does not take away after all is paid for until the end of the run",
-        file="executor/core/rules.py",
+        file="executor/core/limits.py",
         old="            earliest = min(earliest, *leaving)\n",
         new="            pass\n",
         tests=("tests/unit/test_controller_cloud.py",),

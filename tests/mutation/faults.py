@@ -172,7 +172,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="late-reports-leave-their-stage-open",
         harm="a trial that has done its stage is started again for no iteration",
         file="executor/core/trials.py",
-        old="    if event.ended or trial.iterations >= rules.target_iterations(lane, trial):\n        trial",
+        old="    if event.ended or trial.iterations >= lane.target_iterations(trial):\n        trial",
         new="    if event.ended:\n        trial",
         tests=_CONTROLLER,
     ),

@@ -33,7 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="initialising-not-affordable",
         harm="the last of the budget buys instances that end before their workers are warm",
-        file="executor/core/rules.py",
+        file="executor/core/limits.py",
         old="max(SHORTEST_HOLD_S, job.offer.init_delay_s)",
         new="SHORTEST_HOLD_S",
         tests=("tests/unit/test_launch_attempts.py",),
@@ -57,7 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="launches-left-unbounded",
         harm="where spot is taken away again and again, refused launches are repeated without an end",
-        file="executor/core/instances.py",
+        file="executor/core/launching.py",
         old="lane.launches_left = min(lane.job.launch_attempts, lane.launches_left + 1)",
         new="lane.launches_left = lane.launches_left + 1",
         tests=("tests/unit/test_launch_attempts.py",),
@@ -178,7 +178,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="highest-price-not-reserved",
         harm="a dearer type that stands in takes the bill past max_cost",
-        file="executor/core/state.py",
+        file="executor/core/job.py",
         old="rent = max(self.offer.price_usd_per_hour, self.highest_price_usd_per_hour or 0.0)",
         new="rent = self.offer.price_usd_per_hour",
         tests=("tests/unit/test_controller_cloud.py",),
@@ -186,7 +186,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="no-release-margin",
         harm="instances are told to end when max_cost is reached, not before: the bill passes it",
-        file="executor/core/rules.py",
+        file="executor/core/limits.py",
         old="max(now, purse.reaches_about(now) - job.release_margin_s / 2.0)",
         new="max(now, purse.reaches_about(now))",
         tests=(
@@ -196,7 +196,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="cap-lowered-by-a-request",
         harm="asking for a later deadline lowers the budget",
-        file="executor/core/rules.py",
+        file="executor/core/job.py",
         old="return None if limit is None or asked is None else max(limit, asked)",
         new="return None if limit is None or asked is None else asked",
         tests=("tests/unit/test_controller_limits.py",),
@@ -204,9 +204,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="over-max-instances",
         harm="what is being taken away does not count against max_instances",
-        file="executor/core/rules.py",
-        old="lane.max_instances - len(held.live) - len(held.leaving)",
-        new="lane.max_instances - len(held.live)",
+        file="executor/core/state.py",
+        old="self.max_instances - len(held.live) - len(held.leaving)",
+        new="self.max_instances - len(held.live)",
         tests=("tests/unit/test_controller_cloud.py",),
     ),
     Mutant(
@@ -237,7 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lanes-share-one-quota",
         harm="a replanned lane takes the instances that another lane is planned to have",
         file="executor/core/replanning.py",
-        old="share = lane.max_instances + rules.spare_instances(state) // len(state.active())",
+        old="share = lane.max_instances + state.spare_instances // len(state.active())",
         new="share = lane.job.offer.max_instances",
         tests=("tests/property/test_brackets.py", "tests/property/test_chaos.py"),
     ),
@@ -260,7 +260,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="spent-all-not-noticed",
         harm="max_cost stops nothing while events come thick and fast",
-        file="executor/core/rules.py",
+        file="executor/core/limits.py",
         old="if spent_usd <= job.max_cost_usd + MONEY_SLACK_USD and not ticked:",
         new="if not ticked:",
         tests=("tests/unit/test_controller.py",),
@@ -352,7 +352,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="narrower-than-profiled",
         harm="a trial is started on fewer GPUs than it was profiled on, where its model does not fit",
-        file="executor/core/rules.py",
+        file="executor/core/state.py",
         old="gang_sizes(job.offer.gpus, job.profile.smallest_gpus, planned)",
         new="gang_sizes(job.offer.gpus, 1, planned)",
         tests=("tests/unit/test_controller.py",),
@@ -384,7 +384,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="first-lease-forgotten-at-resume",
         harm="what is asked for again after a crash may live longer than the budget reserved",
-        file="executor/core/instances.py",
+        file="executor/core/launching.py",
         old="market=record.market, first_lease_s=record.first_lease_s)",
         new="market=record.market)",
         tests=("tests/unit/test_controller_leases.py",),
@@ -584,7 +584,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="slow-instance-left-for-a-narrower-gang",
         harm="a trial leaves a slow instance although no other one is to be had, and loses its other GPUs too",
-        file="executor/core/rules.py",
+        file="executor/core/trials.py",
         old="if size < len(trial.gang) and all(one.is_left_as_slow",
         new="if size < 0 and all(one.is_left_as_slow",
         tests=("tests/unit/test_stragglers.py",),
@@ -844,7 +844,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="first-lease-without-its-notice",
         harm="instances that no driver ends live a moment longer than max_cost pays for",
-        file="executor/core/rules.py",
+        file="executor/core/limits.py",
         old="budget.purse(state).reaches(state.now) - job.release_margin_s / 2.0",
         new="budget.purse(state).reaches(state.now)",
         tests=("tests/unit/test_purse.py",),
@@ -852,7 +852,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="wider-gang-at-any-price",
         harm="a trial starts anew on a wider gang though the start takes longer than that saves",
-        file="executor/core/rules.py",
+        file="executor/core/trials.py",
         old="    if size > width and saved_s <= profile.trial_startup_s:\n        return False\n",
         new="",
         tests=("tests/unit/test_allotments.py",),

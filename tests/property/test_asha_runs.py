@@ -14,7 +14,8 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import TrialsDrawn
 from rubberband.executor.core.history import Promotion
-from rubberband.executor.core.state import Job, Phase, State, TrialStatus
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import Phase, State, TrialStatus
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.result.result import jct_s
 from rubberband.executor.run.driver import drive, replay

@@ -9,9 +9,9 @@ from hypothesis import assume, event, given, reject, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.budget import bill_usd, lane_bill_usd
-from rubberband.executor.core.state import Job, TrialStatus
+from rubberband.executor.core.job import Job, brackets_of
+from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result.result import jct_s
 from rubberband.planner.exact.model import predict
 from rubberband.spec.search import hyperband

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from rubberband.executor.core import rules
+from rubberband.executor.core import limits
 from rubberband.executor.core.controller import Controller
 from tests.harness.chaos import Outcome, replay_command, run_seed
 from tests.harness.chaos_cases import LEARNING, Family
@@ -198,14 +198,13 @@ def test_the_weather_brings_everything_that_it_names() -> None:
 
 
 def test_a_controller_that_reserves_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "affordable", lambda state, wanted=1: wanted)
+    monkeypatch.setattr(limits, "affordable", lambda state, wanted=1: wanted)
     monkeypatch.setattr(Controller, "hold_until", lambda controller: float("inf"))
     assert any("the provider bills" in line for line in wrong_ends(range(60), check_every=1000))
 
 
 def test_a_controller_that_watches_no_budget_is_stopped_by_its_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's own stop is gone; the leases, cut at the budget's end, still hold the bill below the cap."""
-    monkeypatch.setattr(rules, "over_budget", lambda state, ticked: None)
-    monkeypatch.setattr(rules, "stop_at", lambda state: float("inf"))
+    monkeypatch.setattr(limits, "over_budget", lambda state, ticked: None)
     found = failures(range(30), check_every=10_000)
     assert not any("the provider bills" in line for line in found), "\n".join(found)

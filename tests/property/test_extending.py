@@ -10,7 +10,8 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, LimitsChanged
 from rubberband.executor.core.extending import Extension, extension
-from rubberband.executor.core.state import Job, Phase, State
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import Phase, State
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from tests.builders.invariants import validate

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.forecast import Forecast, forecast
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend

@@ -12,7 +12,8 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.forecast import forecast
-from rubberband.executor.core.state import Job, Phase, State
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import Phase, State
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.run.driver import replay
 from rubberband.executor.virtual.backend import Faults, VirtualBackend

@@ -16,7 +16,8 @@ from rubberband.cloud.aws.fleet import highest
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.executor.core.budget import instance_cost_usd, purse
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
-from rubberband.executor.core.state import Job, State
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import State
 from tests.builders.aws_account import START_AT
 from tests.builders.fake_ec2 import World
 from tests.ec2 import Fault

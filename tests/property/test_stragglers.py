@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rubberband.executor.core import stragglers
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.history import Replacement
-from rubberband.executor.core.state import Job, State
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import State
 from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from rubberband.executor.core.budget import bill_usd, paid_time
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.state import Job, Phase, TrialStatus
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import Phase, TrialStatus
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.run.driver import replay
 from rubberband.executor.virtual.backend import Faults, VirtualBackend

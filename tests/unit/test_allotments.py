@@ -28,8 +28,9 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import Allotted
+from rubberband.executor.core.job import Job
 from rubberband.executor.core.replanning import decide_within
-from rubberband.executor.core.state import Job, Phase
+from rubberband.executor.core.state import Phase
 from rubberband.executor.journal.journal import decode_event, encode_event
 from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Stage, StagePlan

@@ -12,7 +12,8 @@ from rubberband.executor.core.events import (
     Started,
     StartTrial,
 )
-from rubberband.executor.core.state import Job, Phase, TrialStatus
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import Phase, TrialStatus
 from rubberband.executor.core.trials import best_trial
 from tests.builders.brackets import divided
 from tests.builders.stories import Story, kinds

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     CancelRequested,
@@ -19,7 +18,9 @@ from rubberband.executor.core.events import (
     Tick,
 )
 from rubberband.executor.core.history import Granted
-from rubberband.executor.core.state import Job, Phase
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.limits import can_go_on
+from rubberband.executor.core.state import Phase
 from rubberband.executor.journal.journal import decode_event, encode_event
 from tests.builders.jobs import JOB
 from tests.builders.stories import Story, begun, kinds
@@ -149,7 +150,7 @@ def test_before_a_resume_it_counts_and_nothing_is_taken_to_hang_or_to_be_over_bu
     story.at += 10_000.0
     extend(story, max_cost_usd=0.5)
     assert len(story.state.running()) == 4
-    assert rules.can_go_on(story.state) is False
+    assert can_go_on(story.state) is False
     assert story.state.outcome is None
 
 

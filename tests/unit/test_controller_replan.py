@@ -20,10 +20,11 @@ from rubberband.executor.core.events import (
     TrialStarted,
 )
 from rubberband.executor.core.forecast import forecast
+from rubberband.executor.core.job import Job
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.replanning import decide, held
-from rubberband.executor.core.state import Job, Phase
+from rubberband.executor.core.state import Phase
 from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.profile import Profile

@@ -20,7 +20,7 @@ from rubberband.api.store.schema import Promise
 from rubberband.errors import InputError, ProviderError
 from rubberband.executor.core.demand import demand
 from rubberband.executor.core.events import AllotmentChanged, CancelRequested, DriverResumed, DriverStopped, Started
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.run.follower import JournalFollower

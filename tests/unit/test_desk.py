@@ -15,7 +15,7 @@ from rubberband.api.experiments.starting import Queue
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import CancelRequested, DriverResumed, Event, Finish, LimitsChanged, TrialReported
 from rubberband.executor.core.history import Granted
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox, Requests
 from rubberband.executor.journal.reading import read

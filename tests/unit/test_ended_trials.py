@@ -25,8 +25,9 @@ from rubberband.executor.core.events import (
     TrialReported,
 )
 from rubberband.executor.core.forecast import expected_iterations
+from rubberband.executor.core.job import Job
 from rubberband.executor.core.replanning import remaining
-from rubberband.executor.core.state import Job, TrialStatus
+from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.journal import decode_event
 from rubberband.executor.result import rows

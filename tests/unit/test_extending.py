@@ -13,7 +13,8 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, RestPlanned
 from rubberband.executor.core.extending import Limits, extension, limits_of
-from rubberband.executor.core.state import Job, State
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import State
 from rubberband.executor.journal.journal import Header
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend

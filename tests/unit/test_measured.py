@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
+from rubberband.executor.core.job import Job
 from rubberband.executor.core.measured import measured
-from rubberband.executor.core.rules import promoted
-from rubberband.executor.core.state import Job, StageRecord, State
+from rubberband.executor.core.state import StageRecord, State
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.goodput import planning
 from rubberband.planner.queueing import scaled
@@ -168,7 +168,7 @@ def test_the_noise_scale_of_the_trials_that_continue_counts() -> None:
     state = seen_at([200.0, 200.0, 2000.0, 2000.0], 1.0, adaptive())
     ranking = (3, 2, 1, 0)
     state.lanes[0].stages.append(StageRecord(stage=0, trials=(0, 1, 2, 3), started_at=0.0, ranking=ranking))
-    assert len(promoted(state.job, state.lanes[0].stage)) == 2
+    assert len(state.job.promoted(state.lanes[0].stage)) == 2
     assert "rose from 200 to 2,000" in measured(state).findings
 
 

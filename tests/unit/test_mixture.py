@@ -15,8 +15,8 @@ from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, Slot, TrialReported
 from rubberband.executor.core.forecast import forecast, gang_factor
+from rubberband.executor.core.job import Job
 from rubberband.executor.core.measured import measured
-from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.exact.model import predict
 from rubberband.planner.queueing import mixed_factor as mixed_factor_of_updates

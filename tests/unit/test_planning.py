@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.training.entrypoint import with_trial
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.reserve import SLACK_S, Reserve

@@ -14,7 +14,7 @@ from rubberband.executor.core.events import (
     TrialStarted,
 )
 from rubberband.executor.core.measured import measured
-from rubberband.executor.core.rules import SHORTEST_HANG_S
+from rubberband.executor.core.trials import SHORTEST_HANG_S
 from rubberband.executor.journal.journal import decode_event
 from rubberband.executor.result.result import Result, summarise
 from rubberband.views.live.narration import Narrator

@@ -13,7 +13,8 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.history import HungInstance, Replacement
-from rubberband.executor.core.state import Job, State, TrialStatus
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import State, TrialStatus
 from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer

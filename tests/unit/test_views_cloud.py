@@ -14,7 +14,7 @@ from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool.server import standing
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.executor.core.events import TrialReported
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.profiling.points import UpdateReports
 from rubberband.executor.result.result import Result
 from rubberband.executor.virtual.backend import Faults

@@ -7,7 +7,7 @@ import json
 import re
 
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.journal.inbox import DriverRequest
 from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.run.driver import drive

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import DriverResumed, Event, TrialReported
-from rubberband.executor.core.state import Job, Phase, State
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import Phase, State
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import Faults, VirtualBackend

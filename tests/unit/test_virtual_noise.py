@@ -10,7 +10,7 @@ import pytest
 
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.job import Job
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
 from rubberband.planner.exact.model import predict

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
@@ -37,7 +36,8 @@ from rubberband.executor.core.history import (
     Replacement,
     Setback,
 )
-from rubberband.executor.core.state import GroupState, Job, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import GroupState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.units import counted, duration, format_usd
 from rubberband.values.offer import slots
@@ -206,7 +206,7 @@ class Narrator:
         lane = state.lanes[record.lane]
         if state.course != "running" or lane.phase not in (Phase.SCALING, Phase.TRAINING):
             return ""
-        if rules.buys_none(state) and not state.fleet.ready():
+        if state.buys_none and not state.fleet.ready():
             return f"; {state.fleet.failed_starts} in a row never got ready, so no more are bought"
         if any(record.instead_of_spot and record.requested_at == state.now for record in state.fleet.live()):
             return ""
@@ -381,7 +381,7 @@ class Narrator:
             best = state.trials[stage.ranking[0]]
             parts.append(f"best {job.metric}={_metric(job, best)} (trial {best.trial}{_batch(best)})")
         if stage.ranking and stage.stage + 1 < job.bracket_of(stage.stage).end_stage:
-            promoted = rules.promoted(job, stage)
+            promoted = job.promoted(stage)
             stopped = len(stage.ranking) - len(promoted)
             parts.append(f"promoted {len(promoted)} of {len(stage.trials)} ({_trials(promoted)})")
             parts.append(f"stopped {stopped}" if stopped else "")

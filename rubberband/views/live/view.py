@@ -28,7 +28,8 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.history import Promotion
-from rubberband.executor.core.state import GroupState, Job, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import GroupState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.run.driver import Observer
