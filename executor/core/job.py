@@ -1,4 +1,4 @@
-"""The job: what the controller is told before its first event. Plain data; the journal's header holds it."""
+"""The job: the input of the controller before its first event. Plain data; the journal keeps it in its header."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Bracket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Input of the controller before its first event; the journal's header holds it."""
+    """What an experiment is to do: its stages, plan, limits and rules."""
 
     name: str
     stages: tuple[Stage, ...]
