@@ -35,7 +35,7 @@ class Bracket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What an experiment is to do: its stages, plan, limits and rules."""
+    """Description of an experiment for its controller: stages, plan, limits and rules."""
 
     name: str
     stages: tuple[Stage, ...]

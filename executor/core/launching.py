@@ -1,4 +1,4 @@
-"""When instances are asked for: how many, on which market, and what a stage waits for. Writes the state."""
+"""Launches: how many instances a stage asks for, on which market, and which it waits for. Writes the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What max_cost allows: until when all may be held, what may still be asked for, why a run must end. Pure."""
+"""Limits of max_cost: until when all may be held, what may still be asked for, why a run must end. Pure."""
 
 from __future__ import annotations
 
