@@ -19,7 +19,6 @@ import typer.core
 import rubberband
 from rubberband.errors import InfeasibleError, InputError, RubberbandError
 from rubberband.interrupts import ENDS, AtOnce
-from rubberband.spec.fields import REMOVED
 
 _COMMANDS = {
     "init": ("init", "Write a commented experiment file for a trial."),
@@ -81,7 +80,10 @@ class Promised(typer.core.TyperCommand):
 
         With `--on head`, what asks for an experiment is carried out there; `run` sends it.
         """
-        for option in (word.partition("=")[0] for word in args):
+        options = [word.partition("=")[0] for word in args if word.startswith("-")]
+        if options:
+            from rubberband.spec.fields import REMOVED
+        for option in options:
             if (instead := REMOVED.get(f"{self.name} {option}")) is not None:
                 raise InputError(f"{option} {instead}")
         context = self.made().make_context(info_name, args, parent, **extra)

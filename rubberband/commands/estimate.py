@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from rubberband.planning.feasible import Terms
     from rubberband.planning.prices_and_quotas import EstimateAnswer
     from rubberband.spec.experiment import Experiment
-    from rubberband.values.plan import Plan, Size, StagePlan
+    from rubberband.values.plan import Plan, StagePlan
     from rubberband.values.profile import Profile
     from rubberband.views.formatting import TextTable
 
@@ -92,25 +91,6 @@ MAX_BYTES = 64 << 20
 """Size limit of the file of a plan."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """Options of `estimate`."""
-
-    file: Path
-    output: TableFormat
-    policy: PlanPolicy
-    plan: Path | None
-    frontier: bool
-    size: bool
-    simulate: int | None
-    html: Path | None
-    verbose: bool
-    overrides: list[str]
-    seed: int
-    live: bool
-    """With prices and quotas of today."""
-
-
 def estimate(
     file: FileArgument,
     live: LiveOption = False,
@@ -130,22 +110,37 @@ def estimate(
     Finds the cheapest plan (instances and GPUs per trial for every stage) within the deadline and the budget, and
     shows other options and other deadlines. Exit code 3: no plan is within the limits; remedies are listed.
     """
-    _show(
-        _Options(
-            file=file,
-            output=output,
-            policy=policy,
-            plan=plan,
-            frontier=frontier,
-            size=size,
-            simulate=simulate,
-            html=html,
-            verbose=verbose,
-            overrides=overrides or [],
-            seed=seed,
-            live=live,
-        )
+    from rubberband.executor.training.entrypoint import with_trial
+    from rubberband.planning.feasible import PlanOptions
+    from rubberband.planning.prices_and_quotas import answer
+    from rubberband.spec.loading import load_experiment
+
+    changes = overrides or []
+    experiment = with_trial(load_experiment(file, changes), (file.absolute().parent, Path.cwd()))
+    options = PlanOptions(
+        now=time.time(),
+        policy=policy.value,
+        given=read_plan(plan) if plan else None,
+        frontier=frontier or output is TableFormat.table or html is not None,
+        seed=seed,
+        to_size=size,
     )
+    profiles, terms = profiles_of(experiment, file, changes), _terms(experiment, live)
+    found = answer(experiment, profiles, terms, options)
+    simulation = _simulation(found.estimate, simulate, seed)
+    lines, listed = _document(found, simulation)
+    if html is not None:
+        from rubberband.views.estimate.page import render_estimate
+
+        write_page(html, render_estimate(found.estimate, lines, listed))
+    if output is TableFormat.json:
+        print_json(found.to_json() | ({} if simulation is None else {"simulation": simulation.to_json()}))
+    else:
+        closing = [] if plan else _next(found, ["--live"] if live else [], file, policy, changes, experiment)
+        notes = [] if verbose else [*terms.notes, *found.blocks]
+        _print(found, lines, listed, notes, closing, simulation, verbose=verbose)
+    if not found.estimate.feasible:
+        raise _infeasible(found.estimate)
 
 
 def _terms(experiment: Experiment, live: bool) -> Terms:
@@ -168,78 +163,52 @@ def _terms(experiment: Experiment, live: bool) -> Terms:
     return with_allowance(terms, experiment, home)
 
 
-def _show(asked: _Options) -> None:
-    """Plan an experiment, and print the estimate. Raises InfeasibleError without a plan."""
-    from rubberband.executor.training.entrypoint import with_trial
-    from rubberband.planning.feasible import PlanOptions
-    from rubberband.planning.prices_and_quotas import answer
-    from rubberband.spec.loading import load_experiment
-
-    search_path = (asked.file.absolute().parent, Path.cwd())
-    experiment = with_trial(load_experiment(asked.file, asked.overrides), search_path)
-    profiles = profiles_of(experiment, asked.file, asked.overrides)
-    terms = _terms(experiment, asked.live)
-    options = PlanOptions(
-        now=time.time(),
-        policy=asked.policy.value,
-        given=read_plan(asked.plan) if asked.plan else None,
-        frontier=asked.frontier or asked.output is TableFormat.table or asked.html is not None,
-        seed=asked.seed,
-        to_size=asked.size,
-    )
-    found = answer(experiment, profiles, terms, options)
-    simulation = _simulation(asked, found.estimate)
-    lines, listed = _document(found, simulation)
-    if asked.html is not None:
-        from rubberband.views.estimate.page import render_estimate
-
-        write_page(asked.html, render_estimate(found.estimate, lines, listed))
-    if asked.output is TableFormat.json:
-        print_json(found.to_json() | ({} if simulation is None else {"simulation": simulation.to_json()}))
-    else:
-        closing = _next(asked, found.estimate, found.size, experiment.resources.provider)
-        _print(asked, found, lines, listed, (*terms.notes, *found.blocks), closing, simulation)
-    if not found.estimate.feasible:
-        raise _infeasible(found.estimate)
-
-
 def _print(
-    asked: _Options,
     found: EstimateAnswer,
     lines: Sequence[str],
     listed: Sequence[TextTable],
     notes: Sequence[str],
     closing: Sequence[str],
     simulation: SimulatedPlan | None,
+    *,
+    verbose: bool,
 ) -> None:
     """Print the estimate: on one screen, or with all tables."""
     from rubberband.views.estimate.tables import screen_tables, simulation_tables
     from rubberband.views.report.text import WIDTH, more, print_document
 
     shown = listed
-    if not asked.verbose:
+    if not verbose:
         shown = [*screen_tables(found.estimate, found.notes), *simulation_tables(found.estimate, simulation)]
         remarks = [line for note in notes for line in textwrap.wrap(note, WIDTH)]
         closing = [*remarks, *closing, *more(listed, shown)]
     print_document(lines, shown, ("bold", "", "bold green"), closing)
 
 
-def _next(asked: _Options, found: Estimate, size: Size | None, provider: str) -> list[str]:
-    """Return the next command to run; none for a plan of the user's, which only an estimate accepts."""
-    if asked.plan is not None or (not found.feasible and not found.remedies):
+def _next(
+    found: EstimateAnswer,
+    live: list[str],
+    file: Path,
+    policy: PlanPolicy,
+    changes: Sequence[str],
+    experiment: Experiment,
+) -> list[str]:
+    """Return the next command to run; none where nothing is feasible, and no remedy is known."""
+    answer, size, provider = found.estimate, found.size, experiment.resources.provider
+    if not answer.feasible and not answer.remedies:
         return []
-    overrides = {override.partition("=")[0]: override for override in asked.overrides}
-    if asked.size and size is not None and size.number is not None:
+    overrides = {override.partition("=")[0]: override for override in changes}
+    if size is not None and size.number is not None:
         overrides |= {f"search.scheduler.{size.key}": size.setting}
-    if not found.feasible:
-        overrides |= {change.key: change.setting for change in found.remedies[0].changes}
-        words = ["estimate", *(["--live"] if asked.live else [])]
+    if not answer.feasible:
+        overrides |= {change.key: change.setting for change in answer.remedies[0].changes}
+        words = ["estimate", *live]
     else:
-        words = ["estimate", "--live"] if provider == "aws" and not asked.live else ["run"]
+        words = ["estimate", "--live"] if provider == "aws" and not live else ["run"]
     place = ["--on", "head"] if words == ["run"] and provider == "aws" else []
-    policy = [] if asked.policy is PlanPolicy.optimal else ["--policy", asked.policy.value]
-    changes = [word for override in overrides.values() for word in ("-s", override)]
-    return [f"Next: {shlex.join(['rubberband', *words, str(asked.file), *place, *policy, *changes])}"]
+    by = [] if policy is PlanPolicy.optimal else ["--policy", policy.value]
+    settings = [word for override in overrides.values() for word in ("-s", override)]
+    return [f"Next: {shlex.join(['rubberband', *words, str(file), *place, *by, *settings])}"]
 
 
 def _infeasible(answer: Estimate) -> Exception:
@@ -255,13 +224,13 @@ def _infeasible(answer: Estimate) -> Exception:
     return InfeasibleError(reason, shortest_jct_s=answer.prediction.jct_s, cheapest_usd=answer.prediction.cost_usd)
 
 
-def _simulation(asked: _Options, found: Estimate) -> SimulatedPlan | None:
+def _simulation(found: Estimate, samples: int | None, seed: int) -> SimulatedPlan | None:
     """Return the plan's simulation, if one is asked for. Raises InputError for a plan without a DAG."""
-    if asked.simulate is None or found.job is None:
+    if samples is None or found.job is None:
         return None
     from rubberband.planner import simulate_job
 
-    return simulate_job(found.job, found.profile, found.offer, num_samples=asked.simulate, seed=asked.seed)
+    return simulate_job(found.job, found.profile, found.offer, num_samples=samples, seed=seed)
 
 
 def _document(found: EstimateAnswer, simulation: SimulatedPlan | None) -> tuple[list[str], list[TextTable]]:
