@@ -104,7 +104,7 @@ _KEEP_EVERY_S = 0.1
 _log = logging.getLogger(__name__)
 
 
-class PlanOptions(BaseModel):
+class PreviewOptions(BaseModel):
     """How a plan is searched for: the query of a preview."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, frozen=True)
@@ -125,7 +125,7 @@ class PlanOptions(BaseModel):
     )
 
 
-OPTIONS = PlanOptions()
+OPTIONS = PreviewOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class Preview:
 
     body: bytes
     media_type: str = JSON_TYPE
-    options: PlanOptions = OPTIONS
+    options: PreviewOptions = OPTIONS
 
 
 @dataclass(slots=True)
@@ -191,7 +191,9 @@ class Plans:
         """Ids of the planning processes."""
         return self._pool.pids
 
-    async def preview(self, experiment: Experiment, options: PlanOptions = OPTIONS, *, caller: str = "") -> PlanAnswer:
+    async def preview(
+        self, experiment: Experiment, options: PreviewOptions = OPTIONS, *, caller: str = ""
+    ) -> PlanAnswer:
         """Plan an experiment that would start now; its `overrides` are applied already. Raises Problem."""
         words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
         options = options.model_copy(update={"overrides": []})

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.body import JSON_TYPE, json_object, read_experiment, require_allowed
 from rubberband.api.experiments.admission import OvertakenError, planned_of
-from rubberband.api.plans.previews import PlanAnswer, PlanOptions
+from rubberband.api.plans.previews import PlanAnswer, PreviewOptions
 from rubberband.api.problems import (
     CONFLICT,
     INFEASIBLE,
@@ -213,7 +213,7 @@ async def submit(
         if plan is not None and await service.plans.find(plan) is None:
             raise HttpProblem(INVALID, f"plan: {shown(plan)} not found; preview it again, or leave plan out")
         accept = partial(service.runs.submit, policy=policy, owner=principal.name, request=given.request)
-        preview = partial(service.plans.preview, options=PlanOptions(policy=policy), caller=caller_of(request))
+        preview = partial(service.plans.preview, options=PreviewOptions(policy=policy), caller=caller_of(request))
         if service.admission is None:
             return await _planned(experiment, plan, preview, accept)
         for left in reversed(range(_SUBMISSION_TRIES)):

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from rubberband.api.body import read_experiment
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.plans.previews import PlanAnswer, PlanOptions, Preview, fingerprint
+from rubberband.api.plans.previews import PlanAnswer, Preview, PreviewOptions, fingerprint
 from rubberband.api.problems import (
     INFEASIBLE,
     INVALID,
@@ -42,8 +42,8 @@ router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
 
 def _parameters() -> list[dict[str, Any]]:
-    """Return the parameters of PlanOptions for OpenAPI."""
-    fields = PlanOptions.model_json_schema()["properties"]
+    """Return the parameters of PreviewOptions for OpenAPI."""
+    fields = PreviewOptions.model_json_schema()["properties"]
     described = (
         {"name": name, "description": field.pop("description"), "schema": field} for name, field in fields.items()
     )
@@ -107,7 +107,7 @@ async def _beside_promises(
     answer = await _unless_left(request, service.plans.preview(fitted, options, caller=caller))
     if answer.status != 200:
         return _response(answer)
-    plan = partial(service.plans.preview, options=PlanOptions(policy=options.policy), caller=caller)
+    plan = partial(service.plans.preview, options=PreviewOptions(policy=options.policy), caller=caller)
     promise = await admission.admit(fitted, answer, time.time(), plan, owner=owner)
     if promise is None and not fitted.notes:
         return _response(answer)
@@ -161,13 +161,13 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _options(request: Request) -> PlanOptions:
+def _options(request: Request) -> PreviewOptions:
     """Parse the query. FastAPI would do so for repeated questions, too."""
     require_documented(request)
     given = request.query_params
     words: dict[str, Any] = {name: given.getlist(name) if name == "set" else given[name] for name in given}
     try:
-        return PlanOptions.model_validate(words)
+        return PreviewOptions.model_validate(words)
     except ValidationError as error:
         raise invalid(error.errors(), "query") from None
 

@@ -10,7 +10,7 @@ import pytest
 
 from rubberband.api.plans import pool
 from rubberband.api.plans.pool import Turns
-from rubberband.api.plans.previews import PlanAnswer, PlanOptions, Plans, Preview
+from rubberband.api.plans.previews import PlanAnswer, Plans, Preview, PreviewOptions
 from rubberband.api.settings import ServiceLimits
 from tests.builders.plan_services import of, preview, served
 
@@ -25,7 +25,7 @@ def hard(name: str) -> Preview:
         constraints__deadline="10h",
         profile__iteration_cv=0.3,
     )
-    return Preview(body=asked.body, options=PlanOptions(frontier=True))
+    return Preview(body=asked.body, options=PreviewOptions(frontier=True))
 
 
 def asking(plans: Plans, question: Preview, caller: str) -> asyncio.Task[PlanAnswer]:
