@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.spending import Coming, Purse, RunningCost
+from rubberband.executor.core.spending import Coming, RunningCost, RunSpending
 from rubberband.executor.core.state import GangRun, GroupState, State
 from rubberband.units import MONEY_SLACK_USD
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, SECONDS_PER_HOUR, BillLine, Offer
@@ -157,11 +157,11 @@ def _by(ended_at: float | None, at: float) -> float:
     return at if ended_at is None else min(ended_at, at)
 
 
-def purse(state: State) -> Purse:
-    """Return the purse of a job with a cap. It is kept until the rent changes."""
-    if state.fleet.purse is None:
-        state.fleet.purse = _purse(state, state.fleet.current())
-    return state.fleet.purse
+def spending(state: State) -> RunSpending:
+    """Return the spending of a job with a cap. It is kept until the rent changes."""
+    if state.fleet.spending is None:
+        state.fleet.spending = _spending_of(state, state.fleet.current())
+    return state.fleet.spending
 
 
 def coming(job: Job, bound_s: float) -> Coming:
@@ -174,15 +174,15 @@ def coming(job: Job, bound_s: float) -> Coming:
     )
 
 
-def purse_without_released(state: State) -> Purse:
-    """Return the purse if everything that is being released is given back now."""
+def spending_without_released(state: State) -> RunSpending:
+    """Return the spending if everything that is being released is given back now."""
     released = [record for record in state.fleet.current() if record.status is InstanceStatus.RELEASING]
-    purse = _purse(state, [record for record in state.fleet.current() if record not in released])
-    purse.settled_usd += sum([instance_cost_usd(state.job, record, state.now) for record in released])
-    return purse
+    spending = _spending_of(state, [record for record in state.fleet.current() if record not in released])
+    spending.settled_usd += sum([instance_cost_usd(state.job, record, state.now) for record in released])
+    return spending
 
 
-def _purse(state: State, held: Iterable[InstanceRecord]) -> Purse:
+def _spending_of(state: State, held: Iterable[InstanceRecord]) -> RunSpending:
     job = state.job
     assert job.max_cost_usd is not None, "spending is forecast only under a cap"
     offer, now = job.offer, state.now
@@ -207,7 +207,7 @@ def _purse(state: State, held: Iterable[InstanceRecord]) -> Purse:
                 lines.append(_line(job, record, record.running_at))
     state.fleet.settled_usd += sum([instance_cost_usd(job, record, math.inf) for record in state.fleet.just_gone()])
     settled_usd += state.fleet.settled_usd
-    return Purse(
+    return RunSpending(
         cap_usd=job.max_cost_usd,
         settled_usd=settled_usd,
         rate_usd_per_s=rate_usd_per_s,

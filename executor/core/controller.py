@@ -84,7 +84,7 @@ class Controller:
             return []
         before = self.state.changes
         lane = self._note(event)
-        if is_due or (self.job.max_cost_usd is not None and self.state.fleet.purse is None):
+        if is_due or (self.job.max_cost_usd is not None and self.state.fleet.spending is None):
             self._check_time(isinstance(event, Tick))
         if is_due or self.state.changes != before or self._may_go_on(event, lane):
             self._advance(self.state.lanes if is_due or lane is None else [lane])

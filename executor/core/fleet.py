@@ -1,6 +1,6 @@
 """The fleet of a job: every instance that was asked for, and the allotment: which lane may use it. Plain data.
 
-Lanes share one fleet, one purse and one market. A lane uses the instances that are allotted to it, and no others; one
+Lanes share one fleet, one budget and one market. A lane uses the instances that are allotted to it, and no others; one
 that it gives back may be handed on, warm, to another lane. The controller writes all this.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rubberband.executor.core.events import Recall
-from rubberband.executor.core.spending import Purse
+from rubberband.executor.core.spending import RunSpending
 from rubberband.values.plan import Market
 
 
@@ -114,10 +114,10 @@ class Fleet:
     spot_dry_reason: str = ""
     slow_anywhere: set[int] = field(default_factory=set)
     """Ranks that stayed slow on another instance, so that it is not the instances' fault."""
-    purse: Purse | None = field(default=None, init=False, repr=False, compare=False)
+    spending: RunSpending | None = field(default=None, init=False, repr=False, compare=False)
     """The bill since the rent last changed; None: to be computed again."""
     settled_usd: float = field(default=0.0, init=False, repr=False, compare=False)
-    """Cost of the instances that are gone and were added to the purse."""
+    """Cost of the instances that are gone and were added to the spending."""
     _current: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
     _is_current: bool = field(default=False, init=False, repr=False, compare=False)
     _gone: list[InstanceRecord] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -131,7 +131,7 @@ class Fleet:
 
     def rent_changed(self) -> None:
         """Something about an instance, or about what is paid for, is not as it was."""
-        self.purse = self._live = self._leaving = None
+        self.spending = self._live = self._leaving = None
         self._is_current = False
         self.allotments.clear()
 

@@ -1,4 +1,4 @@
-"""The purse: how the bill grows from here, as long as nothing is launched, released or lost. Plain values and sums.
+"""Spending: how the bill grows from here, as long as nothing is launched, released or lost. Plain values and sums.
 
 It knows two courses of the bill: what it will be at the prices that are known (on spot those of the hours that have
 begun; after them, the most that they may be), and what is reserved, at the prices that may still come (spot up to its
@@ -51,7 +51,7 @@ class Coming(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Purse:
+class RunSpending:
     """All that is paid for, and all that may be; it keeps answers that hold for a while."""
 
     cap_usd: float
@@ -76,9 +76,9 @@ class Purse:
             spent += line.spent_usd(line.paid_until if line.paid_until > now else now)
         return spent
 
-    def with_more(self, coming: Coming, count: int) -> Purse:
-        """The purse if `count` more instances were asked for."""
-        return Purse(
+    def with_more(self, coming: Coming, count: int) -> RunSpending:
+        """The spending if `count` more instances were asked for."""
+        return RunSpending(
             cap_usd=self.cap_usd,
             settled_usd=self.settled_usd,
             rate_usd_per_s=self.rate_usd_per_s,

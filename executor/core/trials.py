@@ -200,7 +200,7 @@ def let_go(trial: TrialState) -> list[Command]:
 
 def _function_changed(state: State) -> None:
     if state.job.offer.billing == "per_function":
-        state.fleet.purse = None
+        state.fleet.spending = None
 
 
 # Where attempts start, and when they stop to go on elsewhere. Pure.

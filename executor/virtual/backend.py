@@ -185,10 +185,10 @@ class VirtualBackend:
             self._advance(until)
             if until < next_at:
                 return []
-            if events := self._happenings():
+            if events := self._due_events():
                 return events
 
-    def _happenings(self) -> list[Event]:
+    def _due_events(self) -> list[Event]:
         """Return the events of all that happens now."""
         agenda, now = self._agenda, self._clock.now()
         events: list[Event] = []

@@ -10,9 +10,9 @@ MUTANTS: tuple[Mutant, ...] = (
         name="released-not-settled",
         harm="what is being given back counts as free: more is bought than max_cost pays for",
         file="executor/core/budget.py",
-        old="purse.settled_usd += sum(",
-        new="purse.settled_usd += 0.0 * sum(",
-        tests=("tests/unit/test_purse.py",),
+        old="spending.settled_usd += sum(",
+        new="spending.settled_usd += 0.0 * sum(",
+        tests=("tests/unit/test_spending.py",),
     ),
     Mutant(
         name="gone-not-settled",
@@ -20,7 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/budget.py",
         old="    settled_usd += state.fleet.settled_usd",
         new="    settled_usd += 0.0",
-        tests=("tests/unit/test_purse.py",),
+        tests=("tests/unit/test_spending.py",),
     ),
     Mutant(
         name="cached-stop-ignores-coming",
@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/spending.py",
         old="if self._stops_at is not None and (not self.coming or now < self._stops_at - SHORTEST_REACH_S):",
         new="if self._stops_at is not None:",
-        tests=("tests/unit/test_purse.py",),
+        tests=("tests/unit/test_spending.py",),
     ),
     Mutant(
         name="initialising-not-affordable",
@@ -44,7 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/budget.py",
         old="(_bound_s(job, record) if record.ready_at is None else 0.0)",
         new="0.0",
-        tests=("tests/unit/test_purse.py",),
+        tests=("tests/unit/test_spending.py",),
     ),
     Mutant(
         name="hold-until-of-the-last-order",
@@ -157,10 +157,10 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/budget.py",
         old="- state.started_at - state.paused_s)",
         new="- state.started_at)",
-        tests=("tests/unit/test_purse.py",),
+        tests=("tests/unit/test_spending.py",),
     ),
     Mutant(
-        name="purse-ignores-bound-lease",
+        name="spending-ignores-bound-lease",
         harm="an instance that starts up cannot be ended sooner than its lease, and the budget does not pay for that",
         file="executor/core/spending.py",
         old="left_usd -= line.reserved_usd_per_s * (line.bound_until - paid_until)",
@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/spending.py",
         old="* coming.bound_s + coming.data_usd",
         new="* coming.bound_s",
-        tests=("tests/unit/test_purse.py",),
+        tests=("tests/unit/test_spending.py",),
     ),
     Mutant(
         name="highest-price-not-reserved",
@@ -187,8 +187,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="no-release-margin",
         harm="instances are told to end when max_cost is reached, not before: the bill passes it",
         file="executor/core/limits.py",
-        old="max(now, purse.reaches_about(now) - job.release_margin_s / 2.0)",
-        new="max(now, purse.reaches_about(now))",
+        old="max(now, spending.reaches_about(now) - job.release_margin_s / 2.0)",
+        new="max(now, spending.reaches_about(now))",
         tests=(
             "tests/property/test_chaos.py::test_in_any_weather_no_run_costs_more_than_its_cap_or_leaves_anything_behind",
         ),
@@ -628,7 +628,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/instances.py",
         old="        elif isinstance(event, InstancePriced):\n            state.fleet.price_gone_again()\n",
         new="",
-        tests=("tests/unit/test_purse.py", "tests/unit/test_controller_cloud.py"),
+        tests=("tests/unit/test_spending.py", "tests/unit/test_controller_cloud.py"),
     ),
     # Reserves of the budget, and a pool's bill of a month.
     Mutant(
@@ -637,7 +637,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/budget.py",
         old="record.first_lease_s + job.release_margin_s / 2.0",
         new="record.first_lease_s",
-        tests=("tests/unit/test_purse.py",),
+        tests=("tests/unit/test_spending.py",),
     ),
     Mutant(
         name="released-lease-notice-not-reserved",
@@ -645,7 +645,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/budget.py",
         old="record.leased_until + job.release_margin_s / 2.0",
         new="record.leased_until",
-        tests=("tests/unit/test_purse.py",),
+        tests=("tests/unit/test_spending.py",),
     ),
     Mutant(
         name="volume-of-a-stillborn-is-free",
@@ -653,7 +653,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/budget.py",
         old="return offer.side_usd_once if record.status is InstanceStatus.ENDED else 0.0",
         new="return 0.0",
-        tests=("tests/unit/test_purse.py",),
+        tests=("tests/unit/test_spending.py",),
     ),
     Mutant(
         name="costs-more-than-its-plan-for-nothing",
@@ -845,9 +845,9 @@ MUTANTS: tuple[Mutant, ...] = (
         name="first-lease-without-its-notice",
         harm="instances that no driver ends live a moment longer than max_cost pays for",
         file="executor/core/limits.py",
-        old="budget.purse(state).reaches(state.now) - job.release_margin_s / 2.0",
-        new="budget.purse(state).reaches(state.now)",
-        tests=("tests/unit/test_purse.py",),
+        old="budget.spending(state).reaches(state.now) - job.release_margin_s / 2.0",
+        new="budget.spending(state).reaches(state.now)",
+        tests=("tests/unit/test_spending.py",),
     ),
     Mutant(
         name="wider-gang-at-any-price",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rubberband.cloud.aws.fleet import highest
 from rubberband.cloud.provider import InstanceDescription
-from rubberband.executor.core.budget import instance_cost_usd, purse
+from rubberband.executor.core.budget import instance_cost_usd, spending
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import State
@@ -67,7 +67,7 @@ class Rented:
         state = State.of(JOB)
         state.started_at = state.now = self.world.now
         state.fleet.add(_record(status))
-        return purse(state).spent_usd(self.world.now)
+        return spending(state).spent_usd(self.world.now)
 
 
 def _record(status: InstanceDescription) -> InstanceRecord:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor.core.budget import purse
+from rubberband.executor.core.budget import spending
 from rubberband.executor.core.events import (
     DriverResumed,
     InstanceLost,
@@ -113,8 +113,8 @@ def test_the_budget_covers_an_instance_that_boots_until_the_bound_of_its_boot(
     first = [order.first_lease_s for order in story.tell(Started) if isinstance(order, LaunchInstance)]
     assert first == [pytest.approx(bound_s, abs=1.0)] * 2
     story.tell(InstanceRunning, instance="i-001", running_at=story.at, price_usd_per_hour=0.1)
-    (line,) = purse(story.state).lines
+    (line,) = spending(story.state).lines
     assert line.bound_until == pytest.approx(story.at + bound_s, abs=20.0)
     story.tell(InstanceReady, instance="i-001")
-    (line,) = purse(story.state).lines
+    (line,) = spending(story.state).lines
     assert line.bound_until == line.since, "the driver can shorten its lease from now on"

@@ -37,9 +37,9 @@ def test_the_incremental_bill_equals_the_bill(billing: Billing) -> None:
     def same(_event: Event, controller: Controller) -> None:
         nonlocal seen
         state = controller.state
-        if state.fleet.purse is not None and state.ended_at is None:
+        if state.fleet.spending is not None and state.ended_at is None:
             billed_usd = budget.bill_usd(state, state.now)
-            assert state.fleet.purse.spent_usd(state.now) == pytest.approx(billed_usd, abs=1e-9)
+            assert state.fleet.spending.spent_usd(state.now) == pytest.approx(billed_usd, abs=1e-9)
             seen += 1
 
     fates = {f"i-{number:03d}": InstanceFaults(ends_after_s=5.0 + number) for number in (1, 3)}
@@ -54,7 +54,7 @@ def test_an_instance_being_released_is_paid_until_its_release() -> None:
     story, _ = at_its_sync(1.22)
     state = story.state
     assert any(record.status is InstanceStatus.RELEASING for record in state.fleet.current())
-    rest = budget.purse_without_released(state)
+    rest = budget.spending_without_released(state)
     assert rest.spent_usd(state.now) == pytest.approx(budget.bill_usd(state, state.now))
 
 
@@ -64,12 +64,12 @@ def test_an_instance_that_was_asked_for_and_never_comes_does_not_bring_the_stop_
     story = Story(job)
     story.tell(Started)
     story.tell(InstanceRunning, instance="i-001", running_at=story.at)
-    running_at, purse = story.at - 1.0, budget.purse(story.state)
-    first = purse.stops_at(story.at, 0.0)
+    running_at, spending = story.at - 1.0, budget.spending(story.state)
+    first = spending.stops_at(story.at, 0.0)
     assert first == pytest.approx(running_at + 150.0, abs=3.0), "two of them from about now on"
-    later = purse.stops_at(first - 1.0, 0.0)
+    later = spending.stops_at(first - 1.0, 0.0)
     assert later > first + 30.0
-    assert purse.stops_at(later - 1.0, 0.0) <= running_at + 300.0
+    assert spending.stops_at(later - 1.0, 0.0) <= running_at + 300.0
 
 
 def test_an_instance_that_starts_up_is_reserved_up_to_its_first_lease() -> None:
@@ -80,13 +80,13 @@ def test_an_instance_that_starts_up_is_reserved_up_to_its_first_lease() -> None:
     assert first_s is not None
     story.tell(InstanceRunning, instance="i-001", running_at=story.at)
     running_at = story.at - 1.0
-    purse = budget.purse(story.state)
-    assert purse.lines[0].bound_until == running_at + first_s + 2.0, (
+    spending = budget.spending(story.state)
+    assert spending.lines[0].bound_until == running_at + first_s + 2.0, (
         "and it notices that its lease is over a while later"
     )
     story.ready("i-001")
-    purse = budget.purse(story.state)
-    assert purse.lines[0].bound_until <= story.at
+    spending = budget.spending(story.state)
+    assert spending.lines[0].bound_until <= story.at
 
 
 def test_an_instance_that_is_being_released_is_reserved_until_it_notices_the_end_of_its_lease() -> None:
@@ -95,7 +95,7 @@ def test_an_instance_that_is_being_released_is_reserved_until_it_notices_the_end
         story.report(trial, trial / 10)
     released = [one for one in story.state.fleet.current() if one.status is InstanceStatus.RELEASING]
     assert released
-    lines = {line.since: line for line in budget.purse(story.state).lines}
+    lines = {line.since: line for line in budget.spending(story.state).lines}
     for record in released:
         assert record.running_at is not None
         assert record.leased_until is not None
@@ -131,7 +131,7 @@ def test_the_head_costs_nothing_between_an_end_and_a_resume() -> None:
     story.at += 86_400.0
     story.tell(DriverResumed, live=(), ended=())
     assert budget.bill_usd(state, state.now) == pytest.approx(before_usd, abs=0.001)
-    assert budget.purse(state).spent_usd(state.now) == pytest.approx(before_usd, abs=0.001)
+    assert budget.spending(state).spent_usd(state.now) == pytest.approx(before_usd, abs=0.001)
 
 
 @pytest.mark.parametrize("hour_usd", [(0.1,), (3.0,)], ids=["cheaper", "dearer"])
@@ -143,9 +143,9 @@ def test_a_price_that_is_known_after_an_instance_has_gone_is_in_what_is_left_of_
     story.ready("i-001", "i-002")
     story.tell(InstanceLost, instance="i-002", ended_at=story.at, reason="taken away", preempted=True)
     state = story.state
-    at_once_usd = budget.purse(state).spent_usd(state.now)
+    at_once_usd = budget.spending(state).spent_usd(state.now)
     story.tell(InstancePriced, instance="i-002", hour_prices_usd=hour_usd)
-    told_usd, spent_usd = budget.bill_usd(state, state.now), budget.purse(state).spent_usd(state.now)
+    told_usd, spent_usd = budget.bill_usd(state, state.now), budget.spending(state).spent_usd(state.now)
     assert spent_usd == pytest.approx(told_usd)
     assert abs(spent_usd - at_once_usd) > 0.005
 
