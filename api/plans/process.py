@@ -36,7 +36,7 @@ from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.entrypoint import with_trial
 from rubberband.planner import Estimate
 from rubberband.planning import feasible
-from rubberband.planning.feasible import PlanOptions, Terms
+from rubberband.planning.feasible import PlanningOptions, Terms
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, live_terms, local_terms
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration, format_instant, parse_deadline
@@ -171,7 +171,9 @@ def _estimate(words: Mapping[str, Any], policy: Policy, now: float, code: Sequen
     experiment = with_trial(Experiment.kept(words), code)
     profiles = experiment.loaded_profiles()
     assert profiles is not None, "what waits without a profile is not extended"
-    return feasible.planned(experiment, profiles, Terms(), PlanOptions(now=now, policy=policy, advise=False)).estimate
+    return feasible.planned(
+        experiment, profiles, Terms(), PlanningOptions(now=now, policy=policy, advise=False)
+    ).estimate
 
 
 def _outlook(found: Estimate, stand_in: Estimate) -> Outlook:
@@ -288,7 +290,7 @@ def planned(question: Question) -> tuple[int, bytes]:
             "profile: {seconds_per_iteration: {1: 60}}",
         )
     given = dict(question.options)
-    options = PlanOptions(now=question.now, to_size=given.pop("size"), **given)
+    options = PlanningOptions(now=question.now, to_size=given.pop("size"), **given)
     found = answer(question.experiment, profiles, question.terms, options)
     if found.estimate.feasible:
         return 200, json.dumps(found.to_json() | {"id": question.id}, allow_nan=False).encode()

@@ -111,13 +111,13 @@ def estimate(
     shows other options and other deadlines. Exit code 3: no plan is within the limits; remedies are listed.
     """
     from rubberband.executor.training.entrypoint import with_trial
-    from rubberband.planning.feasible import PlanOptions
+    from rubberband.planning.feasible import PlanningOptions
     from rubberband.planning.prices_and_quotas import answer
     from rubberband.spec.loading import load_experiment
 
     changes = overrides or []
     experiment = with_trial(load_experiment(file, changes), (file.absolute().parent, Path.cwd()))
-    options = PlanOptions(
+    options = PlanningOptions(
         now=time.time(),
         policy=policy.value,
         given=read_plan(plan) if plan else None,
@@ -293,7 +293,7 @@ def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = (
     from rubberband.errors import InputError, ProfileMissingError
     from rubberband.executor.training.entrypoint import Entrypoint
     from rubberband.installation import default_home
-    from rubberband.running.profile import find_profiles
+    from rubberband.running.profile_cache import find_profiles
     from rubberband.spec.loading import default_profile_path, names_no_profile
 
     entrypoint = None

@@ -18,7 +18,7 @@ from rubberband.units import counted
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer, gang_sizes
-from rubberband.values.plan import Market, PlanningConstraints, Policy, Spent
+from rubberband.values.plan import Market, Policy, Spent
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, relative_speed
 
 _ABOUT, _ABOUT_S = 0.2, 1.0
@@ -105,10 +105,7 @@ def candidates(
     reserve = Reserve(
         margin_s=resources.kind.release_margin_s, highest_price_usd_per_hour=highest_price(experiment, chosen)
     )
-    return tuple(
-        replace(one, constraints=_left(one.constraints, used), reserve=reserve, policy=policy, seed=seed)
-        for one in found
-    )
+    return tuple(replace(_left(one, used), reserve=reserve, policy=policy, seed=seed) for one in found)
 
 
 def highest_price(experiment: Experiment, chosen: Sequence[Offer]) -> float | None:
@@ -117,12 +114,11 @@ def highest_price(experiment: Experiment, chosen: Sequence[Offer]) -> float | No
     return max(prices) if experiment.resources.kind.is_rented and len(prices) > 1 else None
 
 
-def _left(constraints: PlanningConstraints, spent: Spent) -> PlanningConstraints:
-    deadline_s, max_cost_usd = constraints.deadline_s, constraints.max_cost_usd
-    return replace(
-        constraints,
-        deadline_s=None if deadline_s is None else max(0.0, deadline_s - spent.seconds),
-        max_cost_usd=None if max_cost_usd is None else max(0.0, max_cost_usd - spent.cost_usd),
+def _left(problem: Problem, spent: Spent) -> Problem:
+    limits = problem.constraints
+    return problem.with_limits(
+        deadline_s=None if limits.deadline_s is None else max(0.0, limits.deadline_s - spent.seconds),
+        max_cost_usd=None if limits.max_cost_usd is None else max(0.0, limits.max_cost_usd - spent.cost_usd),
     )
 
 

@@ -91,7 +91,7 @@ class PlannedExperiment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
+class PlanningOptions:
     """How an experiment is planned."""
 
     now: float
@@ -116,7 +116,7 @@ class PlanOptions:
     """Reads seconds, to time the planning."""
 
 
-def planned(experiment: Experiment, profiles: Profiles, terms: Terms, options: PlanOptions) -> PlannedExperiment:
+def planned(experiment: Experiment, profiles: Profiles, terms: Terms, options: PlanningOptions) -> PlannedExperiment:
     """Plan an experiment with what is left of its limits. Raises InputError for what cannot be planned."""
     started, remarks, seen = with_start_times(experiment, terms.starts, profiles)
 
@@ -150,7 +150,7 @@ def planned(experiment: Experiment, profiles: Profiles, terms: Terms, options: P
     )
 
 
-def _estimated(experiment: Experiment, found: Sequence[Problem], options: PlanOptions) -> Estimate:
+def _estimated(experiment: Experiment, found: Sequence[Problem], options: PlanningOptions) -> Estimate:
     if options.given is not None:
         return estimate_plan(_only(found), options.given, experiment.name, with_frontier=options.frontier)
     return estimate(
@@ -211,7 +211,7 @@ def _with_remedies(
     found: Estimate,
     experiment: Experiment,
     candidates_of: CandidatesOf,
-    options: PlanOptions,
+    options: PlanningOptions,
 ) -> Estimate:
     """Return an estimate without a plan with the remedies that make a run possible."""
     used, most_usd = options.spent, options.most_usd

@@ -27,7 +27,7 @@ from rubberband.planning.candidates import (
     repeat_notes,
     sampler_notes,
 )
-from rubberband.planning.feasible import PlanOptions, Terms, planned
+from rubberband.planning.feasible import PlanningOptions, Terms, planned
 from rubberband.planning.startup_history import start_times
 from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_words
 from rubberband.spec.pool import PoolFile, PoolFolder
@@ -84,7 +84,7 @@ class EstimateAnswer:
 
 
 def answer(
-    experiment: Experiment, profiles: Profile | Mapping[str, Profile], terms: Terms, options: PlanOptions
+    experiment: Experiment, profiles: Profile | Mapping[str, Profile], terms: Terms, options: PlanningOptions
 ) -> EstimateAnswer:
     """Estimate an experiment, and compare its plan with the alternatives. Raises InputError if it cannot be planned.
 

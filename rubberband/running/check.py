@@ -26,7 +26,7 @@ from rubberband.files import make_directories, write_atomically
 from rubberband.installation import default_home
 from rubberband.planning.candidates import known_gpus
 from rubberband.planning.feasible import Profiles
-from rubberband.running.profile import Announce
+from rubberband.running.profile_cache import Announce
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration
 from rubberband.values.offer import Offer

@@ -17,9 +17,9 @@ from rubberband.executor.result.batch_history import copied
 from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.entrypoint import Entrypoint, with_trial
 from rubberband.installation import home_at
-from rubberband.planning.feasible import PlanOptions
+from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_terms
-from rubberband.running.profile import find_profiles
+from rubberband.running.profile_cache import find_profiles
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool
@@ -103,7 +103,7 @@ def estimate(
         experiment,
         profiles,
         with_allowance(local_terms(experiment, place), experiment, place),
-        PlanOptions(now=time.time(), policy=policy, frontier=True, seed=seed, to_size=size),
+        PlanningOptions(now=time.time(), policy=policy, frontier=True, seed=seed, to_size=size),
     )
     return copied(PlanEstimate, found)
 

@@ -39,17 +39,12 @@ from rubberband.planning.candidates import (
     sampler_notes,
     stand_in_speeds,
 )
-from rubberband.planning.feasible import PlannedExperiment, PlanOptions, Profiles, Terms, planned
+from rubberband.planning.feasible import PlannedExperiment, PlanningOptions, Profiles, Terms, planned
 from rubberband.planning.prices_and_quotas import cloud_terms, local_terms
 from rubberband.running.check import check_first, named_entrypoint, widest_gang
 from rubberband.running.estimating import experiment_of
-from rubberband.running.profile import (
-    Announce,
-    MeasuredProfile,
-    find_profiles,
-    measure_profile,
-    noting,
-)
+from rubberband.running.profile import MeasuredProfile, measure_profile, noting
+from rubberband.running.profile_cache import Announce, find_profiles
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted, format_duration, format_usd, shown
 from rubberband.values.plan import Policy, Spent
@@ -338,7 +333,7 @@ class _Start:
         """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
         experiment, options = self.experiment, self.options
         here = replace(self.terms, starts=local_terms(experiment, self.folder.home).starts)
-        asked = PlanOptions(now=time.time(), policy=options.policy, spent=spent, most_usd=options.most_usd)
+        asked = PlanningOptions(now=time.time(), policy=options.policy, spent=spent, most_usd=options.most_usd)
         found = planned(experiment, profiles, here, asked)
         for line in (*experiment.notes, *found.remarks):
             options.announce(line)

@@ -18,7 +18,7 @@ from unittest import mock
 
 from rubberband.errors import InfeasibleError
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.planning.feasible import PlanOptions
+from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, live_terms
 from rubberband.running import run as running
 from rubberband.spec.experiment import Experiment
@@ -91,7 +91,7 @@ def estimated(words: Words, home: Path) -> EstimateAnswer:
     profiles = experiment.loaded_profiles()
     assert profiles is not None, "it is written"
     terms = live_terms(experiment, home)
-    return answer(experiment, profiles, terms, PlanOptions(now=time.time(), clock=time.perf_counter))
+    return answer(experiment, profiles, terms, PlanningOptions(now=time.time(), clock=time.perf_counter))
 
 
 def begins(words: Words, home: Path) -> bool:

@@ -51,7 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="profile-of-other-variables",
         harm="a plan is made of times that another data set took",
-        file="rubberband/running/profile.py",
+        file="rubberband/running/profile_cache.py",
         old="settings.append(experiment.resources.env)",
         new="pass",
         tests=_UNIT,

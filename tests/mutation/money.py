@@ -901,7 +901,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="profile-of-another-instance-type",
         harm="a plan is made with times that were measured on another machine",
-        file="rubberband/running/profile.py",
+        file="rubberband/running/profile_cache.py",
         old=' | {"types": list(types_of(experiment.resources))}',
         new="",
         tests=("tests/unit/test_kept_profiles.py",),
@@ -909,7 +909,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="profile-of-other-packages",
         harm="a plan is made with times that were measured with other packages on the instances",
-        file="rubberband/running/profile.py",
+        file="rubberband/running/profile_cache.py",
         old='for name in ("image", "install", "setup")}',
         new='for name in ("image",)}',
         tests=("tests/unit/test_kept_profiles.py",),

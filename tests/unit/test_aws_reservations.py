@@ -16,7 +16,7 @@ from rubberband.cloud.aws.preflight import preflight as checked
 from rubberband.cloud.offers import offers
 from rubberband.errors import InputError, NoCapacityError
 from rubberband.planning import prices_and_quotas
-from rubberband.planning.feasible import PlanOptions
+from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import answer, live_terms
 from rubberband.running import pool as pools
 from rubberband.spec.experiment import Experiment
@@ -210,7 +210,7 @@ PROFILE = Profile(seconds_per_iteration={1: 600.0, 2: 300.0, 4: 150.0, 8: 80.0})
 
 def told(account: Account, home: Path, **words: Any) -> tuple[str, ...]:
     asked = experiment(account, **words)
-    return answer(asked, PROFILE, live_terms(asked, home), PlanOptions(now=account.now, clock=lambda: 0.0)).notes
+    return answer(asked, PROFILE, live_terms(asked, home), PlanningOptions(now=account.now, clock=lambda: 0.0)).notes
 
 
 def test_a_plan_names_the_price_and_the_window_of_a_block_beside_on_demand(account: Account, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_the_rent_in_a_block_is_paid_and_its_end_bounds_the_deadline(account: Ac
 
     (priced,) = offers(found.resources, table=ours.table)
     assert (priced.price_usd_per_hour, bool(priced.side_usd_per_hour)) == (0.0, True)
-    estimate = answer(found, PROFILE, ours, PlanOptions(now=account.now, clock=lambda: 0.0))
+    estimate = answer(found, PROFILE, ours, PlanningOptions(now=account.now, clock=lambda: 0.0))
     assert estimate.estimate.feasible
     assert "instances" not in {line.line for line in estimate.bill}
     assert any(f"the rent in {NAME} counts as 0" in note for note in estimate.notes)

@@ -14,7 +14,8 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.running.profile import cache_path, content_to_measure, find_profiles, measure_profile
+from rubberband.running.profile import measure_profile
+from rubberband.running.profile_cache import cache_path, content_to_measure, find_profiles
 from rubberband.running.run import find_entrypoint
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import default_profile_path, dump_experiment, load_experiment, names_no_profile

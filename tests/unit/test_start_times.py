@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from rubberband.api.plans.process import planned, question_of
 from rubberband.cli import app
 from rubberband.planning.candidates import with_start_times
-from rubberband.planning.feasible import PlanOptions
+from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import answer, local_terms
 from rubberband.planning.startup_history import (
     FILE,
@@ -148,7 +148,7 @@ def test_an_estimate_uses_measured_times_and_says_where_the_file_is_wrong(tmp_pa
     asked = experiment(provision_delay="2s", init_delay="15s")
     profiles = asked.loaded_profiles()
     assert profiles is not None
-    found = answer(asked, profiles, local_terms(asked, tmp_path), PlanOptions(now=0.0, clock=lambda: 0.0))
+    found = answer(asked, profiles, local_terms(asked, tmp_path), PlanningOptions(now=0.0, clock=lambda: 0.0))
     assert found.estimate.offer.init_delay_s == 19.0
     assert found.estimate.offer.provision_delay_s == 2.0
     assert found.notes[0] == (
