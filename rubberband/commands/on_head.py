@@ -16,7 +16,7 @@ import typer
 
 from rubberband.commands.common import confirm_bill
 from rubberband.errors import InputError, ProviderError, RubberbandError
-from rubberband.installation import default_home
+from rubberband.installation import default_home, require
 from rubberband.units import format_duration, format_usd, parse_usd
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def checked_head(experiment: Experiment, *, no_cap: bool) -> tuple[AwsSession, s
             f"resources.provider: {resources.provider} needs no head; write provider: aws, or give "
             "-s resources.provider=aws"
         )
+    require("a head", "boto3")
     require_runnable(experiment, home, no_cap=no_cap)
     require_head(home, resources.region, resources.aws.head_instance_type)
     session = open_aws(resources.region)
