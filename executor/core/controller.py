@@ -490,7 +490,8 @@ class Controller:
         if state.fleet.failed_starts and not cut_short and last is not None and last.failed_start:
             self._end_unstarted()
             return
-        told = f"no instance to train on: {'max_cost leaves room for none' if last is None else last.reason}"
+        unnamed = "none came" if self.job.max_cost_usd is None else "max_cost leaves room for none"
+        told = f"no instance to train on: {unnamed if last is None else last.reason}"
         if (enough_usd := launching.needed_usd(lane)) is not None:
             told += f"; max_cost of {format_usd(enough_usd)} would buy one on demand instead of spot"
         if last is not None and cut_short:

@@ -114,6 +114,8 @@ def awaited(lane: GroupState) -> bool:
         return True
     if lane.launches_left <= 0 or startable(lane, 1) == 0:
         return False
+    if lane.waits_for_room:
+        return True
     return (lane.relaunch_at > lane.state.now and lane.missing > 0) or limits.awaits_release(lane)
 
 

@@ -264,15 +264,21 @@ class GroupState:
     @property
     def missing(self) -> int:
         """Instances that its stage still lacks, and may ask for beside those that are taken away soon."""
-        state = self.state
-        held = self.held
-        lacking = self.wanted - len(held.live)
-        if lacking <= 0:
-            return 0
+        return max(0, min(self.wanted - len(self.held.live), self._room))
+
+    @property
+    def _room(self) -> int:
+        """Instances that it may ask for; those that leave still count."""
+        state, held = self.state, self.held
         room = self.max_instances - len(held.live) - len(held.leaving)
         if state.allotment is not None:  # another self may still hold what it gives back
             room = min(room, state.allotment - len(state.fleet.live()) - len(state.fleet.leaving()))
-        return max(0, min(lacking, room))
+        return room
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether it may ask for an instance once one that leaves is gone."""
+        return self._room <= 0 < self.wanted - len(self.held.live) and bool(self.state.fleet.leaving())
 
     @property
     def least_instances(self) -> int:

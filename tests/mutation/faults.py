@@ -15,6 +15,14 @@ _ENDS = ("tests/integration/test_ends.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
+        name="stranded-while-the-last-one-leaves",
+        harm="a run of a pool fails as its only instance is taken away, though another could be had at once",
+        file="executor/core/launching.py",
+        old="    if lane.waits_for_room:\n        return True\n",
+        new="",
+        tests=("tests/property/test_chaos.py",),
+    ),
+    Mutant(
         name="ray-aborts-on-sigterm",
         harm="a driver that a supervisor ends aborts after 3 s; its instances are paid until their leases end",
         file="executor/ray/connection.py",
