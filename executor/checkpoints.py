@@ -6,18 +6,22 @@ that the empty folder where a disk was mounted is not taken for the store.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
+import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
+from rubberband.cloud.node import machine_folder
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.files import make_directories, new_file, sync_directory, write_atomically, write_new
@@ -27,13 +31,6 @@ from rubberband.units import counted
 if TYPE_CHECKING:
     from rubberband.cloud.aws.s3 import S3Folder
 
-
-import contextlib
-import fcntl
-import time
-from collections.abc import Iterator
-
-from rubberband.cloud.node import machine_folder
 
 MARK = "rubberband-store"
 """The file of the mark; not hidden, so that copying `*` includes it."""

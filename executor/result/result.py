@@ -5,9 +5,10 @@ A view of the journal at any moment, also while the experiment runs or after a c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -47,11 +48,6 @@ if TYPE_CHECKING:
     import pandas
 
     from rubberband.executor.training.entrypoint import Target
-import math
-from collections.abc import Sequence
-from typing import TypeVar
-
-# Trials that no other beats in several metrics at once (the Pareto front). Pure.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +67,7 @@ Found = TypeVar("Found")
 
 
 def front(candidates: Sequence[tuple[Found, Mapping[str, float]]], objectives: Sequence[Objective]) -> list[Found]:
-    """Return those that no other is at least as good as in every objective and better than in one, best first.
+    """Return the Pareto front: those that no other equals in every objective and beats in one, best first.
 
     The first objective orders them. A candidate without a finite value of every objective is left out.
     """

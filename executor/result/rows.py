@@ -8,17 +8,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rubberband import markup
 from rubberband.errors import InputError
-from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor.result.result import Result, StageResult, TrialResult
 from rubberband.installation import require
-from rubberband.units import counted, duration
+from rubberband.units import counted, duration, format_usd
 
 if TYPE_CHECKING:
     import pandas
 
-from rubberband import markup
-from rubberband.executor.result.result import StageResult
-from rubberband.units import format_usd
 
 Row = dict[str, Any]
 _OF_TRIALS = (

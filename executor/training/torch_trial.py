@@ -5,10 +5,14 @@ The training loop is in `loop.py`. Importing this module does not import torch.
 
 from __future__ import annotations
 
+import inspect
 import math
+import types
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from rubberband.values.asynchronous import AsyncTraining
 
 if TYPE_CHECKING:
     import torch
@@ -17,12 +21,6 @@ if TYPE_CHECKING:
 
     from rubberband.executor.training.metrics import EvalLoader
 
-
-import inspect
-import types
-from collections.abc import Callable
-
-from rubberband.values.asynchronous import AsyncTraining
 
 PrecisionName = Literal["32", "bf16", "fp16"]
 SchedulerStep = Literal["iteration", "batch"]
