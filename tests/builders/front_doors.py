@@ -98,7 +98,7 @@ def begins(words: Words, home: Path) -> bool:
     """Return whether `run` gets past its refusals."""
     folder = ExperimentFolder(home=home, name="limits")
     try:
-        running.run_experiment(read(words, home), folder, check=False)
+        running.run_experiment(read(words, home), folder, running.RunOptions(check=False))
     except Begun:
         return True
     except InfeasibleError:

@@ -288,7 +288,7 @@ class CloudBackend(VirtualBackend):
         self._world = world
         self._fleet = CloudFleet(world, provider, self._agenda)  # type: ignore[assignment]
 
-    def _happenings(self) -> list[Event]:
+    def _due_events(self) -> list[Event]:
         events: list[Event] = []
         now = self.now()
         while (happening := self._agenda.pop_due(now)) is not None:

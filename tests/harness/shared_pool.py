@@ -327,9 +327,9 @@ class SharedBackend(VirtualBackend):
         self.count()
         if self.store is not None and self.store.random() < AWAY:
             raise StoreAwayError("the checkpoint store is away")
-        if not (events := self._happenings()) and (wake_at is None or wake_at > self.now()):
+        if not (events := self._due_events()) and (wake_at is None or wake_at > self.now()):
             self._wait(math.inf if wake_at is None else wake_at)
-            events = self._happenings()
+            events = self._due_events()
         return events
 
     def next_at(self) -> float:

@@ -212,7 +212,7 @@ def test_a_process_whose_function_goes_on_after_its_stop_ends_and_the_log_says_s
 
 def test_failures_of_gpus_cost_a_trial_no_retry_unless_they_follow_it() -> None:
     story = Story()
-    story.controller.job = replace(story.controller.job, max_failures=1)
+    story.controller.state.job = replace(story.controller.job, max_failures=1)
     story.tell(Started)
     story.ready("i-001", "i-002")
     trial = story.state.trials[0]

@@ -198,8 +198,9 @@ def test_a_second_resume_withdraws_nothing_that_was_asked_since(house: House, mo
         house.wait("template", RUNNING)
         runs.cancel("template")
         rows = iter([stale])
-        read = runs._row
-        monkeypatch.setattr(runs, "_row", lambda name: next(rows, None) or read(name))
+        journals = runs._journals
+        read = journals.row
+        monkeypatch.setattr(journals, "row", lambda name: next(rows, None) or read(name))
         with pytest.raises(HttpProblem, match="already running"):
             runs.resume("template")
         pending = Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()

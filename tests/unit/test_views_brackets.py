@@ -101,7 +101,7 @@ def test_trials_that_were_trained_to_the_end_come_first(result: Result) -> None:
 
 
 def test_the_page_and_the_report_name_them(result: Result) -> None:
-    assert [(row.stage, row.iterations, row.standing) for row in stage_rows(result)] == [
+    assert [(row.stage, row.iterations, row.status) for row in stage_rows(result)] == [
         ("0.0", "4 of 4", "done"),
         ("0.1", "2 of 2", "done"),
         ("2.0", "2 of 2", "done"),
