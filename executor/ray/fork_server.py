@@ -36,6 +36,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import worker_settings
 from rubberband.files import write_atomically
+from rubberband.values.environment import Environment
 
 _NAME = "fork-server"
 _PADDING = "RUBBERBAND_PADDING"
@@ -77,6 +78,7 @@ class ForkServer:
         """
         self._directory = directory.resolve()
         self._process: subprocess.Popen[bytes] | None = None
+        self._environment = Environment() if entrypoint is None else entrypoint.environment
         if sys.platform == "linux":
             with contextlib.suppress(OSError, RuntimeError):  # too many processes, or no home
                 self._start(experiment, entrypoint, device, gpus_on_machine)
@@ -120,6 +122,14 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        self._mask_log()
+
+    def _mask_log(self) -> None:
+        """Take the values of secrets out of what imports have printed."""
+        if self._environment.secrets:
+            log = self._directory / f"{_NAME}.log"
+            with contextlib.suppress(OSError):
+                log.write_text(self._environment.masked(log.read_text("utf-8", "replace")), "utf-8")
 
 
 def main() -> None:

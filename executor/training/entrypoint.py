@@ -112,7 +112,11 @@ class Entrypoint:
 
     def check(self, max_gpus_per_trial: int, *, adaptive: bool = False, asynchronous: bool = False) -> None:
         """Raise EntrypointError if it cannot be loaded, run on `max_gpus_per_trial` GPUs, or trained as is asked."""
-        target = self.load()
+        try:
+            with self.environment.within():
+                target = self.load()
+        except EntrypointError as error:
+            raise EntrypointError(self.environment.masked(str(error))) from None
         if asynchronous:
             self._check_asynchronous(target)
         if adaptive and not (isinstance(target, type) and issubclass(target, TorchTrial)):

@@ -154,7 +154,7 @@ def check_first(
             announce(f"the trial was not checked{why}")
             return
         if report.problems:
-            _show_output(output, report, announce)
+            _show_output(output, report, lambda part: announce(entrypoint.environment.masked(part)))
     if report.problems:
         found = "; ".join(problem.line for problem in report.problems)
         raise EntrypointError(

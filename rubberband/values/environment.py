@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -31,17 +33,31 @@ class Environment:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Set them while this lasts."""
+        """Set them while this lasts; what is printed meanwhile comes at its end, without the values of secrets."""
         before = {name: os.environ.get(name) for name in (*self.variables, *self.secrets)}
         self.put()
         try:
-            yield
+            with self._masking():
+                yield
         finally:
             for name, value in before.items():
                 if value is None:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+    @contextmanager
+    def _masking(self) -> Iterator[None]:
+        if not self.secrets:
+            yield
+            return
+        output, errors = io.StringIO(), io.StringIO()
+        try:
+            with redirect_stdout(output), redirect_stderr(errors):
+                yield
+        finally:
+            sys.stdout.write(self.masked(output.getvalue()))
+            sys.stderr.write(self.masked(errors.getvalue()))
 
     def masks(self) -> list[str]:
         """Return the texts to mask, the longest first: each secret as it is, as in JSON, and as in a URL; its lines."""

@@ -16,7 +16,8 @@ TRIAL = """
 import os
 import rubberband
 
-AT_IMPORT = os.environ.get("DATA"), len(os.environ.get("HF_TOKEN", ""))
+print("imported with", os.environ.get("HF_TOKEN"), flush=True)
+AT_IMPORT = os.environ["DATA"], len(os.environ.get("HF_TOKEN", ""))
 
 def train(config):
     print("at import", *AT_IMPORT, "token", os.environ["HF_TOKEN"], flush=True)
@@ -55,8 +56,8 @@ def test_trials_get_variables_and_secrets_and_nothing_keeps_a_secret(command_lin
     assert "changed by a trial" not in log
     assert "ValueError: the server refuses ***" in log
     report = command_line.shows("report", "guarded", "--verbose")
-    told = [output, errors, log, report, json.dumps(result.to_json())]
-    kept = [path.read_bytes() for path in command_line.home.rglob("*") if path.is_file()]
-    assert not any(TOKEN in text for text in told)
-    assert not any(TOKEN.encode() in content for content in kept)
+    told = {"output": output, "errors": errors, "log": log, "report": report, "json": json.dumps(result.to_json())}
+    kept = {str(path): path.read_bytes() for path in command_line.home.rglob("*") if path.is_file()}
+    assert [name for name, text in told.items() if TOKEN in text] == []
+    assert [path for path, content in kept.items() if TOKEN.encode() in content] == []
     assert command_line.nothing_left()

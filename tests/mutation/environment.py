@@ -9,6 +9,14 @@ _RUN = ("tests/integration/test_environment_run.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
+        name="driver-imports-without-variables",
+        harm="a module that needs a variable at its import is refused, and what it prints shows secrets",
+        file="executor/training/entrypoint.py",
+        old="with self.environment.within():",
+        new="if True:",
+        tests=_RUN,
+    ),
+    Mutant(
         name="no-variables-before-the-import",
         harm="a module that reads a variable at its import finds none",
         file="executor/ray/fork_server.py",

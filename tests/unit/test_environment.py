@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -107,6 +108,13 @@ def test_an_environment_is_put_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
         assert (os.environ["DATA"], os.environ["HF_TOKEN"]) == ("/data", TOKEN)
     assert os.environ["DATA"] == "before"
     assert "HF_TOKEN" not in os.environ
+
+
+def test_what_an_import_prints_is_masked(capsys: pytest.CaptureFixture[str]) -> None:
+    with Environment(secrets={"HF_TOKEN": TOKEN}).within():
+        print("the token is", os.environ["HF_TOKEN"])
+        print("and is", TOKEN, file=sys.stderr)
+    assert capsys.readouterr() == ("the token is ***\n", "and is ***\n")
 
 
 def test_a_secret_is_masked_as_it_is_in_json_and_in_a_url() -> None:
