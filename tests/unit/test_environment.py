@@ -110,7 +110,7 @@ def test_an_environment_is_put_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     assert "HF_TOKEN" not in os.environ
 
 
-def test_what_an_import_prints_is_masked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_an_import_is_masked(capsys: pytest.CaptureFixture[str]) -> None:
     with Environment(secrets={"HF_TOKEN": TOKEN}).within():
         print("the token is", os.environ["HF_TOKEN"])
         print("and is", TOKEN, file=sys.stderr)
