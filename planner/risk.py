@@ -1,7 +1,7 @@
 """Planning where times vary: the best plan that keeps its constraints with the confidence asked for.
 
 The exact search runs on mean times with an allowance for lateness and proposes plans. Samples, the same for all of
-them, decide (design/planning-model.md, Searching). The allowance is tuned until the plans lie on both sides of the
+them, decide. The allowance is tuned until the plans lie on both sides of the
 confidence; then the best are improved step by step.
 """
 

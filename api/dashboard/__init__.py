@@ -168,8 +168,6 @@ def problem_page(request: Request, problem: HttpProblem) -> Response:
     return page
 
 
-# The pages of the dashboard, but for those of one experiment, of a comparison and of the pool.
-
 # The file of a stored experiment, to be planned and submitted again. Pure.
 
 
@@ -247,6 +245,8 @@ def _free(service: Service, name: str) -> str:
     free = (one for one in itertools.islice(tried, _MOST_TRIED) if service.store.submission(one) is None)
     return next(free, name)
 
+
+# The pages of the dashboard, but for those of one experiment, of a comparison and of the pool.
 
 Choice = tuple[str, frozenset[ExperimentState] | None]
 

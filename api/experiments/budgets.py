@@ -33,8 +33,6 @@ from rubberband.states import ACTIVE, AT_WORK, ExperimentState
 from rubberband.units import MONEY_SLACK_USD, format_usd, month_begin
 from rubberband.values.submission import Submission, Summary
 
-# Money at every door: what an experiment costs, and who pays.
-
 QUEUED, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.INTERRUPTED
 
 

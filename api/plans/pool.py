@@ -150,7 +150,7 @@ class Planner:
             raise _ProcessEndedError from None
 
     async def rest(self, question: Json) -> Json:
-        """Preview other limits (`api.experiments.limit_preview`). Raises Problem, and _ProcessEndedError."""
+        """Preview other limits (`RestQuestion`). Raises Problem, and _ProcessEndedError."""
         answer: Json = (await self._exchange(json.dumps(question).encode()))["rest"]
         return answer
 

@@ -1,8 +1,9 @@
 """The planning process of the service: `python -m rubberband.api.plans.process HOME [--live] …` (`CODE`, `LENT`).
 
-It reads questions from stdin and answers on stdout, in lines of JSON. The first line says that it is ready. It answers
-a question with its id, and plans it only if the server, which may know the answer, then asks for the plan. The bytes of
-the answer follow a line with their number. The process ends with stdin, or when a plan takes much longer than allowed.
+It plans experiments, and previews other limits of one (`RestQuestion`, `RestAnswer`). It reads questions from stdin
+and answers on stdout, in lines of JSON. The first line says that it is ready. It answers a question with its id, and
+plans it only if the server, which may know the answer, then asks for the plan. The bytes of the answer follow a line
+with their number. The process ends with stdin, or when a plan takes much longer than allowed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration, format_instant, parse_deadline
 from rubberband.values.plan import Policy
 
-# Expected effect of other limits on an experiment: the question, and the answer of a planning process.
+# Other limits of an experiment: the question, and the answer.
 
 Json = dict[str, Any]
 
@@ -191,7 +192,7 @@ def _outlook(found: Estimate, stand_in: Estimate) -> Outlook:
     )
 
 
-# The planning process of the service: `python -m rubberband.api.plans.process HOME [--live] …` (`CODE`, `LENT`).
+# The process itself: questions come on stdin, answers go to stdout.
 
 _VERSION = rubberband.__version__
 CODE = "--code="

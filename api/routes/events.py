@@ -201,7 +201,7 @@ def _page(lines: Sequence[FeedLine], upto: int) -> FeedPage:
     return FeedPage(b"".join(texts), upto if len(texts) == len(lines) else lines[len(texts) - 1].id)
 
 
-# `/v1/events`: server-sent events from the feed, each once and in order.
+# The route, and the stream of one reader.
 
 router = APIRouter(tags=["events"], prefix="/v1", dependencies=[Depends(only_documented)])
 

@@ -24,11 +24,10 @@ from rubberband.states import ACTIVE
 from rubberband.units import nearest, parse_duration, shown
 from rubberband.views.estimate.prices import chosen, price_notes, prices_json
 
-# `/healthz` and `/readyz`. They need no token and show nothing of experiments.
-
-
 router = APIRouter()
 _DOCUMENTED = [Depends(only_documented)]
+
+# `/healthz` and `/readyz`. They need no token and show nothing of experiments.
 
 _OK = {"status": "ok", "checks": {}}
 _READY = {"status": "ok", "checks": {"store": "ok", "watcher": "ok", "planner": "ok"}}

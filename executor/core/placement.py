@@ -137,7 +137,7 @@ class _Nodes:
 
 # Free GPUs of instances that are all as wide, where nothing is displaced: a gang more, without a walk through them.
 #
-# It places as `rubberband.executor.core.placement.place` does where all that runs is locked.
+# It places as `place` does where all that runs is locked.
 
 
 class FreeSlots:

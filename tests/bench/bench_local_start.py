@@ -43,7 +43,7 @@ KINDS = {
     "ray::RuntimeEnvAgent": "runtime environment agent",
     "runtime_env/agent": "runtime environment agent",
     "-I -S -c import os": "stand-in for an agent",
-    "local/instance.py": "guard of an instance",
+    "ray_head/instance.py": "guard of an instance",
     "ray_start": "ray start",
     "ray.scripts.scripts": "ray start",
     "ray::ForkServer": "fork server",
@@ -57,7 +57,7 @@ KINDS = {
 
 PLAIN = """
 import sys
-from rubberband.cloud.local import ray_node
+from rubberband.cloud.ray_head import ray_node
 from rubberband.executor.ray.fork_server import ForkServer
 lean = ray_node._ray_start
 ray_node._ray_start = lambda temp_dir: (sys.executable, "-m", "ray.scripts.scripts", *lean(temp_dir)[3:])

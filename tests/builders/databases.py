@@ -1,30 +1,6 @@
 """Databases for tests: a PostgreSQL server of the tests' own, and a new empty database for each test, or a SQLite file.
 
 The server is the one at RUBBERBAND_TEST_POSTGRES, a URL whose user may create databases; without it one is started
-import signal
-import socket
-import stat
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable
-from itertools import pairwise
-from pathlib import Path
-import pytest
-import sqlalchemy as sql
-from rubberband.api.settings import Settings
-from rubberband.api.store.schema import NUMBERS, Entry, Promise
-from rubberband.api.store import Store, open_store
-from rubberband.errors import InputError, JournalError
-from rubberband.executor.core.events import Event
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.journal import Journal, encode_event
-from rubberband.states import ExperimentState
-from rubberband.values.submission import Submission
-from tests.builders.databases import database
-from tests.builders.jobs import EVENTS, JOB
-from tests.builders.service_runs import until
 from what Debian's package `postgresql` brings, on a socket in a folder of its own. Without either, tests are skipped.
 """
 

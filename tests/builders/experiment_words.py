@@ -1,4 +1,4 @@
-"""The example of design/experiment-file.md, and small experiments that tests alter."""
+"""An experiment file with most of its words, and small experiments that tests alter."""
 
 from __future__ import annotations
 

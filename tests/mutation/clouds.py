@@ -139,7 +139,7 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_aws_crash_points.py::test_no_orphan_and_no_double_launch_at_some_crash_points",),
     ),
     Mutant(
-        name="sweep-ends-the-living",
+        name="cleanup-ends-the-living",
         harm="`rubberband cleanup` ends instances of a run that is at work",
         file="cloud/aws/cleanup.py",
         old="if dead else []",
@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_aws_cleanup.py",),
     ),
     Mutant(
-        name="sweep-of-one-sweeps-all",
+        name="cleanup-of-one-ends-all",
         harm="`rubberband cleanup NAME` ends other experiments' instances too",
         file="cloud/aws/cleanup.py",
         old="            if run in meant:\n",

@@ -44,7 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="cleaned-up-in-any-account",
-        harm="`sweep` with credentials of another account closes the records of instances that run",
+        harm="`cleanup` with credentials of another account closes the records of instances that run",
         file="cloud/aws/cleanup.py",
         old="if account and (here := account_of(session)) != account:",
         new="if (here := account_of(session)) != here:",
