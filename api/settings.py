@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,9 +86,12 @@ class SharedPool:
 KEEPING = Keeping()
 
 
-def child_environment(store: str | None) -> dict[str, str]:
-    """Return this process's environment for a child. The URL of the store goes there: arguments are public."""
-    kept = {name: value for name, value in os.environ.items() if name != "RUBBERBAND_STORE"}
+def child_environment(store: str | None, without: Collection[str] = ()) -> dict[str, str]:
+    """Return this process's environment for a child, less the variables `without`.
+
+    The URL of the store goes there: arguments are public.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in ("RUBBERBAND_STORE", *without)}
     return kept if store is None else kept | {"RUBBERBAND_STORE": store}
 
 

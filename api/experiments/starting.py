@@ -262,8 +262,9 @@ class NotStartedError(RubberbandError):
 class Processes:
     """Processes that this server started. They continue without it."""
 
-    def __init__(self, command: Sequence[str] = HOSTED) -> None:
-        self._command = command
+    def __init__(self, command: Sequence[str] = HOSTED, secrets: Collection[str] = ()) -> None:
+        """`secrets`: variables that a process has only if its experiment lists them."""
+        self._command, self._secrets = command, frozenset(secrets)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, folder: ExperimentFolder, order: HostedRun) -> bool:
@@ -289,7 +290,9 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=child_environment(order.store),
+                env=child_environment(
+                    order.store, self._secrets - {*order.words.get("resources", {}).get("secrets", ())}
+                ),
                 cwd=next((path for path in order.code if os.path.isdir(path)), folder.path),
                 start_new_session=True,
                 pass_fds=(lock,),

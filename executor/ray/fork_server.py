@@ -86,11 +86,14 @@ class ForkServer:
     def _start(self, experiment: str, entrypoint: Entrypoint | None, device: Device, gpus_on_machine: int) -> None:
         tags = {EXPERIMENT_TAG: experiment, DIRECTORY_TAG: str(self._directory), INSTANCE_TAG: _NAME}
         environment = ray_node.environment(os.environ, ray_node.default_token_path(), tags, _A_GPU[device])
-        environment |= worker_settings(environment, device, gpus_on_machine) | _UNTOUCHED
+        environment |= (
+            worker_settings({**environment, **self._environment.variables}, device, gpus_on_machine) | _UNTOUCHED
+        )
         environment.setdefault("OMP_NUM_THREADS", "1")  # as in Ray's workers; a pool of threads cannot be forked
         environment[_PADDING] = " " * _PADDING_BYTES
         name = secrets.token_hex(16)
-        with socket.socket(socket.AF_UNIX) as listener, open(self._directory / f"{_NAME}.log", "wb") as log:
+        path = self._directory / f"{_NAME}.log"
+        with socket.socket(socket.AF_UNIX) as listener, open(path, "wb", opener=_private) as log:
             listener.bind(f"\0{name}")
             listener.listen(_QUEUE)  # early clients wait for the imports
             self._process = subprocess.Popen(
@@ -130,6 +133,10 @@ class ForkServer:
             log = self._directory / f"{_NAME}.log"
             with contextlib.suppress(OSError):
                 log.write_text(self._environment.masked(log.read_text("utf-8", "replace")), "utf-8")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def main() -> None:

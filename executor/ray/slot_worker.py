@@ -199,7 +199,7 @@ class SlotWorker:
 
         self._entrypoint.environment.put()
         os.environ.update(worker_settings(os.environ, device, gpus_on_machine))
-        if device == "cuda":
+        if device == "cuda" and "OMP_NUM_THREADS" not in self._entrypoint.environment.variables:
             compute_with(cpus_per_gpu(gpus_on_machine))
         end_forks_by_sigterm()
         self._log_pump.start()

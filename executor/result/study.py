@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from rubberband.errors import InputError
 from rubberband.executor.core.state import TrialStatus
@@ -44,19 +45,29 @@ def to_study(result: Result, storage: str | None = None) -> Study:
     import optuna
 
     try:
+        rows = trial_rows(result)
+        names = [name for name in rows[0] if _is_parameter(name)] if rows else []
+        distributions = {name: _distribution(row[name] for row in rows) for name in names}
+        trials = [_frozen(result, trial, row, distributions) for trial, row in zip(result.trials, rows, strict=True)]
         study = optuna.create_study(
             storage=storage, study_name=result.name, direction="minimize" if result.mode == "min" else "maximize"
         )
-        rows = trial_rows(result)
-        distributions = {name: _distribution(row[name] for row in rows) for name in rows[0] if _is_parameter(name)}
-        study.add_trials(
-            [_frozen(result, trial, row, distributions) for trial, row in zip(result.trials, rows, strict=True)]
-        )
+        study.add_trials(trials)
     except optuna.exceptions.DuplicatedStudyError:
-        raise InputError(f"{storage} has a study {result.name!r} already; give another database") from None
+        raise InputError(f"{_shown(storage)} has a study {result.name!r} already; give another database") from None
     except (optuna.exceptions.StorageInternalError, SQLAlchemyError, ImportError, ValueError, OSError) as error:
-        raise InputError(f"{storage} cannot be written as a study: {' '.join(str(error).split())}") from None
+        raise InputError(f"{_shown(storage)} cannot be written as a study: {' '.join(str(error).split())}") from None
     return study
+
+
+def _shown(storage: str | None) -> str:
+    """Return a storage without its password."""
+    if storage is None:
+        return "the result"
+    try:
+        return make_url(storage).render_as_string(hide_password=True)
+    except ArgumentError:
+        return storage
 
 
 def _is_parameter(column: str) -> bool:
@@ -96,6 +107,8 @@ def _frozen(result: Result, trial: TrialResult, row: Row, distributions: dict[st
     state = _STATES.get(TrialStatus(trial.status), "RUNNING")
     if state == "COMPLETE" and value is None:  # Optuna has no complete trial without a value
         state = "FAIL"
+    if state == "FAIL":
+        value = None
     return create_trial(
         state=TrialState[state],
         value=value,

@@ -116,7 +116,8 @@ class Entrypoint:
             with self.environment.within():
                 target = self.load()
         except EntrypointError as error:
-            raise EntrypointError(self.environment.masked(str(error))) from None
+            error.args = (self.environment.masked(str(error)),)
+            raise
         if asynchronous:
             self._check_asynchronous(target)
         if adaptive and not (isinstance(target, type) and issubclass(target, TorchTrial)):

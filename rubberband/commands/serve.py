@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -191,8 +192,8 @@ def serve(
         code=_each(_folder, code or [Path.cwd()]),
         providers=_providers(provider, shared),
         checkpoints=_each(_prefix, checkpoints or []),
-        env=tuple(env or ()),
-        secrets=tuple(secret or ()),
+        env=_each(partial(_variable, "--env"), env or []),
+        secrets=_each(partial(_variable, "--secret"), secret or []),
         planners=planners,
         auto_resume=auto_resume,
         pool=shared,
@@ -308,6 +309,18 @@ def _entrypoint(text: str) -> str:
             f"--allow {shown(text)} is not MODULE:ATTRIBUTE or MODULE:*; write examples.digits:DigitsTrial"
         )
     return text.strip()
+
+
+def _variable(option: str, name: str) -> str:
+    """Return the name of a variable that submissions may use. Raises InputError for one that none may set."""
+    from pydantic_core import PydanticCustomError
+
+    from rubberband.spec.resources import variable_name
+
+    try:
+        return variable_name(name)
+    except PydanticCustomError as error:
+        raise InputError(f"{option}: {error.message()}; give a name, such as HF_TOKEN") from None
 
 
 def _folder(path: Path) -> Path:

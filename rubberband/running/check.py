@@ -311,6 +311,11 @@ def named_entrypoint(experiment: Experiment, search_path: Sequence[str | os.Path
         found = Entrypoint.parse(experiment.entrypoint, search_path=search_path or (os.getcwd(),))
     else:
         found = Entrypoint.from_object(experiment.entrypoint)
+    if found.pickled is not None and any(text.encode() in found.pickled for text in environment.masks()):
+        raise InputError(
+            f"entrypoint: {found} holds the value of a secret, which the journal would keep; read it inside of the "
+            "trial, or put the trial into a module of its own"
+        )
     return replace(found, environment=environment)
 
 

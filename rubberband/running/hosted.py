@@ -138,7 +138,8 @@ def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
         words = on_pool({**words, "resources": {**words.get("resources", {}), "pool": order.pool}}, folder.home)
     experiment = Experiment.kept(words)
     if not experiment.resources.kind.is_simulated:
-        _require_own(experiment.entrypoint, order)
+        with experiment.resources.environment(os.environ).within():
+            _require_own(experiment.entrypoint, order)
     options = RunOptions(
         search_path=order.code,
         policy=order.policy,

@@ -125,14 +125,14 @@ class Aws(Words):
 
 _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _AT_START = ("PYTHON", "LD_")
-_OWN = ("RUBBERBAND_", "RAY_", "CUDA_VISIBLE_DEVICES")
+_OWN = ("RUBBERBAND_", "RAY_")
 
 
-def _variable(name: str) -> str:
+def variable_name(name: str) -> str:
     """Raise a fault for a name that no variable has, or that takes no effect in a trial's process."""
     if not _VARIABLE.fullmatch(name):
         raise fault(f"{shown(name)} is no name of a variable; use letters, digits and _")
-    if name.startswith(_OWN):
+    if name.startswith(_OWN) or name == "CUDA_VISIBLE_DEVICES":
         raise fault(f"{name} is set by rubberband itself; leave it out")
     if name.startswith(_AT_START):
         raise fault(
@@ -143,9 +143,30 @@ def _variable(name: str) -> str:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise fault(f'{shown(value)} is no text, and variables are texts; write it in quotes, such as "{value}"')
+        raise fault(
+            f"{shown(value)} is no text, and variables are texts; write it in quotes, and behind -s in two pairs"
+        )
     if "\0" in value:
         raise fault("has a null character, which no variable can hold; remove it")
+    if re.search(r"\$\{?[A-Za-z_]", value):
+        raise fault(
+            "names another variable, and texts are taken as they are; write the text, or list a secret in secrets"
+        )
+    return value
+
+
+def _mapping(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise fault("is no mapping; write {NAME: text}")
+    return value
+
+
+def _names(value: Any) -> Any:
+    """Raise a fault for other things than names, without the values that people write there."""
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise fault("takes names only; write [HF_TOKEN], and run `export HF_TOKEN=…` before the command")
+    if any(not _VARIABLE.fullmatch(name) for name in value):
+        raise fault("takes names only, of letters, digits and _; their values come from the environment")
     return value
 
 
@@ -191,10 +212,14 @@ class Resources(Words):
     """URL of the checkpoint store: a directory that every instance sees, or `s3://bucket/prefix`. By default one in the
     experiment's folder, and on EC2 one in the bucket of `rubberband aws setup`."""
     env: Annotated[
-        dict[Annotated[str, AfterValidator(_variable)], Annotated[str, BeforeValidator(_text)]], Field(max_length=1000)
+        dict[Annotated[str, AfterValidator(variable_name)], Annotated[str, BeforeValidator(_text)]],
+        Field(max_length=1000),
+        BeforeValidator(_mapping),
     ] = Field(default_factory=dict)
     """Variables of trials' processes on every instance, set before the trial's code is imported."""
-    secrets: Annotated[tuple[Annotated[str, AfterValidator(_variable)], ...], Field(max_length=100)] = ()
+    secrets: Annotated[
+        tuple[Annotated[str, AfterValidator(variable_name)], ...], Field(max_length=100), BeforeValidator(_names)
+    ] = ()
     """Names of variables whose values come from the environment of `rubberband run` and `rubberband resume`. Values are
     not written down, and masked in logs."""
     aws: Aws = Field(default_factory=Aws.model_construct)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 MASK = "***"
 LEAST_SECRET = 4
@@ -33,12 +31,11 @@ class Environment:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Set them while this lasts; what is printed meanwhile comes at its end, without the values of secrets."""
+        """Set them while this lasts."""
         before = {name: os.environ.get(name) for name in (*self.variables, *self.secrets)}
         self.put()
         try:
-            with self._masking():
-                yield
+            yield
         finally:
             for name, value in before.items():
                 if value is None:
@@ -46,24 +43,18 @@ class Environment:
                 else:
                     os.environ[name] = value
 
-    @contextmanager
-    def _masking(self) -> Iterator[None]:
-        if not self.secrets:
-            yield
-            return
-        output, errors = io.StringIO(), io.StringIO()
-        try:
-            with redirect_stdout(output), redirect_stderr(errors):
-                yield
-        finally:
-            sys.stdout.write(self.masked(output.getvalue()))
-            sys.stderr.write(self.masked(errors.getvalue()))
-
     def masks(self) -> list[str]:
         """Return the texts to mask, the longest first: each secret as it is, as in JSON, and as in a URL; its lines."""
         found = set[str]()
         for value in self.secrets.values():
-            found |= {value, json.dumps(value)[1:-1], quote(value, safe="")}
+            found |= {
+                value,
+                json.dumps(value)[1:-1],
+                repr(value)[1:-1],
+                quote(value),
+                quote(value, safe=""),
+                quote_plus(value),
+            }
             found |= {line.strip() for line in value.splitlines() if len(line.strip()) >= _LEAST_LINE}
         return sorted(found, key=lambda text: (-len(text), text))
 

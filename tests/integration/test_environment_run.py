@@ -16,7 +16,6 @@ TRIAL = """
 import os
 import rubberband
 
-print("imported with", os.environ.get("HF_TOKEN"), flush=True)
 AT_IMPORT = os.environ["DATA"], len(os.environ.get("HF_TOKEN", ""))
 
 def train(config):

@@ -201,6 +201,18 @@ def test_every_result_is_a_study(kind: str) -> None:
         )
 
 
+def test_a_study_takes_failed_trials_that_had_reported_and_a_result_without_trials(home: Path, tmp_path: Path) -> None:
+    result = rubberband.load_result("digits-sha", home=home)
+    failed = replace(result, trials=tuple(replace(trial, status="failed") for trial in result.trials))
+    url = f"sqlite:///{tmp_path}/study.db"
+    study = failed.to_study(url)
+    assert {(trial.state.name, trial.value) for trial in study.trials} == {("FAIL", None)}
+    assert study.trials[3].intermediate_values
+    assert replace(result, trials=()).to_study().trials == []
+    with pytest.raises(InputError, match=r"me:\*\*\*@"):
+        result.to_study("nosuchdialect://me:hunter2@localhost/db")
+
+
 def test_a_result_is_loaded_by_its_name(home: Path) -> None:
     result = rubberband.load_result("digits-sha", home=home)
     assert result.outcome == "done"
