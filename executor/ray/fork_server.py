@@ -86,9 +86,8 @@ class ForkServer:
     def _start(self, experiment: str, entrypoint: Entrypoint | None, device: Device, gpus_on_machine: int) -> None:
         tags = {EXPERIMENT_TAG: experiment, DIRECTORY_TAG: str(self._directory), INSTANCE_TAG: _NAME}
         environment = ray_node.environment(os.environ, ray_node.default_token_path(), tags, _A_GPU[device])
-        environment |= (
-            worker_settings({**environment, **self._environment.variables}, device, gpus_on_machine) | _UNTOUCHED
-        )
+        named = {**environment, **self._environment.variables}
+        environment |= worker_settings(named, device, gpus_on_machine) | _UNTOUCHED
         environment.setdefault("OMP_NUM_THREADS", "1")  # as in Ray's workers; a pool of threads cannot be forked
         environment[_PADDING] = " " * _PADDING_BYTES
         name = secrets.token_hex(16)
