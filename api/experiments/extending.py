@@ -207,6 +207,7 @@ class Extensions:
 
 
 def require_runnable(experiment: Experiment, settings: Settings) -> None:
+    """Raise InputError if an experiment cannot be run here; the service's pool lends its instances."""
     is_lent = settings.pool is not None and settings.pool.provider == experiment.resources.provider
     allowance.require_runnable(experiment, settings.home, store=settings.store, is_lent=is_lent)
 

@@ -261,7 +261,7 @@ _KEYS = ("Client.InternalError", "Client.InvalidKMSKey")
 _NEVER_RAN = (*_SOLD_OUT, "Client.InvalidSnapshot", *_KEYS)
 _KEY_REMEDY = (
     "if the account encrypts volumes with a key of its own (EC2 > EBS encryption), attach "
-    "rubberband/cloud/aws/policies/kms.json to whoever launches (you for a head, its role for others), and for spot "
+    "rubberband/cloud/aws/policies/kms.json to your own role for a head, to the head's role for workers; for spot, "
     "give the key to AWSServiceRoleForEC2Spot (rubberband/cloud/aws/policies/README.md, Keys of KMS)"
 )
 _TRANSITION = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")

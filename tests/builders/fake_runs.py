@@ -112,7 +112,7 @@ class FakeRuns:
         return Extension(before=before, after=after, stage=1)
 
     async def planned_and_granted(self, *asked: Any, request: str) -> Extension:
-        """What was granted already is known, too."""
+        """Apply the limits; a request that was applied before changes nothing."""
         if request not in self.extended:
             self.extended.append(request)
         return replace(await self.outlook(*asked), applied=True)

@@ -357,7 +357,7 @@ class Chance:
         now: Callable[[], float],
         disk: Random,
     ) -> None:
-        """`highest_price_usd_per_hour` is what another type may cost that stands in; `now` the clock.
+        """`highest_price_usd_per_hour`: the most that another type may cost; `now`: the clock.
 
         What becomes of checkpoints is drawn from `disk`.
         """

@@ -130,7 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/run.py",
         old="        if saves:\n            runner.meet()\n",
         new="",
-        tests=("tests/unit/test_inbox.py",),
+        tests=("tests/unit/test_meetings.py",),
     ),
     Mutant(
         name="forked-processes-keep-life-lines",
@@ -236,7 +236,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/run.py",
         old="        if saves:\n            runner.meet()\n",
         new="        if saves or not is_first:\n            runner.meet()\n",
-        tests=("tests/unit/test_inbox.py",),
+        tests=("tests/unit/test_meetings.py",),
     ),
     Mutant(
         name="the-port-is-kept-from-a-trial",
@@ -244,7 +244,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/run.py",
         old="    release_port()\n    return TrialRunner",
         new="    return TrialRunner",
-        tests=("tests/unit/test_inbox.py",),
+        tests=("tests/unit/test_meetings.py",),
     ),
     Mutant(
         name="vanished-machines-look-alive",

@@ -480,7 +480,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/journal/inbox.py",
         old="self._taken += [request.id for request in pending]",
         new="[self._requests.discard(request.id) for request in pending]",
-        tests=("tests/unit/test_desk.py",),
+        tests=("tests/unit/test_request_queue.py",),
     ),
     Mutant(
         name="journal-after-the-orders",

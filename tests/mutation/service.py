@@ -543,7 +543,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/starting.py",
         old="                first.setdefault(owner, name)\n",
         new="                first = first or {owner: name}\n",
-        tests=("tests/unit/test_desk.py", "tests/unit/test_service_runs.py"),
+        tests=("tests/unit/test_request_queue.py", "tests/unit/test_service_runs.py"),
     ),
     Mutant(
         name="turns-are-saved-up",
@@ -551,7 +551,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/starting.py",
         old="max(self._finish.get(owner, 0.0), self._now)",
         new="self._finish.get(owner, 0.0)",
-        tests=("tests/unit/test_desk.py",),
+        tests=("tests/unit/test_request_queue.py",),
     ),
     Mutant(
         name="weights-of-slots-ignored",
@@ -559,7 +559,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/starting.py",
         old="self._finish[owner] = self._now + 1.0 / self._weight(owner)",
         new="self._finish[owner] = self._now + 1.0",
-        tests=("tests/unit/test_desk.py",),
+        tests=("tests/unit/test_request_queue.py",),
     ),
     Mutant(
         name="slot-held-without-a-store",
@@ -647,7 +647,11 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/watcher.py",
         old="                running[owner] += 1\n",
         new="                pass\n",
-        tests=("tests/unit/test_service_runs.py", "tests/unit/test_desk.py", "tests/unit/test_service_runs_again.py"),
+        tests=(
+            "tests/unit/test_service_runs.py",
+            "tests/unit/test_request_queue.py",
+            "tests/unit/test_service_runs_again.py",
+        ),
     ),
     Mutant(
         name="turns-not-noted",
@@ -655,7 +659,11 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/watcher.py",
         old="                self._queue.took_turn(owner)\n",
         new="",
-        tests=("tests/unit/test_service_runs.py", "tests/unit/test_desk.py", "tests/unit/test_service_runs_again.py"),
+        tests=(
+            "tests/unit/test_service_runs.py",
+            "tests/unit/test_request_queue.py",
+            "tests/unit/test_service_runs_again.py",
+        ),
     ),
     Mutant(
         name="lock-of-a-pooler-believed",

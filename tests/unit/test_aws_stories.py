@@ -141,7 +141,7 @@ def test_a_head_whose_volume_kms_keeps_from_it_names_the_remedy(account: Account
         return None
 
     account.fake.fault = breaks
-    with pytest.raises(ProviderError, match=r"ended before it ran: .*policies/kms\.json to whoever launches \(you for"):
+    with pytest.raises(ProviderError, match=r"ended before it ran: .*policies/kms\.json to your own role for"):
         head_of(account)
 
 

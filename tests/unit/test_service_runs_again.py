@@ -277,7 +277,7 @@ def test_cancelling_a_running_experiment(house: House) -> None:
         house.wait("one", RUNNING)
         runs.cancel("one", request="c1")
         inbox = Inbox(ExperimentFolder(home=house.home, name="one").inbox)
-        inbox.withdraw_cancels()  # as its driver does once it is journalled, or whoever resumes it
+        inbox.withdraw_cancels()  # its driver does so once the cancel is journalled, and so does a resume
         assert runs.cancel("one", request="c1").state is RUNNING
         assert pending(house, "one") == []
         house.go()
