@@ -65,8 +65,8 @@ class InstanceFaults:
     purchase. With prices, an interruption in the first hour makes it free."""
 
 
-FateOf = Callable[[str, Market], InstanceFaults]
-"""(instance, market) -> its fate; called once."""
+FaultsOf = Callable[[str, Market], InstanceFaults]
+"""(instance, market) -> its faults; called once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Course:
     """From when a driver sees it run until its workers are warm."""
     notice_at: float
     taken_at: float
-    """Instant at which its fate ends it."""
+    """Instant at which a fault ends it."""
     ends_at: float
     """Instant at which it ends without further calls."""
 
@@ -90,12 +90,12 @@ class _Machine:
 
     instance: str
     market: Market
-    fate: InstanceFaults
+    faults: InstanceFaults
     requested_at: float
     runs_at: float
     """Infinite if it never runs."""
     taken_at: float
-    """Instant at which its fate ends it; infinite: never."""
+    """Instant at which a fault ends it; infinite: never."""
     own_lease_until: float | None
     """Its first lease, or the last one that reached it; None: renewals reach it."""
     price_usd_per_s: float
@@ -117,7 +117,7 @@ class VirtualProvider:
         *,
         offer: Offer,
         lease_s: float = LEASE_S,
-        fate_of: FateOf = lambda _instance, _market: InstanceFaults(),
+        faults_of: FaultsOf = lambda _instance, _market: InstanceFaults(),
         by_worker: bool = False,
     ) -> None:
         """`offer` sets prices and delays.
@@ -127,7 +127,7 @@ class VirtualProvider:
         self._experiment = experiment
         self._clock = clock
         self._offer = offer
-        self._fate_of = fate_of
+        self._faults_of = faults_of
         self._by_worker = by_worker
         self._machines: dict[str, _Machine] = {}
         self._unreached: dict[str, _Machine] = {}
@@ -139,33 +139,33 @@ class VirtualProvider:
         self._head_since: float | None = clock.now()
 
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
-        """Request an instance. Raises ProviderError if its fate is to be refused.
+        """Request an instance. Raises ProviderError if it is to be refused.
 
         With `first_lease_s` its first lease is exactly that, as that of a request which was written before.
         """
         if instance in self._machines:
             return
-        fate, now = self._fate_of(instance, market), self._clock.now()
-        if fate.refused:
-            raise NoCapacityError(fate.refused) if fate.sold_out else ProviderError(fate.refused)
-        provision_s = self._offer.provision_delay_s if fate.provision_s is None else fate.provision_s
-        runs = provision_s < math.inf and provision_s <= fate.stillborn_after_s
+        faults, now = self._faults_of(instance, market), self._clock.now()
+        if faults.refused:
+            raise NoCapacityError(faults.refused) if faults.sold_out else ProviderError(faults.refused)
+        provision_s = self._offer.provision_delay_s if faults.provision_s is None else faults.provision_s
+        runs = provision_s < math.inf and provision_s <= faults.stillborn_after_s
         runs_at = now + provision_s if runs else math.inf
         machine = _Machine(
             instance=instance,
             market=market,
-            fate=fate,
+            faults=faults,
             requested_at=now,
             runs_at=runs_at,
-            taken_at=runs_at + fate.ends_after_s if runs else now + fate.stillborn_after_s,
+            taken_at=runs_at + faults.ends_after_s if runs else now + faults.stillborn_after_s,
             own_lease_until=runs_at + (max(0.0, self.lease_until - now) if first_lease_s is None else first_lease_s),
-            price_usd_per_s=self._price_usd_per_s(fate, market),
+            price_usd_per_s=self._price_usd_per_s(faults, market),
         )
         self._machines[instance] = self._unreached[instance] = machine
 
-    def _price_usd_per_s(self, fate: InstanceFaults, market: Market) -> float:
-        if fate.price_usd_per_hour is not None:
-            return (fate.price_usd_per_hour + self._offer.side_usd_per_hour) / SECONDS_PER_HOUR
+    def _price_usd_per_s(self, faults: InstanceFaults, market: Market) -> float:
+        if faults.price_usd_per_hour is not None:
+            return (faults.price_usd_per_hour + self._offer.side_usd_per_hour) / SECONDS_PER_HOUR
         return self._offer.market_price_usd_per_s(market)
 
     def describe(self) -> Sequence[InstanceDescription]:
@@ -175,11 +175,11 @@ class VirtualProvider:
     def status(self, instance: str) -> InstanceDescription:
         """Return one instance, as of now. Raises ProviderError if it was never launched."""
         machine, now = self._settled(instance), self._clock.now()
-        fate = machine.fate
+        faults = machine.faults
         running_at = machine.runs_at if machine.runs_at <= min(now, machine.ended_at) else None
         ended = machine.ended_at <= now
         state: InstanceState = "terminated" if ended else "pending" if running_at is None else "running"
-        notice_at = math.inf if fate.notice_s is None else max(machine.runs_at, machine.taken_at - fate.notice_s)
+        notice_at = math.inf if faults.notice_s is None else max(machine.runs_at, machine.taken_at - faults.notice_s)
         return InstanceDescription(
             instance=instance,
             experiment=self._experiment,
@@ -189,17 +189,17 @@ class VirtualProvider:
             ended_at=machine.ended_at if ended else None,
             reason=machine.reason,
             market=machine.market,
-            price_usd_per_hour=fate.price_usd_per_hour,
-            instance_type=fate.instance_type,
+            price_usd_per_hour=faults.price_usd_per_hour,
+            instance_type=faults.instance_type,
             interrupted_at=notice_at if notice_at <= min(now, machine.ended_at) else None,
             preempted=machine.preempted,
-            sold_out=fate.sold_out and ended and running_at is None,
+            sold_out=faults.sold_out and ended and running_at is None,
             hour_prices_usd=self._hour_prices_usd(machine, min(now, machine.ended_at)),
         )
 
     def _hour_prices_usd(self, machine: _Machine, until: float) -> tuple[float, ...] | None:
         """Return the prices of the hours that it has begun."""
-        prices = machine.fate.hour_prices_usd
+        prices = machine.faults.hour_prices_usd
         if prices is None or machine.runs_at > until:
             return prices and ()
         if machine.preempted and machine.ended_at <= until and until - machine.runs_at < SECONDS_PER_HOUR:
@@ -219,15 +219,15 @@ class VirtualProvider:
             if end_at < machine.taken_at:
                 machine.end(end_at, LEASE_EXPIRED)
             else:
-                reason = "taken away by the provider" if machine.fate.preempted else "process died"
+                reason = "taken away by the provider" if machine.faults.preempted else "process died"
                 reason = reason if machine.runs_at < math.inf else "it did not start"
-                machine.end(end_at, reason, preempted=machine.fate.preempted)
+                machine.end(end_at, reason, preempted=machine.faults.preempted)
         return machine
 
     def _ends_at(self, machine: _Machine) -> float:
         """Return when the machine ends without further calls."""
         lease_until = self.lease_until if machine.own_lease_until is None else machine.own_lease_until
-        expires_at = max(machine.runs_at, lease_until) + machine.fate.lease_late_s
+        expires_at = max(machine.runs_at, lease_until) + machine.faults.lease_late_s
         return min(machine.ended_at, machine.taken_at, expires_at)
 
     def ends_at(self, instance: str) -> float:
@@ -294,10 +294,10 @@ class VirtualProvider:
     def course(self, instance: str) -> Course:
         """Return the future of a living instance, as of now."""
         machine = self._settled(instance)
-        notice_s = machine.fate.notice_s
+        notice_s = machine.faults.notice_s
         return Course(
             running_at=max(machine.runs_at, self._clock.now()),
-            init_s=self._offer.init_delay_s if machine.fate.init_s is None else machine.fate.init_s,
+            init_s=self._offer.init_delay_s if machine.faults.init_s is None else machine.faults.init_s,
             notice_at=math.inf if notice_s is None else max(machine.runs_at, machine.taken_at - notice_s),
             taken_at=machine.taken_at,
             ends_at=self._ends_at(machine),
@@ -319,11 +319,11 @@ class VirtualProvider:
         held_s = min(self._ends_at(machine), at) - machine.runs_at
         billed_s = max(held_s, self._offer.minimum_billed_s)
         rent_usd = machine.price_usd_per_s * billed_s
-        if machine.fate.hour_prices_usd is not None:
+        if machine.faults.hour_prices_usd is not None:
             ends_at = self._ends_at(machine)
-            is_taken = machine.preempted or (machine.fate.preempted and ends_at == machine.taken_at)
+            is_taken = machine.preempted or (machine.faults.preempted and ends_at == machine.taken_at)
             is_free = is_taken and ends_at <= at and held_s < SECONDS_PER_HOUR
-            rent_usd = 0.0 if is_free else _rent_usd(machine.fate.hour_prices_usd, billed_s)
+            rent_usd = 0.0 if is_free else _rent_usd(machine.faults.hour_prices_usd, billed_s)
             rent_usd += self._offer.side_usd_per_hour * billed_s / SECONDS_PER_HOUR
         return rent_usd + self._offer.once_usd_per_instance
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rubberband.planner.exact.model import least_instances, predict, run_s
     from rubberband.planner.exact.solver import Box, Objective
     from rubberband.planner.hyperband import sample_lanes
-    from rubberband.planner.noise.sampling import Draws, steady, varies
+    from rubberband.planner.noise.sampling import Draws, varies, without_noise
     from rubberband.planner.planning import Point, plan
     from rubberband.planner.problem import Batch, BracketGroup, Infeasible, JobPlan, Problem, up_s, up_usd
     from rubberband.planner.replanning import Replanned, replan
@@ -68,10 +68,10 @@ __all__ = [
     "run_s",
     "sample_lanes",
     "simulate_job",
-    "steady",
     "up_s",
     "up_usd",
     "varies",
+    "without_noise",
 ]
 
 _MODULES = {
@@ -82,7 +82,7 @@ _MODULES = {
     "exact.model": "least_instances predict run_s",
     "exact.solver": "Box Objective",
     "hyperband": "sample_lanes",
-    "noise.sampling": "Draws steady varies",
+    "noise.sampling": "Draws varies without_noise",
     "planning": "Point plan",
     "problem": "Batch BracketGroup Infeasible JobPlan Problem up_s up_usd",
     "replanning": "Replanned replan",

@@ -21,7 +21,7 @@ from rubberband.planner.asha import Simulations
 from rubberband.planner.exact.labels import TIME_TOLERANCE_S
 from rubberband.planner.exact.solver import Objective, Reach
 from rubberband.planner.exact.table import build_table, holding_is_free
-from rubberband.planner.noise.sampling import Draws, Samples, distribution, steady
+from rubberband.planner.noise.sampling import Draws, Samples, distribution, without_noise
 from rubberband.planner.problem import BracketGroup, Infeasible, JobPlan, Problem, too_expensive, too_late
 from rubberband.planner.search import keeps
 from rubberband.values.offer import Offer
@@ -519,7 +519,7 @@ def _sampled(lanes: Sequence[BracketGroup], draws: Sequence[Draws], offer: Offer
 
 def _certain(offer: Offer, profile: Profile, slowed: float = 1.0) -> tuple[Offer, Profile]:
     """Return a lane's terms without variation and without the head node, slowed down."""
-    profile, offer = steady(profile, offer)
+    profile, offer = without_noise(profile, offer)
     slower = {gpus: slowed * time_s for gpus, time_s in profile.seconds_per_iteration.items()}
     return replace(offer, head_price_usd_per_hour=0.0), replace(profile, seconds_per_iteration=slower)
 

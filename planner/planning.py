@@ -8,7 +8,7 @@ from dataclasses import replace
 from rubberband.planner import search
 from rubberband.planner.exact.solver import unbeaten
 from rubberband.planner.hyperband import divided
-from rubberband.planner.noise.sampling import steady
+from rubberband.planner.noise.sampling import without_noise
 from rubberband.planner.problem import Infeasible, JobPlan, Problem
 from rubberband.values.plan import Stage
 
@@ -56,7 +56,7 @@ def frontier(problem: Problem) -> list[Point]:
         return search.frontier(free)
     if problem.offer.spot is not None:
         return []
-    profile, offer = steady(problem.profile, problem.offer)
+    profile, offer = without_noise(problem.profile, problem.offer)
     certain = replace(free, profile=profile, offer=offer)
     points: list[Point] = []
     for deadline_s in _deadlines_s(certain):

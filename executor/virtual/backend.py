@@ -33,7 +33,7 @@ from rubberband.executor.core.events import (
     TrialStarted,
 )
 from rubberband.executor.core.job import Job
-from rubberband.executor.virtual.fleet import Agenda, AttemptFate, FaultModel, Faults, TrialEnd, VirtualFleet
+from rubberband.executor.virtual.fleet import Agenda, AttemptFaults, FaultModel, Faults, TrialEnd, VirtualFleet
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import Offer
@@ -68,7 +68,7 @@ def fixed_batch(trial: int, iterations: int, gang: Gang, iteration_s: float) -> 
     return ()
 
 
-def steady(trial: int) -> float:
+def even_pace(trial: int) -> float:
     """Every trial is as fast as the profile says."""
     return 1.0
 
@@ -82,7 +82,7 @@ class _VirtualAttempt:
     """One attempt under way."""
 
     start: StartTrial
-    fate: AttemptFate
+    faults: AttemptFaults
     iteration_s: float
     began_with: int
     """Iterations in the checkpoint from which it starts."""
@@ -111,7 +111,7 @@ class VirtualBackend:
         faults: FaultModel | None = None,
         clock: VirtualClock | None = None,
         slowdown: float = 1.0,
-        pace_of: Callable[[int], float] = steady,
+        pace_of: Callable[[int], float] = even_pace,
         batches_of: BatchesOf = fixed_batch,
         checkpoint_every: int = 1,
         lease_s: float | None = None,
@@ -128,7 +128,7 @@ class VirtualBackend:
         self._profile = profile
         self._metric = metric
         self._metric_of = metric_of
-        self._fortune: FaultModel = faults or Faults()
+        self._fault_model: FaultModel = faults or Faults()
         self._clock = clock or VirtualClock()
         self._slowdown = slowdown
         self._pace_of = pace_of
@@ -136,11 +136,16 @@ class VirtualBackend:
         self._checkpoint_every = checkpoint_every
         lease_s = max(LEASE_S, 2.0 * offer.init_delay_s) if lease_s is None else lease_s
         self.provider = VirtualProvider(
-            name, self._clock, offer=offer, lease_s=lease_s, fate_of=self._fortune.instance, by_worker=True
+            name, self._clock, offer=offer, lease_s=lease_s, faults_of=self._fault_model.instance, by_worker=True
         )
         self._agenda = Agenda()
         self._fleet = VirtualFleet(
-            self.provider, self._clock, self._agenda, self._fortune, lease_s=lease_s, ready_timeout_s=ready_timeout_s
+            self.provider,
+            self._clock,
+            self._agenda,
+            self._fault_model,
+            lease_s=lease_s,
+            ready_timeout_s=ready_timeout_s,
         )
         self._runs: dict[int, _VirtualAttempt] = {}
 
@@ -193,8 +198,8 @@ class VirtualBackend:
         agenda, now = self._agenda, self._clock.now()
         events: list[Event] = []
         # Reports of one instant come in the order of the trials: where each counts at once (asha), it decides.
-        while (happening := agenda.pop_due(now)) is not None:
-            event = happening(now)
+        while (action := agenda.pop_due(now)) is not None:
+            event = action(now)
             if event is not None:
                 events.append(event)
         reports = iter(sorted((e for e in events if isinstance(e, TrialReported)), key=lambda e: e.trial))
@@ -234,20 +239,20 @@ class VirtualBackend:
     # Trials
 
     def _start(self, start: StartTrial) -> None:
-        fate = self._fortune.attempt(start.trial, start.attempt)
+        faults = self._fault_model.attempt(start.trial, start.attempt)
         iteration_s = self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
         held = 0 if start.checkpoint is None else int(start.checkpoint.url.rpartition("/")[2])
         run = self._runs[start.trial] = _VirtualAttempt(
-            start, fate, iteration_s * fate.pace, began_with=held, saved=held
+            start, faults, iteration_s * faults.pace, began_with=held, saved=held
         )
-        startup_s = self._profile.trial_startup_s * fate.startup
+        startup_s = self._profile.trial_startup_s * faults.startup
         self._agenda.add(self.now() + startup_s, lambda now: self._begin(run, now))
 
     def _stop(self, stop: StopTrial) -> None:
         run = self._runs.get(stop.trial)
         if run is not None and run.start.attempt == stop.attempt:
             del self._runs[stop.trial]
-            if run.fate.outlives_stop and run.began_at is not None:
+            if run.faults.outlives_stop and run.began_at is not None:
                 self._agenda.add(self.now(), lambda now: self._last_words(run, now))
 
     def _lives(self, run: _VirtualAttempt) -> bool:
@@ -260,7 +265,7 @@ class VirtualBackend:
     def _begin(self, run: _VirtualAttempt, now: float) -> Event | None:
         if not self._lives(run):
             return None
-        if run.fate.loses_checkpoint and run.start.checkpoint is not None:
+        if run.faults.loses_checkpoint and run.start.checkpoint is not None:
             del self._runs[run.start.trial]
             message = f"the checkpoint {run.start.checkpoint.url} is gone"
             return CheckpointLost(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt, message=message)
@@ -272,8 +277,8 @@ class VirtualBackend:
         if self._has_returned(run) and run.began_with + run.done < run.start.until_iterations:
             self._agenda.add(self.now() + _RETURNS_AFTER * run.iteration_s, lambda now: self._return(run, now))
         elif run.began_with + run.done < run.start.until_iterations:
-            run.paces = tuple(self._fortune.pace(slot.instance, self.now()) for slot in run.start.gang)
-            iteration = self._fortune.iteration(run.start.trial, run.began_with + run.done + 1)
+            run.paces = tuple(self._fault_model.pace(slot.instance, self.now()) for slot in run.start.gang)
+            iteration = self._fault_model.iteration(run.start.trial, run.began_with + run.done + 1)
             run.mean_iterations += iteration * balanced_factor(run.paces)
             ends_at = began_at + run.mean_iterations * run.iteration_s
             self._agenda.add(ends_at, lambda now: self._report(run, began_at, now))
@@ -281,8 +286,8 @@ class VirtualBackend:
     def _report(self, run: _VirtualAttempt, began_at: float, now: float) -> Event | None:
         if not self._lives(run):
             return None
-        if run.fate.failure is not None and run.done >= run.fate.after_reports:
-            return self._fail(run, run.fate.failure, now)
+        if run.faults.failure is not None and run.done >= run.faults.after_reports:
+            return self._fail(run, run.faults.failure, now)
         run.done += 1
         event = self._as_report(run, run.done, now)
         if isinstance(event, TrialReported) and event.ended:
@@ -293,7 +298,7 @@ class VirtualBackend:
 
     def _has_returned(self, run: _VirtualAttempt) -> bool:
         """Whether the trial is a function that returns before its next report."""
-        end = self._fortune.end(run.start.trial)
+        end = self._fault_model.end(run.start.trial)
         return end is not None and end.returns and run.began_with + run.done >= end.iterations
 
     def _return(self, run: _VirtualAttempt, now: float) -> Event | None:
@@ -321,7 +326,7 @@ class VirtualBackend:
         if iterations <= start.from_iterations:
             return TrialRepeated(occurred_at=now, trial=start.trial, attempt=start.attempt, iterations=iterations)
         checkpoint = None
-        end = self._fortune.end(start.trial)
+        end = self._fault_model.end(start.trial)
         ends = end is not None and not end.returns and iterations >= end.iterations
         if ends or iterations % self._checkpoint_every == 0 or iterations == start.until_iterations:
             checkpoint = CheckpointRef(url=f"virtual:{start.trial}/{iterations}", digest="", size_bytes=0)

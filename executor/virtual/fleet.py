@@ -34,7 +34,7 @@ from rubberband.values.offer import SECONDS_PER_HOUR, Offer
 from rubberband.values.plan import Market
 from rubberband.values.profile import Law, Profile, Spread
 
-# What goes wrong in a virtual run: the fate of every instance, message and attempt, known beforehand.
+# What goes wrong in a virtual run: the faults of every instance, message and attempt, known beforehand.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptFate:
-    """Fate of one attempt of a trial."""
+class AttemptFaults:
+    """Faults of one attempt of a trial."""
 
     failure: FailureKind | None = None
     """How it ends; 'hung' is silence. None: it does not fail."""
@@ -83,15 +83,15 @@ class FaultModel(Protocol):
     """Faults of a virtual run."""
 
     def instance(self, instance: str, market: Market) -> InstanceFaults:
-        """The fate of an instance; asked once."""
+        """The faults of an instance; asked once."""
         ...
 
     def messages(self, instance: str) -> Messages:
         """How slowly driver and cloud talk about it; asked once by each driver."""
         ...
 
-    def attempt(self, trial: int, attempt: int) -> AttemptFate:
-        """The fate of an attempt."""
+    def attempt(self, trial: int, attempt: int) -> AttemptFaults:
+        """The faults of an attempt."""
         ...
 
     def end(self, trial: int) -> TrialEnd | None:
@@ -108,12 +108,12 @@ class FaultModel(Protocol):
 
 
 _PROMPT = Messages()
-_SOUND = AttemptFate()
+_SOUND = AttemptFaults()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """A fortune that is written down: just these things go wrong; nothing by default."""
+    """A fault model that is written down: just these things go wrong; nothing by default."""
 
     refused: Collection[str] = ()
     """Instances that the provider refuses."""
@@ -123,7 +123,7 @@ class Faults:
     """(trial, attempt) -> how the attempt ends, in place of its first report; 'hung' means silence."""
     lost_checkpoints: Collection[tuple[int, int]] = ()
     """(trial, attempt) that cannot go on from its checkpoint."""
-    fates: Mapping[str, InstanceFaults] = field(default_factory=dict)
+    instance_faults: Mapping[str, InstanceFaults] = field(default_factory=dict)
     """Instance -> whatever else becomes of it."""
     ends: Mapping[int, TrialEnd] = field(default_factory=dict)
     """Trial -> when it ends by itself."""
@@ -134,8 +134,8 @@ class Faults:
 
     def instance(self, instance: str, market: Market) -> InstanceFaults:
         """Return what is written down."""
-        if instance in self.fates:
-            return self.fates[instance]
+        if instance in self.instance_faults:
+            return self.instance_faults[instance]
         refused = f"no capacity for {instance}" if instance in self.refused else ""
         return InstanceFaults(refused=refused, ends_after_s=self.lost_after_s.get(instance, math.inf))
 
@@ -143,10 +143,10 @@ class Faults:
         """Prompt."""
         return _PROMPT
 
-    def attempt(self, trial: int, attempt: int) -> AttemptFate:
+    def attempt(self, trial: int, attempt: int) -> AttemptFaults:
         """Return what is written down."""
         kind, is_lost = self.failures.get((trial, attempt)), (trial, attempt) in self.lost_checkpoints
-        return AttemptFate(failure=kind, loses_checkpoint=is_lost) if kind is not None or is_lost else _SOUND
+        return AttemptFaults(failure=kind, loses_checkpoint=is_lost) if kind is not None or is_lost else _SOUND
 
     def end(self, trial: int) -> TrialEnd | None:
         """Return what is written down."""
@@ -164,7 +164,7 @@ class Faults:
 _BEATS = 10
 """Renewals in the time of a lease."""
 
-Happening = Callable[[float], Event | None]
+Action = Callable[[float], Event | None]
 """An occurrence at an instant, and its event."""
 
 
@@ -172,25 +172,25 @@ class Agenda:
     """Future occurrences, in order."""
 
     def __init__(self) -> None:
-        self._items: list[tuple[float, int, Happening]] = []
+        self._items: list[tuple[float, int, Action]] = []
         self._order = itertools.count()
 
-    def add(self, instant: float, happening: Happening) -> None:
+    def add(self, instant: float, action: Action) -> None:
         """Add an occurrence; at the same instant, the one that was added first comes first."""
-        heapq.heappush(self._items, (instant, next(self._order), happening))
+        heapq.heappush(self._items, (instant, next(self._order), action))
 
     def next_at(self) -> float:
         """Return when the next occurrence is; infinite if there is none."""
         return self._items[0][0] if self._items else math.inf
 
-    def pop_due(self, now: float) -> Happening | None:
+    def pop_due(self, now: float) -> Action | None:
         """Return the next occurrence, if it is due by now; None otherwise."""
         items = self._items
         return heapq.heappop(items)[2] if items and items[0][0] <= now else None
 
     def postpone(self, seconds: float) -> None:
         """Move all future occurrences `seconds` later."""
-        self._items = [(at + seconds, order, happening) for at, order, happening in self._items]
+        self._items = [(at + seconds, order, action) for at, order, action in self._items]
 
     def clear(self) -> None:
         """Drop all future occurrences."""
@@ -220,7 +220,7 @@ class VirtualFleet:
         provider: VirtualProvider,
         clock: VirtualClock,
         agenda: Agenda,
-        fortune: FaultModel,
+        fault_model: FaultModel,
         *,
         lease_s: float,
         ready_timeout_s: float,
@@ -229,7 +229,7 @@ class VirtualFleet:
         self._provider = provider
         self._clock = clock
         self._agenda = agenda
-        self._fortune = fortune
+        self._fault_model = fault_model
         self._lease_s = lease_s
         self._ready_timeout_s = ready_timeout_s
         self._next_beat_at = self._began_at = -math.inf
@@ -276,7 +276,7 @@ class VirtualFleet:
         """Rent an instance; its events follow. Harmless when repeated."""
         if instance in self._holds:
             return
-        messages = self._fortune.messages(instance)
+        messages = self._fault_model.messages(instance)
         hold = self._holds[instance] = _VirtualHold(messages, self._clock.now() + messages.answer_s)
         now = self._clock.now()
         self.renew(now)
@@ -395,7 +395,7 @@ class VirtualFleet:
             self._agenda.add(now + hold.messages.seen_after_s, self._ending(instance, hold))
         return None
 
-    def _ending(self, instance: str, hold: _VirtualHold) -> Happening:
+    def _ending(self, instance: str, hold: _VirtualHold) -> Action:
         """Return the events of an end: that it ran, if that was not seen before, and that it is gone."""
 
         def seen(now: float) -> Event | None:
@@ -424,7 +424,7 @@ class VirtualFleet:
         now = self._clock.now()
         hold = self._holds.get(instance)
         if hold is None:
-            hold = self._holds[instance] = _VirtualHold(self._fortune.messages(instance), now)
+            hold = self._holds[instance] = _VirtualHold(self._fault_model.messages(instance), now)
         elif hold.over:
             return
         hold.over = True
@@ -467,7 +467,7 @@ class VirtualFleet:
         return DriverResumed(occurred_at=self._clock.now(), live=tuple(live), ended=tuple(gone))
 
     def _adopt(self, status: InstanceDescription) -> None:
-        hold = _VirtualHold(self._fortune.messages(status.instance), self._clock.now())
+        hold = _VirtualHold(self._fault_model.messages(status.instance), self._clock.now())
         hold.launched, hold.running = True, status.running_at is not None
         hold.hour_prices_usd = status.hour_prices_usd
         if hold.running and status.hour_prices_usd and status.running_at is not None:
@@ -538,11 +538,11 @@ class Noise:
         """Return that nothing is late."""
         return _PROMPT
 
-    def attempt(self, trial: int, attempt: int) -> AttemptFate:
+    def attempt(self, trial: int, attempt: int) -> AttemptFaults:
         """Return the trial's own speed, and a start-up drawn anew."""
         source = Random(f"{self._seed}/trial {trial}/start {attempt}")
         startup = _factor(self._profile.startup_cv, "lognormal", source)
-        return AttemptFate(pace=self.speed(trial), startup=startup)
+        return AttemptFaults(pace=self.speed(trial), startup=startup)
 
     def end(self, trial: int) -> TrialEnd | None:
         """Return an end after a number of iterations that is drawn (geometric); None without a chance of one."""

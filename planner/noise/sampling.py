@@ -148,7 +148,7 @@ def varies(profile: Profile, offer: Offer, speeds: Speeds | None = None) -> bool
     return profile.varies or taken_away or starts_vary or differs
 
 
-def steady(profile: Profile, offer: Offer) -> tuple[Profile, Offer]:
+def without_noise(profile: Profile, offer: Offer) -> tuple[Profile, Offer]:
     """Return a profile and an offer without anything that varies: at mean times, and without interruptions."""
     spot = None if offer.spot is None else replace(offer.spot, interruptions_per_hour=0.0)
     fixed = replace(offer, provision_spread=FIXED, init_spread=FIXED, spot=spot)

@@ -24,7 +24,7 @@ from rubberband.planner import (
     estimate,
     estimate_plan,
     first_kept,
-    steady,
+    without_noise,
 )
 from rubberband.planning.candidates import Room, candidates, with_start_times
 from rubberband.planning.remedies import (
@@ -408,7 +408,7 @@ class Sizer:
         """Return the sizer on mean times, which is much quicker; itself where nothing varies."""
         if not any(one.varies for one in self.candidates):
             return self
-        return replace(self, candidates=[_steady(one) for one in self.candidates], _jobs={})
+        return replace(self, candidates=[_without_noise(one) for one in self.candidates], _jobs={})
 
     def largest(self, deadline_s: float | None, max_cost_usd: float | None) -> int | None:
         """Return the largest size that fits these limits; None if none does.
@@ -468,8 +468,8 @@ class Sizer:
             return False
 
 
-def _steady(problem: Problem) -> Problem:
-    profile, offer = steady(problem.profile, problem.offer)
+def _without_noise(problem: Problem) -> Problem:
+    profile, offer = without_noise(problem.profile, problem.offer)
     return replace(problem, profile=profile, offer=offer)
 
 

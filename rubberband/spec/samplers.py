@@ -106,9 +106,9 @@ def check(
             "and draw some with sampler: {type: random}"
         )
     if size != num_samples:
-        fate = f"{size - num_samples} would be dropped" if size > num_samples else "some would be trained twice"
+        consequence = f"{size - num_samples} would be dropped" if size > num_samples else "some would be trained twice"
         raise InputError(
-            f"the grid has {size:,} configurations and the scheduler starts {num_samples} trials: {fate}; leave "
+            f"the grid has {size:,} configurations and the scheduler starts {num_samples} trials: {consequence}; leave "
             f"num_samples out, or set it (or the trials of the first stage) to {size}"
         )
 

@@ -152,11 +152,13 @@ def random_task(source: random.Random, kind: str, confidence: float) -> Task:
     task = KINDS[kind](source, task)
     certain = replace(task.profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0)
     on_demand = replace(task.offer, spot=None)
-    shortest_s = plan(task.stages, certain, _steady(on_demand), task.limits, objective="min_time").prediction.jct_s
+    shortest_s = plan(
+        task.stages, certain, _without_noise(on_demand), task.limits, objective="min_time"
+    ).prediction.jct_s
     return replace(task, limits=replace(task.limits, deadline_s=source.uniform(1.2, 2.5) * shortest_s))
 
 
-def _steady(offer: Offer) -> Offer:
+def _without_noise(offer: Offer) -> Offer:
     return replace(offer, provision_spread=Spread(), init_spread=Spread())
 
 

@@ -1,7 +1,7 @@
 """What replanning at SYNC is worth: `python -m tests.bench.bench_replan [SEEDS] [PROCESSES] [KIND|FACTOR …]`.
 
-Each seed is a random job (8-32 trials, 2-4 stages, a deadline) and a fortune: how fast each trial is, what every
-iteration and start-up takes, what instances do. It runs twice, with and without replanning, with the same fortune.
+Each seed is a random job (8-32 trials, 2-4 stages, a deadline) and its faults: how fast each trial is, what every
+iteration and start-up takes, what instances do. It runs twice, with and without replanning, with the same faults.
 The profile knows how much times vary (of cold starts it knows nothing), and is right, or misses the mean time of
 iterations by a factor. Prints figures, asserts none.
 """
@@ -28,7 +28,7 @@ from rubberband.executor.core.replanning import decide
 from rubberband.executor.core.state import Phase
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.fleet import AttemptFate, Noise
+from rubberband.executor.virtual.fleet import AttemptFaults, Noise
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints
@@ -96,11 +96,11 @@ class Weather(Noise):
         """The attempt that is asked for next starts there."""
         self._gang = gang
 
-    def attempt(self, trial: int, attempt: int) -> AttemptFate:
+    def attempt(self, trial: int, attempt: int) -> AttemptFaults:
         """As profiled, and longer on a worker that has started none."""
-        fate, is_cold = super().attempt(trial, attempt), not self._warm.issuperset(self._gang)
+        faults, is_cold = super().attempt(trial, attempt), not self._warm.issuperset(self._gang)
         self._warm.update(self._gang)
-        return replace(fate, startup=fate.startup + self._kind.cold_start * is_cold)
+        return replace(faults, startup=faults.startup + self._kind.cold_start * is_cold)
 
     def merit(self, trial: int, iterations: int) -> float:
         """The metric of a trial: the larger, the better."""

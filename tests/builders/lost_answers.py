@@ -28,7 +28,7 @@ class LossyFleet(VirtualFleet):
             return
         self._seen["answer lost"] += 1
         now = self._clock.now()
-        hold = self._holds[instance] = _VirtualHold(self._fortune.messages(instance), now)
+        hold = self._holds[instance] = _VirtualHold(self._fault_model.messages(instance), now)
         self.renew(now)
         lease_s = max(0.0, self._provider.lease_until - now) if first_lease_s is None else first_lease_s
         given_up_at = now + self._source.choice([1.0, 60.0, 600.0])

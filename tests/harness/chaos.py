@@ -94,7 +94,7 @@ class ChaoticBackend(VirtualBackend):
             self.provider,
             self._clock,
             self._agenda,
-            self._fortune,
+            self._fault_model,
             lease_s=LEASE_S,
             ready_timeout_s=READY_TIMEOUT_S,
         )

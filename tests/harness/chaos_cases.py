@@ -1,4 +1,4 @@
-"""Random experiments and random fortunes for the chaos harness: everything is drawn from one seed."""
+"""Random experiments and random faults for the chaos harness: everything is drawn from one seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.job import Bracket, Job, brackets_of
-from rubberband.executor.virtual.fleet import AttemptFate, Messages, TrialEnd
+from rubberband.executor.virtual.fleet import AttemptFaults, Messages, TrialEnd
 from rubberband.planner.exact.model import predict
 from rubberband.spec.search import Search, asha, sha
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
@@ -341,7 +341,7 @@ def _plan(source: Random, stages: tuple[Stage, ...], offer: Offer) -> Plan:
 
 _KINDS: tuple[FailureKind, ...] = ("raised", "hung", "died", "not_a_number", "checkpoint")
 _FOR_A_WHILE_S = 20.0
-_SOUND = AttemptFate()
+_SOUND = AttemptFaults()
 _PROMPT = Messages()
 
 
@@ -426,15 +426,15 @@ class Chance:
             return None
         return tuple(self._offer.price_usd_per_hour * self._source.uniform(0.2, 1.0) for _ in range(6))
 
-    def _with_end(self, fate: InstanceFaults, market: Market) -> InstanceFaults:
+    def _with_end(self, faults: InstanceFaults, market: Market) -> InstanceFaults:
         dies = self._weather.deaths_per_hour
         taken = self._weather.interruptions_per_hour if market == "spot" else 0.0
         if dies + taken == 0.0:
-            return fate
+            return faults
         ends_after_s = self._source.expovariate((dies + taken) / SECONDS_PER_HOUR)
         preempted = self._source.random() < taken / (dies + taken)
         notice_s = self._source.choice([120.0, 120.0, 20.0, None]) if preempted else None
-        return replace(fate, ends_after_s=ends_after_s, preempted=preempted, notice_s=notice_s)
+        return replace(faults, ends_after_s=ends_after_s, preempted=preempted, notice_s=notice_s)
 
     def messages(self, instance: str) -> Messages:
         """Drawn."""
@@ -448,7 +448,7 @@ class Chance:
             release_s=source.choice([0.0, source.uniform(0.0, 5.0), source.uniform(0.0, 600.0)]),
         )
 
-    def attempt(self, trial: int, attempt: int) -> AttemptFate:
+    def attempt(self, trial: int, attempt: int) -> AttemptFaults:
         """Drawn."""
         lost = self._disk.random() < self._weather.loses_checkpoint
         return replace(self._attempt(), loses_checkpoint=True) if lost else self._attempt()
@@ -475,12 +475,12 @@ class Chance:
         pace, since = self._paces[instance]
         return pace if at >= since else 1.0
 
-    def _attempt(self) -> AttemptFate:
+    def _attempt(self) -> AttemptFaults:
         fails = self._happens(self._weather.trial_fails, "trial fails")
         slow = self._happens(self._weather.slow_trial, "slow trial")
         if not fails and not slow:
             return _SOUND
-        return AttemptFate(
+        return AttemptFaults(
             failure=self._source.choice(_KINDS) if fails else None,
             after_reports=self._source.choice([0, 0, 1, 5]),
             pace=self._source.uniform(1.0, 4.0) if slow else 1.0,

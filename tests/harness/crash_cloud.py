@@ -291,8 +291,8 @@ class CloudBackend(VirtualBackend):
     def _due_events(self) -> list[Event]:
         events: list[Event] = []
         now = self.now()
-        while (happening := self._agenda.pop_due(now)) is not None:
-            event = happening(self.now())  # those before may have taken a while
+        while (action := self._agenda.pop_due(now)) is not None:
+            event = action(self.now())  # those before may have taken a while
             if event is not None:
                 events.append(event)
         return events

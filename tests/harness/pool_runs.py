@@ -106,7 +106,7 @@ class PoolRun:
             max_usd_per_hour=rng.choice((None, price, 2.5 * price)),
             max_usd_per_month=rng.choice((None, None, 0.2 * price, price)),
         )
-        self.below = VirtualProvider("pool", self.clock, offer=self.offer, lease_s=60.0, fate_of=self._fate)
+        self.below = VirtualProvider("pool", self.clock, offer=self.offer, lease_s=60.0, faults_of=self._faults)
         self.cloud = FaultyCloud(self.below, rng, rng.choice((0.0, 0.02, 0.2)))
         self.journal = MemoryJournal()
         self.kills = 0
@@ -114,7 +114,7 @@ class PoolRun:
         self.tenants = [Tenant(f"e{i}", rng.choice((1, 2, 4))) for i in range(rng.randint(2, 5))]
         self.pool = self._open()
 
-    def _fate(self, _machine: str, market: Market) -> InstanceFaults:
+    def _faults(self, _machine: str, market: Market) -> InstanceFaults:
         assert market == "on_demand" or self.limits.market == "spot"
         prices = tuple(self.rng.uniform(0.5, 3.06) for _ in range(3)) if market == "spot" else None
         return replace(self._end_of_it(), hour_prices_usd=prices)
@@ -184,19 +184,19 @@ class PoolRun:
         driver.renew_lease(self.clock.now() + LEASE_S)
         statuses = [status for status in driver.describe() if status.ended_at is None]
         self._believe(tenant, driver, statuses)
-        fate = rng.random()
-        if fate < 0.08 and len(statuses) < 6:
+        draw = rng.random()
+        if draw < 0.08 and len(statuses) < 6:
             tenant.asked += 1
             with_limit = rng.choice((None, LEASE_S))
             driver.launch(f"i{tenant.asked}", rng.choice(("on_demand", "spot")), first_lease_s=with_limit)
-        elif fate < 0.14 and statuses:
+        elif draw < 0.14 and statuses:
             given = rng.choice(statuses).instance
             tenant.believed.pop(given, None)  # trials are stopped before, also if the broker dies as it answers
             driver.release(given)
-        elif fate < 0.15:
+        elif draw < 0.15:
             tenant.believed = {}
             driver.close()
-        elif fate < 0.16:
+        elif draw < 0.16:
             tenant.dead_until = self.clock.now() + rng.choice((5.0, 60.0, 600.0))
             return
         self._believe(tenant, driver, [status for status in driver.describe() if status.ended_at is None])

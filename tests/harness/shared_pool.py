@@ -104,10 +104,10 @@ class Line:
                 self._run.broker_died()
 
     def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float, market: Market) -> None:
-        fate = 1.0 if self._run.odd is None else self._run.odd.random()
-        if fate >= LOST / 3.0:
+        draw = 1.0 if self._run.odd is None else self._run.odd.random()
+        if draw >= LOST / 3.0:
             self._ask(lambda pool: pool.launch(tenant, experiment, instance, gpus, lease_s, market))
-        if fate < LOST:
+        if draw < LOST:
             self._run.seen["answer lost"] += 1
             raise ProviderError("the broker does not answer")
 
@@ -513,7 +513,7 @@ class SharedRun:
         )
         self.limits = replace(self.limits, autoscales=self.shared.autoscaling is not None)
         self.division = Division(self.shared)
-        self.below = VirtualProvider("pool", self.clock, offer=self.offer, lease_s=60.0, fate_of=self._fate)
+        self.below = VirtualProvider("pool", self.clock, offer=self.offer, lease_s=60.0, faults_of=self._faults)
         self.cloud = (HeardCloud if sick else FaultyCloud)(self.below, rng, 0.1 * self.broker_faults)
         if isinstance(self.cloud, HeardCloud):
             self.cloud.run = self
@@ -528,7 +528,7 @@ class SharedRun:
 
     # What is drawn.
 
-    def _fate(self, machine: str, _market: Market) -> InstanceFaults:
+    def _faults(self, machine: str, _market: Market) -> InstanceFaults:
         rng, kind = self.rng, self.rng.random()
         if self.sick is not None and self.sick.random() < self.ill_share:
             silent_after_s = self.sick.choice((0.0, self.sick.expovariate(1 / 300.0)))

@@ -80,7 +80,7 @@ class QuietRun(SharedRun):
         self.shared = replace(self.shared, instances=INSTANCES, policy=policy)
         self.division = Division(self.shared)
         self.below = VirtualProvider(
-            "pool", self.clock, offer=self.offer, lease_s=LEASE_S, fate_of=lambda *_: InstanceFaults()
+            "pool", self.clock, offer=self.offer, lease_s=LEASE_S, faults_of=lambda *_: InstanceFaults()
         )
         self.cloud = FaultyCloud(self.below, self.rng, 0.0)
         self.members = [self._experiment(*row) for row in WORKLOAD]

@@ -110,7 +110,7 @@ def test_a_trial_that_ends_by_itself_is_timed_by_what_it_did(iterations: int, ti
 
 def test_instances_that_start_in_turn_predict_the_last_ones_time_and_the_cost() -> None:
     slow = InstanceFaults(provision_s=11.0, init_s=9.0)
-    backend = virtual(Faults(fates={"profile-1": slow}))
+    backend = virtual(Faults(instance_faults={"profile-1": slow}))
     profile = measure(backend, gpus_per_instance=2, instances=2, one_machine=True).profile
     assert profile.init_spread == FIXED
     assert profile.provision_delay_s is not None

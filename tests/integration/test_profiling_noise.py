@@ -14,7 +14,7 @@ from rubberband.executor.profiling.points import Component
 from rubberband.executor.profiling.session import ProfilingLimits
 from rubberband.executor.profiling.summary import ProfilingResult, measure
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.executor.virtual.fleet import AttemptFate, Noise
+from rubberband.executor.virtual.fleet import AttemptFaults, Noise
 from rubberband.running.profile import noise_lines, point_line, start_lines
 from rubberband.values.offer import Offer
 from rubberband.values.profile import FIXED, Profile, Spread
@@ -111,8 +111,8 @@ def test_trials_change_their_places_from_one_number_of_gpus_to_the_next() -> Non
 class ColdFirst(Faults):
     """The first start on a worker takes five times as long."""
 
-    def attempt(self, trial: int, attempt: int) -> AttemptFate:
-        return AttemptFate(startup=5.0 if attempt == 1 else 1.0)
+    def attempt(self, trial: int, attempt: int) -> AttemptFaults:
+        return AttemptFaults(startup=5.0 if attempt == 1 else 1.0)
 
 
 def test_first_starts_on_fresh_workers_belong_to_the_instances() -> None:

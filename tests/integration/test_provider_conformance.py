@@ -104,25 +104,25 @@ OFFER = Offer(
 
 
 def _virtual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
-    def fate_of(instance: str, _market: Market) -> InstanceFaults:
+    def faults_of(instance: str, _market: Market) -> InstanceFaults:
         return (
             InstanceFaults(ends_after_s=30.0, notice_s=10.0, preempted=True) if instance == TAKEN else InstanceFaults()
         )
 
     clock = VirtualClock(1000.0)
-    provider = VirtualProvider("conformance", clock, offer=OFFER, fate_of=fate_of)
+    provider = VirtualProvider("conformance", clock, offer=OFFER, faults_of=faults_of)
     return Rental(provider, lambda: clock.advance_to(clock.now() + 1.0), clock.now, lease_s=60.0, take=lambda: None)
 
 
 def _pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     """A pool above a virtual provider, which takes the machine of TAKEN away."""
 
-    def fate_of(machine: str, _market: Market) -> InstanceFaults:
+    def faults_of(machine: str, _market: Market) -> InstanceFaults:
         is_taken = any(lent.instance == TAKEN for lent in pool.state.held.values())
         return InstanceFaults(ends_after_s=30.0, notice_s=10.0, preempted=True) if is_taken else InstanceFaults()
 
     clock = VirtualClock(1000.0)
-    below = VirtualProvider("pool", clock, offer=OFFER, fate_of=fate_of)
+    below = VirtualProvider("pool", clock, offer=OFFER, faults_of=faults_of)
     limits = PoolLimits(instances=8, gpus=4)
     pool = Pool(below, MemoryJournal(), limits, clock.now, start=lambda work: work())
 

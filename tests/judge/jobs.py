@@ -52,7 +52,7 @@ def told_of(kind: str, seed: int) -> Told:
     while True:
         question = KINDS[kind](source, kind, seed)
         shortest = _planned(
-            replace(question, problems=tuple(_steady(problem) for problem in question.problems)), "min_time"
+            replace(question, problems=tuple(_without_noise(problem) for problem in question.problems)), "min_time"
         )
         if shortest.job is None:
             continue
@@ -77,7 +77,7 @@ def _planned(question: Question, objective: Objective) -> Estimate:
     return estimate(asked, clock=lambda: 0.0, compare=False)
 
 
-def _steady(problem: Problem) -> Problem:
+def _without_noise(problem: Problem) -> Problem:
     profile = replace(problem.profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0, mean_cv=0.0)
     offer = replace(problem.offer, provision_spread=Spread(), init_spread=Spread(), spot=None)
     return replace(problem, profile=profile, offer=offer, constraints=replace(problem.constraints, max_cost_usd=None))
@@ -192,7 +192,7 @@ def _capped(source: random.Random, kind: str, seed: int) -> Question:
     problem = _problem(source, offer)
     brackets = _sha(source)
     question = Question(kind=kind, seed=seed, brackets=brackets, problems=(problem,))
-    cheapest = _planned(replace(question, problems=(_steady(problem),)), "min_cost")
+    cheapest = _planned(replace(question, problems=(_without_noise(problem),)), "min_cost")
     cheapest_usd = 1.0 if cheapest.job is None else cheapest.job.prediction.cost_usd
     limits = replace(problem.constraints, max_cost_usd=cheapest_usd * source.uniform(1.05, 1.8))
     objective: Objective = source.choice(["min_cost", "min_time"])

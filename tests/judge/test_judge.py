@@ -108,9 +108,9 @@ def test_it_agrees_with_the_executor_where_times_vary(kind: str, seed: int, runs
 def test_it_agrees_with_the_executor_on_random_jobs(kind: str) -> None:
     """Three figures of 12 jobs each: the largest of 36 differences is within 4 standard errors."""
     found = [agreement_of(told_of(kind, seed), 500) for seed in range(12)]
-    steady = [each for each in found if each.left_spot == 0.0]
-    assert max(each.worst for each in steady) < 4.0
-    assert np.sqrt(np.mean([each.time_z**2 for each in steady])) < 1.8
+    uninterrupted = [each for each in found if each.left_spot == 0.0]
+    assert max(each.worst for each in uninterrupted) < 4.0
+    assert np.sqrt(np.mean([each.time_z**2 for each in uninterrupted])) < 1.8
 
 
 def test_queued_trials_are_as_slow_in_the_next_stage_as_those_that_started_first() -> None:

@@ -205,10 +205,10 @@ def test_a_journal_from_before_the_rule_resumes_as_it_did() -> None:
     assert len(story.state.instances) > 12
 
 
-@pytest.mark.parametrize("fate", NEVER_READY)
+@pytest.mark.parametrize("faults", NEVER_READY)
 @given(instances=st.integers(1, 4), max_cost_usd=st.none() | st.floats(0.3, 30.0), lucky=st.integers(0, 2))
 def test_few_instances_are_bought_that_never_get_ready(
-    fate: InstanceFaults, instances: int, max_cost_usd: float | None, lucky: int
+    faults: InstanceFaults, instances: int, max_cost_usd: float | None, lucky: int
 ) -> None:
     """At most three in a row, and those on their way; all are given back, and what was spent is told."""
     job = launching_job(max_cost_usd=max_cost_usd)
@@ -216,9 +216,9 @@ def test_few_instances_are_bought_that_never_get_ready(
         job.plan, stages=tuple(dataclasses.replace(stage, instances=instances) for stage in job.plan.stages)
     )
     job = dataclasses.replace(job, start_attempts=3, launch_attempts=50, plan=plan)
-    broken = {f"i-{number:03d}": fate for number in range(1 + lucky, 200)}
+    broken = {f"i-{number:03d}": faults for number in range(1 + lucky, 200)}
     short_lived = {f"i-{number:03d}": InstanceFaults(ends_after_s=150.0) for number in range(1, 1 + lucky)}
-    controller, _, finish = run_virtual(job, Faults(fates=broken | short_lived))
+    controller, _, finish = run_virtual(job, Faults(instance_faults=broken | short_lived))
     state = controller.state
     unready = [record for record in state.instances.values() if record.ready_at is None]
     assert len(unready) <= lucky * 3 + max(3, instances)
@@ -271,7 +271,7 @@ def test_the_cause_is_the_first_thing_that_every_view_shows() -> None:
 
 def test_status_and_ps_begin_with_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     never = {f"i-{number:03d}": InstanceFaults(init_s=1e9) for number in range(1, 20)}
-    recorded(words(name="never"), faults=Faults(fates=never)).put(tmp_path)
+    recorded(words(name="never"), faults=Faults(instance_faults=never)).put(tmp_path)
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
     (listed,) = json.loads(CliRunner().invoke(app, ["ps", "-o", "json"]).output)["experiments"]
     cause = "instances fail to start: lease expired (7 of 7 in a row); "

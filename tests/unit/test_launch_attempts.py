@@ -16,26 +16,26 @@ from tests.builders.stories import Story
 from tests.builders.virtual_runs import run_virtual
 
 
-def fates(count: int, fate: InstanceFaults) -> Faults:
-    """The first `count` instances share a fate."""
-    return Faults(fates={f"i-{number:03d}": fate for number in range(1, count + 1)})
+def instance_faults(count: int, faults: InstanceFaults) -> Faults:
+    """The first `count` instances share their faults."""
+    return Faults(instance_faults={f"i-{number:03d}": faults for number in range(1, count + 1)})
 
 
 def test_instances_that_are_lost_together_are_replaced_in_one_attempt() -> None:
-    controller, _, finish = run_virtual(launching_job(), fates(4, InstanceFaults(ends_after_s=50.0)))
+    controller, _, finish = run_virtual(launching_job(), instance_faults(4, InstanceFaults(ends_after_s=50.0)))
     assert finish.outcome == "done"
     assert len(controller.state.instances) == 8
 
 
 def test_instances_that_are_lost_again_and_again_use_up_the_attempts() -> None:
-    controller, _, finish = run_virtual(launching_job(), fates(30, InstanceFaults(ends_after_s=50.0)))
+    controller, _, finish = run_virtual(launching_job(), instance_faults(30, InstanceFaults(ends_after_s=50.0)))
     assert finish.outcome == "failed"
     assert len(controller.state.instances) == 8
 
 
 def test_instances_that_are_taken_away_use_up_none() -> None:
     taken = InstanceFaults(ends_after_s=50.0, preempted=True, notice_s=20.0)
-    controller, _, finish = run_virtual(launching_job("spot"), fates(16, taken))
+    controller, _, finish = run_virtual(launching_job("spot"), instance_faults(16, taken))
     assert finish.outcome == "done"
     assert len(controller.state.instances) == 20
 
@@ -55,10 +55,10 @@ def test_no_instance_is_asked_for_that_could_not_be_paid_until_it_is_ready() -> 
 def test_an_interruption_leaves_no_extra_attempts() -> None:
     """However often: launches that are refused after that are not repeated for ever."""
     taken = InstanceFaults(ends_after_s=50.0, preempted=True, notice_s=20.0)
-    all_fates = {
+    all_faults = {
         f"i-{number:03d}": taken if number <= 16 else InstanceFaults(refused="sold out") for number in range(1, 400)
     }
-    controller, _, finish = run_virtual(launching_job("spot"), Faults(fates=all_fates))
+    controller, _, finish = run_virtual(launching_job("spot"), Faults(instance_faults=all_faults))
     assert finish.outcome == "failed"
     assert len(controller.state.instances) <= 16 + 3 * 4
 

@@ -56,11 +56,11 @@ class Cluster(VirtualProvider):
 
     def __init__(self, clock: VirtualClock) -> None:
         offer = Offer(instance_type="v", gpus=1, price_usd_per_hour=0.0, max_instances=8, provision_delay_s=0.0)
-        super().__init__("team", clock, offer=offer, fate_of=self._fate)
+        super().__init__("team", clock, offer=offer, faults_of=self._faults)
         self.clock = clock.now
         self.renewed: list[float] = []
 
-    def _fate(self, _instance: str, _market: Market) -> InstanceFaults:
+    def _faults(self, _instance: str, _market: Market) -> InstanceFaults:
         return InstanceFaults()
 
     def node(self, instance: str) -> str:

@@ -34,7 +34,7 @@ from tests.builders.virtual_runs import jct_s, run_virtual
 MODEL = AsyncProfile(times=AsyncTimes(compute_s=0.3, up_s=0.05, server_s=0.1, down_s=0.05), updates_per_iteration=100.0)
 OFFER = Offer(instance_type="fast", gpus=1, price_usd_per_hour=3.6, max_instances=4)
 PROFILE = Profile(seconds_per_iteration={1: 40.0, 2: 20.0, 4: 10.0})
-ON_SLOW = Faults(slow={"i-002": 2.0}, fates={"i-002": InstanceFaults(instance_type="slow")})
+ON_SLOW = Faults(slow={"i-002": 2.0}, instance_faults={"i-002": InstanceFaults(instance_type="slow")})
 """One instance is of another type, which is half as fast."""
 
 

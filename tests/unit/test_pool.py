@@ -120,12 +120,12 @@ def test_requests_wait_their_turn() -> None:
 def _spot_world(**limits: Any) -> World:
     """Return a pool on spot; hours of its spot machines cost 1.0, 2.0 and then 1.5 USD."""
 
-    def fate_of(_machine: str, market: Market) -> InstanceFaults:
+    def faults_of(_machine: str, market: Market) -> InstanceFaults:
         return InstanceFaults(hour_prices_usd=(1.0, 2.0, 1.5)) if market == "spot" else InstanceFaults()
 
     world = World(limits=replace(LIMITS, market="spot", side_usd_per_hour=0.1, **limits))
     spotted = replace(OFFER, spot=Spot(price_usd_per_hour=0.9, interruptions_per_hour=0.0))
-    world.below = VirtualProvider("pool", world.clock, offer=spotted, fate_of=fate_of)
+    world.below = VirtualProvider("pool", world.clock, offer=spotted, faults_of=faults_of)
     world.reopen()
     return world
 
@@ -165,15 +165,15 @@ def test_a_tenant_on_spot_keeps_the_price_of_the_hour_in_which_it_began() -> Non
 
 
 @pytest.mark.parametrize(
-    "fate",
+    "faults",
     [
         InstanceFaults(refused="no capacity", sold_out=True),
         InstanceFaults(provision_s=math.inf, stillborn_after_s=0.5, sold_out=True),
     ],
 )
-def test_a_tenant_hears_that_machines_are_sold_out(fate: InstanceFaults) -> None:
+def test_a_tenant_hears_that_machines_are_sold_out(faults: InstanceFaults) -> None:
     world = _spot_world()
-    world.below = VirtualProvider("pool", world.clock, offer=OFFER, fate_of=lambda *_: fate)
+    world.below = VirtualProvider("pool", world.clock, offer=OFFER, faults_of=lambda *_: faults)
     world.reopen()
     world.ask("a")
     world.wait(1)
@@ -439,9 +439,9 @@ def test_a_broker_that_did_not_look_blames_none() -> None:
 def reclaimed(*, ends_after_s: float = 720.0, notice_s: float = 120.0) -> World:
     """A pool on spot, whose first machine the provider reclaims while a tenant has it."""
     world = World(limits=replace(LIMITS, market="spot"))
-    fate = InstanceFaults(hour_prices_usd=(1.0, 1.0), ends_after_s=ends_after_s, preempted=True, notice_s=notice_s)
+    faults = InstanceFaults(hour_prices_usd=(1.0, 1.0), ends_after_s=ends_after_s, preempted=True, notice_s=notice_s)
     offer = replace(OFFER, spot=Spot(price_usd_per_hour=1.0, interruptions_per_hour=0.05))
-    world.below = VirtualProvider("pool", world.clock, offer=offer, fate_of=lambda *_: fate)
+    world.below = VirtualProvider("pool", world.clock, offer=offer, faults_of=lambda *_: faults)
     world.reopen()
     world.ask("a", market="spot")
     world.wait(10.0 + ends_after_s - notice_s + 2.0)
@@ -676,7 +676,7 @@ class SlowToEnd(VirtualProvider):
 @pytest.mark.parametrize("begun_s", [0.1, 0.6, 1.1, 1.6])
 def test_the_bill_of_a_month_keeps_its_cap_also_if_a_look_is_late_and_a_release_slow(begun_s: float) -> None:
     world = World(replace(LIMITS, max_usd_per_month=0.5, release_margin_s=4.0))
-    world.below = SlowToEnd("pool", world.clock, offer=OFFER, fate_of=lambda *_: InstanceFaults(lease_late_s=2.0))
+    world.below = SlowToEnd("pool", world.clock, offer=OFFER, faults_of=lambda *_: InstanceFaults(lease_late_s=2.0))
     world.reopen()
     world.ask("a")
     world.clock.advance_to(world.clock.now() + 10.0 + begun_s)
@@ -691,8 +691,8 @@ def test_the_bill_of_a_month_keeps_its_cap_also_if_a_look_is_late_and_a_release_
 def test_a_machine_on_spot_that_outlives_its_broker_keeps_the_cap_at_any_price_of_the_next_hour() -> None:
     world = World(limits=replace(LIMITS, market="spot", max_usd_per_month=1.6, lease_s=7200.0))
     spotted = replace(OFFER, spot=Spot(price_usd_per_hour=0.9, interruptions_per_hour=0.0))
-    fate = InstanceFaults(hour_prices_usd=(1.0, 3.5))
-    world.below = VirtualProvider("pool", world.clock, offer=spotted, fate_of=lambda *_: fate)
+    faults = InstanceFaults(hour_prices_usd=(1.0, 3.5))
+    world.below = VirtualProvider("pool", world.clock, offer=spotted, faults_of=lambda *_: faults)
     world.reopen()
     world.ask("a", market="spot")
     world.wait(11)
@@ -719,8 +719,8 @@ class PricesLate(VirtualProvider):
 def test_a_price_that_is_known_after_a_machine_has_ended_is_in_the_bill() -> None:
     world = World(limits=replace(LIMITS, market="spot"))
     spotted = replace(OFFER, spot=Spot(price_usd_per_hour=0.9, interruptions_per_hour=0.0))
-    fate = InstanceFaults(hour_prices_usd=(1.0, 2.0))
-    world.below = PricesLate("pool", world.clock, offer=spotted, fate_of=lambda *_: fate)
+    faults = InstanceFaults(hour_prices_usd=(1.0, 2.0))
+    world.below = PricesLate("pool", world.clock, offer=spotted, faults_of=lambda *_: faults)
     world.reopen()
     world.ask("a", market="spot")
     world.wait(11)
@@ -738,7 +738,7 @@ def test_a_price_of_a_machine_that_the_journal_has_forgotten_stops_no_broker(mon
     monkeypatch.setattr(module, "HISTORY_S", 1000.0)
     world = World(limits=replace(LIMITS, market="spot"))
     world.below = VirtualProvider(
-        "pool", world.clock, offer=OFFER, fate_of=lambda *_: InstanceFaults(hour_prices_usd=(1.0,))
+        "pool", world.clock, offer=OFFER, faults_of=lambda *_: InstanceFaults(hour_prices_usd=(1.0,))
     )
     world.reopen(1)
     world.ask("a", market="spot")

@@ -42,9 +42,9 @@ def test_the_incremental_bill_equals_the_bill(billing: Billing) -> None:
             assert state.fleet.spending.spent_usd(state.now) == pytest.approx(billed_usd, abs=1e-9)
             seen += 1
 
-    fates = {f"i-{number:03d}": InstanceFaults(ends_after_s=5.0 + number) for number in (1, 3)}
+    instance_faults = {f"i-{number:03d}": InstanceFaults(ends_after_s=5.0 + number) for number in (1, 3)}
     capped = dataclasses.replace(CAPPED, offer=dataclasses.replace(OFFER, billing=billing))
-    controller, _, finish = run_virtual(capped, Faults(fates=fates), observers=[same])
+    controller, _, finish = run_virtual(capped, Faults(instance_faults=instance_faults), observers=[same])
     assert finish.outcome == "done"
     assert seen > 10
     assert any(record.ended_at is not None for record in controller.state.instances.values())

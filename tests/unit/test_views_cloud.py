@@ -54,7 +54,7 @@ def spot_job() -> Job:
 
 
 TAKEN = Faults(
-    fates={
+    instance_faults={
         "i-001": InstanceFaults(price_usd_per_hour=0.13),
         "i-002": InstanceFaults(ends_after_s=20.0, preempted=True),
         "i-003": InstanceFaults(ends_after_s=31.0, preempted=True, notice_s=1.0),

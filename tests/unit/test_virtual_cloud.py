@@ -27,7 +27,7 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.result.result import Result
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.executor.virtual.fleet import AttemptFate, Messages
+from rubberband.executor.virtual.fleet import AttemptFaults, Messages
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
 from rubberband.values.profile import Profile
@@ -46,10 +46,10 @@ OFFER = Offer(
 PROFILE = Profile(seconds_per_iteration={1: 10.0})
 
 
-def provider(**fates: InstanceFaults) -> tuple[VirtualProvider, VirtualClock]:
+def provider(**instance_faults: InstanceFaults) -> tuple[VirtualProvider, VirtualClock]:
     clock = VirtualClock()
-    faults = Faults(fates={name.replace("_", "-"): fate for name, fate in fates.items()})
-    return VirtualProvider("test", clock, offer=OFFER, lease_s=100.0, fate_of=faults.instance), clock
+    faults = Faults(instance_faults={name.replace("_", "-"): faults for name, faults in instance_faults.items()})
+    return VirtualProvider("test", clock, offer=OFFER, lease_s=100.0, faults_of=faults.instance), clock
 
 
 def test_the_bill_is_by_market_from_running_to_the_end_with_the_minimum_and_the_data() -> None:
@@ -132,19 +132,19 @@ def test_a_refused_instance_was_never_rented() -> None:
 
 @dataclass(frozen=True)
 class Slow:
-    """A fortune of late messages."""
+    """A fault model of late messages."""
 
     late: Mapping[str, Messages] = field(default_factory=dict)
-    fates: Mapping[str, InstanceFaults] = field(default_factory=dict)
+    instance_faults: Mapping[str, InstanceFaults] = field(default_factory=dict)
 
     def instance(self, instance: str, market: Market) -> InstanceFaults:
-        return self.fates.get(instance, InstanceFaults())
+        return self.instance_faults.get(instance, InstanceFaults())
 
     def messages(self, instance: str) -> Messages:
         return self.late.get(instance, Messages())
 
-    def attempt(self, trial: int, attempt: int) -> AttemptFate:
-        return AttemptFate()
+    def attempt(self, trial: int, attempt: int) -> AttemptFaults:
+        return AttemptFaults()
 
     def iteration(self, trial: int, iterations: int) -> float:
         return 1.0
@@ -153,10 +153,12 @@ class Slow:
         return 1.0
 
 
-def backend(messages: Messages | None = None, fate: InstanceFaults | None = None) -> VirtualBackend:
-    """One whose instance `a` has these messages and this fate."""
-    fortune = Slow({"a": messages or Messages()}, {"a": fate or InstanceFaults()})
-    return VirtualBackend("test", OFFER, PROFILE, metric="score", faults=fortune, lease_s=100.0, ready_timeout_s=60.0)
+def backend(messages: Messages | None = None, faults: InstanceFaults | None = None) -> VirtualBackend:
+    """One whose instance `a` has these messages and these faults."""
+    fault_model = Slow({"a": messages or Messages()}, {"a": faults or InstanceFaults()})
+    return VirtualBackend(
+        "test", OFFER, PROFILE, metric="score", faults=fault_model, lease_s=100.0, ready_timeout_s=60.0
+    )
 
 
 def events_until(driven: VirtualBackend, instant: float) -> list[Event]:
@@ -212,12 +214,12 @@ def test_events_before_the_first_look_come_in_order() -> None:
 
 
 def test_a_start_that_never_runs_is_refused_and_one_that_never_warms_is_given_up() -> None:
-    stillborn = backend(fate=InstanceFaults(stillborn_after_s=12.0))
+    stillborn = backend(faults=InstanceFaults(stillborn_after_s=12.0))
     stillborn.execute(LaunchInstance(instance="a"))
     assert events_until(stillborn, 100.0) == [
         InstanceRefused(occurred_at=12.0, instance="a", reason="it did not start", failed_start=True)
     ]
-    cold = backend(fate=InstanceFaults(init_s=math.inf))
+    cold = backend(faults=InstanceFaults(init_s=math.inf))
     cold.execute(LaunchInstance(instance="a"))
     lost = events_until(cold, 100.0)[-1]
     assert isinstance(lost, InstanceLost)
@@ -225,7 +227,7 @@ def test_a_start_that_never_runs_is_refused_and_one_that_never_warms_is_given_up
 
 
 def test_a_notice_is_reported_once() -> None:
-    driven = backend(fate=InstanceFaults(ends_after_s=60.0, preempted=True, notice_s=20.0))
+    driven = backend(faults=InstanceFaults(ends_after_s=60.0, preempted=True, notice_s=20.0))
     driven.execute(LaunchInstance(instance="a", market="spot"))
     kinds = [type(event) for event in events_until(driven, 100.0)]
     assert kinds == [InstanceRunning, InstanceReady, InstanceInterrupted, InstanceLost]

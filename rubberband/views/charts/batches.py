@@ -24,12 +24,12 @@ from rubberband.views.charts.parts import (
     Figure,
     axis,
     button,
-    by_fate,
+    by_outcome,
     chart,
     decades,
-    fate_name,
     gpus_per_instance,
     marks,
+    outcome_name,
     scatter,
     time_axis,
     time_unit,
@@ -95,19 +95,19 @@ def batches_over_time(result: Result) -> Figure | None:
 
     None if batches are fixed.
     """
-    fates = by_fate(result, [trial for trial in result.trials if trial.batches])
-    if not fates:
+    outcomes = by_outcome(result, [trial for trial in result.trials if trial.batches])
+    if not outcomes:
         return None
-    adaptive = [trial for trials in fates.values() for trial in trials]
+    adaptive = [trial for trials in outcomes.values() for trial in trials]
     horizon_s = max(result.actual_jct_s, *(trial.batches[-1].end_s for trial in adaptive))
     unit, unit_s = time_unit(horizon_s)
     drawn = _thinned(adaptive)
     few = sum(map(len, drawn.values())) < MANY_POINTS
     traces, by_progress = [], []
     for index, row in enumerate(_ROWS):
-        for fate, trials in fates.items():
+        for outcome, trials in outcomes.items():
             points = [(t.trial, point) for t in trials for point in _points(drawn[t.trial], row.held)]
-            traces.append(_trace(index, fate, trials, points, unit_s, few))
+            traces.append(_trace(index, outcome, trials, points, unit_s, few))
             by_progress.append([point and point.progress for _, point in points])
     done = max(trial.batches[-1].progress for trial in adaptive)
     stages = marks(result, horizon_s, unit_s)
@@ -229,28 +229,28 @@ def _points(stretches: Iterable[BatchStretch], held: bool) -> list[_Point | None
 
 def _trace(
     index: int,
-    fate: str,
+    outcome: str,
     trials: Sequence[TrialResult],
     points: Sequence[tuple[int, _Point | None]],
     unit_s: float,
     few: bool,
 ) -> Figure:
     """Return the line of the trials with one outcome in a row; `points` have gaps between trials."""
-    row, (colour, width, opacity) = _ROWS[index], CURVES[fate]
+    row, (colour, width, opacity) = _ROWS[index], CURVES[outcome]
     return {
         "type": "scatter",
         "mode": "lines+markers" if few and not row.held else "lines",
-        "name": fate_name(fate, trials),
-        "legendgroup": fate,
+        "name": outcome_name(outcome, trials),
+        "legendgroup": outcome,
         "showlegend": index == 0,
         "x": [point and point.at_s / unit_s for _, point in points],
         "y": [point and row.value(point.stretch) for _, point in points],
         "yaxis": _axis(index),
         "customdata": [point and _label(trial, point.stretch) for trial, point in points],
         "hovertemplate": f"trial %{{customdata[0]}}: {row.hover}<br>stage %{{customdata[1]}}, %{{customdata[2]}}"
-        f"<extra>{fate}</extra>",
+        f"<extra>{outcome}</extra>",
         "line": {"color": colour, "width": width, "shape": "hv" if row.held else "linear"},
-        "marker": {"color": colour, "size": 6 if fate in ALONE else 4},
+        "marker": {"color": colour, "size": 6 if outcome in ALONE else 4},
         "opacity": opacity,
     }
 

@@ -18,9 +18,9 @@ from rubberband.views.charts.parts import (
     Figure,
     axis,
     button,
-    by_fate,
+    by_outcome,
     chart,
-    fate_name,
+    outcome_name,
     scatter,
     time_unit,
 )
@@ -60,16 +60,16 @@ def learning_curves(result: Result) -> Figure | None:
 
     None before the first report.
     """
-    fates = by_fate(result, [trial for trial in result.trials if trial.curve])
-    if not fates:
+    outcomes = by_outcome(result, [trial for trial in result.trials if trial.curve])
+    if not outcomes:
         return None
     unit, unit_s = time_unit(result.actual_jct_s)
     shown = [trial for trial in ranked(result) if trial.curve][:MOST_TRIALS]
     count = sum(len(trial.curve) for trial in shown)
     costs, step = shares(result, shown), math.ceil(count / MOST_POINTS)
     drawn = {
-        fate: [p for t in trials if t.trial in costs for p in _points(result, t, costs[t.trial], step)]
-        for fate, trials in fates.items()
+        outcome: [p for t in trials if t.trial in costs for p in _points(result, t, costs[t.trial], step)]
+        for outcome, trials in outcomes.items()
     }
     by_iterations = [[point and point.iterations for point in points] for points in drawn.values()]
     by_time = [[point and point.at_s / unit_s for point in points] for points in drawn.values()]
@@ -81,8 +81,8 @@ def learning_curves(result: Result) -> Figure | None:
         button("over dollars", by_cost, _axis("the trial's share of the bill (USD)")),
     ]
     traces = [
-        _trace(fate, fates[fate], points, xs, count < MANY_POINTS)
-        for (fate, points), xs in zip(drawn.items(), by_iterations, strict=True)
+        _trace(outcome, outcomes[outcome], points, xs, count < MANY_POINTS)
+        for (outcome, points), xs in zip(drawn.items(), by_iterations, strict=True)
     ]
     return curves_chart(traces, "iterations", whole, result.metric, buttons)
 
@@ -120,19 +120,19 @@ def _points(result: Result, trial: TrialResult, costs_usd: Sequence[float], step
     ]
 
 
-def _trace(fate: str, trials: Sequence[TrialResult], points: Drawn, xs: Sequence[Any], dots: bool) -> Figure:
-    colour, width, opacity = CURVES[fate]
+def _trace(outcome: str, trials: Sequence[TrialResult], points: Drawn, xs: Sequence[Any], dots: bool) -> Figure:
+    colour, width, opacity = CURVES[outcome]
     return {
         "type": "scatter",
         "mode": "lines+markers" if dots else "lines",
-        "name": fate_name(fate, trials),
+        "name": outcome_name(outcome, trials),
         "x": xs,
         "y": [point and point.value for point in points],
         "customdata": [point and _label(point) for point in points],
         "hovertemplate": "trial %{customdata[0]}: %{y:.6g}<br>%{customdata[1]} iterations, at %{customdata[2]}, "
-        f"%{{customdata[3]}} USD<extra>{fate}</extra>",
+        f"%{{customdata[3]}} USD<extra>{outcome}</extra>",
         "line": {"color": colour, "width": width},
-        "marker": {"color": colour, "size": 6 if fate in ALONE else 4},
+        "marker": {"color": colour, "size": 6 if outcome in ALONE else 4},
         "opacity": opacity,
     }
 

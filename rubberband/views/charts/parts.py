@@ -165,21 +165,21 @@ def button(label: str, xs: list[list[Any]], layout: Figure) -> Figure:
     return {"label": label, "method": "update", "args": [{"x": xs}, layout]}
 
 
-def by_fate(result: Result, trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
+def by_outcome(result: Result, trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
     """Return the trials by outcome, a key of `CURVES`. Those drawn on top come last."""
-    fates: dict[str, list[TrialResult]] = {}
+    outcomes: dict[str, list[TrialResult]] = {}
     for trial in trials:
-        fates.setdefault(_fate_of(result, trial), []).append(trial)
-    return {fate: fates[fate] for fate in reversed(CURVES) if fate in fates}
+        outcomes.setdefault(_outcome_of(result, trial), []).append(trial)
+    return {outcome: outcomes[outcome] for outcome in reversed(CURVES) if outcome in outcomes}
 
 
-def fate_name(fate: str, trials: Sequence[TrialResult]) -> str:
+def outcome_name(outcome: str, trials: Sequence[TrialResult]) -> str:
     """Return an outcome for the legend, with its only trial or the number of trials."""
-    return f"{fate} ({f'trial {trials[0].trial}' if fate in ALONE else counted(len(trials), 'trial')})"
+    return f"{outcome} ({f'trial {trials[0].trial}' if outcome in ALONE else counted(len(trials), 'trial')})"
 
 
-def _fate_of(result: Result, trial: TrialResult) -> str:
+def _outcome_of(result: Result, trial: TrialResult) -> str:
     if result.outcome != "done" and result.best is not None and trial.trial == result.best.trial:
         return "best so far"
-    fate = status(result, trial)
-    return "waiting" if fate in ("queued", "paused") else fate
+    outcome = status(result, trial)
+    return "waiting" if outcome in ("queued", "paused") else outcome
