@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -35,10 +36,6 @@ _SINGLE_PUT_BYTES = 256 * 1024**2
 """A larger object is sent in parts, which S3 joins at the end: either way it is written whole, or not at all."""
 _TRANSFER = TransferConfig(multipart_threshold=_SINGLE_PUT_BYTES, multipart_chunksize=_SINGLE_PUT_BYTES // 4)
 _GONE = ("404", "NoSuchKey")
-
-
-class S3Gone(Exception):
-    """The object does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +81,17 @@ class S3Folder:
         return f"{self.url}/{name}"
 
     def get(self, name: str) -> bytes:
-        """Return the bytes of an object. Raises S3Gone if there is none, CheckpointError."""
-        buffer = io.BytesIO()
+        """Return the bytes of an object. Raises FileNotFoundError if there is none, CheckpointError."""
+        with io.BytesIO() as file:
+            self.fetch(name, file)
+            return file.getvalue()
+
+    def fetch(self, name: str, file: BufferedIOBase) -> None:
+        """Write the bytes of an object to a file. Raises FileNotFoundError if there is none, CheckpointError."""
         with self._failing(name, "read"), ignoring(*_GONE):
-            _client().download_fileobj(self.bucket, self._key(name), buffer, Config=_TRANSFER)
-            return buffer.getvalue()
-        raise S3Gone(f"{self.url}/{name}")
+            _client().download_fileobj(self.bucket, self._key(name), file, Config=_TRANSFER)
+            return
+        raise FileNotFoundError(f"{self.url}/{name}")
 
     def has(self, name: str) -> bool:
         """Return whether the object exists. Raises CheckpointError."""

@@ -143,7 +143,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="each-worker-loads-the-checkpoint",
         harm="eight workers of a machine download a checkpoint eight times",
-        file="executor/checkpoints.py",
+        file="executor/checkpoints/machine.py",
         old="            elif status.st_size == ref.size_bytes:",
         new="            elif status.st_size == ref.size_bytes and store.load(ref):",
         tests=("tests/unit/test_fetching.py",),
@@ -289,7 +289,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a-file-of-others-is-removed",
         harm="a worker finds no checkpoint that another one has just loaded",
-        file="executor/checkpoints.py",
+        file="executor/checkpoints/machine.py",
         old="        if os.fstat(descriptor).st_nlink:\n            path.unlink()",
         new="        path.unlink()",
         tests=("tests/unit/test_fetching.py",),

@@ -534,7 +534,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="checkpoint-not-compared",
         harm="a flipped bit is trained on",
-        file="executor/checkpoints.py",
+        file="executor/checkpoints/__init__.py",
         old="if digest != ref.digest:",
         new="if False:",
         tests=("tests/unit/test_checkpoints.py",),

@@ -395,7 +395,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="probe-of-no-bytes",
         harm="a run resumes, and rents, over a store that is full: no checkpoint of it fits",
-        file="executor/checkpoints.py",
+        file="executor/checkpoints/__init__.py",
         old="bytes(min(max(size_bytes, _LEAST_PROBE_BYTES), _LONGEST_PROBE_BYTES))",
         new='b""',
         tests=("tests/unit/test_checkpoints.py",),
@@ -403,7 +403,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="mark-overwritten-by-a-second-one",
         harm="of two experiments that begin in one store at once, one finds it to be another store, and stops",
-        file="executor/checkpoints.py",
+        file="executor/checkpoints/__init__.py",
         old="                    os.link(draft, path)\n",
         new="                    os.replace(draft, path)\n",
         tests=("tests/unit/test_checkpoints.py",),
@@ -428,7 +428,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="empty-file-opens-a-full-store",
         harm="a run begins, and rents, over a full disk: an empty file finds room, and no checkpoint does",
-        file="executor/checkpoints.py",
+        file="executor/checkpoints/__init__.py",
         old="probe.write_bytes(bytes(_LEAST_PROBE_BYTES))",
         new='probe.write_bytes(b"")',
         tests=("tests/unit/test_checkpoints.py",),

@@ -2,10 +2,13 @@
 
 import errno
 import hashlib
+import io
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -74,6 +77,8 @@ def test_a_checkpoint_that_writes_itself_is_loaded(store):
     payload = bytes(range(256)) * 100
     ref = store.save(3, 12, lambda path: path.write_bytes(payload) and None)
     assert store.load(ref) == payload
+    with store.file(ref) as path:
+        assert path.read_bytes() == payload
     assert ref == replace(store.save(3, 12, payload), url=ref.url)
 
 
@@ -111,8 +116,9 @@ def test_a_reference_to_other_bytes_is_refused(store):
     ref = store.save(3, 12, b"bytes")
     with pytest.raises(CheckpointError, match="SHA-256"):
         store.load(replace(ref, digest="0" * 64))
-    with pytest.raises(CheckpointError, match="5 bytes instead of 6"):
-        store.load(replace(ref, size_bytes=6))
+    for read in (store.load, lambda ref: store.file(ref).__enter__()):
+        with pytest.raises(CheckpointLostError, match="5 bytes instead of 6"):
+            read(replace(ref, size_bytes=6))
 
 
 def test_a_run_tidies_its_own_checkpoints_and_no_other_s(store):
@@ -230,6 +236,17 @@ def test_a_missing_file_is_lost_only_if_its_store_is_available(made):
     forget(made, MARK)
     with pytest.raises(StoreAwayError):
         made.load(ref)
+
+
+def test_a_machine_without_room_loses_no_checkpoint(made, monkeypatch):
+    ref = made.save(3, 12, b"bytes")
+
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left"):
+        made.fetch(ref, Full())
 
 
 def test_a_store_that_is_made_again_keeps_its_mark_and_its_checkpoints(tmp_path):
@@ -359,15 +376,15 @@ def test_a_damaged_file_is_refused(tmp_path, damage, message):
 
 def _unreadable(monkeypatch, code: int, *, times: int, path: str) -> None:
     """Let the first `times` reads of a file whose path ends in `path` fail with the system error `code`."""
-    read, left = Path.read_bytes, [times]
+    copy, left = shutil.copyfileobj, [times]
 
-    def read_bytes(file: Path) -> bytes:
-        if str(file).endswith(path) and left[0]:
+    def copyfileobj(source: Any, target: Any, length: int) -> None:
+        if source.name.endswith(path) and left[0]:
             left[0] -= 1
             raise OSError(code, os.strerror(code))
-        return read(file)
+        copy(source, target, length)
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(shutil, "copyfileobj", copyfileobj)
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EISDIR, errno.ESTALE, errno.EIO])
@@ -402,18 +419,18 @@ def test_a_store_that_cannot_be_read_as_a_whole_is_away_and_nothing_is_lost(tmp_
 def test_an_object_that_may_not_be_read_is_lost_and_its_bucket_is_well(s3, monkeypatch):
     store = make_store(f"s3://{s3}/x")
     before, newest = store.save(0, 1, b"before"), store.save(0, 2, b"newest")
-    get = S3Folder.get
+    fetch = S3Folder.fetch
 
-    def refused(folder: S3Folder, name: str) -> bytes:
+    def refused(folder: S3Folder, name: str, file: BufferedIOBase) -> None:
         if newest.url.endswith(name):
             raise CheckpointError(f"{folder.url}/{name} could not be read: AccessDenied")
-        return get(folder, name)
+        fetch(folder, name, file)
 
-    monkeypatch.setattr(S3Folder, "get", refused)
+    monkeypatch.setattr(S3Folder, "fetch", refused)
     with pytest.raises(CheckpointLostError, match="AccessDenied"):
         store.load(newest)
     assert store.load(before) == b"before"
-    monkeypatch.setattr(S3Folder, "get", lambda folder, name: refused(folder, newest.url.rpartition("/")[2]))
+    monkeypatch.setattr(S3Folder, "fetch", lambda folder, _, file: refused(folder, name_of(newest), file))
     with pytest.raises(StoreAwayError, match="cannot be read"):
         store.load(newest)
 

@@ -8,13 +8,15 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from io import BufferedIOBase
 from pathlib import Path
 
 import pytest
 
 from rubberband.errors import CheckpointLostError
-from rubberband.executor import checkpoints
-from rubberband.executor.checkpoints import LocalCheckpointStore, on_machine
+from rubberband.executor.checkpoints import LocalCheckpointStore
+from rubberband.executor.checkpoints import machine as machines
+from rubberband.executor.checkpoints.machine import on_machine
 from rubberband.executor.core.events import CheckpointRef
 
 
@@ -24,15 +26,15 @@ class Counting(LocalCheckpointStore):
 
     loading: Callable[[], None] = lambda: None
 
-    def load(self, ref: CheckpointRef) -> bytes:
+    def fetch(self, ref: CheckpointRef, file: BufferedIOBase) -> None:
         self.loading()
-        return LocalCheckpointStore.load(self, ref)
+        LocalCheckpointStore.fetch(self, ref, file)
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch) -> Path:
     (folder := tmp_path / "machine").mkdir()
-    monkeypatch.setattr(checkpoints, "machine_folder", lambda: folder)
+    monkeypatch.setattr(machines, "machine_folder", lambda: folder)
     return folder / "checkpoints"
 
 
@@ -97,7 +99,7 @@ def test_a_machine_without_room_loads_the_bytes(store, monkeypatch):
     def full() -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "machine_folder", full)
+    monkeypatch.setattr(machines, "machine_folder", full)
     with on_machine(store, store.save(1, 1, b"weights")) as found:
         assert found == b"weights"
 
@@ -141,5 +143,5 @@ def test_a_worker_whose_file_is_gone_leaves_that_of_others(store, machine):
     gone = os.open(machine / ref.digest, os.O_RDWR)
     (machine / ref.digest).unlink()
     with on_machine(store, ref) as path:
-        checkpoints._let_go(path, gone)
+        machines._let_go(path, gone)
         assert path.read_bytes() == b"weights"

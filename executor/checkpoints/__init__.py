@@ -6,37 +6,34 @@ that the empty folder where a disk was mounted is not taken for the store.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import errno
 import hashlib
+import io
 import os
+import shutil
 import tempfile
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from io import BufferedIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from rubberband.cloud.node import machine_folder
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.files import make_directories, new_file, sync_directory, write_atomically, write_new
 from rubberband.installation import require
-from rubberband.units import counted
-
-if TYPE_CHECKING:
-    from rubberband.cloud.aws.s3 import S3Folder
-
+from rubberband.units import counted, format_bytes
 
 MARK = "rubberband-store"
 """The file of the mark; not hidden, so that copying `*` includes it."""
-_LONGEST_MARK = 64
+LONGEST_MARK = 64
 Payload = bytes | Callable[[Path], None]
 """A checkpoint: its bytes, or a function that writes them to a new file and raises OSError or CheckpointError."""
+_CHUNK_BYTES = 2**20
 _LEAST_PROBE_BYTES, _LONGEST_PROBE_BYTES = 2**16, 2**26
 
 
@@ -60,30 +57,63 @@ class CheckpointStore(ABC):
         Raises CheckpointError.
         """
 
+    @abstractmethod
+    def check(self) -> None:
+        """Write and delete something. Raises InputError with the remedy if that fails."""
+
     def load(self, ref: CheckpointRef) -> bytes:
         """Return the bytes that `save` wrote, compared by size and SHA-256.
 
         Raises CheckpointLostError if the store is well and they are gone, cannot be read, or have changed;
         StoreAwayError if the store as a whole is away.
         """
+        with io.BytesIO() as file:
+            self.fetch(ref, file)
+            return file.getvalue()
+
+    @contextmanager
+    def file(self, ref: CheckpointRef) -> Iterator[Path]:
+        """Yield a file of those bytes, for as long as it is needed; they are never all in memory.
+
+        Raises as `load` does, and CheckpointError if this machine has no room for it.
+        """
+        with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
+            path = Path(folder, "checkpoint")
+            try:
+                with open(path, "w+b") as file:
+                    self.fetch(ref, file)
+            except OSError as error:
+                raise CheckpointError(
+                    f"the checkpoint {ref.url} ({format_bytes(ref.size_bytes)}) could not be copied to {folder}: "
+                    f"{error.strerror or error}; make room there, or set TMPDIR"
+                ) from error
+            yield path
+
+    def fetch(self, ref: CheckpointRef, file: BufferedIOBase) -> None:
+        """Write those bytes to an empty file, which is open to read and write. Raises as `load` does, and OSError."""
         place = self._place(ref)
         try:
-            payload = self._read(place)
-        except CheckpointError:
+            self._copy(place, file)
+        except CheckpointError as error:
+            _raise_if_full(error)
             self._require_mark()
+            file.seek(0)
+            file.truncate()
             try:  # it may have been away for a moment, or a file handle stale
-                payload = self._read(place)
-            except CheckpointError as error:
-                raise CheckpointLostError(str(error)) from error
-        return _checked(payload, ref)
+                self._copy(place, file)
+            except CheckpointError as again:
+                _raise_if_full(again)
+                raise CheckpointLostError(str(again)) from again
+        file.flush()
+        check_content(file, ref)
 
     @abstractmethod
     def _place(self, ref: CheckpointRef) -> str:
         """Return the name that the store itself has for it. Raises CheckpointError if it is of another store."""
 
     @abstractmethod
-    def _read(self, place: str) -> bytes:
-        """Return all bytes of a place. Raises CheckpointError."""
+    def _copy(self, place: str, file: BufferedIOBase) -> None:
+        """Write all bytes of a place to a file. Raises CheckpointError."""
 
     @abstractmethod
     def discard(self, ref: CheckpointRef) -> None:
@@ -131,18 +161,7 @@ def open_store(url: str) -> CheckpointStore:
     Raises InputError for any other scheme, and if it cannot be written.
     """
     store = _store_at(url)
-    if isinstance(store, S3CheckpointStore):
-        store.folder.check()
-        return store
-    probe = store.directory / f".probe-{uuid.uuid4().hex}"
-    try:
-        make_directories(store.directory, 0o777)
-        probe.write_bytes(bytes(_LEAST_PROBE_BYTES))
-        probe.unlink()
-    except OSError as error:
-        raise InputError(
-            f"checkpoints cannot be written to {store.directory}: {error.strerror or error}; name another directory"
-        ) from error
+    store.check()
     return store
 
 
@@ -209,7 +228,7 @@ def _other(url: str, mark: str, found: str, lacking: str) -> StoreAwayError:
     )
 
 
-def _store_at(url: str) -> LocalCheckpointStore | S3CheckpointStore:
+def _store_at(url: str) -> CheckpointStore:
     """Return the unchecked store. Raises InputError."""
     scheme, separator, _ = url.partition("://")
     if not separator:
@@ -217,8 +236,9 @@ def _store_at(url: str) -> LocalCheckpointStore | S3CheckpointStore:
     if scheme == "s3":
         require(f"the checkpoint store {url}", "boto3")
         from rubberband.cloud.aws.s3 import S3Folder
+        from rubberband.executor.checkpoints.objects import ObjectStore
 
-        return S3CheckpointStore(S3Folder.parse(url))
+        return ObjectStore(S3Folder.parse(url))
     if scheme != "file":
         raise InputError(
             f"the checkpoint store {url} is not supported: {scheme}:// is unknown; give s3://bucket/prefix, or a "
@@ -244,16 +264,27 @@ class LocalCheckpointStore(CheckpointStore):
     def url(self) -> str:
         return str(self.directory)
 
+    def check(self) -> None:
+        probe = self.directory / f".probe-{uuid.uuid4().hex}"
+        try:
+            make_directories(self.directory, 0o777)
+            probe.write_bytes(bytes(_LEAST_PROBE_BYTES))
+            probe.unlink()
+        except OSError as error:
+            raise InputError(
+                f"checkpoints cannot be written to {self.directory}: {error.strerror or error}; name another directory"
+            ) from error
+
     def save(self, trial: int, iterations: int, payload: Payload) -> CheckpointRef:
-        path = self.directory / _file_name(trial, iterations, self.run)
+        path = self.directory / file_name(trial, iterations, self.run)
         self._require_mark()
         try:
             if isinstance(payload, bytes):
                 write_atomically(path, payload, durable=True)
-                return _reference(path.as_uri(), payload)
+                return reference(path.as_uri(), payload)
             with new_file(path) as draft:
                 payload(draft)
-                return _reference_to(path.as_uri(), draft)
+                return reference_to(path.as_uri(), draft)
         except OSError as error:
             size = f" ({len(payload)} bytes)" if isinstance(payload, bytes) else ""
             raise CheckpointError(
@@ -261,9 +292,23 @@ class LocalCheckpointStore(CheckpointStore):
                 f"not be written to {path}: {error.strerror or error}"
             ) from error
 
-    def _read(self, place: str) -> bytes:
+    @contextmanager
+    def file(self, ref: CheckpointRef) -> Iterator[Path]:
+        """Yield the checkpoint itself, which no one changes."""
+        path = Path(self._place(ref))
         try:
-            return Path(place).read_bytes()
+            with open(path, "rb") as file:
+                check_content(file, ref)
+        except OSError:  # the copy tells what that means for the store
+            with CheckpointStore.file(self, ref) as path:
+                yield path
+            return
+        yield path
+
+    def _copy(self, place: str, file: BufferedIOBase) -> None:
+        try:
+            with open(place, "rb") as source:
+                shutil.copyfileobj(source, file, _CHUNK_BYTES)
         except OSError as error:
             why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
             raise CheckpointError(f"the checkpoint {place} {why}") from error
@@ -293,7 +338,7 @@ class LocalCheckpointStore(CheckpointStore):
     def read_mark(self) -> str:
         try:
             with open(self.directory / MARK, "rb") as file:
-                return file.read(_LONGEST_MARK).decode("utf-8", "replace").strip()
+                return file.read(LONGEST_MARK).decode("utf-8", "replace").strip()
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self.directory.is_dir():
                 return ""
@@ -332,184 +377,39 @@ class LocalCheckpointStore(CheckpointStore):
         return str(path)
 
 
-@dataclass(frozen=True, slots=True)
-class S3CheckpointStore(CheckpointStore):
-    """Checkpoints as objects in a folder of S3. Use `open_store`, which checks that it can be written."""
-
-    folder: S3Folder
-
-    @property
-    def url(self) -> str:
-        return self.folder.url
-
-    def save(self, trial: int, iterations: int, payload: Payload) -> CheckpointRef:
-        name = _file_name(trial, iterations, self.run)
-        if isinstance(payload, bytes):
-            return _reference(self.folder.put(name, payload), payload)
-        with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
-            draft = Path(folder, name)
-            try:
-                payload(draft)
-            except OSError as error:
-                raise CheckpointError(
-                    f"the checkpoint of trial {trial} after {counted(iterations, 'iteration')} could not be "
-                    f"written to {folder}, from where it goes to {self.url}: {error.strerror or error}; make room "
-                    "there, or set TMPDIR"
-                ) from error
-            return _reference_to(self.folder.put(name, draft), draft)
-
-    def _read(self, place: str) -> bytes:
-        from rubberband.cloud.aws.s3 import S3Gone
-
-        try:
-            return self.folder.get(place)
-        except S3Gone as error:
-            raise CheckpointError(f"the checkpoint {error} is missing") from error
-
-    def discard(self, ref: CheckpointRef) -> None:
-        self.folder.delete(self._place(ref))
-
-    def _remove_others(self, part: str, kept: Collection[str]) -> None:
-        for name in self.folder.names():
-            if part in name and name not in kept:
-                self.folder.delete(name)
-        self.folder.abort_uploads(part)
-
-    def holds(self, ref: CheckpointRef) -> bool:
-        return self.folder.has(self._place(ref))
-
-    def read_mark(self) -> str:
-        from rubberband.cloud.aws.s3 import S3Gone
-
-        try:
-            return self.folder.get(MARK)[:_LONGEST_MARK].decode("utf-8", "replace").strip()
-        except S3Gone:
-            return ""
-        except CheckpointError as error:
-            raise StoreAwayError(
-                f"the checkpoint store {self.url} cannot be read: {error}; give access or put it back"
-            ) from error
-
-    def write_mark(self, mark: str) -> None:
-        """Put the object of the mark. Each run has its own folder in the bucket: no other run has marked it."""
-        self.folder.put(MARK, f"{mark}\n".encode())
-
-    def _place(self, ref: CheckpointRef) -> str:
-        folder, _, name = ref.url.rpartition("/")
-        if folder != self.folder.url or not name:
-            raise CheckpointError(f"the checkpoint {ref.url} is not in the store {self.folder.url}")
-        return name
-
-
-def _file_name(trial: int, iterations: int, run: str) -> str:
+def file_name(trial: int, iterations: int, run: str) -> str:
     """Return a name; its random part keeps a late write of an abandoned attempt away from a newer attempt's file."""
     own = "-".join(part for part in (run, uuid.uuid4().hex[:12]) if part)
     return f"trial-{trial:04d}-iterations-{iterations:06d}-{own}.ckpt"
 
 
-def _reference(url: str, payload: bytes) -> CheckpointRef:
+def reference(url: str, payload: bytes) -> CheckpointRef:
     return CheckpointRef(url=url, digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload))
 
 
-def _reference_to(url: str, path: Path) -> CheckpointRef:
+def reference_to(url: str, path: Path) -> CheckpointRef:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return CheckpointRef(url=url, digest=digest, size_bytes=os.fstat(file.fileno()).st_size)
 
 
-def _checked(payload: bytes, ref: CheckpointRef) -> bytes:
-    """Return the payload. Raises CheckpointLostError unless it matches the reference."""
-    if len(payload) != ref.size_bytes:
+def check_content(file: BufferedIOBase, ref: CheckpointRef) -> None:
+    """Read a file from its beginning. Raises CheckpointLostError unless it matches the reference."""
+    size_bytes = file.seek(0, os.SEEK_END)
+    if size_bytes != ref.size_bytes:
         raise CheckpointLostError(
-            f"the checkpoint {ref.url} has {len(payload)} bytes instead of {ref.size_bytes}: its content has changed"
+            f"the checkpoint {ref.url} has {size_bytes} bytes instead of {ref.size_bytes}: its content has changed"
         )
-    digest = hashlib.sha256(payload).hexdigest()
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != ref.digest:
         raise CheckpointLostError(
             f"the checkpoint {ref.url} has changed: its SHA-256 is {digest[:12]}… instead of {ref.digest[:12]}…"
         )
-    return payload
 
 
-# A checkpoint as one file on a machine, which all workers of a gang there map into memory. The first to come loads
-# it; else each of eight workers would load and hold all of it. The file goes with its last user. A process that is
-# killed leaves it to the next call.
-
-
-_PAUSE_S = 0.01
-
-
-@contextlib.contextmanager
-def on_machine(store: CheckpointStore, ref: CheckpointRef) -> Iterator[Path | bytes]:
-    """Yield the file of a checkpoint while it is needed, or its bytes if this machine has no room for the file.
-
-    Raises CheckpointError as `store.load` does.
-    """
-    try:
-        folder = machine_folder() / "checkpoints"
-        folder.mkdir(exist_ok=True)
-        _remove_abandoned(folder, ref.digest)
-        path = folder / ref.digest
-        descriptor = _hold(path, store, ref)
-    except OSError:
-        yield store.load(ref)
-        return
-    try:
-        yield path
-    finally:
-        _let_go(path, descriptor)
-
-
-def _hold(path: Path, store: CheckpointStore, ref: CheckpointRef) -> int:
-    """Return a descriptor that keeps the whole file there, by a shared lock on it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        while True:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for a worker that loads it
-            status = os.fstat(descriptor)
-            if not status.st_nlink:  # its last user has removed it in between
-                _unlock(descriptor)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            elif status.st_size == ref.size_bytes:
-                return descriptor
-            else:
-                _fill(descriptor, store, ref)
-    except BaseException:
-        _let_go(path, descriptor)
-        raise
-
-
-def _fill(descriptor: int, store: CheckpointStore, ref: CheckpointRef) -> None:
-    """Write the file, unless another worker has or does."""
-    try:
-        # To wait here could last until another worker, which has it by then, is through; and that one waits for us.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        time.sleep(_PAUSE_S)
-        return
-    if os.fstat(descriptor).st_size != ref.size_bytes:
-        os.ftruncate(descriptor, 0)
-        with open(os.dup(descriptor), "wb") as file:
-            file.write(store.load(ref))
-
-
-def _let_go(path: Path, descriptor: int) -> None:
-    """Close the file, and remove it unless another process uses it."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_nlink:
-            path.unlink()
-    _unlock(descriptor)
-
-
-def _unlock(descriptor: int) -> None:
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a loader worker that was forked meanwhile has the descriptor too
-    os.close(descriptor)
-
-
-def _remove_abandoned(folder: Path, kept: str) -> None:
-    """Remove the files that killed processes left."""
-    for path in folder.iterdir():
-        if path.name != kept:
-            with contextlib.suppress(OSError):
-                _let_go(path, os.open(path, os.O_RDWR))
+def _raise_if_full(error: CheckpointError) -> None:
+    """Raise the OSError of a full disk here, to which the checkpoint is copied: it is not lost."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise cause

@@ -1,0 +1,123 @@
+"""Checkpoints as objects in a folder of a bucket."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Protocol
+
+from rubberband.errors import CheckpointError, StoreAwayError
+from rubberband.executor.checkpoints import (
+    LONGEST_MARK,
+    MARK,
+    CheckpointStore,
+    Payload,
+    file_name,
+    reference,
+    reference_to,
+)
+from rubberband.executor.core.events import CheckpointRef
+from rubberband.units import counted
+
+
+class ObjectFolder(Protocol):
+    """A folder of a bucket, which can be pickled. All but `check` raise CheckpointError."""
+
+    @property
+    def url(self) -> str:
+        """Its URL, without a slash at the end."""
+
+    def check(self) -> None:
+        """Write and delete an object. Raises InputError with the remedy if that fails."""
+
+    def put(self, name: str, payload: bytes | Path) -> str:
+        """Write an object, whole or not at all, of bytes or of a file's content, and return its URL."""
+
+    def get(self, name: str) -> bytes:
+        """Return the bytes of an object. Raises FileNotFoundError if there is none."""
+
+    def fetch(self, name: str, file: BufferedIOBase) -> None:
+        """Write the bytes of an object to a file. Raises FileNotFoundError if there is none."""
+
+    def has(self, name: str) -> bool:
+        """Return whether the object exists."""
+
+    def names(self) -> list[str]:
+        """Return the names of all objects."""
+
+    def abort_uploads(self, part: str) -> None:
+        """Abort the uploads that were cut off, of objects with `part` in their names."""
+
+    def delete(self, name: str) -> None:
+        """Delete an object, if it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStore(CheckpointStore):
+    """Checkpoints as objects. Use `open_store`, which checks that the folder can be written."""
+
+    folder: ObjectFolder
+
+    @property
+    def url(self) -> str:
+        return self.folder.url
+
+    def check(self) -> None:
+        self.folder.check()
+
+    def save(self, trial: int, iterations: int, payload: Payload) -> CheckpointRef:
+        name = file_name(trial, iterations, self.run)
+        if isinstance(payload, bytes):
+            return reference(self.folder.put(name, payload), payload)
+        with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
+            draft = Path(folder, name)
+            try:
+                payload(draft)
+            except OSError as error:
+                raise CheckpointError(
+                    f"the checkpoint of trial {trial} after {counted(iterations, 'iteration')} could not be "
+                    f"written to {folder}, from where it goes to {self.url}: {error.strerror or error}; make room "
+                    "there, or set TMPDIR"
+                ) from error
+            return reference_to(self.folder.put(name, draft), draft)
+
+    def _copy(self, place: str, file: BufferedIOBase) -> None:
+        try:
+            self.folder.fetch(place, file)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"the checkpoint {error} is missing") from error
+
+    def discard(self, ref: CheckpointRef) -> None:
+        self.folder.delete(self._place(ref))
+
+    def _remove_others(self, part: str, kept: Collection[str]) -> None:
+        for name in self.folder.names():
+            if part in name and name not in kept:
+                self.folder.delete(name)
+        self.folder.abort_uploads(part)
+
+    def holds(self, ref: CheckpointRef) -> bool:
+        return self.folder.has(self._place(ref))
+
+    def read_mark(self) -> str:
+        try:
+            return self.folder.get(MARK)[:LONGEST_MARK].decode("utf-8", "replace").strip()
+        except FileNotFoundError:
+            return ""
+        except CheckpointError as error:
+            raise StoreAwayError(
+                f"the checkpoint store {self.url} cannot be read: {error}; give access or put it back"
+            ) from error
+
+    def write_mark(self, mark: str) -> None:
+        """Put the object of the mark. Each run has its own folder in the bucket: no other run has marked it."""
+        self.folder.put(MARK, f"{mark}\n".encode())
+
+    def _place(self, ref: CheckpointRef) -> str:
+        folder, _, name = ref.url.rpartition("/")
+        if folder != self.folder.url or not name:
+            raise CheckpointError(f"the checkpoint {ref.url} is not in the store {self.folder.url}")
+        return name
