@@ -74,7 +74,7 @@ def draw(
 
 def configurations(state: State, setup: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
     """Return trial -> its configuration, as far as they are drawn; `setup` is that of the journal's header."""
-    return ChainMap(state.drawn, dict(enumerate(setup["configurations"])))
+    return ChainMap(state.sampled_configs, dict(enumerate(setup["configurations"])))
 
 
 class Seeds(dict[int, int]):

@@ -148,7 +148,7 @@ def obstacle(state: ExperimentState, action: Action, holds: Callable[[Fact], boo
     return ""
 
 
-def pool_allots(pool: str) -> str:
+def pool_sets_instances(pool: str) -> str:
     """Return why an experiment that shares a pool takes no limit of instances, and what to do instead."""
     return f"pool {pool} allots its instances; change its weight instead"
 

@@ -41,7 +41,7 @@ from rubberband.executor.result.result import Result
 from rubberband.executor.run import allowance
 from rubberband.executor.run.follower import Failure, JournalFollower, at_work
 from rubberband.spec.experiment import Experiment
-from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, pool_allots, possible
+from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, pool_sets_instances, possible
 from rubberband.units import shown
 from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission, Summary
@@ -297,7 +297,7 @@ class ExperimentRuns:
             return row
         self._journals.require(row, "limit")
         if self._settings.pool is not None and self._watcher.shares_pool(row):
-            raise conflict(row, pool_allots(self._settings.pool.name))
+            raise conflict(row, pool_sets_instances(self._settings.pool.name))
         asked = DriverRequest(id=id, kind="limit", asked_at=time.time(), max_instances=max_instances)
         with raised_as_problems():
             Inbox(self._watcher.folder(name).inbox).put(asked)

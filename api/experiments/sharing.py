@@ -122,7 +122,7 @@ def is_to_ask(
     """Return whether to ask a driver for a grant: it does not hold it, and will not once it has read its inbox.
 
     `asked` is what it was asked last, `waiting` what its inbox has that the journal behind `controller` has not. Others
-    may have asked it for another allotment since, by hand.
+    may have asked it for another cap since, by hand.
     """
     limits = [request for request in waiting if request.kind == "limit"]
     job, state = controller.job, controller.state
@@ -130,7 +130,7 @@ def is_to_ask(
         return grant.is_news(limits[-1])
     if asked is not None and asked.id not in state.requests:  # it was taken in, and the journal is not read so far yet
         return grant.is_news(asked)
-    if asked is None and state.allotment is None:
+    if asked is None and state.instance_cap is None:
         return True
     holds = InstanceCap(
         max_instances=state.most_instances,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from rubberband.executor.core import instances
 from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceStatus
-from rubberband.executor.core.history import Allotted, Promotion
+from rubberband.executor.core.history import InstanceCapChanged, Promotion
 from rubberband.executor.core.state import GroupState, TrialStatus
 from rubberband.executor.core.trials import pause
 
@@ -38,12 +38,12 @@ def promote(lane: GroupState) -> None:
         waiting += 1
 
 
-def undrawn(lane: GroupState) -> tuple[int, ...]:
+def pending_configs(lane: GroupState) -> tuple[int, ...]:
     """Return the trials for which there is a slot, and no configuration yet."""
     if not lane.job.draws:
         return ()
     waiting = lane.waiters.first(lane.room)
-    return tuple(trial.trial for trial in waiting if not lane.state.is_drawn(trial))
+    return tuple(trial.trial for trial in waiting if not lane.state.has_config(trial))
 
 
 def _last_hope(lane: GroupState) -> int | None:
@@ -73,7 +73,7 @@ def release_idle(lane: GroupState) -> list[Command]:
     if held.leaving:
         idle.sort(key=lambda record: record.status is not InstanceStatus.READY)
         idle = idle[max(0, lane.needs - (len(held.live) - len(idle))) :]
-    if lane.state.history.of(Allotted):  # gangs may be narrower than planned: what is idle is not asked for again
+    if lane.state.history.of(InstanceCapChanged):  # gangs may be narrower: what is idle is not asked for again
         recalled = sum(lane.runners.uses(record.instance) for record in held.leaving)
         lane.needs = min(lane.needs, len(held.live) - len(idle) + recalled)
     return instances.give_up(lane, idle)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rubberband.executor.core import allotting, asha, budget, instances, launching, limits, stragglers
+from rubberband.executor.core import asha, budget, instance_cap, instances, launching, limits, stragglers
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.events import (
     AllotmentChanged,
@@ -39,7 +39,7 @@ from rubberband.executor.core.events import (
     TrialStarted,
 )
 from rubberband.executor.core.fleet import InstanceStatus
-from rubberband.executor.core.history import Granted, Pause
+from rubberband.executor.core.history import LimitsExtended, Pause
 from rubberband.executor.core.instances import INSTANCE_EVENTS, sort_out
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import GroupState, Phase, StageRecord, State, TrialState, TrialStatus
@@ -72,9 +72,9 @@ class Controller:
             if not self._is_news(event.request):
                 return []
             if isinstance(event, LimitsChanged):
-                return self._grant(event)
+                return self._extend_limits(event)
             if isinstance(event, AllotmentChanged):
-                return self._allot(event)
+                return self._change_cap(event)
         is_due = self._wake_at is not None and event.occurred_at >= self._wake_at
         self.state.now = max(self.state.now, event.occurred_at)
         if self.state.course == "finished" and (self.is_over or not isinstance(event, DriverResumed)):
@@ -129,13 +129,13 @@ class Controller:
             self.state.requests.add(request)
         return is_news
 
-    def _grant(self, event: LimitsChanged) -> list[Command]:
+    def _extend_limits(self, event: LimitsChanged) -> list[Command]:
         """Orders follow with the next event only: at a resume, this comes before it is known what is still held."""
         before, self.state.job = self.job, self.job.granted(event)
         if self.job == before:
             return []
         self.state.history.add(
-            Granted(
+            LimitsExtended(
                 at_s=self.state.elapsed_s(event.occurred_at),
                 deadline_before_s=before.deadline_s,
                 deadline_s=self.job.deadline_s,
@@ -147,9 +147,9 @@ class Controller:
         self._look_ahead()
         return []
 
-    def _allot(self, event: AllotmentChanged) -> list[Command]:
+    def _change_cap(self, event: AllotmentChanged) -> list[Command]:
         """Likewise: orders follow with the next event."""
-        allotting.note_allotment(self.state, event)
+        instance_cap.note_instance_cap(self.state, event)
         self._look_ahead()
         return []
 
@@ -173,7 +173,7 @@ class Controller:
             case RestPlanned():
                 self._note_planned(event)
             case TrialsDrawn():
-                self._note_drawn(event)
+                self._note_configs(event)
             case CancelRequested():
                 self._end("cancelled", event.reason or "cancelled by the user")
             case Tick():
@@ -217,7 +217,7 @@ class Controller:
         for record, ended_at, reason, preempted in lost:
             instances.lose(state, record, ended_at, reason, preempted=preempted)
         state.resumed_at.append(event.occurred_at)
-        state.undrawn = ()
+        state.pending_configs = ()
         state.stopped = ""
         self._reopen()
 
@@ -242,7 +242,7 @@ class Controller:
                     lane.phase = Phase.SCALING
                 elif lane.phase is not Phase.FINISHED:
                     lane.phase = Phase.PLANNING
-            allotting.share_out(state)  # lanes that had ended have no share of an allotment that came since
+            instance_cap.share_out(state)  # lanes that had ended have no share of a cap that came since
 
     def _try_again(self, trials: Sequence[TrialState]) -> None:
         """Trials that failed by no fault of their own are not over, and so neither is their stage."""
@@ -263,7 +263,7 @@ class Controller:
         state = self.state
         lane = next(lane for lane in state.lanes if event.stage < lane.end_stage)
         if state.course == "running" and lane is state.resizing() and event.stage == lane.stage.stage:
-            allotting.note_resized(lane, event)
+            instance_cap.note_resized(lane, event)
             return
         if state.course != "running" or lane.phase is not Phase.PLANNING:
             return
@@ -272,16 +272,16 @@ class Controller:
         lane.replans_at_once = False
         state.predicted = (*state.predicted[: event.stage], *event.predicted, *state.predicted[lane.end_stage :])
         widest = max(choice.instances for choice in event.plan.stages[event.stage : lane.end_stage])
-        if state.allotment is not None:  # the fewest are planned with, also where there are fewer
+        if state.instance_cap is not None:  # the fewest are planned with, also where there are fewer
             widest = min(widest, lane.max_instances + state.spare_instances)
         lane.max_instances = max(lane.max_instances, widest)
         self._begin_stage(lane, event.stage)
 
-    def _note_drawn(self, event: TrialsDrawn) -> None:
+    def _note_configs(self, event: TrialsDrawn) -> None:
         """Configurations of a bracket's trials are there; it begins now, unless its plan is made first."""
         state = self.state
-        state.drawn.update(enumerate(event.configurations, start=event.first_trial))
-        lane, state.undrawn = state.lane_of_trial(state.trials[event.first_trial]), ()
+        state.sampled_configs.update(enumerate(event.configurations, start=event.first_trial))
+        lane, state.pending_configs = state.lane_of_trial(state.trials[event.first_trial]), ()
         if state.course == "running" and lane.phase is Phase.PLANNING and not self.job.replan:
             self._begin_stage(lane, lane.next_stage)
 
@@ -319,9 +319,9 @@ class Controller:
         """Go on with these lanes, and with those that they hand instances on to."""
         state, waiting = self.state, list(lanes)
         while waiting and state.course == "running":
-            lane, allotted = waiting.pop(0), state.fleet.allotted
+            lane, reassigned = waiting.pop(0), state.fleet.reassigned
             self._advance_lane(lane)
-            if state.fleet.allotted != allotted:
+            if state.fleet.reassigned != reassigned:
                 waiting += [other for other in state.lanes if other is not lane and other not in waiting]
         if state.course == "ending":
             for lane in state.lanes:
@@ -334,7 +334,7 @@ class Controller:
             phase = lane.phase
             self._commands += instances.release_left(lane)
             if phase in (Phase.SCALING, Phase.TRAINING):
-                self._commands += instances.fit_allotment(lane)
+                self._commands += instances.fit_instance_cap(lane)
                 self._commands += launching.launch_missing(lane)
             if phase is Phase.SCALING and not launching.awaited(lane):
                 self._begin_training(lane)
@@ -371,7 +371,7 @@ class Controller:
         state = self.state
         if lane.rungs is not None:
             asha.promote(lane)
-            state.undrawn = asha.undrawn(lane)
+            state.pending_configs = asha.pending_configs(lane)
         if lane.waiters:
             for trial, gang in starts(lane).items():
                 self._commands.append(attempts.start(lane, state.trials[trial], gang))
@@ -379,7 +379,7 @@ class Controller:
             release_idle = instances.release_unneeded if lane.rungs is None else asha.release_idle
             self._commands += release_idle(lane)
             return
-        if state.undrawn:
+        if state.pending_configs:
             return
         if not lane.waiters:
             self._sync(lane)
@@ -393,7 +393,7 @@ class Controller:
         contenders = [state.trials[trial] for trial in stage.trials]
         ranked = [trial for trial in contenders if trial.status is not TrialStatus.FAILED]
         if lane.rungs is not None:
-            ranked = self._stop_climbing(ranked)
+            ranked = self._stop_asha(ranked)
         stage.ranking = rank(ranked, self.job.metric, self.job.mode)
         if not stage.ranking:
             self._fail_bracket(lane, contenders)
@@ -408,7 +408,7 @@ class Controller:
                 self._commands += attempts.let_go(state.trials[trial])
         self._go_to(lane, stage.stage + 1)
 
-    def _stop_climbing(self, trials: Sequence[TrialState]) -> list[TrialState]:
+    def _stop_asha(self, trials: Sequence[TrialState]) -> list[TrialState]:
         """Stop the trials that no rung promotes any more; return those that ended the last one."""
         for trial in trials:
             if trial.status is not TrialStatus.COMPLETED:
@@ -420,7 +420,7 @@ class Controller:
         """The lane goes on with a stage, once its rest is planned, or is over."""
         if stage == lane.end_stage:
             self._end_lane(lane)
-        elif (self.job.replan and not self._passes(lane, stage)) or self.state.to_draw_before(stage):
+        elif (self.job.replan and not self._passes(lane, stage)) or self.state.configs_due_before(stage):
             lane.phase = Phase.PLANNING
         else:
             self._begin_stage(lane, stage)
@@ -435,7 +435,7 @@ class Controller:
         """All trials of a bracket failed: other brackets go on, unless none of their trials has ever reported."""
         state, stage = self.state, lane.stage
         kind, message = next(trial.failure for trial in contenders if trial.failure is not None)
-        told = f"every trial of {self.job.stage_name(stage.stage)} failed; the first one {kind}: {message}"
+        reason = f"every trial of {self.job.stage_name(stage.stage)} failed; the first one {kind}: {message}"
         has_reported = any(trial.reports for trial in state.trials)
         is_last = len(state.active()) == 1 and lane.bracket.end_stage == lane.end_stage
         if has_reported and (not is_last or any(trial.status is TrialStatus.COMPLETED for trial in state.trials)):
@@ -443,8 +443,8 @@ class Controller:
             return
         lane.phase = Phase.FINISHED
         if limits.failed_blameless(state):
-            told += f"; `rubberband resume {self.job.name}` tries again"
-        self._end("failed", told)
+            reason += f"; `rubberband resume {self.job.name}` tries again"
+        self._end("failed", reason)
 
     def _end_lane(self, lane: GroupState) -> None:
         """A lane is over: its instances go on to others, or are given back."""
@@ -452,7 +452,7 @@ class Controller:
         if not self.state.active():
             self._end("done", "")
         else:
-            allotting.share_out(self.state)
+            instance_cap.share_out(self.state)
             self._commands += instances.release_all(lane)
 
     # Ends
@@ -479,7 +479,7 @@ class Controller:
         """Whether a lane trains, or will without further ado."""
         if lane.runners or not lane.waiters or lane.phase is Phase.PLANNING:
             return True
-        if lane.waits_for_allotment:
+        if lane.waits_for_instances:
             return False
         return launching.awaited(lane) or bool(starts(lane))
 
@@ -491,26 +491,26 @@ class Controller:
             self._end_unstarted()
             return
         unnamed = "none came" if self.job.max_cost_usd is None else "max_cost leaves room for none"
-        told = f"no instance to train on: {unnamed if last is None else last.reason}"
+        reason = f"no instance to train on: {unnamed if last is None else last.reason}"
         if (enough_usd := launching.needed_usd(lane)) is not None:
-            told += f"; max_cost of {format_usd(enough_usd)} would buy one on demand instead of spot"
+            reason += f"; max_cost of {format_usd(enough_usd)} would buy one on demand instead of spot"
         if last is not None and cut_short:
-            told += f"; max_cost paid for {last.first_lease_s:.0f} s of {last.instance}, which was not ready by then"
+            reason += f"; max_cost paid for {last.first_lease_s:.0f} s of {last.instance}, which was not ready by then"
         if limits.affordable(state) and not cut_short:
             state.stranded = True
-            self._end("failed", f"{told}; run `rubberband resume {self.job.name}` once one is available")
+            self._end("failed", f"{reason}; run `rubberband resume {self.job.name}` once one is available")
         else:
-            self._end("budget", told)
+            self._end("budget", reason)
 
     def _end_unstarted(self) -> None:
         """No instance gets ready: the cause comes first, and a resume tries again."""
         job, state = self.job, self.state
-        told = f"{limits.fails_to_start(state)}; {format_usd(budget.bill_usd(state, state.now))} spent"
+        reason = f"{limits.fails_to_start(state)}; {format_usd(budget.bill_usd(state, state.now))} spent"
         if limits.affordable(state):
             state.stranded = True
-            self._end("failed", f"{told}; fix it, then rubberband resume {job.name}")
+            self._end("failed", f"{reason}; fix it, then rubberband resume {job.name}")
         else:
-            self._end("budget", f"{told}; max_cost leaves room for no other instance")
+            self._end("budget", f"{reason}; max_cost leaves room for no other instance")
 
     def _wind_up(self) -> None:
         """Release what is held; when nothing is left, finish."""

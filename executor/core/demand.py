@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from rubberband.executor.core.allotting import apportioned
 from rubberband.executor.core.forecast import expected_iterations, stage_left_s
-from rubberband.executor.core.history import Allotted
+from rubberband.executor.core.history import InstanceCapChanged
+from rubberband.executor.core.instance_cap import apportioned
 from rubberband.executor.core.state import GroupState, State, TrialStatus
 from rubberband.planner.sharing import Demand, Span
 from rubberband.values.offer import gang_sizes, slots
@@ -39,7 +39,7 @@ def demand(
         arrived_at=arrived_at,
         seconds_left=[left_s[count // gpus] for count in range(1, most * gpus + 1)],
         delta_s=state.profile.trial_startup_s,
-        moves=len(state.history.of(Allotted)),
+        moves=len(state.history.of(InstanceCapChanged)),
         deadline_s=None if job.deadline_s is None else job.deadline_s + started_at - arrived_at,
         weight=weight,
         min_gpus=gpus * min(lane.least_instances for lane in state.active()),

@@ -290,7 +290,7 @@ class RestPlanned(Event):
     """After a SYNC, or within a stage, the rest was planned again. A resume adopts it and does not plan it anew."""
 
     stage: int
-    """The first stage that it is about: the next one, or the current one where the allotment changed within it."""
+    """The first stage that it is about: the next one, or the current one where the instance cap changed within it."""
     plan: Plan
     """The whole plan; the stages before `stage` are as they were."""
     predicted: tuple[StagePrediction, ...]
@@ -357,7 +357,7 @@ class AllotmentChanged(Event):
     request: str
     """Its id; what was asked twice by the same one was asked once."""
     max_instances: int | None
-    """0: none, until another allotment. None: as many as the offer allows."""
+    """0: none, until another cap. None: as many as the offer allows."""
     promised_instances: int | None = None
     """The most that a pool promises it at any time: a plan within these stays, and each stage waits for its own. None:
     no promise."""

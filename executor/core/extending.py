@@ -162,11 +162,11 @@ def _extended(job: Job, deadline_s: float | None, max_cost_usd: float | None) ->
     return extended
 
 
-def _require_later(asked_s: float, has_s: float | None, told: Callable[[float], str]) -> None:
+def _require_later(asked_s: float, has_s: float | None, as_text: Callable[[float], str]) -> None:
     if has_s is None:
         raise InputError("deadline: the experiment has none to extend; leave it out")
     if asked_s < has_s - _SAME_S:
-        raise InputError(f"deadline: {told(asked_s)} is before the present one, {told(has_s)}; give a later one")
+        raise InputError(f"deadline: {as_text(asked_s)} is before the present one, {as_text(has_s)}; give a later one")
 
 
 def _require_larger(asked_usd: float, has_usd: float | None, used_usd: float) -> None:
@@ -197,19 +197,19 @@ def _outlook(state: State, now: float, driven: bool) -> tuple[Outlook, int]:
         state = state if going else resumed(state, now)
     if state.outcome is not None:
         reason = f"it has ended: {state.reason or state.outcome}"
-        return _told(job, forecast(state, now), state.plan, reason, feasible=False), len(job.stages)
+        return _outlook_from(job, forecast(state, now), state.plan, reason, feasible=False), len(job.stages)
     left = [lane for lane in state.active() if lane.next_stage < lane.end_stage]
     if not left:
-        return _told(job, forecast(state, now), state.plan, "only the last stage is left"), len(job.stages)
-    rests = [_planned(state, _standing(lane, now)) for lane in left]
-    return _joined(state, now, rests), min(rest.standing.done for rest in rests)
+        return _outlook_from(job, forecast(state, now), state.plan, "only the last stage is left"), len(job.stages)
+    rests = [_planned(state, _remainder(lane, now)) for lane in left]
+    return _joined(state, now, rests), min(rest.remainder.done for rest in rests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GroupRest:
     """The rest of a lane as it is planned."""
 
-    standing: Remainder
+    remainder: Remainder
     choice: Plan
     """Plan of the job's stages up to the lane's last."""
     jct_s: float
@@ -223,39 +223,39 @@ class _GroupRest:
     """None: it follows from the expected time and cost."""
 
 
-def _standing(lane: GroupState, now: float) -> Remainder:
+def _remainder(lane: GroupState, now: float) -> Remainder:
     return after_sync(lane, now) if lane.phase is Phase.PLANNING else _after_stage(lane, now)
 
 
-def _planned(state: State, standing: Remainder) -> _GroupRest:
+def _planned(state: State, remainder: Remainder) -> _GroupRest:
     job = state.job
-    lane = standing.lane
-    present = state.predicted[standing.done : lane.end_stage]
+    lane = remainder.lane
+    present = state.predicted[remainder.done : lane.end_stage]
     left_s = sum(stage.provisioning_s + stage.duration_s for stage in present)
     left_usd = sum(stage.cost_usd for stage in present)
     if job.is_divided and not share_a_head(state):
         left_usd += job.offer.head_cost_usd(left_s)
     kept = _GroupRest(
-        standing=standing,
+        remainder=remainder,
         choice=Plan(stages=state.plan.stages[: lane.end_stage]),
-        jct_s=standing.spent_s + left_s,
-        cost_usd=standing.spent_usd + left_usd,
-        present_usd=standing.spent_usd + left_usd,
+        jct_s=remainder.spent_s + left_s,
+        cost_usd=remainder.spent_usd + left_usd,
+        present_usd=remainder.spent_usd + left_usd,
         reason="the plan is held fixed",
     )
     try:
-        found = best_rest(state, standing)
+        found = best_rest(state, remainder)
     except RubberbandError as error:
         return replace(kept, reason=f"the rest cannot be replanned: {error}")
-    present_usd = standing.spent_usd + found.present.cost_usd
+    present_usd = remainder.spent_usd + found.present.cost_usd
     if not job.replan:
-        jct_s = standing.spent_s + found.present.jct_s
+        jct_s = remainder.spent_s + found.present.jct_s
         return replace(kept, jct_s=jct_s, cost_usd=present_usd, present_usd=present_usd)
     return _GroupRest(
-        standing=standing,
+        remainder=remainder,
         choice=found.plan,
-        jct_s=standing.spent_s + found.prediction.jct_s,
-        cost_usd=standing.spent_usd + found.prediction.cost_usd,
+        jct_s=remainder.spent_s + found.prediction.jct_s,
+        cost_usd=remainder.spent_usd + found.prediction.cost_usd,
         present_usd=present_usd,
         reason=found.reason,
         feasible=found.keeps,
@@ -267,7 +267,7 @@ def _joined(state: State, now: float, rests: Sequence[_GroupRest]) -> Outlook:
     job = state.job
     plan = list(state.plan.stages)
     for rest in rests:
-        first, end = rest.standing.done, rest.standing.lane.end_stage
+        first, end = rest.remainder.done, rest.remainder.lane.end_stage
         plan[first:end] = rest.choice.stages[first:end]
     saved_usd = sum(rest.present_usd - rest.cost_usd for rest in rests[1:])
     expected = Forecast(
@@ -276,9 +276,9 @@ def _joined(state: State, now: float, rests: Sequence[_GroupRest]) -> Outlook:
     )
     feasible = None if any(rest.feasible is None for rest in rests) else all(rest.feasible for rest in rests)
     reasons = [
-        f"{job.stage_name(rest.standing.done)}: {rest.reason}" if job.is_divided else rest.reason for rest in rests
+        f"{job.stage_name(rest.remainder.done)}: {rest.reason}" if job.is_divided else rest.reason for rest in rests
     ]
-    return _told(job, expected, Plan(stages=tuple(plan)), "; ".join(reasons), feasible=feasible)
+    return _outlook_from(job, expected, Plan(stages=tuple(plan)), "; ".join(reasons), feasible=feasible)
 
 
 def _last_ends_s(state: State, now: float) -> list[float]:
@@ -287,7 +287,7 @@ def _last_ends_s(state: State, now: float) -> list[float]:
     return [now - state.started_at + stage_left(lane, now).jct_s for lane in last]
 
 
-def _told(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bool | None = None) -> Outlook:
+def _outlook_from(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bool | None = None) -> Outlook:
     """An outlook; `feasible` where more is known than what is expected."""
     in_time = job.deadline_s is None or expected.jct_s <= job.deadline_s + SMALLEST_WAIT_S
     in_budget = job.max_cost_usd is None or expected.cost_usd <= job.max_cost_usd + MONEY_SLACK_USD
@@ -303,7 +303,7 @@ def _told(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bo
 
 
 def _after_stage(lane: GroupState, now: float) -> Remainder:
-    """Return the expected standing at the end of the lane's current stage."""
+    """Return the expected remainder at the end of the lane's current stage."""
     state = lane.state
     seen, left = measured(state, lane), stage_left(lane, now)
     elapsed_s = now - state.started_at

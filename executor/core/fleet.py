@@ -1,6 +1,6 @@
-"""The fleet of a job: every instance that was asked for, and the allotment: which lane may use it. Plain data.
+"""The fleet of a job: every instance that was asked for, and which lane may use it. Plain data.
 
-Lanes share one fleet, one budget and one market. A lane uses the instances that are allotted to it, and no others; one
+Lanes share one fleet, one budget and one market. A lane uses the instances that are assigned to it, and no others; one
 that it gives back may be handed on, warm, to another lane. The controller writes all this.
 """
 
@@ -25,7 +25,7 @@ class InstanceStatus(StrEnum):
     READY = "ready"
     LEAVING = "leaving"
     """Interrupted, and taken away soon: trials on it go on until their next report, and no other trial starts. Or
-    recalled, since the allotment shrank: trials on it stop at their next checkpoint. Or too slow or silent, and left
+    recalled, since the instance cap shrank: trials on it stop at their next checkpoint. Or too slow or silent, and left
     once another one is ready."""
     RELEASING = "releasing"
     ENDED = "ended"
@@ -66,7 +66,7 @@ class InstanceRecord:
     left_until: float = -math.inf
     """Instant until which it is left to the provider, which may take it away for free."""
     recalled_at: float | None = None
-    """Instant since which it is to be given back, as the allotment shrank; None: it is not."""
+    """Instant since which it is to be given back, as the instance cap shrank; None: it is not."""
     preempted: bool = False
     """Whether it ended because the provider took it away."""
     instead_of_spot: bool = False
@@ -74,7 +74,7 @@ class InstanceRecord:
     failed_start: bool = False
     """Whether it was started and never got ready, by a fault of its own: neither released nor taken away."""
     lane: int = 0
-    """Its allotment: the lane that may use it now."""
+    """The lane that may use it now."""
     lanes_before: tuple[tuple[int, float], ...] = ()
     """The lanes that it was handed on by, each with the instant."""
 
@@ -91,7 +91,7 @@ class InstanceRecord:
 
 @dataclass(slots=True)
 class Held:
-    """Instances that are allotted to one lane."""
+    """Instances that are assigned to one lane."""
 
     live: list[InstanceRecord]
     leaving: list[InstanceRecord]
@@ -103,10 +103,10 @@ class Fleet:
     """All instances of a job, and what is known of the bill."""
 
     instances: dict[str, InstanceRecord] = field(default_factory=dict)
-    allotted: int = 0
-    """How often an instance was handed on."""
+    reassigned: int = 0
+    """How often lanes were assigned other instances, or another share of the cap."""
     recall: Recall = "at_checkpoint"
-    """Time at which trials stop on the instances beyond the allotment."""
+    """Time at which trials stop on the instances beyond the instance cap."""
     failed_starts: int = 0
     """Instances in a row that never got ready, since the last one that did."""
     spot_dry_until: float = -math.inf
@@ -123,7 +123,7 @@ class Fleet:
     _gone: list[InstanceRecord] = field(default_factory=list, init=False, repr=False, compare=False)
     _live: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
     _leaving: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
-    allotments: dict[int, Held] = field(default_factory=dict, init=False, repr=False, compare=False)
+    held_by_lane: dict[int, Held] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Lane -> its instances, as far as they were asked for since the rent changed."""
     _ready: dict[int, list[InstanceRecord]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -133,7 +133,7 @@ class Fleet:
         """Something about an instance, or about what is paid for, is not as it was."""
         self.spending = self._live = self._leaving = None
         self._is_current = False
-        self.allotments.clear()
+        self.held_by_lane.clear()
 
     def add(self, record: InstanceRecord) -> None:
         """Keep the record of an instance that is asked for."""
@@ -143,10 +143,10 @@ class Fleet:
         self.rent_changed()
 
     def hand_on(self, record: InstanceRecord, lane: int, at: float) -> None:
-        """Allot an instance that one lane gives back to another."""
+        """Assign an instance that one lane gives back to another."""
         record.lanes_before = (*record.lanes_before, (record.lane, at))
         record.lane = lane
-        self.allotted += 1
+        self.reassigned += 1
         self.rent_changed()
 
     def current(self) -> list[InstanceRecord]:
@@ -188,13 +188,13 @@ class Fleet:
 
     def of_lane(self, lane: int) -> Held:
         """Return the instances of a lane; its ready ones are the same list, as long as they are the same."""
-        held = self.allotments.get(lane)
+        held = self.held_by_lane.get(lane)
         if held is None:
             live = [record for record in self.live() if record.lane == lane]
             ready = [record for record in live if record.status is InstanceStatus.READY]
             before = self._ready.get(lane)
             ready = self._ready[lane] = ready if before is None or ready != before else before
-            held = self.allotments[lane] = Held(live, [r for r in self.leaving() if r.lane == lane], ready)
+            held = self.held_by_lane[lane] = Held(live, [r for r in self.leaving() if r.lane == lane], ready)
         return held
 
     def lanes_of(self, record: InstanceRecord) -> Sequence[tuple[int, float]]:

@@ -69,12 +69,12 @@ def assumed(lane: GroupState) -> str:
     """Return the assumption about a lane's instances of other types, in words; empty where there are none."""
     job = lane.job
     counts = Counter(record.instance_type or job.offer.instance_type for record in lane.held.ready)
-    told = mixture_words(counts, job.speeds, job.offer.instance_type)
-    if not told:
+    text = mixture_words(counts, job.speeds, job.offer.instance_type)
+    if not text:
         return ""
     if not job.balances:
-        return f"{told}; a gang waits for its slowest GPU"
-    return f"{told}; {adding_up_words(job.profile)} in a gang"
+        return f"{text}; a gang waits for its slowest GPU"
+    return f"{text}; {adding_up_words(job.profile)} in a gang"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,10 +195,10 @@ def _training_left_s(lane: GroupState, now: float, instances: int | None, known_
     chosen = lane.chosen
     num_slots = max(1, slots(instances or chosen.instances, lane.job.offer.gpus, chosen.gpus_per_trial))
     if lane.job.ladder is not None:
-        return _climb_left_s(lane, now, num_slots, known_s)
+        return _asha_left_s(lane, now, num_slots, known_s)
     late = _lateness(len(lane.runners) + len(lane.waiters), num_slots)
     free_in, waiting = _running_left_s(lane, now, late, known_s), [*lane.queued()]
-    if lane.state.allotment is not None:  # trials beyond the slots stop at their next checkpoint, and wait
+    if lane.state.instance_cap is not None:  # trials beyond the slots stop at their next checkpoint, and wait
         waiting += lane.running()[num_slots:]
         del free_in[num_slots:]
     free_in += [0.0] * (num_slots - len(free_in))
@@ -252,7 +252,7 @@ def expected_iterations(state: State) -> int:
     return begun + sum(trials * gain for trials, gain in _to_come(state, ladder))
 
 
-def _climb_left_s(lane: GroupState, now: float, num_slots: int, known_s: Mapping[int, float]) -> float:
+def _asha_left_s(lane: GroupState, now: float, num_slots: int, known_s: Mapping[int, float]) -> float:
     """Seconds until no trial climbs any more: all slots share the work, and one trial has all rungs ahead of it."""
     running, later = _running_left_s(lane, now, known_s=known_s), _rungs_left(lane)
     work_s = sum(running) + sum(_trial_left_s(lane, trial) for trial in lane.queued())

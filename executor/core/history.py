@@ -42,7 +42,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
+class LimitsExtended:
     """More time or money than an experiment had, from then on; None is no limit."""
 
     at_s: float
@@ -53,10 +53,10 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allotted:
+class InstanceCapChanged:
     """Another number of instances that an experiment may hold from then on, and what that changes.
 
-    The times and costs are those of the plan in force, cut to the allotment; a replan follows and may be better.
+    The times and costs are those of the plan in force, cut to the cap; a replan follows and may be better.
     """
 
     at_s: float
@@ -64,7 +64,7 @@ class Allotted:
     max_instances: int
     jct_before_s: float
     jct_s: float
-    """End of the run, from the start; where too few are allotted for any trial, as if the fewest were."""
+    """End of the run, from the start; where they are too few for any trial, as if the fewest were."""
     cost_before_usd: float
     cost_usd: float
 
@@ -100,8 +100,8 @@ class HungInstance:
     """Whether it is used until the other one is ready; if not, its trials wait for that."""
 
 
-Record = Setback | Promotion | Pause | Granted | Allotted | Replacement | HungInstance
-Kind = TypeVar("Kind", Setback, Promotion, Pause, Granted, Allotted, Replacement, HungInstance)
+Record = Setback | Promotion | Pause | LimitsExtended | InstanceCapChanged | Replacement | HungInstance
+Kind = TypeVar("Kind", Setback, Promotion, Pause, LimitsExtended, InstanceCapChanged, Replacement, HungInstance)
 
 
 @dataclass(slots=True)

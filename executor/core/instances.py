@@ -22,7 +22,7 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.fleet import GONE, LIVE, InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import runs_in_s, speed_of
-from rubberband.executor.core.history import Allotted
+from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.launching import (
     RETRY_DELAY_S,
     affordable_on_demand,
@@ -217,7 +217,7 @@ def release_left(lane: GroupState) -> list[Command]:
     if state.course == "running":
         unused = [record for record in unused if record.left_until <= state.now or record.recalled_at is not None]
     if any(record.recalled_at is not None for record in unused):
-        state.fleet.allotted += 1  # another lane may have waited for it
+        state.fleet.reassigned += 1  # another lane may have waited for it
     return release(state, unused)
 
 
@@ -238,15 +238,15 @@ def release_surplus(lane: GroupState) -> list[Command]:
     return give_up(lane, [*others, *unbilled_first[:surplus]])
 
 
-def fit_allotment(lane: GroupState) -> list[Command]:
-    """Recall what the lane's stage holds beyond its share of the allotment, or keep again what was recalled.
+def fit_instance_cap(lane: GroupState) -> list[Command]:
+    """Recall what the lane's stage holds beyond its share of the instance cap, or keep again what was recalled.
 
     An idle instance is given back at once, and one with trials once these have stopped: at their next checkpoints, or
     now where another experiment was promised it. The fewest trials are stopped; of instances that are alike, those
     billed longest go.
     """
     state = lane.state
-    if not state.history.of(Allotted):
+    if not state.history.of(InstanceCapChanged):
         return []
     held = lane.held
     surplus = len(held.live) - lane.most
@@ -280,7 +280,7 @@ def _stop_recalled(lane: GroupState) -> list[Command]:
 
 
 def _recalled(leaving: Sequence[InstanceRecord]) -> list[InstanceRecord]:
-    """Return the instances that are kept again if the allotment grows; not those that the provider takes away."""
+    """Return the instances that are kept again if the cap grows; not those that the provider takes away."""
     return [record for record in leaving if record.recalled_at is not None and record.interrupted_at is None]
 
 
@@ -353,7 +353,7 @@ def _not_running(lane: GroupState) -> list[InstanceRecord]:
 
 
 def _hand_on(lane: GroupState, records: Sequence[InstanceRecord]) -> list[Command]:
-    """Allot instances to a lane; what it had asked for instead is given up."""
+    """Assign instances to a lane; what it had asked for instead is given up."""
     state = lane.state
     if not records:
         return []

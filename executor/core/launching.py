@@ -105,7 +105,7 @@ def startable(lane: GroupState, wanted: int) -> int:
 
 def awaited(lane: GroupState) -> bool:
     """Whether an instance of the lane's stage may still come before its trials start."""
-    if lane.waits_for_allotment or _waits_for_recalled(lane) or _waits_for_promise(lane):
+    if lane.waits_for_instances or _waits_for_recalled(lane) or _waits_for_promise(lane):
         return True
     if lane.state.buys_none and lane.phase is Phase.SCALING and starts(lane):
         return False
@@ -120,7 +120,7 @@ def awaited(lane: GroupState) -> bool:
 
 
 def _waits_for_promise(lane: GroupState) -> bool:
-    """Whether the lane's stage is promised more instances than it is allotted yet.
+    """Whether the lane's stage is promised more instances than its share of the cap is yet.
 
     It does not begin on fewer: gangs that are narrower end their iterations later than the promise allows.
     """

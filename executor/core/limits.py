@@ -81,11 +81,11 @@ def over_budget(state: State, ticked: bool) -> str | None:
     spent_usd = budget.spending(state).spent_usd(state.now)
     if spent_usd <= job.max_cost_usd + MONEY_SLACK_USD and not ticked:
         return None
-    told = f"max_cost={format_usd(job.max_cost_usd)} is reached ({format_usd(spent_usd)} spent)"
+    text = f"max_cost={format_usd(job.max_cost_usd)} is reached ({format_usd(spent_usd)} spent)"
     failed = [record for record in state.instances.values() if record.failed_start]
     if job.start_attempts is None or 2 * len(failed) <= len(state.instances):
-        return told
-    return f"{not_started(len(failed), len(state.instances), failed[-1].reason)}; {told}"
+        return text
+    return f"{not_started(len(failed), len(state.instances), failed[-1].reason)}; {text}"
 
 
 def leased_until(state: State, *, booting: bool = False) -> float | None:

@@ -216,7 +216,7 @@ FEWEST_ITERATIONS = 3
 """Fewer do not show the speed of a gang size."""
 _LEAST_RATIO = 0.1
 """An iteration that is shorter than its part of a start is taken for this much of the expected one."""
-SMALLEST_TOLD_S = 1.0
+SMALLEST_REPORTED_S = 1.0
 """A delay that differs by less is corrected and not reported."""
 
 
@@ -470,7 +470,7 @@ def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, l
     # What is asked for at once waits in one queue, and tells of it once.
     provision_s = settled(offer.provision_delay_s, list(waited.values()), _cv(offer.provision_spread))
     init_s = settled(offer.init_delay_s, init, _cv(offer.init_spread))
-    warm = "first trials train after" if cold_surplus_s >= SMALLEST_TOLD_S else "workers are warm after"
+    warm = "first trials train after" if cold_surplus_s >= SMALLEST_REPORTED_S else "workers are warm after"
     changes = [
         _delay("an instance runs after", offer.provision_delay_s, provision_s),
         _delay(warm, offer.init_delay_s, init_s),
@@ -510,6 +510,6 @@ def _pace(factor: float) -> str:
 
 
 def _delay(what: str, expected_s: float, settled_s: float) -> str:
-    if abs(settled_s - expected_s) < SMALLEST_TOLD_S:
+    if abs(settled_s - expected_s) < SMALLEST_REPORTED_S:
         return ""
     return f"{what} {format_duration(settled_s)} instead of {format_duration(expected_s)}"

@@ -106,8 +106,8 @@ def _iteration_variance(ratios: Mapping[int, Sequence[float]], means: Mapping[in
         if trial in means and len(taken) > 1
         for ratio in taken
     ]
-    told = sum(len(taken) - 1 for taken in ratios.values() if len(taken) > 1)
-    return _settled(profiled, math.log1p(_mean_square(deviations)), told)
+    freedom = sum(len(taken) - 1 for taken in ratios.values() if len(taken) > 1)
+    return _settled(profiled, math.log1p(_mean_square(deviations)), freedom)
 
 
 def _trial_variance(
@@ -123,9 +123,9 @@ def _trial_variance(
     seen = _mean_square([log - middle for log in logs.values()]) * len(logs) / (len(logs) - 1)
     if profiled == within == 0.0 and all(len(ratios[trial]) == 1 for trial in logs):
         return seen / 2.0, seen / 2.0
-    chance, told = fmean(within / len(ratios[trial]) for trial in logs), len(logs) - 1
-    found = _settled(profiled + chance, seen, told)
-    return max(profiled * _PRIOR_TRIALS / (_PRIOR_TRIALS + told), found - chance), within
+    chance, freedom = fmean(within / len(ratios[trial]) for trial in logs), len(logs) - 1
+    found = _settled(profiled + chance, seen, freedom)
+    return max(profiled * _PRIOR_TRIALS / (_PRIOR_TRIALS + freedom), found - chance), within
 
 
 def _settled(profiled: float, seen: float, freedom: int) -> float:
@@ -153,15 +153,15 @@ def with_metric(rankings: Iterable[Sequence[float]]) -> float:
     It is that of two normal quantities with the rank correlation that was seen, shrunk by what chance would explain:
     to 0 where few trials do not show it.
     """
-    told = weighed = 0.0
+    freedom = weighed = 0.0
     for slowness in rankings:
         if len(slowness) > FEWEST_TRIALS and len(set(slowness)) > 1:
             correlation = max(-_LARGEST_CORRELATION, min(_LARGEST_CORRELATION, _rank_correlation(slowness)))
-            told += len(slowness) - 3
+            freedom += len(slowness) - 3
             weighed += (len(slowness) - 3) * math.atanh(correlation)
-    if told == 0.0:
+    if freedom == 0.0:
         return 0.0
-    seen, error = weighed / told, 1.0 / math.sqrt(told)
+    seen, error = weighed / freedom, 1.0 / math.sqrt(freedom)
     if abs(seen) <= _SHOWN * error:
         return 0.0
     return 2.0 * math.sin(math.pi / 6.0 * math.tanh(seen * (1.0 - (error / seen) ** 2)))

@@ -52,50 +52,50 @@ def decide(state: State, now: float) -> RestPlanned:
     A run goes on with the plan that it has where the planner refuses.
     """
     lane = next(lane for lane in state.lanes if lane.phase is Phase.PLANNING)
-    standing = after_sync(lane, now)
+    remainder = after_sync(lane, now)
     try:
-        found = best_rest(state, standing)
+        found = best_rest(state, remainder)
     except RubberbandError as error:
         return _as_before(lane, now, f"the rest cannot be replanned: {error}")
     return RestPlanned(
         occurred_at=now,
-        stage=standing.done,
+        stage=remainder.done,
         plan=Plan(stages=(*found.plan.stages, *state.plan.stages[lane.end_stage :])),
-        predicted=predicted_from(state, found.prediction, standing.spent_s),
-        profile=standing.seen.profile,
+        predicted=predicted_from(state, found.prediction, remainder.spent_s),
+        profile=remainder.seen.profile,
         changed=found.changed,
         reason=found.reason,
-        present_jct_s=max(standing.others_end_s, standing.spent_s + found.present.jct_s),
-        present_cost_usd=standing.spent_usd + found.present.cost_usd,
-        jct_s=max(standing.others_end_s, standing.spent_s + found.prediction.jct_s),
-        cost_usd=standing.spent_usd + found.prediction.cost_usd,
-        own=standing.seen.own,
+        present_jct_s=max(remainder.others_end_s, remainder.spent_s + found.present.jct_s),
+        present_cost_usd=remainder.spent_usd + found.present.cost_usd,
+        jct_s=max(remainder.others_end_s, remainder.spent_s + found.prediction.jct_s),
+        cost_usd=remainder.spent_usd + found.prediction.cost_usd,
+        own=remainder.seen.own,
     )
 
 
 def decide_within(state: State, now: float) -> RestPlanned:
-    """Plan a lane's current stage again while it is under way, and the stages after it, as its allotment changed.
+    """Plan a lane's current stage again while it is under way, and the stages after it, as its instance cap changed.
 
     The trials that have not ended the stage count as ones that have the mean of what they lack still to do. Its market
     stays: a change would replace every instance.
     """
     lane = state.resizing()
     assert lane is not None, "a lane waits to be planned again"
-    standing, before = _within_stage(lane, now), forecast(state, now)
-    stage, market = standing.done, lane.chosen.market
+    remainder, before = _within_stage(lane, now), forecast(state, now)
+    stage, market = remainder.done, lane.chosen.market
     plan, predicted, reason = state.plan, state.predicted[stage : lane.end_stage], ""
     try:
-        found = best_rest(state, standing)
+        found = best_rest(state, remainder)
     except RubberbandError as error:
         reason = f"the rest cannot be replanned: {error}"
     else:
         reason = found.reason
         if found.plan.stages[stage].market == market:
             plan = Plan(stages=(*found.plan.stages, *state.plan.stages[lane.end_stage :]))
-            predicted = (state.predicted[stage], *predicted_from(state, found.prediction, standing.spent_s)[1:])
+            predicted = (state.predicted[stage], *predicted_from(state, found.prediction, remainder.spent_s)[1:])
     then = state.supposed(
         plan=plan,
-        profile=standing.seen.profile,
+        profile=remainder.seen.profile,
         predicted=(*state.predicted[:stage], *predicted, *state.predicted[lane.end_stage :]),
     )
     after = forecast(then, now)
@@ -104,7 +104,7 @@ def decide_within(state: State, now: float) -> RestPlanned:
         stage=stage,
         plan=plan,
         predicted=predicted,
-        profile=standing.seen.profile,
+        profile=remainder.seen.profile,
         changed=plan != state.plan,
         reason=reason,
         present_jct_s=before.jct_s,
@@ -115,29 +115,33 @@ def decide_within(state: State, now: float) -> RestPlanned:
 
 
 def _within_stage(lane: GroupState, now: float) -> Remainder:
-    """The standing of a lane within a stage, which is taken to begin now with what its trials lack."""
+    """The remainder of a lane within a stage, which is taken to begin now with what its trials lack."""
     job = lane.job
-    standing, stage = after_sync(lane, now), lane.stage.stage
-    seen = standing.seen
+    remainder, stage = after_sync(lane, now), lane.stage.stage
+    seen = remainder.seen
     if lane.chosen.market == "on_demand":
         seen = replace(seen, offer=replace(seen.offer, spot=None))
     left = [lane.target_iterations(t) - t.iterations for t in (*lane.running(), *lane.queued())]
     present = replace(job.stages[stage], trials=len(left), iterations=max(1, math.ceil(sum(left) / len(left))))
     return replace(
-        standing,
+        remainder,
         done=stage,
         stages=(*job.stages[:stage], present, *job.stages[stage + 1 : lane.end_stage]),
         seen=seen,
-        because=", ".join(filter(None, (_allotted(lane.state), assumed(lane), seen.findings))),
+        because=", ".join(filter(None, (_cap_text(lane.state), assumed(lane), seen.findings))),
     )
 
 
-def _allotted(state: State) -> str:
-    return "no allotment now" if state.allotment is None else f"at most {counted(state.allotment, 'instance')} now"
+def _cap_text(state: State) -> str:
+    return (
+        "no instance cap now"
+        if state.instance_cap is None
+        else f"at most {counted(state.instance_cap, 'instance')} now"
+    )
 
 
 def after_sync(lane: GroupState, now: float) -> Remainder:
-    """The standing of a lane between two stages."""
+    """The remainder of a lane between two stages."""
     state = lane.state
     seen = measured(state, lane)
     elsewhere_usd, others_end_s = elsewhere(lane, now)
@@ -176,18 +180,18 @@ def share_a_head(state: State) -> bool:
     return state.job.is_divided and len(state.active()) > 1
 
 
-def best_rest(state: State, standing: Remainder) -> Replanned:
+def best_rest(state: State, remainder: Remainder) -> Replanned:
     """The best plan of those that leave their reserve, if there is one. Raises RubberbandError if none can exist.
 
     A plan that a pool promises stays as long as it keeps the deadline: another one may need GPUs at times when others
     are promised them.
     """
-    found = _replanned(state, standing)
-    if not found.changed or not standing.lane.is_promised:
+    found = _replanned(state, remainder)
+    if not found.changed or not remainder.lane.is_promised:
         return found
-    if state.job.deadline_s is not None and standing.spent_s + found.present.jct_s > state.job.deadline_s:
+    if state.job.deadline_s is not None and remainder.spent_s + found.present.jct_s > state.job.deadline_s:
         return found
-    plan = Plan(stages=state.plan.stages[: standing.lane.end_stage])
+    plan = Plan(stages=state.plan.stages[: remainder.lane.end_stage])
     return replace(found, plan=plan, prediction=found.present, changed=False, reason="plan unchanged: it is promised")
 
 
@@ -199,41 +203,41 @@ def reserve(lane: GroupState) -> Reserve:
     return replace(job.reserve, ready=len(lane.held.ready), beside_usd=beside_usd)
 
 
-def _replanned(state: State, standing: Remainder) -> Replanned:
+def _replanned(state: State, remainder: Remainder) -> Replanned:
     job = state.job
     terms = limits(job)
-    speeds, lane, offer, objective = standing.seen.speeds, standing.lane, standing.seen.offer, job.objective
-    are_all = speeds is not None and len(speeds.factors) == standing.stages[standing.done].trials
-    if job.is_divided or state.allotment is not None:
+    speeds, lane, offer, objective = remainder.seen.speeds, remainder.lane, remainder.seen.offer, job.objective
+    are_all = speeds is not None and len(speeds.factors) == remainder.stages[remainder.done].trials
+    if job.is_divided or state.instance_cap is not None:
         offer = replace(offer, max_instances=_most_instances(lane))
     if job.is_divided:
-        are_all = are_all and job.bracket_of(standing.done).end_stage == lane.end_stage
+        are_all = are_all and job.bracket_of(remainder.done).end_stage == lane.end_stage
         if share_a_head(state):
             offer = replace(offer, head_price_usd_per_hour=0.0)
         terms = replace(terms, confidence=terms.confidence ** (1.0 / len(job.brackets)))
-        rest = state.predicted[standing.done : lane.end_stage]
-        own_end_s = standing.spent_s + sum(stage.provisioning_s + stage.duration_s for stage in rest)
-        if objective == "min_time" and own_end_s <= standing.others_end_s:
+        rest = state.predicted[remainder.done : lane.end_stage]
+        own_end_s = remainder.spent_s + sum(stage.provisioning_s + stage.duration_s for stage in rest)
+        if objective == "min_time" and own_end_s <= remainder.others_end_s:
             # It is not the lane that the whole waits for: it need not be faster, and may be cheaper.
-            late_s = standing.others_end_s
+            late_s = remainder.others_end_s
             objective = "min_cost"
             terms = replace(terms, deadline_s=late_s if terms.deadline_s is None else min(late_s, terms.deadline_s))
     return replan(
         Problem(
-            brackets=(standing.stages,),
-            profile=on_held_types(standing.lane, standing.seen.profile),
+            brackets=(remainder.stages,),
+            profile=on_held_types(remainder.lane, remainder.seen.profile),
             offer=offer,
             constraints=terms,
             objective=objective,
-            held=standing.held,
+            held=remainder.held,
             speeds=speeds if are_all else None,
             reserve=reserve(lane),
         ),
-        done=standing.done,
-        spent_s=standing.spent_s,
-        spent_usd=standing.spent_usd,
+        done=remainder.done,
+        spent_s=remainder.spent_s,
+        spent_usd=remainder.spent_usd,
         current=Plan(stages=state.plan.stages[: lane.end_stage]),
-        because=standing.because,
+        because=remainder.because,
         name_of=job.stage_name,
     )
 
@@ -249,7 +253,7 @@ def _most_instances(lane: GroupState) -> int:
     """The instances that a lane may have: its own, and its share of what none of the lanes that go on has."""
     state = lane.state
     share = lane.max_instances + state.spare_instances // len(state.active())
-    return share if state.allotment is None else max(share, lane.least_instances)
+    return share if state.instance_cap is None else max(share, lane.least_instances)
 
 
 def remaining(lane: GroupState) -> tuple[Stage, ...]:

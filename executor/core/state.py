@@ -1,7 +1,7 @@
 """The controller's state: what is known of every trial, stage and lane. Plain data; the controller writes it.
 
 A job is one fleet and one or more brackets (chains of stages that halve trials of their own). Brackets of one lane run
-one after another, lanes side by side; the fleet's allotment says which lane may use which instances.
+one after another, lanes side by side; the fleet says which lane may use which instances.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ _PHASES: Mapping[Course, Phase] = {"new": Phase.NEW, "ending": Phase.ENDING, "fi
 
 @dataclass(slots=True, kw_only=True)
 class GroupState:
-    """Brackets that run one after another on the instances that are allotted to them."""
+    """Brackets that run one after another on the instances that are assigned to them."""
 
     lane: int
     brackets: tuple[Bracket, ...]
@@ -180,7 +180,7 @@ class GroupState:
     relaunch_at: float = 0.0
     """Not before this instant is a refused launch, or one that came to nothing, tried again."""
     replans_at_once: bool = False
-    """Whether its current stage is to be planned again within it, as its share of the allotment changed."""
+    """Whether its current stage is to be planned again within it, as its share of the instance cap changed."""
     resized: int | None = None
     """The stage that was planned again within it: its trials take gangs of another width from checkpoint to
     checkpoint."""
@@ -212,7 +212,7 @@ class GroupState:
 
     @property
     def most(self) -> int:
-        """How many instances its current stage may hold: as planned, as far as it is allotted them."""
+        """How many instances its current stage may hold: as planned, as far as its share of the cap goes."""
         return min(self.chosen.instances, self.max_instances)
 
     @property
@@ -222,9 +222,9 @@ class GroupState:
 
     @property
     def held(self) -> Held:
-        """The instances that are allotted to it."""
+        """The instances that are assigned to it."""
         fleet = self.state.fleet
-        return fleet.allotments.get(self.lane) or fleet.of_lane(self.lane)
+        return fleet.held_by_lane.get(self.lane) or fleet.of_lane(self.lane)
 
     @property
     def free_slots(self) -> FreeSlots:
@@ -271,8 +271,8 @@ class GroupState:
         """Instances that it may ask for; those that leave still count."""
         state, held = self.state, self.held
         room = self.max_instances - len(held.live) - len(held.leaving)
-        if state.allotment is not None:  # another self may still hold what it gives back
-            room = min(room, state.allotment - len(state.fleet.live()) - len(state.fleet.leaving()))
+        if state.instance_cap is not None:  # another self may still hold what it gives back
+            room = min(room, state.instance_cap - len(state.fleet.live()) - len(state.fleet.leaving()))
         return room
 
     @property
@@ -292,9 +292,9 @@ class GroupState:
         return instances_for(len(self.runners) + len(self.waiters), self.job.offer.gpus, self.chosen.gpus_per_trial)
 
     @property
-    def waits_for_allotment(self) -> bool:
-        """Whether no gang fits on what it is allotted: it waits for more."""
-        return self.state.allotment is not None and self.max_instances < self.least_instances
+    def waits_for_instances(self) -> bool:
+        """Whether no gang fits on its share of the cap: it waits for more."""
+        return self.state.instance_cap is not None and self.max_instances < self.least_instances
 
     @property
     def is_promised(self) -> bool:
@@ -374,13 +374,13 @@ class State:
     """Corrected by what was measured, at the latest replan."""
     fleet: Fleet = field(default_factory=Fleet)
     decisions: list[RestPlanned] = field(default_factory=list)
-    drawn: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    sampled_configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """Trial -> its configuration, where a sampler that learns draws them."""
-    undrawn: tuple[int, ...] = ()
+    pending_configs: tuple[int, ...] = ()
     """Trials that have a slot now and wait for their configurations, if trials climb rungs (asha)."""
     failed: list[int] = field(default_factory=list)
     """The trial of each failed attempt, in order."""
-    allotment: int | None = None
+    instance_cap: int | None = None
     """The most instances that it may hold now; None: as many as the offer allows."""
     promised_instances: int | None = None
     """The most that a pool promises it at any time; None: no promise."""
@@ -469,7 +469,7 @@ class State:
     @property
     def most_instances(self) -> int:
         """The most instances that the whole experiment may hold now."""
-        return self.job.offer.max_instances if self.allotment is None else self.allotment
+        return self.job.offer.max_instances if self.instance_cap is None else self.instance_cap
 
     @property
     def spare_instances(self) -> int:
@@ -481,21 +481,26 @@ class State:
         """Whether buying has stopped for now, since too many instances in a row never got ready."""
         return self.job.start_attempts is not None and self.fleet.failed_starts >= self.job.start_attempts
 
-    def is_drawn(self, trial: TrialState) -> bool:
+    def has_config(self, trial: TrialState) -> bool:
         """Whether a trial has its configuration: without a SYNC a sampler that learns draws it only when it starts."""
-        return not self.job.draws or self.job.ladder is None or trial.trial in self.drawn
+        return not self.job.draws or self.job.ladder is None or trial.trial in self.sampled_configs
 
-    def to_draw_before(self, stage: int) -> tuple[int, ...]:
+    def configs_due_before(self, stage: int) -> tuple[int, ...]:
         """The trials that a sampler has to draw before a stage begins: those of a new bracket, or none."""
         job = self.job
         bracket = job.bracket_of(stage)
-        if not job.draws or job.ladder is not None or stage != bracket.first_stage or bracket.first_trial in self.drawn:
+        if (
+            not job.draws
+            or job.ladder is not None
+            or stage != bracket.first_stage
+            or bracket.first_trial in self.sampled_configs
+        ):
             return ()
         return job.trials_of(bracket)
 
-    def to_draw(self) -> tuple[int, ...]:
+    def configs_due(self) -> tuple[int, ...]:
         """The trials that start as soon as a sampler has drawn them, where trials climb rungs."""
-        return self.undrawn if self.course == "running" else ()
+        return self.pending_configs if self.course == "running" else ()
 
     def planning(self) -> GroupState | None:
         """The first lane whose rest is to be planned now."""

@@ -234,7 +234,7 @@ def _has_room(lane: GroupState) -> bool:
     state = lane.state
     held, fleet = len(lane.held.live), state.fleet
     total = len(fleet.live()) + len(fleet.leaving())
-    return held < lane.max_instances and (state.allotment is None or total < state.allotment)
+    return held < lane.max_instances and (state.instance_cap is None or total < state.instance_cap)
 
 
 def _replace(lane: GroupState, record: InstanceRecord, *, first: bool) -> list[Command]:

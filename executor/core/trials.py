@@ -9,7 +9,7 @@ from typing import Literal
 from rubberband.executor.core.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
 from rubberband.executor.core.events import TrialReported as Reported
 from rubberband.executor.core.fleet import InstanceStatus
-from rubberband.executor.core.history import Allotted, Setback
+from rubberband.executor.core.history import InstanceCapChanged, Setback
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.state import GangRun, GroupState, State, TrialReport, TrialState, TrialStatus
 
@@ -213,7 +213,7 @@ def starts(lane: GroupState) -> Mapping[int, Gang]:
     free = lane.free_slots
     if free.gpus == 0 or (size := lane.gang_size) == 0:
         return {}
-    waiting = [trial for trial in lane.waiters.first(free.gpus // size) if lane.state.is_drawn(trial)]
+    waiting = [trial for trial in lane.waiters.first(free.gpus // size) if lane.state.has_config(trial)]
     placed = free.place(size, [trial.gang for trial in waiting])
     return {trial.trial: gang for trial, gang in zip(waiting, placed, strict=True) if gang is not None}
 
@@ -243,7 +243,7 @@ def moves(lane: GroupState, trial: TrialState) -> bool:
 
 def stops_at_checkpoint(lane: GroupState, trial: TrialState) -> bool:
     """Whether a running trial stops at a checkpoint: its instance is recalled, or it goes on with another gang."""
-    if not lane.state.history.of(Allotted):
+    if not lane.state.history.of(InstanceCapChanged):
         return False
     if any(lane.state.instances[slot.instance].recalled_at is not None for slot in trial.gang):
         return True

@@ -1,4 +1,4 @@
-"""Requests to a running driver: to cancel, for other limits, or for another allotment.
+"""Requests to a running driver: to cancel, for other limits, or for another instance cap.
 
 They come by a signal, or as files in its folder. Each request is a file that appears whole. The driver journals it as
 an event with the request's id, so that it is not applied twice if it is found again after a crash.
@@ -170,7 +170,7 @@ Asked = LimitsChanged | AllotmentChanged
 
 
 def asked_limits(requests: Requests, controller: Controller, now: float) -> list[Asked]:
-    """Return the requested limits and allotments that are not applied yet."""
+    """Return the requested limits and instance caps that are not applied yet."""
     limits = (asked for asked in requests.pending(controller.state.requests) if asked.kind != "cancel")
     return [event for event in _as_events(limits, controller.job, now) if isinstance(event, Asked)]
 

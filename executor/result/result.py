@@ -23,7 +23,7 @@ from rubberband.executor.core.budget import (
     rent_usd_per_hour,
 )
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.core.history import DecisionResult, Granted, Pause, Replacement, RungResult, Setback
+from rubberband.executor.core.history import DecisionResult, LimitsExtended, Pause, Replacement, RungResult, Setback
 from rubberband.executor.core.limits import can_go_on, not_started
 from rubberband.executor.core.state import GangRun, GroupState, Phase, State
 from rubberband.executor.core.trials import best_trial
@@ -259,7 +259,7 @@ class Result:
     """The lines that add up to `actual_cost_usd`."""
     goodput: GoodputProfile | None = None
     """The model of adaptive training at the latest replan; None if none was measured."""
-    extensions: tuple[Granted, ...] = ()
+    extensions: tuple[LimitsExtended, ...] = ()
     """In order."""
     resumed_s: tuple[float, ...] = ()
     """Times at which drivers resumed it, from the start."""
@@ -447,7 +447,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
         side_usd_per_hour=job.offer.side_usd_per_hour,
         bill=bill_lines(state, at),
         goodput=state.profile.goodput,
-        extensions=tuple(state.history.of(Granted)),
+        extensions=tuple(state.history.of(LimitsExtended)),
         resumed_s=tuple(map(state.elapsed_s, state.resumed_at)),
         setbacks=tuple(state.history.of(Setback)),
         pauses=tuple(state.history.of(Pause)),

@@ -227,7 +227,9 @@ class Translator:
                 )
 
     def _config(self, trial: int) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._state.drawn.get(trial) or self._follower.header.setup["configurations"][trial]
+        found: Mapping[str, Any] = (
+            self._state.sampled_configs.get(trial) or self._follower.header.setup["configurations"][trial]
+        )
         return found
 
     def _sync(self, stage: StageRecord) -> SyncInfo:

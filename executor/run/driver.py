@@ -1,8 +1,8 @@
 """The driver loop: events into the journal, then into the controller; its commands to the backend.
 
-The driver makes three kinds of events itself: after a SYNC, and where the allotment changed, it plans the rest again;
-where money is left over it may add a bracket; and before a bracket begins it may draw configurations. It journals them
-all: a replay needs neither planner nor sampler, and a resume by a newer version repeats the old decisions, not its own.
+The driver makes two kinds of events itself: after a SYNC, and where the instance cap changed, it plans the rest again;
+and before a bracket begins it may draw configurations. It journals both: a replay needs neither planner nor sampler,
+and a resume by a newer version repeats the old decisions, not its own.
 """
 
 from __future__ import annotations
@@ -144,15 +144,15 @@ def marked_if_late(event: Event, state: State) -> Event:
 
 
 def _waits_for_decision(state: State) -> bool:
-    return bool(state.to_draw()) or state.planning() is not None or state.resizing() is not None
+    return bool(state.configs_due()) or state.planning() is not None or state.resizing() is not None
 
 
 def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) -> list[Event]:
     """Return the configurations of the brackets that begin at once, unless the journal has them."""
     state, events = controller.state, list[Event]()
-    drawn = dict(state.drawn)
+    drawn = dict(state.sampled_configs)
     for lane in state.lanes:
-        if trials := state.to_draw_before(lane.brackets[0].first_stage):
+        if trials := state.configs_due_before(lane.brackets[0].first_stage):
             assert draw is not None, "a job that draws comes with a sampler"
             event = draw(state, drawn, trials, backend.now)
             drawn.update(enumerate(event.configurations, start=event.first_trial))
@@ -163,15 +163,15 @@ def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) ->
 def _decision(controller: Controller, backend: Backend, draw: Draw | None) -> Event:
     """Return the configurations that the first lane without a stage needs, or else its plan."""
     state = controller.state
-    if waiting := state.to_draw():
+    if waiting := state.configs_due():
         assert draw is not None, "a job that draws comes with a sampler"
-        return draw(state, state.drawn, waiting, backend.now)
+        return draw(state, state.sampled_configs, waiting, backend.now)
     lane = state.planning()
     if lane is None:
         return decide_within(state, backend.now())
-    if trials := state.to_draw_before(lane.next_stage):
+    if trials := state.configs_due_before(lane.next_stage):
         assert draw is not None, "a job that draws comes with a sampler"
-        return draw(state, state.drawn, trials, backend.now)
+        return draw(state, state.sampled_configs, trials, backend.now)
     return decide(state, backend.now())
 
 

@@ -60,7 +60,7 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
         iterations=sum(trial.iterations for trial in state.trials),
         target_iterations=expected_iterations(state),
         instances=len(state.fleet.current()),
-        max_instances=state.allotment,
+        max_instances=state.instance_cap,
         started_at=state.started_at + header.offset_s if begun else None,
         ended_at=None if state.ended_at is None else state.ended_at + header.offset_s,
         jct_s=jct_s(state, at) if begun else 0.0,

@@ -17,7 +17,7 @@ from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.reading import explaining
 from rubberband.executor.logs.pages import PrintedLine, page, trial_files
 from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of
-from rubberband.states import Action, ExperimentState, Fact, obstacle, pool_allots
+from rubberband.states import Action, ExperimentState, Fact, obstacle, pool_sets_instances
 from rubberband.values.submission import Submission
 from rubberband.views.experiment import experiment_detail, extension_view
 
@@ -82,7 +82,7 @@ class LocalExperiment:
         if why := self._obstacle(view, "limit"):
             raise InputError(f"experiment {view['name']!r} is {view['state']}: {why}")
         if (pool := pool_of(self._folder)) is not None:
-            raise InputError(f"experiment {view['name']!r} is {view['state']}: {pool_allots(Path(pool).name)}")
+            raise InputError(f"experiment {view['name']!r} is {view['state']}: {pool_sets_instances(Path(pool).name)}")
         self._ask("limit", max_instances=max_instances)
 
     def _obstacle(self, view: ExperimentDetail, action: Action) -> str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rubberband.executor.core.history import (
-    Allotted,
     DecisionResult,
-    Granted,
     HungInstance,
+    InstanceCapChanged,
+    LimitsExtended,
     Pause,
     Replacement,
     Setback,
@@ -34,7 +34,7 @@ class StoryEntry:
     """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `pause` or `replaced`."""
 
 
-StoryRecord = Setback | Pause | Granted | Replacement | HungInstance
+StoryRecord = Setback | Pause | LimitsExtended | Replacement | HungInstance
 
 
 def sentence(one: StoryRecord) -> str:
@@ -45,7 +45,7 @@ def sentence(one: StoryRecord) -> str:
             return f"trial {one.trial} went back from iteration {one.from_iterations} {to}: {printable(one.reason)}"
         case Pause():
             return f"the driver stood still for {duration(one.paused_s)}, paused or with its machine asleep"
-        case Granted():
+        case LimitsExtended():
             return _extended(one)
         case HungInstance():
             return (
@@ -64,7 +64,7 @@ def _when(one: Replacement | HungInstance) -> str:
     return "once another one is ready" if one.first else "at once, and its trials wait for another one"
 
 
-def _extended(granted: Granted) -> str:
+def _extended(granted: LimitsExtended) -> str:
     """Return raised limits, such as `deadline 1h instead of 40m, max_cost 5.00 USD instead of 3.00 USD`."""
     parts = []
     before_s, deadline_s = granted.deadline_before_s, granted.deadline_s
@@ -78,11 +78,11 @@ def _extended(granted: Granted) -> str:
     return ", ".join(parts)
 
 
-def allotted(change: Allotted, deadline_s: float | None, *, is_begun: bool) -> str:
-    """Return another allotment and its effect, such as `at most 2 instances instead of 4: would end after 12m`."""
+def instance_cap_changed(change: InstanceCapChanged, deadline_s: float | None, *, is_begun: bool) -> str:
+    """Return another instance cap and its effect, such as `at most 2 instances instead of 4: would end after 12m`."""
     text = f"at most {counted(change.max_instances, 'instance')} instead of {change.max_instances_before}"
     if change.max_instances == 0:
-        return f"{text}: trials stop at their next checkpoints, and wait for another allotment"
+        return f"{text}: trials stop at their next checkpoints, and wait for a larger cap"
     if (
         not is_begun
         or change.max_instances_before == 0

@@ -8,7 +8,7 @@ from rubberband.executor.core import budget
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.fleet import GONE, InstanceStatus
-from rubberband.executor.core.history import Allotted
+from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import GroupState, Phase, State, TrialStatus
 
@@ -29,17 +29,17 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
             owner[slot] = trial.trial
             status = state.instances[slot.instance].status
             assert status in _USABLE, f"trial {trial.trial} runs on {slot.instance}, which is {status}"
-            allotted = state.instances[slot.instance].lane
-            assert allotted == number, f"trial {trial.trial} of lane {number} runs on lane {allotted}'s"
+            assigned = state.instances[slot.instance].lane
+            assert assigned == number, f"trial {trial.trial} of lane {number} runs on lane {assigned}'s"
         spread = {slot.instance for slot in trial.gang}
         whole = len(trial.gang) == len(spread) * job.offer.gpus
         assert len(spread) == 1 or whole, f"trial {trial.trial} is spread over {spread} without owning them"
     held = len(state.fleet.live()) + len(state.fleet.leaving())
     assert held <= job.offer.max_instances, f"{held} instances are held"
-    moved = state.history.of(Allotted)
+    moved = state.history.of(InstanceCapChanged)
     is_taken_in = not moved or moved[-1].at_s < state.elapsed_s(state.now)
-    most, allotted = sum(lane.max_instances for lane in state.active()), state.most_instances
-    assert most <= allotted, f"lanes may have {most} instances of {allotted}"
+    most, cap = sum(lane.max_instances for lane in state.active()), state.most_instances
+    assert most <= cap, f"lanes may have {most} instances of {cap}"
     for lane in state.active() if state.stages else ():
         ours, market = lane.held, lane.chosen.market
         kept = len(ours.live) + sum(record.recalled_at is None for record in ours.leaving)

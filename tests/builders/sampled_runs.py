@@ -72,7 +72,7 @@ class SampledRun:
 
     def configurations(self) -> Mapping[int, Mapping[str, Any]]:
         """Trial -> its configuration, of those that are drawn."""
-        drawn = self.controller.state.drawn
+        drawn = self.controller.state.sampled_configs
         return drawn if self.job.draws else dict(enumerate(self.experiment.configurations()))
 
     def drive(self, kill_after: int | None = None, observers: Sequence[Observer] = ()) -> SampledRun:

@@ -32,7 +32,7 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialsDrawn,
 )
-from rubberband.executor.core.history import Granted
+from rubberband.executor.core.history import LimitsExtended
 from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.core.state import State
 from rubberband.executor.journal.inbox import POLL_S, DriverRequest
@@ -54,7 +54,7 @@ from tests.harness.chaos_cases import (
     Weather,
     random_case,
 )
-from tests.harness.chaos_plans import AllotmentWatch, PlanWatch
+from tests.harness.chaos_plans import InstanceCapWatch, PlanWatch
 from tests.harness.chaos_verdict import after_the_end, judged_by_the_bill
 
 MOST_EVENTS = 20_000
@@ -250,7 +250,7 @@ class Run:
         chance = Chance(source, weather, job.offer, job.reserved_usd_per_hour, clock.now, disk)
         chance.ends = f"{seed}/ends" if ends else None
         self._odd = Random(f"{seed}/odd orders") if odd else None
-        """Ends that are resumed, with other allotments, and clocks that step back; None: none of it."""
+        """Ends that are resumed, with other caps, and clocks that step back; None: none of it."""
         self.weather, self.clock, self.seen = weather, clock, chance.seen
         self.backend = ChaoticBackend(
             job.name,
@@ -271,11 +271,11 @@ class Run:
         self.journal = MemoryJournal()
         self.controller = Controller(job)
         self._check_every = check_every
-        is_allotted = self.case.family == "allotments"
-        assert is_allotted or not odd, "odd orders are about allotments"
-        self.watch = PlanWatch(self.controller) if job.replan and not is_allotted else None
+        is_capped = self.case.family == "caps"
+        assert is_capped or not odd, "odd orders are about caps"
+        self.watch = PlanWatch(self.controller) if job.replan and not is_capped else None
         """Only of what is planned again: where plans are fixed, speed is measured."""
-        self.allotments = AllotmentWatch(self.controller) if is_allotted else None
+        self.cap_watch = InstanceCapWatch(self.controller) if is_capped else None
         self.num_events = 0
         self._cancel_at = source.randrange(200) if source.random() < weather.cancels else -1
         self._rounds = itertools.count()
@@ -285,12 +285,12 @@ class Run:
         self.inbox.clock = self._odd
         if self._user.random() < weather.extends:
             self._extend(self.clock.now() + self._user.uniform(0.0, 1.5) * job.prediction.jct_s)
-        if is_allotted:
+        if is_capped:
             self.backend.inbox = self.inbox
-            self._allot()
+            self._change_cap()
 
-    def _allot(self) -> None:
-        """The pool allots it fewer and more instances, and in the end at least one."""
+    def _change_cap(self) -> None:
+        """The pool lets it have fewer and more instances, and in the end at least one."""
         job, pool = self.case.job, self._user
         instants = sorted(pool.uniform(0.0, 2.0) * job.prediction.jct_s for _ in range(pool.randint(1, 6)))
         for index, after_s in enumerate(instants):
@@ -419,7 +419,11 @@ class Run:
         if isinstance(event, LimitsChanged):
             self._check_extension(controller, event.occurred_at)
         if controller.job.draws:
-            bare = [t.trial for t in controller.state.trials if t.attempt and t.trial not in controller.state.drawn]
+            bare = [
+                t.trial
+                for t in controller.state.trials
+                if t.attempt and t.trial not in controller.state.sampled_configs
+            ]
             assert not bare, f"trials {bare} started without a configuration"
         if (
             isinstance(event, TrialReported) and event.checkpoint is not None
@@ -427,8 +431,8 @@ class Run:
             self.backend.discarded.discard(event.checkpoint.url)
         if self.watch is not None:
             self.watch.saw(event, controller)
-        if self.allotments is not None:
-            self.allotments.saw(event, controller)
+        if self.cap_watch is not None:
+            self.cap_watch.saw(event, controller)
         if self.num_events % self._check_every == 0:
             validate(controller, is_told=self.weather is CALM)
         assert self.num_events < MOST_EVENTS, "it does not end"
@@ -444,7 +448,7 @@ class Run:
 
     def _check_extension(self, controller: Controller, at: float) -> None:
         """Until now the cap before it was kept, leases included: nothing that was granted just now is held yet."""
-        granted = next(reversed(controller.state.history.of(Granted)), None)
+        granted = next(reversed(controller.state.history.of(LimitsExtended)), None)
         if granted is None or granted.at_s != controller.state.elapsed_s(at):
             return
         self.seen["extended"] += 1
@@ -457,7 +461,13 @@ class Run:
 def _standing(controller: Controller) -> tuple[object, ...]:
     state = controller.state
     records = [(record.status, record.ended_at) for record in state.instances.values()]
-    return state.phase, state.outcome, [(t.status, t.iterations, t.ended) for t in state.trials], records, state.drawn
+    return (
+        state.phase,
+        state.outcome,
+        [(t.status, t.iterations, t.ended) for t in state.trials],
+        records,
+        state.sampled_configs,
+    )
 
 
 def run_seed(
@@ -473,7 +483,7 @@ def run_seed(
     """Run one seed and judge it; the state is checked after every `check_every`th event.
 
     `ends`: whether half of the trials end by themselves. `odd`: whether it is resumed after its end with other
-    allotments, answers to launches are lost, and clocks step back.
+    caps, answers to launches are lost, and clocks step back.
     """
     run = Run(seed, family, replan=replan, check_every=check_every, told=told, ends=ends, odd=odd)
     wrong: list[str] = []
@@ -485,9 +495,9 @@ def run_seed(
     if run.watch is not None:
         run.seen["planned again"] += run.watch.decisions
         wrong += run.watch.wrong
-    if run.allotments is not None:
-        run.seen.update(run.allotments.seen)
-        wrong += run.allotments.wrong
+    if run.cap_watch is not None:
+        run.seen.update(run.cap_watch.seen)
+        wrong += run.cap_watch.wrong
     if not wrong:
         wrong += after_the_end(run, finish)
     if finish is not None:

@@ -39,12 +39,12 @@ Family = Literal[
     "asha",
     "brackets that learn",
     "asha that learns",
-    "allotments",
+    "caps",
 ]
 """All but the first two are drawn only where they are asked for: two to four brackets in up to three lanes, trials that
 climb rungs, both with configurations that a sampler draws from results, and any of those
-without a sampler while it is allotted fewer and more instances at random."""
-_ALLOTTED: tuple[Family, ...] = ("27 trials", "random", "brackets", "asha", "brackets")
+without a sampler while it may have fewer and more instances at random."""
+_CAPPED: tuple[Family, ...] = ("27 trials", "random", "brackets", "asha", "brackets")
 FAMILIES: tuple[Family, ...] = get_args(Family)
 _DIVIDED: tuple[Family, ...] = ("brackets", "brackets that learn")
 LEARNING: tuple[Family, ...] = ("brackets that learn", "asha that learns")
@@ -191,8 +191,8 @@ class Case:
 
 def random_case(source: Random, family: Family | None = None, *, replan: bool | None = None) -> Case:
     """Draw one; `family` and `replan` of your choice, or drawn too: every fifth is random, one in fifty replans."""
-    if family == "allotments":
-        return replace(random_case(source, source.choice(_ALLOTTED), replan=replan), family=family)
+    if family == "caps":
+        return replace(random_case(source, source.choice(_CAPPED), replan=replan), family=family)
     family = family or ("27 trials" if source.random() < 0.8 else "random")
     stages = TWENTY_SEVEN if family == "27 trials" else _stages(source)
     offer, profile = _offer(source, family), _profile(source)
@@ -201,7 +201,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         eta = source.randint(2, 4)
         stages, replan = (asha(sha(source.randint(1, 27), 1, source.randint(1, 27), eta), eta),), False
         plan = _plan(source, stages, offer)
-        prediction = climb_prediction(stages[0], plan.stages[0], profile, offer)
+        prediction = asha_prediction(stages[0], plan.stages[0], profile, offer)
     elif divided is None:
         plan = _plan(source, stages, offer)
         prediction = predict(stages, plan, profile, offer)
@@ -236,7 +236,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
     return Case(job=job, weather=weather, family=family)
 
 
-def climb_prediction(stage: Stage, choice: StagePlan, profile: Profile, offer: Offer) -> Prediction:
+def asha_prediction(stage: Stage, choice: StagePlan, profile: Profile, offer: Offer) -> Prediction:
     """Simulate one run in which nothing goes wrong, and a trial with a lower number is better."""
     assert stage.ladder is not None, "its trials climb"
     runs = steady_run(stage, choice, profile, offer, [range(stage.trials)] * len(stage.ladder.totals))

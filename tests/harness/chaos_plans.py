@@ -1,4 +1,4 @@
-"""What a run must keep that is planned again at every SYNC, or whose allotment changes, beside what every run must."""
+"""What a run keeps that is planned again at every SYNC, or whose instance cap changes, beside what every run keeps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rubberband.executor.core.events import (
     TrialReported,
 )
 from rubberband.executor.core.forecast import forecast
-from rubberband.executor.core.history import Allotted
+from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.state import GroupState, Phase
 from rubberband.planner.noise.sampling import varies
 from rubberband.units import MONEY_SLACK_USD
@@ -44,8 +44,8 @@ class Trained:
         return wrong[:10]
 
 
-class AllotmentWatch:
-    """Looks at every event of a run whose allotment changes; `wrong` is what must not have been."""
+class InstanceCapWatch:
+    """Looks at every event of a run whose instance cap changes; `wrong` is what must not have been."""
 
     def __init__(self, controller: Controller) -> None:
         self.wrong: list[str] = []
@@ -58,18 +58,18 @@ class AllotmentWatch:
         """One more event."""
         state = controller.state
         self.wrong += self._trained.lost(event, controller)
-        self.seen["allotment changed"] += isinstance(event, AllotmentChanged) and self._changed(event, controller)
+        self.seen["cap changed"] += isinstance(event, AllotmentChanged) and self._changed(event, controller)
         if isinstance(event, (AllotmentChanged, LimitsChanged)) or state.course != "running":
             return  # orders follow with the next event
         if state.planning() is not None:
             return  # or with the decision on a lane's next stage
-        allotted = state.most_instances
+        cap = state.most_instances
         held, leaving = len(state.fleet.live()), state.fleet.leaving()
         kept = held + sum(record.recalled_at is None for record in leaving)
-        self._require(kept <= allotted, f"{kept} instances are kept of {allotted} allotted")
+        self._require(kept <= cap, f"{kept} instances are kept of at most {cap}")
         if len(state.instances) > self._instances:
             self._instances = len(state.instances)
-            self._require(held + len(leaving) <= allotted, f"more is asked for than {allotted} allotted")
+            self._require(held + len(leaving) <= cap, f"more is asked for than {cap}")
         for record in leaving:
             lane = state.lanes[record.lane]
             idle = record.recalled_at is not None and not lane.runners.uses(record.instance)
@@ -83,7 +83,7 @@ class AllotmentWatch:
         self._decided(controller)
 
     def _changed(self, event: AllotmentChanged, controller: Controller) -> bool:
-        changes = controller.state.history.of(Allotted)
+        changes = controller.state.history.of(InstanceCapChanged)
         return bool(changes) and changes[-1].at_s == controller.state.elapsed_s(event.occurred_at)
 
     def _decided(self, controller: Controller) -> None:

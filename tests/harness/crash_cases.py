@@ -19,7 +19,7 @@ from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan
 from rubberband.values.profile import Profile
 from tests.ec2 import FakeCall, Fault
-from tests.harness.chaos_cases import climb_prediction
+from tests.harness.chaos_cases import asha_prediction
 from tests.harness.crash_world import BOOT_LEASE_S, LEASE_S, TYPE
 
 Then = Literal["resume", "sweep", "down", "nobody"]
@@ -228,7 +228,7 @@ def job_of(markets: str, cap: Cap, iteration_s: float | None = None) -> Job:
         start_attempts=3,
     )
     if markets in ("asha", "learning"):
-        return _climbing(replace(job, draws=markets == "learning"), first)
+        return _as_asha(replace(job, draws=markets == "learning"), first)
     return _divided(job, first) if markets == "brackets" else job
 
 
@@ -236,10 +236,10 @@ def _on(instances: int, market: Market) -> StagePlan:
     return StagePlan(instances=instances, gpus_per_trial=1, market=market)
 
 
-def _climbing(job: Job, market: Market) -> Job:
+def _as_asha(job: Job, market: Market) -> Job:
     """The same trials on two instances, without a SYNC."""
     stage, choice = asha(job.stages, 3), _on(2, market)
-    prediction = climb_prediction(stage, choice, job.profile, job.offer)
+    prediction = asha_prediction(stage, choice, job.profile, job.offer)
     return replace(job, stages=(stage,), plan=Plan(stages=(choice,)), prediction=prediction)
 
 

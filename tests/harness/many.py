@@ -44,7 +44,7 @@ class Ran:
 
 
 def of_chaos(seeds: range, *, ends: bool = False, odd: bool = False) -> Iterator[Ran]:
-    for family in ["allotments"] if odd else FAMILIES:
+    for family in ["caps"] if odd else FAMILIES:
         for seed in seeds:
             replan = seed % 50 == 0 and not family.startswith("asha")  # without a SYNC nothing is planned again
             every = 10 if odd else 1_000_000

@@ -66,7 +66,7 @@ from tests.builders.invariants import validate
 from tests.builders.jobs import JOB
 from tests.builders.lost_answers import LOST
 from tests.harness.chaos import DriverDied
-from tests.harness.chaos_plans import AllotmentWatch
+from tests.harness.chaos_plans import InstanceCapWatch
 from tests.harness.pool_runs import BrokerKilled, FaultyCloud
 
 _T = TypeVar("_T")
@@ -356,7 +356,7 @@ class Member:
         self.backend = SharedBackend(job, self.provider, run.clock, self._hand_over)
         self.backend.store = run.odd
         self.backend.fleet.silent_at = run.silent_at
-        self.watch = AllotmentWatch(self.controller)
+        self.watch = InstanceCapWatch(self.controller)
         self.away_since: float | None = None
         """When its driver stopped, as the checkpoint store was away."""
         self.resumes = 2
@@ -411,7 +411,7 @@ class Member:
             self.asked = self.limit(at, **asdict(grant))
 
     def limit(self, at: float, max_instances: int | None, **more: Any) -> DriverRequest:
-        """Leave a request for another allotment."""
+        """Leave a request for another cap."""
         id = f"pool-{self._run.new_id()}"
         asked = DriverRequest(id=id, kind="limit", asked_at=at, max_instances=max_instances, **more)
         self.inbox.put(asked)

@@ -528,8 +528,8 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_demand.py",),
     ),
     Mutant(
-        name="allotment-of-another-stays",
-        harm="an allotment that was set by hand stays in force for good: the pool lends more than it has",
+        name="cap-by-hand-stays",
+        harm="a cap that was set by hand stays in force for good: the pool lends more than it has",
         file="api/experiments/sharing.py",
         old=".is_news(holds)\n",
         new=".is_news(grant)\n",
@@ -593,7 +593,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="requests-by-the-clock",
-        harm="where the clock steps back between two allotments the older one stays in force",
+        harm="where the clock steps back between two caps the older one stays in force",
         file="executor/journal/inbox.py",
         old="        request = behind(request, self.pending())\n",
         new="",

@@ -222,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="rubberband/views/live/narration.py",
         old="latest[0] is not self._reported and ",
         new="",
-        tests=("tests/unit/test_allotments.py",),
+        tests=("tests/unit/test_instance_cap.py",),
     ),
     Mutant(
         name="time-stands-still-between-events",

@@ -81,8 +81,8 @@ def test_a_run_of_brackets_takes_and_costs_what_was_predicted_or_less_where_inst
     assert billed_usd < predicted.cost_usd + CENT
     lanes_usd = sum(lane_bill_usd(lane, state.now) for lane in state.lanes)
     assert lanes_usd + job.offer.head_cost_usd(taken_s) == pytest.approx(billed_usd)
-    event("handed on" if state.fleet.allotted else "none handed on")
-    if not state.fleet.allotted:
+    event("handed on" if state.fleet.reassigned else "none handed on")
+    if not state.fleet.reassigned:
         assert taken_s > predicted.jct_s - MILLISECOND
         assert billed_usd > predicted.cost_usd - CENT
         for record in state.stages:

@@ -67,8 +67,8 @@ def test_a_driver_that_slept_while_instances_started_goes_on() -> None:
     assert not found, "\n".join(found)
 
 
-def test_a_run_waits_for_an_instance_that_leaves_where_its_allotment_has_room_for_no_other() -> None:
-    assert not failures([120], check_every=5, replan=False, family="allotments")
+def test_a_run_waits_for_an_instance_that_leaves_where_its_cap_has_room_for_no_other() -> None:
+    assert not failures([120], check_every=5, replan=False, family="caps")
 
 
 @pytest.mark.parametrize("seed", [50188, 50483, 50734])
@@ -82,8 +82,8 @@ def test_a_climbing_trial_that_is_interrupted_moves_to_the_instance_bought_for_i
     assert outcome.num_instances == 1 + outcome.seen["taken away by the provider"]
 
 
-def test_an_experiment_with_rungs_goes_on_once_it_is_allotted_instances_again() -> None:
-    assert not failures([90113], check_every=5, replan=False, family="allotments")
+def test_an_experiment_with_rungs_goes_on_once_it_may_have_instances_again() -> None:
+    assert not failures([90113], check_every=5, replan=False, family="caps")
 
 
 @pytest.mark.parametrize(("seed", "family"), [(20458, "27 trials"), (22156, "asha that learns")])
@@ -98,32 +98,32 @@ def test_trials_that_climb_rungs_keep_all_that_stages_do() -> None:
 
 
 @pytest.mark.parametrize(("seeds", "replan"), [(30, False), (3, True)])
-def test_an_allotment_is_kept_from_checkpoint_to_checkpoint_and_nothing_is_lost(seeds: int, replan: bool) -> None:
-    found = failures(range(seeds), check_every=5, replan=replan, family="allotments")
+def test_an_instance_cap_is_kept_from_checkpoint_to_checkpoint_and_nothing_is_lost(seeds: int, replan: bool) -> None:
+    found = failures(range(seeds), check_every=5, replan=replan, family="caps")
     assert not found, "\n".join(found)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("first", "replan"), [(0, False), (1, False), (2, False), (3, False), (0, True)])
-def test_four_thousand_with_allotments_that_change(first: int, replan: bool) -> None:
+def test_four_thousand_with_caps_that_change(first: int, replan: bool) -> None:
     count = MANY // 4 if replan else MANY
-    found = failures(range(first * MANY, first * MANY + count), check_every=5, replan=replan, family="allotments")
+    found = failures(range(first * MANY, first * MANY + count), check_every=5, replan=replan, family="caps")
     assert not found, "\n".join(found)
 
 
-def test_resumes_with_other_allotments_lost_answers_and_clocks_that_step_back_harm_no_run() -> None:
-    found = failures(range(15), check_every=5, replan=False, family="allotments", odd=True)
+def test_resumes_with_other_caps_lost_answers_and_clocks_that_step_back_harm_no_run() -> None:
+    found = failures(range(15), check_every=5, replan=False, family="caps", odd=True)
     assert not found, "\n".join(found)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 20 * MANY, MANY))
 def test_twenty_thousand_in_odd_orders(first: int) -> None:
-    found = failures(range(first, first + MANY), check_every=10, replan=False, family="allotments", odd=True)
+    found = failures(range(first, first + MANY), check_every=10, replan=False, family="caps", odd=True)
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(("family", "seeds"), [(None, 20), ("brackets", 10), ("asha", 15), ("allotments", 10)])
+@pytest.mark.parametrize(("family", "seeds"), [(None, 20), ("brackets", 10), ("asha", 15), ("caps", 10)])
 def test_trials_that_end_by_themselves_train_no_more_and_keep_their_rank(family: Family | None, seeds: int) -> None:
     found = failures(range(seeds), check_every=5, replan=False, family=family, ends=True)
     found += failures(range(2), check_every=5, replan=True, family=family, ends=True)
@@ -135,7 +135,7 @@ def test_lanes_do_not_hand_an_idle_instance_to_and_fro_once_trials_have_ended() 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", [None, "brackets", "asha", "allotments"])
+@pytest.mark.parametrize("family", [None, "brackets", "asha", "caps"])
 def test_four_thousand_whose_trials_end_by_themselves(family: Family | None) -> None:
     found = failures(range(MANY), check_every=10, replan=False, family=family, ends=True)
     assert not found, "\n".join(found)

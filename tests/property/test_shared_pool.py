@@ -54,7 +54,7 @@ def test_experiments_that_share_a_pool_get_what_they_were_promised_and_pay_what_
     assert {"broker dies", "driver dies", "promise kept", "refused", "ended done", "scaled"} <= set(seen)
 
 
-def test_a_pool_keeps_its_caps_and_allotments_in_odd_orders_too() -> None:
+def test_a_pool_keeps_its_caps_in_odd_orders_too() -> None:
     seen: Counter[str] = Counter()
     found = failures(range(4), seen, odd=True)
     assert not found, "\n".join(found)

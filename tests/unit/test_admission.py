@@ -309,7 +309,7 @@ def test_a_process_that_starts_hears_at_once_what_it_is_promised(service: FakeSe
     assert row is not None
     folder = ExperimentFolder(home=tmp_path, name="one")
     sharing = Sharing(POOL, service.store, lambda name: folder, time.time)
-    assert not sharing.is_member(row), "a simulated run has its clock for itself, and waits for no allotment"
+    assert not sharing.is_member(row), "a simulated run has its clock for itself, and waits for no cap"
     sharing.begin(row)
     (asked,) = Inbox(folder.inbox).pending()
     assert (asked.max_instances, asked.promised_instances) == (0, 2)

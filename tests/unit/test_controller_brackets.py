@@ -61,7 +61,7 @@ def test_an_instance_that_would_wait_longer_than_it_saves_is_released() -> None:
     story.ready("i-001", "i-002")
     commands = [story.report(trial, trial / 10) for trial in range(4)][-1]
     assert [c.instance for c in commands if isinstance(c, ReleaseInstance)] == ["i-001"]
-    assert story.state.fleet.allotted == 0
+    assert story.state.fleet.reassigned == 0
 
 
 def test_an_instance_that_may_run_by_now_is_kept() -> None:
@@ -71,7 +71,7 @@ def test_an_instance_that_may_run_by_now_is_kept() -> None:
     story.at += 60.0
     commands = [story.report(trial, trial / 10) for trial in range(4)][-1]
     assert [c.instance for c in commands if isinstance(c, ReleaseInstance)] == ["i-001"]
-    assert story.state.fleet.allotted == 0
+    assert story.state.fleet.reassigned == 0
 
 
 def stranded() -> Story:

@@ -17,7 +17,7 @@ from rubberband.executor.core.events import (
     StartTrial,
     Tick,
 )
-from rubberband.executor.core.history import Granted
+from rubberband.executor.core.history import LimitsExtended
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.core.state import Phase
@@ -66,7 +66,7 @@ def test_a_limit_is_raised_or_lifted_and_never_lowered_or_made(
     story = Story(dataclasses.replace(JOB, deadline_s=has, max_cost_usd=has))
     extend(story, deadline_s=asked, max_cost_usd=asked)
     assert (story.controller.job.deadline_s, story.controller.job.max_cost_usd) == (gets, gets)
-    assert len(story.state.history.of(Granted)) == (gets != has)
+    assert len(story.state.history.of(LimitsExtended)) == (gets != has)
 
 
 def test_more_money_delays_the_stop_and_the_end_of_held_instances() -> None:
@@ -94,7 +94,7 @@ def test_a_request_that_was_seen_counts_no_more() -> None:
     extend(story, "r-1", deadline_s=90.0)
     extend(story, "r-2", deadline_s=80.0)
     assert story.controller.job.deadline_s == 80.0
-    assert len(story.state.history.of(Granted)) == 1
+    assert len(story.state.history.of(LimitsExtended)) == 1
 
 
 def test_a_request_to_end_that_was_seen_does_not_end_it_again_after_its_resume() -> None:

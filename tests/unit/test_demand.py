@@ -1,4 +1,4 @@
-"""What an experiment tells its pool, and what it is allotted by that."""
+"""What an experiment tells its pool, and the cap that follows."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Pool:
         self.sharing._asked.clear()  # its requests have other ids
 
     def decide(self) -> dict[str, int | None]:
-        """Decide; return how many instances the experiments were allotted."""
+        """Decide; return how many instances the experiments may have."""
         return {name: asked.max_instances for name, asked in self.asked().items()}
 
     def asked(self) -> dict[str, DriverRequest]:
@@ -282,7 +282,7 @@ def test_promised_gpus_wait_some_minutes_for_a_store_and_are_lent_until_it_is_ba
     assert {name: asked.max_instances for name, asked in told.items()} == {"promised": 3, "other": 1}
 
 
-def test_an_allotment_that_was_set_by_hand_is_set_right(tmp_path: Path) -> None:
+def test_a_cap_that_was_set_by_hand_is_set_right(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     for name in ("one", "two"):
         pool.add(name)

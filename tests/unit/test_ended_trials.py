@@ -53,7 +53,7 @@ from tests.builders.memory import MemoryJournal
 from tests.builders.segments import SEGMENT
 from tests.builders.stories import Story, begun, checkpoint, kinds
 from tests.builders.virtual_runs import run_until_killed, run_virtual
-from tests.harness.chaos_cases import climb_prediction
+from tests.harness.chaos_cases import asha_prediction
 
 # What the worker says
 
@@ -349,7 +349,7 @@ def test_ended_trials_climb_rungs_without_training_and_block_none() -> None:
     plan = Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),))
     offer = dataclasses.replace(OFFER, max_instances=1)
     job = dataclasses.replace(
-        JOB, stages=(stage,), plan=plan, offer=offer, prediction=climb_prediction(stage, plan.stages[0], PROFILE, offer)
+        JOB, stages=(stage,), plan=plan, offer=offer, prediction=asha_prediction(stage, plan.stages[0], PROFILE, offer)
     )
     ends = {0: TrialEnd(iterations=1), 1: TrialEnd(iterations=2, returns=True)}
     backend = VirtualBackend(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rubberband.api.experiments.starting import Queue
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import CancelRequested, DriverResumed, Event, Finish, LimitsChanged, TrialReported
-from rubberband.executor.core.history import Granted
+from rubberband.executor.core.history import LimitsExtended
 from rubberband.executor.core.job import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox, Requests
@@ -121,7 +121,7 @@ def test_the_same_request_from_two_sides_counts_once() -> None:
         run.inbox.put(extend(5.0, max_cost_usd=2.0 * ENOUGH_USD))
 
     run.drive(observers=(ask_again,))
-    assert [granted.max_cost_usd for granted in run.controller.state.history.of(Granted)] == [ENOUGH_USD]
+    assert [granted.max_cost_usd for granted in run.controller.state.history.of(LimitsExtended)] == [ENOUGH_USD]
 
 
 def test_two_extensions_at_once_leave_the_larger_limits() -> None:

@@ -97,7 +97,7 @@ def test_brackets_after_the_first_learn_and_the_first_equals_random() -> None:
     assert any(event.reason.startswith("by tpe from ") for event in later)
     result = summarise(run.controller.state, {"configurations": []}, run.backend.now())
     assert [dict(trial.configuration) for trial in result.trials] == [
-        run.controller.state.drawn[trial] for trial in range(len(result.trials))
+        run.controller.state.sampled_configs[trial] for trial in range(len(result.trials))
     ]
 
 
@@ -129,7 +129,7 @@ def test_points_are_trained_in_every_bracket() -> None:
     points[44] = {"optimizer": "sgd", "momentum": 0.5}
     run = SampledRun(an_experiment(0, space=MIXED, points_to_evaluate=points), mixed_objective).drive()
     assert any(event.reason.startswith("by tpe") for event in drawn(run))
-    configurations = run.controller.state.drawn
+    configurations = run.controller.state.sampled_configs
     for trial, point in enumerate(points):
         assert {name: configurations[trial][name] for name in point} == point, trial
 
@@ -157,15 +157,15 @@ def test_without_a_sync_every_trial_learns_from_those_before_and_a_resume_keeps_
     asha = {"type": "asha", "num_samples": 24, "grace_period": 1, "max_t": 9, "reduction_factor": 3}
     whole = SampledRun(an_experiment(0, scheduler=asha)).drive()
     reasons = [event.reason for event in drawn(whole)]
-    assert sorted(whole.controller.state.drawn) == list(range(24))
+    assert sorted(whole.controller.state.sampled_configs) == list(range(24))
     assert reasons[0].startswith("at random: ")
     assert reasons[-1].startswith("by tpe from ")
     run = SampledRun(an_experiment(0, scheduler=asha)).drive(kill_after=120)
-    before = dict(run.controller.state.drawn)
+    before = dict(run.controller.state.sampled_configs)
     assert 0 < len(before) < 24
     run.drive()
-    assert {trial: run.controller.state.drawn[trial] for trial in before} == before
-    assert {trial: whole.controller.state.drawn[trial] for trial in before} == before
+    assert {trial: run.controller.state.sampled_configs[trial] for trial in before} == before
+    assert {trial: whole.controller.state.sampled_configs[trial] for trial in before} == before
 
 
 def test_a_virtual_run_that_draws_takes_and_costs_as_planned() -> None:
@@ -194,7 +194,7 @@ def test_a_draw_is_one_line_of_the_narration() -> None:
 
 def test_a_failed_trial_counts_as_the_worst_and_one_that_trains_as_unknown() -> None:
     run = SampledRun(an_experiment(0, scheduler=SMALL)).drive()
-    state, seen = run.controller.state, dict(run.controller.state.drawn)
+    state, seen = run.controller.state, dict(run.controller.state.sampled_configs)
     state.trials[0].reports[0] = dataclasses.replace(state.trials[0].reports[0], metrics={"loss": math.nan})
     iterations, known = sampling._results(run.experiment.search, state, {0: seen[0], 1: seen[1]}, 1)
     assert iterations >= 1
@@ -211,7 +211,7 @@ def test_a_sampler_of_several_objectives_learns_from_all(algorithm: str) -> None
     """Where x is small, the second metric is low and the first the same everywhere."""
     sampler = {"type": "optuna", "sampler": algorithm}
     run = SampledRun(an_experiment(0, scheduler={**SMALL, "max_t": 27}, also=LATENCY)).drive()
-    state, seen = run.controller.state, dict(run.controller.state.drawn)
+    state, seen = run.controller.state, dict(run.controller.state.sampled_configs)
     for trial, configuration in seen.items():
         reports = state.trials[trial].reports
         metrics = {"loss": 1.0, "latency": configuration["x"] + configuration["y"]}
@@ -228,7 +228,7 @@ def test_a_sampler_of_several_objectives_learns_from_all(algorithm: str) -> None
 
 def test_a_trial_that_ended_by_itself_teaches_the_sampler_with_its_latest_report() -> None:
     run = SampledRun(an_experiment(0, scheduler=SMALL)).drive()
-    state, seen = run.controller.state, dict(run.controller.state.drawn)
+    state, seen = run.controller.state, dict(run.controller.state.sampled_configs)
     state.trials[0].ended = True
     del state.trials[0].reports[1:]
     _, (first, *_) = sampling._results(run.experiment.search, state, seen, 1)

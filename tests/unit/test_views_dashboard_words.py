@@ -9,7 +9,7 @@ import pytest
 
 from rubberband.api.dashboard.experiment import PAGE_SIZE, Asked, TrialTable, trial_page
 from rubberband.api.dashboard.sentences import badge, cards, sentence, stage_rows, troubles
-from rubberband.executor.core.history import Granted
+from rubberband.executor.core.history import LimitsExtended
 from rubberband.executor.result.result import Result
 from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
@@ -109,7 +109,9 @@ def test_a_cap_that_is_passed_is_shown_by_its_gauge() -> None:
 
 
 def test_history_has_syncs_replans_and_extensions() -> None:
-    granted = Granted(at_s=50.0, deadline_before_s=100.0, deadline_s=200.0, max_cost_before_usd=1.0, max_cost_usd=None)
+    granted = LimitsExtended(
+        at_s=50.0, deadline_before_s=100.0, deadline_s=200.0, max_cost_before_usd=1.0, max_cost_usd=None
+    )
     result = dataclasses.replace(a_result(a_job(replan=True)), extensions=(granted,))
     told = {entry.kind: entry for entry in story(result)}
     assert {"sync", "extended"} <= set(told)

@@ -26,10 +26,10 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.history import (
-    Allotted,
-    Granted,
     HungInstance,
+    InstanceCapChanged,
     Kind,
+    LimitsExtended,
     Pause,
     Promotion,
     Record,
@@ -49,7 +49,7 @@ from rubberband.views.formatting import (
     slow_workers,
     unequal,
 )
-from rubberband.views.story import allotted, decided, sentence
+from rubberband.views.story import decided, instance_cap_changed, sentence
 
 _UNDER_WAY = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
@@ -94,11 +94,13 @@ class Narrator:
         """Return the lines about `event`, in order; often none."""
         self._job, state = controller.job, controller.state
         if isinstance(event, LimitsChanged):
-            return [f"extended: {sentence(granted)}" for granted in self._made(Granted, event, state)]
+            return [f"extended: {sentence(granted)}" for granted in self._made(LimitsExtended, event, state)]
         if isinstance(event, AllotmentChanged):
             is_begun, deadline_s = bool(state.stages), self._job.deadline_s
-            changes = self._made(Allotted, event, state)
-            return [f"allotment: {allotted(change, deadline_s, is_begun=is_begun)}" for change in changes]
+            changes = self._made(InstanceCapChanged, event, state)
+            return [
+                f"instance cap: {instance_cap_changed(change, deadline_s, is_begun=is_begun)}" for change in changes
+            ]
         if isinstance(event, DriverStopped):
             return [f"stopped: {printable(event.reason)}"]
         if isinstance(event, TrialsDrawn):
@@ -265,8 +267,8 @@ class Narrator:
         ]
 
     def _recalled(self, state: State) -> list[str]:
-        """Instances are given back within a stage, as the allotment shrank."""
-        if not state.history.of(Allotted):
+        """Instances are given back within a stage, as the instance cap shrank."""
+        if not state.history.of(InstanceCapChanged):
             return []
         recalled = [record for record in state.fleet.leaving() if record.recalled_at == state.now]
         fresh = [record.instance for record in recalled if record.instance not in self._seen_recalled]

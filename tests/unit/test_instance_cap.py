@@ -1,4 +1,4 @@
-"""Allotments that change while an experiment runs: it gives back at checkpoints, and grows within a stage."""
+"""Caps that change while an experiment runs: it gives back at checkpoints, and grows within a stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.core.allotting import apportioned, cut
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     AllotmentChanged,
@@ -27,7 +26,8 @@ from rubberband.executor.core.events import (
     TrialReported,
 )
 from rubberband.executor.core.fleet import InstanceStatus
-from rubberband.executor.core.history import Allotted
+from rubberband.executor.core.history import InstanceCapChanged
+from rubberband.executor.core.instance_cap import apportioned, cut
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.replanning import decide_within
 from rubberband.executor.core.state import Phase
@@ -48,7 +48,7 @@ def job(plan: Plan = PLAN, **changes: object) -> Job:
     return dataclasses.replace(JOB, stages=STAGES, plan=plan, prediction=prediction, **changes)
 
 
-def allot(story: Story, most: int | None, request: str = "") -> list[object]:
+def set_cap(story: Story, most: int | None, request: str = "") -> list[object]:
     """Say how many instances it may hold; the driver's Tick follows, and what it decides."""
     assert story.tell(AllotmentChanged, request=request or f"r-{story.at}", max_instances=most) == []
     commands: list[object] = [*story.tell(Tick)]
@@ -60,7 +60,7 @@ def allot(story: Story, most: int | None, request: str = "") -> list[object]:
 
 def test_where_it_shrinks_trials_stop_at_their_next_checkpoint_and_the_instance_goes() -> None:
     story = begun(job())
-    assert allot(story, 1) == []
+    assert set_cap(story, 1) == []
     leaving = [record.instance for record in story.state.fleet.leaving()]
     assert len(leaving) == 1
     struck = [t.trial for t in story.state.running() if t.gang[0].instance in leaving]
@@ -78,7 +78,7 @@ def test_where_it_shrinks_trials_stop_at_their_next_checkpoint_and_the_instance_
 
 def test_a_trial_between_two_checkpoints_goes_on_to_the_next() -> None:
     story = begun(job())
-    allot(story, 1)
+    set_cap(story, 1)
     instance = story.state.fleet.leaving()[0].instance
     trial = next(t.trial for t in story.state.running() if t.gang[0].instance == instance)
     told = {"trial": trial, "attempt": 1, "metrics": {"score": 0.1}}
@@ -91,30 +91,30 @@ def test_where_it_grows_trials_that_wait_start_within_the_stage() -> None:
     story.tell(AllotmentChanged, request="r", max_instances=1)
     assert kinds(story.tell(Started)) == ["LaunchInstance"]
     assert kinds(story.ready("i-001")) == ["StartTrial"] * 2
-    assert allot(story, 4) == [LaunchInstance(instance="i-002")]
+    assert set_cap(story, 4) == [LaunchInstance(instance="i-002")]
     assert kinds(story.ready("i-002")) == ["StartTrial"] * 2
 
 
 def test_grown_again_before_it_gave_back_it_keeps_what_it_has() -> None:
     story = begun(job())
-    allot(story, 1)
-    assert allot(story, None) == []
+    set_cap(story, 1)
+    assert set_cap(story, None) == []
     assert [record.status for record in story.state.fleet.live()] == [InstanceStatus.READY] * 2
     assert story.report(0, 0.5) == []
-    assert story.state.allotment == OFFER.max_instances
+    assert story.state.instance_cap == OFFER.max_instances
 
 
 def test_an_instance_that_is_not_ready_is_given_back_at_once() -> None:
     story = Story(job())
     story.tell(Started)
     story.ready("i-001")
-    assert ReleaseInstance(instance="i-002") in allot(story, 1)
+    assert ReleaseInstance(instance="i-002") in set_cap(story, 1)
     assert len(story.state.running()) == 2
 
 
-def test_with_none_it_pauses_and_goes_on_with_the_next_allotment() -> None:
+def test_with_none_it_pauses_and_goes_on_with_a_larger_cap() -> None:
     story = begun(job(deadline_s=500.0))
-    allot(story, 0)
+    set_cap(story, 0)
     for trial in range(4):
         story.report(trial, 0.1 * trial)
     for instance in ("i-001", "i-002"):
@@ -122,12 +122,12 @@ def test_with_none_it_pauses_and_goes_on_with_the_next_allotment() -> None:
     assert story.state.outcome is None
     assert story.state.phase in (Phase.SCALING, Phase.TRAINING)
     assert story.controller.wake_at() is None
-    assert kinds(allot(story, 2)) == ["LaunchInstance"] * 2
+    assert kinds(set_cap(story, 2)) == ["LaunchInstance"] * 2
     assert [c.from_iterations for c in story.ready("i-003", "i-004") if isinstance(c, StartTrial)] == [1] * 4
 
 
 @pytest.mark.parametrize("before", [2, None])
-def test_a_failed_run_that_is_resumed_before_its_pool_has_decided_waits_for_the_allotment(before: int | None) -> None:
+def test_a_failed_run_that_is_resumed_before_its_pool_has_decided_waits_for_its_cap(before: int | None) -> None:
     story = Story(job(max_failures=0))
     if before is not None:
         story.tell(AllotmentChanged, request="first", max_instances=before)
@@ -141,7 +141,7 @@ def test_a_failed_run_that_is_resumed_before_its_pool_has_decided_waits_for_the_
     story.tell(AllotmentChanged, request="until the pool has decided", max_instances=0)
     assert story.tell(DriverResumed, live=(), ended=()) == []
     assert story.state.outcome is None
-    assert kinds(allot(story, 2)) == ["LaunchInstance"] * 2
+    assert kinds(set_cap(story, 2)) == ["LaunchInstance"] * 2
 
 
 def test_the_rest_is_planned_at_once_with_wider_gangs_from_checkpoint_to_checkpoint() -> None:
@@ -153,7 +153,7 @@ def test_the_rest_is_planned_at_once_with_wider_gangs_from_checkpoint_to_checkpo
     story.tell(Started)
     story.ready("i-001", "i-002")
     assert [len(t.gang) for t in story.state.running()] == [1] * 4
-    assert kinds(allot(story, 4)) == ["LaunchInstance"] * 2
+    assert kinds(set_cap(story, 4)) == ["LaunchInstance"] * 2
     assert story.state.plan.stages[0] == StagePlan(instances=4, gpus_per_trial=2)
     assert story.state.decisions[-1].reason.startswith("at most 4 instances now")
     story.ready("i-003", "i-004")
@@ -173,7 +173,7 @@ def test_a_wider_gang_has_to_save_more_than_its_start_takes(startup_s: float, is
     story.tell(AllotmentChanged, request="r", max_instances=2)
     story.tell(Started)
     story.ready("i-001", "i-002")
-    allot(story, 4)
+    set_cap(story, 4)
     assert story.state.plan.stages[0] == StagePlan(instances=4, gpus_per_trial=2)
     story.ready("i-003", "i-004")
     assert kinds(story.report(0, 0.1)) == (["StopTrial", "StartTrial"] if is_worth_it else [])
@@ -181,7 +181,7 @@ def test_a_wider_gang_has_to_save_more_than_its_start_takes(startup_s: float, is
 
 def test_instances_that_another_was_promised_are_given_back_at_once() -> None:
     story = begun(job())
-    allot(story, 1)
+    set_cap(story, 1)
     (leaving,) = (record.instance for record in story.state.fleet.leaving())
     story.tell(AllotmentChanged, request="now", max_instances=1, recall="at_once")
     assert sorted(kinds(story.tell(Tick))) == ["ReleaseInstance", "StopTrial", "StopTrial"]
@@ -200,7 +200,7 @@ def test_a_stage_waits_for_the_instances_that_it_is_promised() -> None:
     assert kinds(story.ready("i-002")) == ["StartTrial"] * 4
 
 
-def test_without_its_promise_a_plan_is_cut_to_the_allotment() -> None:
+def test_without_its_promise_a_plan_is_cut_to_its_cap() -> None:
     story = Story(job(replan=True))
     story.tell(AllotmentChanged, request="begin", max_instances=1, promised_instances=2)
     story.tell(Started)
@@ -209,67 +209,67 @@ def test_without_its_promise_a_plan_is_cut_to_the_allotment() -> None:
     assert story.state.resizing() is not None
 
 
-def test_a_narrower_allotment_makes_gangs_narrower_so_that_all_train() -> None:
+def test_a_smaller_cap_makes_gangs_narrower_so_that_all_train() -> None:
     profile = Profile(seconds_per_iteration={1: 52.0, 2: 51.0})
     plan = Plan(stages=(StagePlan(instances=4, gpus_per_trial=2), StagePlan(instances=1, gpus_per_trial=2)))
     story = Story(job(plan, profile=profile, replan=True, objective="min_time"))
     story.tell(Started)
     story.ready("i-001", "i-002", "i-003", "i-004")
-    allot(story, 2)
+    set_cap(story, 2)
     assert story.state.plan.stages[0] == StagePlan(instances=2, gpus_per_trial=1)
     for trial in range(4):
         story.report(trial, 0.1)
     assert sorted(len(t.gang) for t in story.state.running()) == [1] * 4
 
 
-def test_the_next_stage_keeps_the_allotment_too() -> None:
+def test_the_next_stage_keeps_the_cap_too() -> None:
     story = begun(job())
-    allot(story, 0)
+    set_cap(story, 0)
     for trial in range(4):
         story.report(trial, 0.1 * trial)
     for instance in ("i-001", "i-002"):
         story.tell(InstanceReleased, instance=instance, ended_at=story.at)
-    allot(story, 1)
+    set_cap(story, 1)
     assert [choice.instances for choice in story.state.plan.stages] == [1, 1]
 
 
-def test_a_plan_that_is_held_fixed_is_the_users_again_without_the_allotment() -> None:
+def test_a_plan_that_is_held_fixed_is_the_users_again_without_its_cap() -> None:
     story = begun(job())
-    allot(story, 1)
+    set_cap(story, 1)
     assert story.state.plan.stages[0].instances == 1
-    allot(story, None)
+    set_cap(story, None)
     assert story.state.plan == PLAN
 
 
 def test_a_request_that_is_repeated_or_changes_nothing_is_no_news() -> None:
     story = begun(job())
-    allot(story, 3, "a")
+    set_cap(story, 3, "a")
     story.tell(AllotmentChanged, request="a", max_instances=1)
     story.tell(AllotmentChanged, request="b", max_instances=3)
     story.tell(AllotmentChanged, request="c", max_instances=None)
     story.tell(AllotmentChanged, request="d", max_instances=99)
-    assert [one.max_instances for one in story.state.history.of(Allotted)] == [3, 4]
+    assert [one.max_instances for one in story.state.history.of(InstanceCapChanged)] == [3, 4]
 
 
 def test_an_instance_that_is_taken_away_counts_until_it_is_gone() -> None:
     story = begun(job())
     story.tell(InstanceInterrupted, instance="i-001")
     assert len(story.state.fleet.current()) == 3
-    allot(story, 2)
+    set_cap(story, 2)
     struck = [t.trial for t in story.state.running() if t.gang[0].instance == "i-001"]
     assert "StopTrial" in kinds(story.report(struck[0], 0.5))
 
 
 def test_a_resume_gives_back_what_was_recalled() -> None:
     story = begun(job())
-    allot(story, 1)
+    set_cap(story, 1)
     left = story.state.fleet.leaving()[0].instance
     live = tuple(LiveInstance(instance=f"i-00{n}", running_at=100.0) for n in (1, 2))
     assert ReleaseInstance(instance=left) in story.tell(DriverResumed, live=live, ended=())
     assert [record.instance for record in story.state.fleet.live()] != [left]
 
 
-def test_it_says_what_an_allotment_costs() -> None:
+def test_it_says_what_an_instance_cap_costs() -> None:
     story, said = begun(job(deadline_s=60.0)), list[str]()
     narrator = Narrator(story.controller.job)
     narrator.lines(Tick(occurred_at=story.at), story.controller)
@@ -281,12 +281,12 @@ def test_it_says_what_an_allotment_costs() -> None:
         return [*commands]
 
     story.controller.handle = heard  # type: ignore[method-assign,assignment]
-    allot(story, 1)
-    assert said[0].startswith("allotment: at most 1 instance instead of 4: as planned, it would end after 1m2")
+    set_cap(story, 1)
+    assert said[0].startswith("instance cap: at most 1 instance instead of 4: as planned, it would end after 1m2")
     assert said[0].endswith("after the deadline")
     assert said[1].endswith("stop at the next checkpoint")
-    allot(story, 0)
-    assert "wait for another allotment" in said[2]
+    set_cap(story, 0)
+    assert "wait for a larger cap" in said[2]
 
 
 def test_it_is_journalled() -> None:
@@ -295,7 +295,7 @@ def test_it_is_journalled() -> None:
 
 
 @given(st.integers(0, 50), st.lists(st.integers(1, 20), min_size=1, max_size=6))
-def test_lanes_share_an_allotment_by_their_quotas(total: int, quotas: list[int]) -> None:
+def test_lanes_share_an_instance_cap_by_their_quotas(total: int, quotas: list[int]) -> None:
     shares = apportioned(total, quotas)
     assert sum(shares) == total
     assert min(shares) >= (1 if total >= len(quotas) else 0)
@@ -309,11 +309,11 @@ def test_a_gang_that_does_not_fit_any_more_is_as_wide_as_one_can_be(most: int, i
     assert (found.instances, found.gpus_per_trial) == (instances, gpus)
 
 
-def test_a_repeated_allotment_before_the_start_gets_one_line() -> None:
+def test_a_repeated_cap_before_the_start_gets_one_line() -> None:
     controller = Controller(job())
     narrator, said = Narrator(controller.job), list[str]()
     for at in (10.0, 20.0):
         event = AllotmentChanged(occurred_at=at, request=f"r-{at}", max_instances=1)
         controller.handle(event)
         said += narrator.lines(event, controller)
-    assert said == ["allotment: at most 1 instance instead of 4"]
+    assert said == ["instance cap: at most 1 instance instead of 4"]

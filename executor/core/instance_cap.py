@@ -1,7 +1,7 @@
-"""The allotment: how many instances an experiment may hold, as its user or its pool says. Writes the state. Pure.
+"""The instance cap: how many instances an experiment may hold, as its user or its pool says. Writes the state. Pure.
 
 It is shared out among the lanes that go on, by the instances that each was planned to have. The plan in force is cut to
-what a lane may hold, so that everything that follows the plan keeps the allotment; the driver replans at once.
+what a lane may hold, so that everything that follows the plan keeps the cap; the driver replans at once.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from dataclasses import replace
 
 from rubberband.executor.core.events import AllotmentChanged, RestPlanned
 from rubberband.executor.core.forecast import forecast
-from rubberband.executor.core.history import Allotted
+from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import GroupState, Phase, State
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, StagePlan
 
 
-def note_allotment(state: State, event: AllotmentChanged) -> None:
-    """Take in another allotment: shares and plan follow it now, and instances with the next event."""
+def note_instance_cap(state: State, event: AllotmentChanged) -> None:
+    """Take in another cap: shares and plan follow it now, and instances with the next event."""
     most, before = state.job.offer.max_instances, state.most_instances
-    allotted = most if event.max_instances is None else max(0, min(most, event.max_instances))
+    cap = most if event.max_instances is None else max(0, min(most, event.max_instances))
     state.fleet.recall = event.recall
-    if (allotted, event.promised_instances) == (before, state.promised_instances):
+    if (cap, event.promised_instances) == (before, state.promised_instances):
         return
     at = max(state.now, event.occurred_at)
     expected = forecast(state, at)
-    state.allotment, state.promised_instances = allotted, event.promised_instances
+    state.instance_cap, state.promised_instances = cap, event.promised_instances
     share_out(state)
-    if allotted == before:
+    if cap == before:
         return
     then = forecast(state, at)
     state.history.add(
-        Allotted(
+        InstanceCapChanged(
             at_s=state.elapsed_s(at),
             max_instances_before=before,
-            max_instances=allotted,
+            max_instances=cap,
             jct_before_s=expected.jct_s,
             jct_s=then.jct_s,
             cost_before_usd=expected.cost_usd,
@@ -46,21 +46,21 @@ def note_allotment(state: State, event: AllotmentChanged) -> None:
 
 
 def share_out(state: State) -> None:
-    """Divide the allotment among the lanes that go on, and cut their plans to it. Without an allotment, do nothing."""
+    """Divide the cap among the lanes that go on, and cut their plans to it. Without a cap, do nothing."""
     job = state.job
     active = state.active()
-    if state.allotment is None or not active:
+    if state.instance_cap is None or not active:
         return
     quotas = job.lane_instances or (job.offer.max_instances,)
     own = [quotas[lane.lane] for lane in active]
-    shares, promised = apportioned(state.allotment, own), apportioned(state.promised_instances or 0, own)
+    shares, promised = apportioned(state.instance_cap, own), apportioned(state.promised_instances or 0, own)
     for lane, share, kept in zip(active, shares, promised, strict=True):
         if (share, kept) == (lane.max_instances, lane.promised_instances):
             continue
         lane.max_instances, lane.promised_instances = share, kept
         _cut_plan(lane)
-        state.fleet.allotted += 1
-        keeps = lane.is_promised or lane.waits_for_allotment
+        state.fleet.reassigned += 1
+        keeps = lane.is_promised or lane.waits_for_instances
         lane.replans_at_once = job.replan and not keeps
         lane.resized = lane.stage.stage if lane.stages else None
         if not state.buys_none:
