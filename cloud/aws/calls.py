@@ -109,9 +109,9 @@ class Purchase:
     instance_type: str
     zone: str
     market: Market
-    price_usd_per_hour: float
-    """Price on that market, as known before the launch."""
-    on_demand_usd_per_hour: float
+    price_usd_per_hour: float = 0.0
+    """Price on that market, as known before the launch; 0: no bill needs it."""
+    on_demand_usd_per_hour: float = 0.0
     """Limit of the price on the spot market."""
     placement_group: str | None = None
     """Cluster in which it is close to others."""
@@ -178,8 +178,8 @@ def launch_request(
     machines: Machines,
     choice: Purchase,
     *,
-    token: str,
-    tags: dict[str, str],
+    token: str = "",
+    tags: Mapping[str, str],
     user_data: str,
     instances: int = 1,
     at_least: int = 1,
@@ -188,17 +188,25 @@ def launch_request(
 
     `user_data` is plain text.
     """
-    request = machine_request(
-        image=machines.image,
-        instance_type=choice.instance_type,
-        security_group=machines.security_group,
-        profile=machines.instance_profile,
-        key_name=machines.key_name,
-        user_data=user_data,
-        disks=changed_disks(machines.root_device, machines.volume_gb, machines.further_disks),
-        tags=tags,
-    )
-    request |= {"MinCount": at_least, "MaxCount": instances, "ClientToken": token}
+    request: dict[str, Any] = {
+        "ImageId": machines.image,
+        "InstanceType": choice.instance_type,
+        "MinCount": at_least,
+        "MaxCount": instances,
+        "SecurityGroupIds": [machines.security_group],
+        "IamInstanceProfile": {"Name": machines.instance_profile},
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
+        "UserData": user_data,
+        "TagSpecifications": tag_specifications(tags, "instance", "volume"),
+        "BlockDeviceMappings": _changed_disks(machines.root_device, machines.volume_gb, machines.further_disks),
+    }
+    if token:
+        request["ClientToken"] = token
+    if machines.key_name is not None:
+        request["KeyName"] = machines.key_name
+    if _BURSTS.match(choice.instance_type):
+        request["CreditSpecification"] = {"CpuCredits": "standard"}
     subnet = machines.subnets[choice.zone]
     if choice.efa_cards:
         request["NetworkInterfaces"] = list(_interfaces(subnet, request.pop("SecurityGroupIds"), choice.efa_cards))
@@ -238,45 +246,13 @@ def _interfaces(subnet: str, groups: list[str], efa_cards: Sequence[int]) -> Ite
         }
 
 
-def machine_request(
-    *,
-    image: str,
-    instance_type: str,
-    security_group: str,
-    profile: str,
-    key_name: str | None,
-    user_data: str,
-    disks: list[dict[str, Any]],
-    tags: Mapping[str, str],
-) -> dict[str, Any]:
-    """Return the parameters of `run_instances` that workers, builders and the head share."""
-    request: dict[str, Any] = {
-        "ImageId": image,
-        "InstanceType": instance_type,
-        "MinCount": 1,
-        "MaxCount": 1,
-        "SecurityGroupIds": [security_group],
-        "IamInstanceProfile": {"Name": profile},
-        "InstanceInitiatedShutdownBehavior": "terminate",
-        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
-        "UserData": user_data,
-        "TagSpecifications": tag_specifications(tags, "instance", "volume"),
-        "BlockDeviceMappings": disks,
-    }
-    if key_name is not None:
-        request["KeyName"] = key_name
-    if _BURSTS.match(instance_type):
-        request["CreditSpecification"] = {"CpuCredits": "standard"}
-    return request
-
-
 def tag_specifications(tags: Mapping[str, str], *kinds: str) -> list[dict[str, Any]]:
     """Return `TagSpecifications` that give these tags to new resources of each kind."""
     listed = [{"Key": key, "Value": value} for key, value in tags.items()]
     return [{"ResourceType": kind, "Tags": listed} for kind in kinds]
 
 
-def changed_disks(root_device: str, root_gb: int | None, further: Iterable[str]) -> list[dict[str, Any]]:
+def _changed_disks(root_device: str, root_gb: int | None, further: Iterable[str]) -> list[dict[str, Any]]:
     """Return `BlockDeviceMappings` under which no volume outlives its instance and all are gp3 (gp2 costs a quarter
     more) with the IOPS and MiB/s that are in its price (an image may ask for others), the root volume of `root_gb` or
     the image's own size."""

@@ -26,10 +26,10 @@ from rubberband.cloud.aws.calls import (
     OWNER_TAG,
     ROLE_TAG,
     AwsSession,
-    InstanceRole,
+    Machines,
+    Purchase,
     by_tags,
-    changed_disks,
-    machine_request,
+    launch_request,
 )
 from rubberband.cloud.aws.client import age, described, instances, type_facts, why_not_started
 from rubberband.cloud.aws.errors import FAILURES, code_of, ignoring, in_one_line, verdict
@@ -206,54 +206,67 @@ def _launch(
     image_word = None if installs else words.image
     image, volume_gb = choose_image(session, image_word, facts, installs=installs)
     vpc, subnets = choose_subnets(session, words.subnets, name, place)
-    request = machine_request(
+    machines = Machines(
         image=image.image_id,
-        instance_type=name,
+        subnets=subnets,
         security_group=security_group(session, words, vpc, sleep),
-        profile=words.head_profile,
+        instance_profile=words.head_profile,
         key_name=words.key_name,
-        user_data=boot.script,
-        disks=changed_disks(image.root_device, volume_gb, image.further_disks),
-        tags={OWNER_TAG: words.owner, ROLE_TAG: "head", "Name": f"rubberband head of {words.owner}"},
+        owner=words.owner,
+        volume_gb=volume_gb,
+        root_device=image.root_device,
+        further_disks=image.further_disks,
+        user_data=lambda _: boot.script,
     )
-    request["InstanceInitiatedShutdownBehavior"] = "stop"
-    return launch_in_some_zone(session, request, subnets, words.head_profile, sleep)
+    tags = {OWNER_TAG: words.owner, ROLE_TAG: "head", "Name": f"rubberband head of {words.owner}"}
+    return launch_in_some_zone(session, machines, name, boot.script, tags, sleep)
 
 
 def launch_in_some_zone(
     session: AwsSession,
-    request: dict[str, Any],
-    subnets: Mapping[str, str],
-    profile: str,
+    machines: Machines,
+    instance_type: str,
+    user_data: str,
+    tags: Mapping[str, str],
     sleep: Callable[[float], None],
-    role: InstanceRole = "head",
     *,
     before: Callable[[str], object] = lambda zone: None,
 ) -> str:
-    """Launch one instance in the first zone that has it, and return its id. The same request launches once in a zone.
+    """Launch one head, or one builder, in the first zone that has it, and return its id. The same launches once in a
+    zone.
 
     `before` is called with each zone before its request. Raises InputError for a wrong setting, ProviderError if no
     zone has an instance.
     """
-    key = "head_profile" if role == "head" else "worker_profile"
-    refusals = []
-    for zone, subnet in subnets.items():
+    role, refusals = tags[ROLE_TAG], []
+    profile_key, type_key = _KEYS[role]
+    for zone in machines.subnets:
         before(zone)
+        choice = Purchase(instance_type=instance_type, zone=zone, market="on_demand")
+        request = launch_request(machines, choice, tags=tags, user_data=user_data)
+        if role == "head":
+            request["InstanceInitiatedShutdownBehavior"] = "stop"
         try:
-            return _with_a_token(session, {**request, "SubnetId": subnet}, sleep, role)
+            return _with_a_token(session, request, sleep, role)
         except ClientError as error:
             if verdict(error) != "capacity":
-                raise InputError(refused_launch(error, profile, request.get("KeyName"), key)) from None
+                refused = refused_launch(error, machines.instance_profile, machines.key_name, profile_key)
+                raise InputError(refused) from None
             refusals.append(f"{zone}: {code_of(error)}")
     raise ProviderError(
-        f"no zone has a {request['InstanceType']} for the {role} ({', '.join(refusals)}); choose another "
-        f"{'resources.aws.head_instance_type' if role == 'head' else 'resources.instance_type'}, or try again later"
+        f"no zone has a {instance_type} for the {role} ({', '.join(refusals)}); choose another {type_key}, or try "
+        "again later"
     )
 
 
-def _with_a_token(
-    session: AwsSession, request: dict[str, Any], sleep: Callable[[float], None], role: InstanceRole
-) -> str:
+_KEYS = {
+    "head": ("head_profile", "resources.aws.head_instance_type"),
+    "builder": ("worker_profile", "resources.instance_type"),
+}
+"""Fields of the file with the profile and the type, by role."""
+
+
+def _with_a_token(session: AwsSession, request: dict[str, Any], sleep: Callable[[float], None], role: str) -> str:
     """Launch once for the same request, however often it is repeated; launch again once that instance has ended.
 
     Raises ProviderError if the instance of this call ends at once.

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rubberband.cloud.aws import installing
@@ -18,9 +18,7 @@ from rubberband.cloud.aws.calls import (
     AwsSession,
     Machines,
     NodeStart,
-    Purchase,
     by_tags,
-    launch_request,
     tag_specifications,
     tags_in,
     tags_of,
@@ -377,29 +375,17 @@ class Build:
             lifetime_s=BOOT_S,
             image_marker=f"s3://{bucket}/{marker}",
         )
-        choice = Purchase(
-            instance_type=self._type,
-            zone=next(iter(self._machines.subnets)),
-            market="on_demand",
-            price_usd_per_hour=0.0,
-            on_demand_usd_per_hour=0.0,
-        )
         tags = tags_of(f"image-{self._key}", self._key, ("builder",), self._machines.owner, "builder")
-        user_data = self._machines.user_data(start)
-        request = launch_request(
-            self._machines, choice, token="", tags={**tags, IMAGE_TAG: self._key}, user_data=user_data
-        )
-        for name in ("ClientToken", "SubnetId"):
-            del request[name]
         # A token buys once in its zone: after an interruption, the zone of the last request comes first.
         asked = self._read(self._zone)
+        subnets = dict(sorted(self._machines.subnets.items(), key=lambda each: each[0] != asked))
         return launch_in_some_zone(
             self._session,
-            request,
-            dict(sorted(self._machines.subnets.items(), key=lambda each: each[0] != asked)),
-            self._machines.instance_profile,
+            replace(self._machines, subnets=subnets),
+            self._type,
+            self._machines.user_data(start),
+            {**tags, IMAGE_TAG: self._key},
             self._now.sleep,
-            "builder",
             before=self._note_zone,
         )
 

@@ -338,14 +338,12 @@ def _dry_run(session: AwsSession, machines: Machines, offer: Offer, market: Mark
         lease_s=_LONGEST_S,
         lifetime_s=_LONGEST_S,
     )
-    request = launch_request(
+    request = launch_request(  # without a token, which stands for one request: another dry run may differ
         machines,
         choice,
-        token=_PROBE,
         tags=tags_of(_PROBE, _PROBE, (_PROBE,), machines.owner),
         user_data=machines.user_data(start),
     )
-    del request["ClientToken"]  # a token stands for one request, and another dry run may differ
     try:
         session.client("ec2").run_instances(**request, DryRun=True)
     except ClientError as error:
