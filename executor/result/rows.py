@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rubberband import markup
 from rubberband.errors import InputError
-from rubberband.executor.result.result import Result, StageResult, TrialResult
+from rubberband.executor.result.result import Busy, Result, StageResult, TrialResult
 from rubberband.installation import require
 from rubberband.units import counted, duration, format_usd
 
@@ -40,7 +41,10 @@ def trial_rows(result: Result) -> list[Row]:
 
     `gpu_s` is the time in which GPUs were its own, start-up included.
     """
-    gpu_s, cost_usd = _shares(result)
+    gpu_s, cost_usd = defaultdict[int, float](float), defaultdict[int, float](float)
+    for use, usd_per_s in paid_uses(result):
+        gpu_s[use.trial] += use.end_s - use.start_s
+        cost_usd[use.trial] += usd_per_s * (use.end_s - use.start_s)
     metrics = _metrics(result, (trial.metrics for trial in result.trials))
     several = any(trial.bracket is not None for trial in result.trials)
     rows = []
@@ -51,7 +55,7 @@ def trial_rows(result: Result) -> list[Row]:
         row |= {_column(name): trial.metrics.get(name) for name in metrics}
         row |= {"iterations": trial.iterations, "ended": trial.ended}
         row |= {"failures": trial.failures, "failure": trial.failure}
-        row |= {"gpu_s": gpu_s.get(trial.trial, 0.0), "cost_usd": cost_usd.get(trial.trial, 0.0)}
+        row |= {"gpu_s": gpu_s[trial.trial], "cost_usd": cost_usd[trial.trial]}
         row["checkpoint"] = None if trial.checkpoint is None else trial.checkpoint.url
         rows.append(row)
     return _aligned(rows)
@@ -105,32 +109,20 @@ def _merged(known: list[str], names: list[str]) -> list[str]:
     return merged
 
 
-def _shares(result: Result) -> tuple[dict[int, float], dict[int, float]]:
-    """Return trial -> GPU-seconds, and trial -> its share of the bill.
+def paid_uses(result: Result) -> Iterator[tuple[Busy, float]]:
+    """Iterate over the stretches in which trials held GPUs, with what a second of each costs, in US dollars.
 
     An instance's cost is divided by the GPU time of its trials; the rest (idle instances, the head) by all GPU time, so
     that the shares add up to the bill once a trial has trained.
     """
-    on: dict[str, dict[int, float]] = {}
-    gpu_s: dict[int, float] = {}
+    held_s: dict[str, float] = {}
     for use in result.busy:
-        held_s = use.end_s - use.start_s
-        gpu_s[use.trial] = gpu_s.get(use.trial, 0.0) + held_s
-        shares = on.setdefault(use.instance, {})
-        shares[use.trial] = shares.get(use.trial, 0.0) + held_s
-    cost_usd = dict.fromkeys(gpu_s, 0.0)
-    left_usd, all_s = result.actual_cost_usd, sum(gpu_s.values())
-    for instance in result.instances:
-        shares = on.get(instance.instance, {})
-        whole_s = sum(shares.values())
-        if whole_s > 0.0 and instance.cost_usd > 0.0:
-            left_usd -= instance.cost_usd
-            for trial, held_s in shares.items():
-                cost_usd[trial] += instance.cost_usd * held_s / whole_s
-    if all_s > 0.0:
-        for trial, held_s in gpu_s.items():
-            cost_usd[trial] += left_usd * held_s / all_s
-    return gpu_s, cost_usd
+        held_s[use.instance] = held_s.get(use.instance, 0.0) + use.end_s - use.start_s
+    own = {one.instance: one.cost_usd for one in result.instances if held_s.get(one.instance) and one.cost_usd > 0.0}
+    rest_usd, all_s = result.actual_cost_usd - sum(own.values()), sum(held_s.values())
+    for use in result.busy:
+        if held_s[use.instance] > 0.0:
+            yield use, own.get(use.instance, 0.0) / held_s[use.instance] + rest_usd / all_s
 
 
 def to_dataframe(rows: Sequence[Row]) -> pandas.DataFrame:

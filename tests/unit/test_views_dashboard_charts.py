@@ -12,6 +12,7 @@ import pytest
 
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result
+from rubberband.executor.result.rows import trial_rows
 from rubberband.views.charts.allocation import allocation
 from rubberband.views.charts.learning import MOST_POINTS, learning_curves
 from rubberband.views.charts.parallel_coordinates import MOST_TRIALS, parallel_coordinates
@@ -80,6 +81,7 @@ def test_the_trials_shares_add_up_to_the_bill(faults: Any) -> None:
     whole = [growth.at(math.inf) for growth in trial_growth(result, result.trials).values()]
     assert sum(whole) == pytest.approx(result.actual_cost_usd)
     assert list(trial_costs_usd(result).values()) == pytest.approx(whole)
+    assert [row["cost_usd"] for row in trial_rows(result)] == pytest.approx(whole), "files say the same as pages"
 
 
 def test_a_trial_s_share_grows_with_every_report() -> None:

@@ -7,12 +7,13 @@ once. Functions are paid with the GPU time that trials hold, the head evenly. It
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.result.result import Busy, InstanceResult, Result, TrialResult
+from rubberband.executor.result.result import InstanceResult, Result, TrialResult
+from rubberband.executor.result.rows import paid_uses
 from rubberband.units import duration
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.views.charts.parts import (
@@ -141,11 +142,10 @@ def _grown(parts: Iterable[_Part]) -> Growth:
 def trial_growth(result: Result, trials: Sequence[TrialResult]) -> Mapping[int, Growth]:
     """Return trial -> its cost over time, in US dollars.
 
-    The whole bill so far, with idle and starting instances, is divided among all trials. Each pays for its GPU time,
-    at the prices of its instances. The last amounts of all trials add up to the bill, if any has trained.
+    The last amounts of all trials add up to the bill, if any has trained (see `paid_uses`).
     """
     parts: dict[int, list[_Part]] = {trial.trial: [] for trial in trials}
-    for use, usd_per_s in _uses(result):
+    for use, usd_per_s in paid_uses(result):
         if use.trial in parts:
             parts[use.trial].append(_Part(start_s=use.start_s, end_s=use.end_s, usd_per_s=usd_per_s))
     return {trial: _grown(held) for trial, held in parts.items()}
@@ -154,18 +154,9 @@ def trial_growth(result: Result, trials: Sequence[TrialResult]) -> Mapping[int, 
 def trial_costs_usd(result: Result) -> Mapping[int, float]:
     """Return trial -> its share of the bill so far, the last amount of `trial_growth`."""
     costs_usd = {trial.trial: 0.0 for trial in result.trials}
-    for use, usd_per_s in _uses(result):
+    for use, usd_per_s in paid_uses(result):
         costs_usd[use.trial] += usd_per_s * (use.end_s - use.start_s)
     return costs_usd
-
-
-def _uses(result: Result) -> Iterator[tuple[Busy, float]]:
-    """Iterate over the stretches that trials held GPUs, with the cost of a second."""
-    prices = {instance.instance: instance.price_usd_per_hour for instance in result.instances}
-    total = sum(prices[use.instance] * (use.end_s - use.start_s) for use in result.busy)
-    usd_each = result.actual_cost_usd / total if total > 0 else 0.0
-    for use in result.busy:
-        yield use, prices[use.instance] * usd_each
 
 
 def shares(result: Result, trials: Sequence[TrialResult]) -> Mapping[int, tuple[float, ...]]:
