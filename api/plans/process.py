@@ -37,8 +37,13 @@ from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.entrypoint import with_trial
 from rubberband.planner import Estimate
 from rubberband.planning import feasible
-from rubberband.planning.feasible import PlanningOptions, Terms
-from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, live_terms, local_terms
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
+from rubberband.planning.prices_and_quotas import (
+    EstimateAnswer,
+    answer,
+    live_prices_and_quotas,
+    local_prices_and_quotas,
+)
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration, format_instant, parse_deadline
 from rubberband.values.plan import Policy
@@ -173,7 +178,7 @@ def _estimate(words: Mapping[str, Any], policy: Policy, now: float, code: Sequen
     profiles = experiment.loaded_profiles()
     assert profiles is not None, "what waits without a profile is not extended"
     return feasible.planned(
-        experiment, profiles, Terms(), PlanningOptions(now=now, policy=policy, advise=False)
+        experiment, profiles, PricesAndQuotas(), PlanningOptions(now=now, policy=policy, advise=False)
     ).estimate
 
 
@@ -220,7 +225,7 @@ class Question:
     experiment: Experiment
     options: Mapping[str, Any]
     """policy, frontier, size, seed, most_usd (limit of the remedies)."""
-    terms: Terms
+    prices: PricesAndQuotas
     now: float
     id: str
     good_s: float | None
@@ -240,12 +245,15 @@ def question_of(
     experiment = read_experiment(body, asked["media_type"], asked["overrides"])
     require_no_paths(experiment)
     experiment = with_trial(experiment, code)
-    terms, good_s = Terms(), None
+    prices, good_s = PricesAndQuotas(), None
     if live and experiment.resources.kind.is_rented:
         is_lent = experiment.resources.provider in lent
-        terms, good_s = with_allowance(live_terms(experiment, home), experiment, home, is_lent=is_lent), _LIVE_GOOD_S
+        prices, good_s = (
+            with_allowance(live_prices_and_quotas(experiment, home), experiment, home, is_lent=is_lent),
+            _LIVE_GOOD_S,
+        )
     elif experiment.resources.kind.is_this_machine and experiment.entrypoint is not None:
-        terms, good_s = local_terms(experiment, home), _LIVE_GOOD_S
+        prices, good_s = local_prices_and_quotas(experiment, home), _LIVE_GOOD_S
     if experiment.constraints.deadline_at is not None:
         good_s = 1.0
     options = {name: asked[name] for name in ("policy", "frontier", "size", "seed", "most_usd")}
@@ -254,17 +262,19 @@ def question_of(
     return Question(
         experiment=experiment,
         options=options,
-        terms=terms,
+        prices=prices,
         now=asked["now"],
-        id=_identity(experiment, words, options, terms, asked["now"]),
+        id=_identity(experiment, words, options, prices, asked["now"]),
         good_s=good_s,
         words=words,
     )
 
 
-def _identity(experiment: Experiment, words: Json, options: Mapping[str, Any], terms: Terms, now: float) -> str:
+def _identity(
+    experiment: Experiment, words: Json, options: Mapping[str, Any], prices: PricesAndQuotas, now: float
+) -> str:
     """Return an id of everything that the answer depends on, and of nothing else."""
-    table = table_of(experiment.resources, table=terms.table)
+    table = table_of(experiment.resources, table=prices.table)
     rows = [
         repr(table.get(name)) for name in (*types_of(experiment.resources), experiment.resources.aws.head_instance_type)
     ]
@@ -273,8 +283,8 @@ def _identity(experiment: Experiment, words: Json, options: Mapping[str, Any], t
         "words": words,
         "options": options,
         "now": None if experiment.constraints.deadline_at is None else now,
-        "prices": [*rows, repr(terms.room), *terms.notes],
-        "starts": repr(terms.starts),
+        "prices": [*rows, repr(prices.room), *prices.notes],
+        "starts": repr(prices.starts),
         "function": experiment.is_function,
     }
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).digest()
@@ -292,7 +302,7 @@ def planned(question: Question) -> tuple[int, bytes]:
         )
     given = dict(question.options)
     options = PlanningOptions(now=question.now, to_size=given.pop("size"), **given)
-    found = answer(question.experiment, profiles, question.terms, options)
+    found = answer(question.experiment, profiles, question.prices, options)
     if found.estimate.feasible:
         return 200, json.dumps(found.to_json() | {"id": question.id}, allow_nan=False).encode()
     problem = infeasible(found, question.id)

@@ -40,7 +40,7 @@ from rubberband.spec.loading import read_yaml
 from rubberband.units import nearest, shown
 from rubberband.views.experiment import to_bytes
 
-_MAX_TOLD = 20
+_MOST_FAULTS = 20
 """Faults listed of one request."""
 
 
@@ -55,7 +55,7 @@ def invalid(errors: Sequence[Any], *place: str) -> HttpProblem:
     first = faults[0]
     where = ".".join(first["loc"][1:]) or first["loc"][0]
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return HttpProblem(INVALID, f"{shown(where)}: {first['message']}{more}", errors=faults[:_MAX_TOLD])
+    return HttpProblem(INVALID, f"{shown(where)}: {first['message']}{more}", errors=faults[:_MOST_FAULTS])
 
 
 HEAD = "rubberband.head"

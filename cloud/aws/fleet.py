@@ -75,7 +75,7 @@ class Ec2Fleet:
         self._missed: set[str] = set()
         self._refused_at: dict[tuple[str, str, Market], float] = {}
         """(type, zone, market) -> when it had no more."""
-        self._told_to_end: set[str] = set()
+        self._termination_asked: set[str] = set()
         self._deaf = (-math.inf, -math.inf)
         """First and last time at which EC2 failed to terminate an instance, without a success since."""
         self._met: set[str] = set()
@@ -283,12 +283,12 @@ class Ec2Fleet:
         identity = machine["InstanceId"]
         if machine["State"]["Name"] not in client.ALIVE:
             return
-        if identity not in self._told_to_end:  # else EC2 shows an outdated state
+        if identity not in self._termination_asked:  # else EC2 shows an outdated state
             _log.warning("terminating %s, which was abandoned but still runs", identity)
             self.strays[identity] = machine
         with suppress(*FAILURES):  # the next look repeats it
             self.ec2.terminate_instances(InstanceIds=[identity])
-            self._told_to_end.add(identity)
+            self._termination_asked.add(identity)
 
     def end_soon(self, name: str, reason: str) -> None:
         """Request the termination of an instance once, without waiting; a look that still finds it repeats it."""
@@ -351,7 +351,7 @@ class Ec2Fleet:
     def _terminate_once(self, name: str, attempt: LaunchAttempt) -> Intent:
         ending = self.intents.known(name).ending or ""
         answer = self.ec2.terminate_instances(InstanceIds=[attempt.instance_id])
-        self._told_to_end.add(attempt.instance_id)
+        self._termination_asked.add(attempt.instance_id)
         self._deaf, at = (-math.inf, -math.inf), self.clock()
         before = answer["TerminatingInstances"][0]["PreviousState"]["Name"]
         if before in ("shutting-down", "terminated"):  # by itself, or by a request whose answer was lost

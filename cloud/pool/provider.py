@@ -218,7 +218,7 @@ class RemotePool:
         return str(self._ask("last_words", machine=machine))
 
     def status(self) -> dict[str, Any]:
-        """Return the pool's standing (see `standing`)."""
+        """Return a snapshot of the pool (see `server.snapshot`)."""
         found: dict[str, Any] = self._ask("status")
         return found
 
@@ -234,7 +234,7 @@ class RemotePool:
         self._once("scale", _GLANCE_S, machines=machines, efficiency=efficiency)
 
     def glance(self) -> dict[str, Any]:
-        """Return the pool's standing if its broker answers at once. Raises ProviderError; starts no broker."""
+        """Return a snapshot of the pool if its broker answers at once. Raises ProviderError; starts no broker."""
         found: dict[str, Any] = self._once("status", _GLANCE_S)
         return found
 

@@ -28,7 +28,7 @@ from rubberband.spec.pool import PoolFolder
 # A pool as of now: its machines, its tenants and its bill, the JSON of `rubberband pool status`.
 
 
-def standing(pool: Pool, name: str) -> dict[str, Any]:
+def snapshot(pool: Pool, name: str) -> dict[str, Any]:
     """Return the pool as JSON values: `machines`, `tenants`, `waiting`, `loans` over time, and `usd`."""
     with pool.locked:
         now, state = pool.now(), pool.state
@@ -151,7 +151,7 @@ class PoolServer:
             "last_words": pool.last_words,
             "waiting": pool.waiting,
             "scale": pool.scale,
-            "status": lambda: standing(pool, folder.name),
+            "status": lambda: snapshot(pool, folder.name),
             "month_usd": pool.month_usd,
             "stop": self.stop,
         }

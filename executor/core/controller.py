@@ -110,7 +110,7 @@ class Controller:
         return self.state.course == "finished" and not limits.can_go_on(self.state)
 
     def _may_go_on(self, event: Event, lane: GroupState | None) -> bool:
-        """Whether something may have to be done after an event that changed no trial's standing."""
+        """Whether something may have to be done after an event that changed no trial's status."""
         if lane is None or not isinstance(event, _PROGRESS):
             return True
         return bool(lane.held.leaving) or lane.missing > 0
@@ -297,7 +297,7 @@ class Controller:
             self._fail(trial, "hung", f"no report for {trial.due_at - trial.progress_at:.0f} s")
         for lane, trial in hung:
             self._commands += stragglers.replace_hung(lane, trial)
-        if self.state.just_woke:  # what is told next may have cost less than it would have by now
+        if self.state.just_woke:  # what events say next may have cost less than it would have by now
             return
         if (reason := limits.over_budget(self.state, ticked)) is not None:
             self._end("budget", reason)

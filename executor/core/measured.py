@@ -224,8 +224,8 @@ _GOING_ON = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredTerms:
-    """Terms to plan the rest with, and their differences from the expected ones, in words ("" if there are none)."""
+class Measured:
+    """Profile, offer and speeds to plan the rest with, and what differs from the expected, in words ("": nothing)."""
 
     profile: Profile
     offer: Offer
@@ -257,7 +257,7 @@ class _Speed:
     iterations: int
 
 
-def measured(state: State, lane: GroupState | None = None) -> MeasuredTerms:
+def measured(state: State, lane: GroupState | None = None) -> Measured:
     """The job's profile and offer, corrected by what the state's trials and instances took.
 
     Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations. Where workers
@@ -291,7 +291,7 @@ def measured(state: State, lane: GroupState | None = None) -> MeasuredTerms:
         # A function trains on one GPU. The next stage is meant; each one after it is planned again in its turn.
         repeated_s = repeated * profile.iteration_s(profile.smallest_gpus)
         profile = replace(profile, trial_startup_s=seen.warm_s + repeated_s)
-    return MeasuredTerms(
+    return Measured(
         profile=job.profile if profile == job.profile else profile,
         offer=offer,
         findings=", ".join(finding for finding in [*findings, _repeated(repeated), *changes] if finding),

@@ -16,7 +16,7 @@ from rubberband.executor.core.budget import bill_usd, held_s
 from rubberband.executor.core.events import RestPlanned
 from rubberband.executor.core.forecast import assumed, forecast, lane_factor, later_stages, stage_left
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.measured import MeasuredTerms, measured
+from rubberband.executor.core.measured import Measured, measured
 from rubberband.executor.core.state import GroupState, Phase, State, TrialStatus
 from rubberband.planner import Problem, Replanned, Reserve, replan
 from rubberband.units import counted
@@ -41,7 +41,7 @@ class Remainder:
     """Expected cost of everything but the rest: other lanes, and the head node if lanes share it."""
     others_end_s: float
     """Expected end of the other lanes, from the start; 0: there are none."""
-    seen: MeasuredTerms
+    seen: Measured
     because: str
     """Differences from the plan's assumptions, in words."""
 

@@ -249,8 +249,8 @@ def make_private(url: sql.URL) -> None:
         make_directories(path.parent)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        told = error.strerror or str(error)
-        raise JournalError(f"the store {path} cannot be made ({told}); make room or give access") from None
+        text = error.strerror or str(error)
+        raise JournalError(f"the store {path} cannot be made ({text}); make room or give access") from None
 
 
 def shown_url(url: str | sql.URL) -> str:

@@ -47,7 +47,7 @@ class LogPlace:
 
     offsets: dict[int, int] = field(default_factory=dict)
     """Number of the file -> bytes read."""
-    told: int = -1
+    failure_seq: int = -1
     """Sequence number of the last failure that was shown."""
     is_tail: bool = False
     """Whether to begin shortly before the end."""
@@ -100,9 +100,9 @@ def page(
 def _failure_lines(failures: Sequence[Failure], place: LogPlace, room: int) -> Iterator[PrintedLine]:
     """Yield the new failures, each as a whole, so that a page may be a little longer than its limit."""
     for failure in failures:
-        if failure.seq > place.told and room > 0:
+        if failure.seq > place.failure_seq and room > 0:
             room -= len(failure.lines)
-            place.told = failure.seq
+            place.failure_seq = failure.seq
             yield from (PrintedLine(trial=failure.trial, text=line) for line in failure.lines)
 
 
@@ -158,7 +158,7 @@ def _lines(found: Stretch, left_out_bytes: int, room: int, is_whole: bool) -> tu
 
 def write_cursor(place: LogPlace) -> str:
     """Return a place in the logs as the text of a cursor, URL-safe."""
-    numbers = [place.told + 1]
+    numbers = [place.failure_seq + 1]
     last = 0
     for number, offset in sorted(place.offsets.items()):
         numbers += [number - last, offset]
@@ -179,12 +179,12 @@ def read_cursor(cursor: str | None) -> LogPlace:
         data = unpacking.decompress(packed, _MAX_CURSOR_BYTES)
         if not unpacking.eof:
             raise ValueError("it does not end")
-        told, *pairs = _varints(data)
+        failure_seq, *pairs = _varints(data)
     except (ValueError, zlib.error):
         raise InputError(
             f"cursor {shown(cursor)} was not issued by this service; leave it out for the beginning"
         ) from None
-    place, number = LogPlace(told=told - 1), 0
+    place, number = LogPlace(failure_seq=failure_seq - 1), 0
     for step, offset in zip(pairs[::2], pairs[1::2], strict=False):
         number += step
         place.offsets[number] = offset

@@ -124,8 +124,8 @@ def balance_history(
 
     `uses` are the trial's stretches on gangs, `started_at` is the start of the run.
     """
-    told = [report for report in reports if report.balance is not None]
-    gangs = list(uses) if told else []
+    balanced = [report for report in reports if report.balance is not None]
+    gangs = list(uses) if balanced else []
     return tuple(
         copied(
             BalanceStretch,
@@ -135,7 +135,7 @@ def balance_history(
             end_s=report.reported_at - started_at,
             workers=_gang_at(gangs, report.reported_at),
         )
-        for report in told
+        for report in balanced
     )
 
 

@@ -123,7 +123,7 @@ class TrialResult:
     """Whether it has ended by itself, after its `iterations`."""
 
     @property
-    def standing(self) -> str:
+    def status_text(self) -> str:
         """Return its status, with its end by itself: `completed (ended at 5)`."""
         return self.with_end(self.status)
 

@@ -191,9 +191,9 @@ _MOST_TRIALS = 10
 
 def result_html(result: Result) -> str:
     """Return the result as HTML."""
-    told = [_cost(result), *([result.reason] if result.reason else [])]
+    lines = [_cost(result), *([result.reason] if result.reason else [])]
     tables = [_stages(result), _trials(result)]
-    return markup.card(f"{result.name}: {_outcome(result)}", markup.lines([*told, *_best(result)]), *tables)
+    return markup.card(f"{result.name}: {_outcome(result)}", markup.lines([*lines, *_best(result)]), *tables)
 
 
 def _outcome(result: Result) -> str:
@@ -215,13 +215,13 @@ def _best(result: Result) -> list[str]:
         return ["no trial has reported"]
     metrics = {result.metric: best.metrics[result.metric], **best.metrics}
     found = ", ".join(f"{name}={_value(value)}" for name, value in metrics.items())
-    told = [f"best: {found} (trial {best.trial}, {counted(best.iterations, 'iteration')})"]
+    lines = [f"best: {found} (trial {best.trial}, {counted(best.iterations, 'iteration')})"]
     if result.also:
         objectives = [f"{result.metric} ({result.mode})", *(one.title for one in result.also)]
         trials = ", ".join(str(trial.trial) for trial in result.pareto[:_MOST_TRIALS])
         more = len(result.pareto) - _MOST_TRIALS
-        told.append(f"best in {' and '.join(objectives)}: trials {trials}{f' and {more} more' if more > 0 else ''}")
-    return told
+        lines.append(f"best in {' and '.join(objectives)}: trials {trials}{f' and {more} more' if more > 0 else ''}")
+    return lines
 
 
 def _stages(result: Result) -> str:
@@ -259,7 +259,7 @@ def _trials(result: Result) -> str:
             str(trial.trial),
             _value(trial.metrics[result.metric]) if result.metric in trial.metrics else "",
             str(trial.iterations),
-            trial.standing,
+            trial.status_text,
             *(_value(trial.configuration[name]) if name in trial.configuration else "" for name in names),
         ]
         for trial in trials

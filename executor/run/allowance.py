@@ -27,7 +27,7 @@ from rubberband.executor.journal.reading import salvage
 from rubberband.executor.run.follower import JournalFollower, at_work, summary_of
 from rubberband.files import EXCLUSIVE, locked, make_directories, write_atomically
 from rubberband.installation import default_home, default_store
-from rubberband.planning.feasible import Terms
+from rubberband.planning.feasible import PricesAndQuotas
 from rubberband.spec.account import POLICY_FILE, AccountPolicy
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
@@ -150,15 +150,17 @@ def require_image(resources: Resources, home: Path, builder: str, most_usd: floa
     _require_month(policy, open_folder("", home), most_usd, key="")
 
 
-def with_allowance(terms: Terms, experiment: Experiment, home: Path, *, is_lent: bool = False) -> Terms:
-    """Return the terms of an estimate with a remark on what a run would be refused for; it may still be planned."""
+def with_allowance(
+    prices: PricesAndQuotas, experiment: Experiment, home: Path, *, is_lent: bool = False
+) -> PricesAndQuotas:
+    """Return what an estimate is made of, with a remark on what a run would be refused for; it may still be planned."""
     if not experiment.resources.kind.is_rented:
-        return terms
+        return prices
     try:
-        _require_allowed(experiment, open_folder(experiment.name, home), terms.table, is_lent=is_lent)
+        _require_allowed(experiment, open_folder(experiment.name, home), prices.table, is_lent=is_lent)
     except RubberbandError as error:
-        return replace(terms, notes=(*terms.notes, f"a run is refused now: {error}."))
-    return terms
+        return replace(prices, notes=(*prices.notes, f"a run is refused now: {error}."))
+    return prices
 
 
 # The limits of a policy, one by one.

@@ -140,13 +140,13 @@ class Tracker(Callback):
         """Release everything."""
 
 
-Told = RunInfo | ReportInfo | FailureInfo | SyncInfo | Result
+Notice = RunInfo | ReportInfo | FailureInfo | SyncInfo | Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Item:
     seq: int
-    told: Told
+    notice: Notice
 
 
 class Translator:
@@ -175,14 +175,14 @@ class Translator:
     def read(self) -> Iterator[_Item]:
         """Read the new events, and yield what they mean."""
         for seq, event in self._follower.each():
-            for told in self._meaning(event):
-                yield _Item(seq=seq, told=told)
+            for notice in self._meaning(event):
+                yield _Item(seq=seq, notice=notice)
 
     @property
     def _state(self) -> State:
         return self._follower.controller.state
 
-    def _meaning(self, event: Event) -> Iterator[Told]:
+    def _meaning(self, event: Event) -> Iterator[Notice]:
         state = self._state
         if isinstance(event, TrialReported):
             yield from self._report(event)
@@ -268,7 +268,7 @@ class CallbackThread:
         self._translator = Translator(self._follower)
         already = deque(self._translator.read())
         self._after = self._follower.seq
-        self._pending = deque([_Item(seq=-1, told=self._translator.run)])
+        self._pending = deque([_Item(seq=-1, notice=self._translator.run)])
         if isinstance(callback, Tracker):
             self._after = callback.open(state if state is not None else {})
             self._pending += [item for item in already if item.seq > self._after]
@@ -326,10 +326,10 @@ class CallbackThread:
         callback = self._callback
         if not isinstance(callback, Tracker):
             while self._pending:
-                self._guarded(partial(self._tell, self._pending.popleft().told))
+                self._guarded(partial(self._tell, self._pending.popleft().notice))
             return
         while self._pending:
-            if not self._guarded(partial(self._tell, self._pending[0].told)):
+            if not self._guarded(partial(self._tell, self._pending[0].notice)):
                 self._retry_at = self._clock() + RETRY_S
                 return
             self._unsaved.append(self._pending.popleft())
@@ -345,18 +345,18 @@ class CallbackThread:
             self._guarded(self._save)
         self._unsaved.clear()
 
-    def _tell(self, told: Told) -> None:
-        match told:
+    def _tell(self, notice: Notice) -> None:
+        match notice:
             case RunInfo():
-                self._callback.on_experiment_start(told)
+                self._callback.on_experiment_start(notice)
             case ReportInfo():
-                self._callback.on_trial_report(told)
+                self._callback.on_trial_report(notice)
             case FailureInfo():
-                self._callback.on_trial_failure(told)
+                self._callback.on_trial_failure(notice)
             case SyncInfo():
-                self._callback.on_sync(told)
+                self._callback.on_sync(notice)
             case _:
-                self._callback.on_end(told)
+                self._callback.on_end(notice)
 
     def _guarded(self, call: Callable[[], None]) -> bool:
         """Call; log what it raises, once. Returns whether it did not raise."""
@@ -381,7 +381,7 @@ class CallbackThread:
         return True
 
     def _lacking(self) -> str:
-        reports = sum(isinstance(item.told, ReportInfo) for item in (*self._unsaved, *self._pending))
+        reports = sum(isinstance(item.notice, ReportInfo) for item in (*self._unsaved, *self._pending))
         return f"{self._name} lacks {reports} reports; `rubberband export --reports` has them"
 
 

@@ -123,11 +123,13 @@ def _run(
         if any(trial.iterations for trial in settled.trials):
             _say_what_changed(spec)
         # Left after the backend is closed: no instance is held while a tracker takes its time.
-        told = stack.enter_context(calling(callback_threads(folder, spec.experiment.track or (), spec.run, callbacks)))
+        trackers = stack.enter_context(
+            calling(callback_threads(folder, spec.experiment.track or (), spec.run, callbacks))
+        )
         with ExitStack() as views:
             backend = make_backend(folder, spec, header.job, journal.last_event_at(), store)
             views.callback(uninterrupted, backend.close)
-            observers: list[Observer] = [_same_folder(folder), *view(header.job, backend.now, views), *told]
+            observers: list[Observer] = [_same_folder(folder), *view(header.job, backend.now, views), *trackers]
             if store is not None:
                 observers.append(partial(_tidy_at_resume, store))
             inbox = Inbox(folder.inbox)
@@ -249,7 +251,7 @@ def make_backend(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rental:
-    """Terms of renting instances beside the offer."""
+    """Conditions of renting instances beside the offer."""
 
     highest_price_usd_per_hour: float | None = None
     """Highest price of an instance of another type that is used instead; None: the offer's."""

@@ -340,7 +340,7 @@ class VirtualFleet:
         if hold.over or hold.running:
             return None
         status = self._provider.status(instance)
-        if status.running_at is None:  # it ended before, and that is told
+        if status.running_at is None:  # it ended before, and an event says so
             return None
         hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
         if hold.hour_prices_usd is not None and status.ended_at is None:

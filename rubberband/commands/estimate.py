@@ -27,7 +27,7 @@ from rubberband.commands.common import (
 
 if TYPE_CHECKING:
     from rubberband.planner import Estimate, SimulatedPlan
-    from rubberband.planning.feasible import Terms
+    from rubberband.planning.feasible import PricesAndQuotas
     from rubberband.planning.prices_and_quotas import EstimateAnswer
     from rubberband.spec.experiment import Experiment
     from rubberband.values.plan import Plan, StagePlan
@@ -125,8 +125,8 @@ def estimate(
         seed=seed,
         to_size=size,
     )
-    profiles, terms = profiles_of(experiment, file, changes), _terms(experiment, live)
-    found = answer(experiment, profiles, terms, options)
+    profiles, prices = profiles_of(experiment, file, changes), _prices(experiment, live)
+    found = answer(experiment, profiles, prices, options)
     simulation = _simulation(found.estimate, simulate, seed)
     lines, listed = _document(found, simulation)
     if html is not None:
@@ -137,30 +137,30 @@ def estimate(
         print_json(found.to_json() | ({} if simulation is None else {"simulation": simulation.to_json()}))
     else:
         closing = [] if plan else _next(found, ["--live"] if live else [], file, policy, changes, experiment)
-        notes = [] if verbose else [*terms.notes, *found.blocks]
+        notes = [] if verbose else [*prices.notes, *found.blocks]
         _print(found, lines, listed, notes, closing, simulation, verbose=verbose)
     if not found.estimate.feasible:
         raise _infeasible(found.estimate)
 
 
-def _terms(experiment: Experiment, live: bool) -> Terms:
+def _prices(experiment: Experiment, live: bool) -> PricesAndQuotas:
     from rubberband.errors import InputError
     from rubberband.installation import default_home
-    from rubberband.planning.feasible import Terms
-    from rubberband.planning.prices_and_quotas import live_terms, local_terms
+    from rubberband.planning.feasible import PricesAndQuotas
+    from rubberband.planning.prices_and_quotas import live_prices_and_quotas, local_prices_and_quotas
 
     try:
         home = default_home()
-    except InputError:  # this user has no home, so there are no measured terms in it
+    except InputError:  # this user has no home, so there are no measured start times in it
         if live:
             raise
-        return Terms()
-    terms = live_terms(experiment, home) if live else local_terms(experiment, home)
+        return PricesAndQuotas()
+    prices = live_prices_and_quotas(experiment, home) if live else local_prices_and_quotas(experiment, home)
     if not experiment.resources.kind.is_rented:
-        return terms
+        return prices
     from rubberband.executor.run.allowance import with_allowance
 
-    return with_allowance(terms, experiment, home)
+    return with_allowance(prices, experiment, home)
 
 
 def _print(

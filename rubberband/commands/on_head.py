@@ -91,7 +91,7 @@ def checked_head(experiment: Experiment, *, no_cap: bool) -> tuple[AwsSession, s
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.offers import offers
     from rubberband.executor.run.allowance import require_head, require_rate, require_runnable
-    from rubberband.planning.prices_and_quotas import cloud_terms
+    from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
 
     resources, home = experiment.resources, default_home()
     if not resources.kind.is_rented:
@@ -103,7 +103,7 @@ def checked_head(experiment: Experiment, *, no_cap: bool) -> tuple[AwsSession, s
     require_runnable(experiment, home, no_cap=no_cap)
     require_head(home, resources.region, resources.aws.head_instance_type)
     session = open_aws(resources.region)
-    table = cloud_terms(experiment, home, note, on_head=False).table
+    table = cloud_prices_and_quotas(experiment, home, note, on_head=False).table
     require_rate(experiment, home, table)
     usd, idle_s = 0.0, resources.aws.head_idle_s
     with suppress(InputError):  # a price that only EC2 knows

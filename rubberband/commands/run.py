@@ -265,7 +265,7 @@ def profile(
     from rubberband.executor.run.session import cancel_on_signals
     from rubberband.executor.training.entrypoint import with_trial
     from rubberband.files import require_home
-    from rubberband.planning.prices_and_quotas import cloud_terms
+    from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
     from rubberband.running.profile import measure_profile
     from rubberband.running.run import announce_device, bound_of, find_entrypoint
     from rubberband.spec.loading import default_profile_path, load_experiment
@@ -277,7 +277,7 @@ def profile(
     require_runnable(experiment, folder.home, no_cap=no_cap)
     for note in require_home(folder.home):
         _announce(note)
-    table = cloud_terms(experiment, folder.home, _announce).table
+    table = cloud_prices_and_quotas(experiment, folder.home, _announce).table
     require_rate(experiment, folder.home, table)
     entrypoint = find_entrypoint(experiment, search_path, table)
     announce_device(experiment, _announce)

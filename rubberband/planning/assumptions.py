@@ -264,7 +264,7 @@ def _with_offer(now: Problem, **changes: object) -> Problem:
 
 
 def _outcome(estimate: Estimate, job: JobPlan, problem: Problem) -> _Outcome:
-    """Predict the whole job on other terms."""
+    """Predict the whole job with other inputs."""
     alone = len(job.lanes) == 1
     offer = problem.offer if alone else replace(problem.offer, head_price_usd_per_hour=0.0)
     parts = [_figures(lane, problem.profile, offer, problem.seed) for lane in job.lanes]

@@ -50,7 +50,7 @@ Profiles = Profile | Mapping[str, Profile]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class PricesAndQuotas:
     """Inputs of an estimate beside the file and its profile."""
 
     table: Table | None = None
@@ -116,9 +116,11 @@ class PlanningOptions:
     """Reads seconds, to time the planning."""
 
 
-def planned(experiment: Experiment, profiles: Profiles, terms: Terms, options: PlanningOptions) -> PlannedExperiment:
+def planned(
+    experiment: Experiment, profiles: Profiles, prices: PricesAndQuotas, options: PlanningOptions
+) -> PlannedExperiment:
     """Plan an experiment with what is left of its limits. Raises InputError for what cannot be planned."""
-    started, remarks, seen = with_start_times(experiment, terms.starts, profiles)
+    started, remarks, seen = with_start_times(experiment, prices.starts, profiles)
 
     def candidates_of(changed: Experiment) -> tuple[Problem, ...]:
         return candidates(
@@ -127,8 +129,8 @@ def planned(experiment: Experiment, profiles: Profiles, terms: Terms, options: P
             options.now,
             policy=options.policy,
             seed=options.seed,
-            table=terms.table,
-            room=terms.room,
+            table=prices.table,
+            room=prices.room,
             spent=options.spent,
         )
 

@@ -27,7 +27,7 @@ from rubberband.planning.candidates import (
     repeat_notes,
     sampler_notes,
 )
-from rubberband.planning.feasible import PlanningOptions, Terms, planned
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.planning.startup_history import start_times
 from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_words
 from rubberband.spec.pool import PoolFile, PoolFolder
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
 
 
-def local_terms(experiment: Experiment, home: Path) -> Terms:
-    """Terms that this machine knows: its start times, as runs of `home` measured them, and the cap of the pool."""
+def local_prices_and_quotas(experiment: Experiment, home: Path) -> PricesAndQuotas:
+    """Inputs that this machine knows: its start times, as runs of `home` measured them, and the cap of the pool."""
     resources, name = experiment.resources, entrypoint_words(experiment.entrypoint)
     cap, notes = None, tuple[str, ...]()
     if resources.pool is not None:
@@ -54,8 +54,8 @@ def local_terms(experiment: Experiment, home: Path) -> Terms:
         except ProviderError as error:
             notes = (f"pool: whether its max_usd_per_month covers the plan is not known: {error}.",)
     if not resources.kind.is_this_machine or name is None:
-        return Terms(month_cap=cap, notes=notes)
-    return Terms(starts=start_times(home, name, resources.max_instances), month_cap=cap, notes=notes)
+        return PricesAndQuotas(month_cap=cap, notes=notes)
+    return PricesAndQuotas(starts=start_times(home, name, resources.max_instances), month_cap=cap, notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,28 +84,28 @@ class EstimateAnswer:
 
 
 def answer(
-    experiment: Experiment, profiles: Profile | Mapping[str, Profile], terms: Terms, options: PlanningOptions
+    experiment: Experiment, profiles: Profile | Mapping[str, Profile], prices: PricesAndQuotas, options: PlanningOptions
 ) -> EstimateAnswer:
     """Estimate an experiment, and compare its plan with the alternatives. Raises InputError if it cannot be planned.
 
     An answer without a plan within the limits has remedies.
     """
-    found = planned(experiment, profiles, terms, replace(options, compare=True))
+    found = planned(experiment, profiles, prices, replace(options, compare=True))
     best, started = found.estimate, found.experiment
-    block = None if terms.blocks is None else terms.blocks(best)
+    block = None if prices.blocks is None else prices.blocks(best)
     blocks = () if block is None else (block,)
     return EstimateAnswer(
         estimate=best,
-        assumptions=assumptions(best, _bases(experiment, best.problem, terms.table, found.seen)),
+        assumptions=assumptions(best, _bases(experiment, best.problem, prices.table, found.seen)),
         notes=(
             *started.notes,
             *found.remarks,
             *repeat_notes(started),
             *_planned_notes(best, started, found.candidates),
-            *_notes(started, best.problem, terms.table),
-            *terms.notes,
+            *_notes(started, best.problem, prices.table),
+            *prices.notes,
             *blocks,
-            *_cap_notes(best, terms, options.now),
+            *_cap_notes(best, prices, options.now),
         ),
         bill=bill_lines(best),
         size=found.size,
@@ -113,11 +113,11 @@ def answer(
     )
 
 
-def _cap_notes(best: Estimate, terms: Terms, now: float) -> tuple[str, ...]:
+def _cap_notes(best: Estimate, prices: PricesAndQuotas, now: float) -> tuple[str, ...]:
     """Return the remark that the pool's money does not cover the plan; empty if it does."""
-    if terms.month_cap is None or best.prediction is None:
+    if prices.month_cap is None or best.prediction is None:
         return ()
-    refused = terms.month_cap.refusal(best.prediction.cost_usd, best.prediction.jct_s, now)
+    refused = prices.month_cap.refusal(best.prediction.cost_usd, best.prediction.jct_s, now)
     return () if refused is None else (f"pool: a run is refused now: {refused}.",)
 
 
@@ -203,17 +203,17 @@ def _tells_noise(experiment: Experiment, instance_type: str) -> bool:
     return isinstance(written, InlineProfile) and not written.model_fields_set.isdisjoint(VARIATIONS)
 
 
-# Terms of EC2 today. Asks AWS; starts nothing and spends nothing.
+# Prices and quotas of EC2 today. Asks AWS; starts nothing and spends nothing.
 
 
-def live_terms(experiment: Experiment, home: Path) -> Terms:
-    """Return the terms of today; prices are cached in `home`.
+def live_prices_and_quotas(experiment: Experiment, home: Path) -> PricesAndQuotas:
+    """Return those of today; prices are cached in `home`.
 
     Raises InputError if the account's quota allows none of the instances, for an unknown region, and without boto3.
     """
     resources = experiment.resources
     if not resources.kind.is_rented or resources.pool is not None:
-        ours = local_terms(experiment, home)
+        ours = local_prices_and_quotas(experiment, home)
         return replace(ours, notes=(*ours.notes, *(f"{note}." for note in _pool_notes(experiment))))
     from rubberband.cloud.aws.calls import open_aws
 
@@ -233,7 +233,7 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
         raise InputError(f"resources.instance_type: {rooms[0].refusal(resources.max_instances)}")
     notes = (f"{room.note()}{_consequence(room, rooms, resources.max_instances)}." for room in rooms)
     beside_notes = beside.notes[len(table.notes) :]
-    return Terms(
+    return PricesAndQuotas(
         table=beside,
         room=_room(rooms),
         notes=(*stale, *beside_notes, *unknown, *notes),
@@ -241,8 +241,8 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
     )
 
 
-def _reserved(session: AwsSession, experiment: Experiment, table: LiveTable) -> Terms:
-    """Return the terms of capacity that the user has reserved; no quota limits it further.
+def _reserved(session: AwsSession, experiment: Experiment, table: LiveTable) -> PricesAndQuotas:
+    """Return those of capacity that the user has reserved; no quota limits it further.
 
     Raises InputError if it cannot be used as the experiment asks.
     """
@@ -256,7 +256,7 @@ def _reserved(session: AwsSession, experiment: Experiment, table: LiveTable) -> 
     check_size(held, resources)
     notes = [*check_time(held, now, _until(experiment, now))]
     priced = with_reservation(table, held, resources)
-    return Terms(table=priced, notes=tuple(f"{note}." for note in (*priced.notes, *notes)))
+    return PricesAndQuotas(table=priced, notes=tuple(f"{note}." for note in (*priced.notes, *notes)))
 
 
 def _until(experiment: Experiment, now: float) -> float:
@@ -292,8 +292,10 @@ def _block_note(session: AwsSession, found: Estimate) -> str | None:
     return block_note(session, found.offer.instance_type, most, found.prediction.jct_s, rent_usd)
 
 
-def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], None], *, on_head: bool = True) -> Terms:
-    """Return the terms of a run that begins now, after checking that EC2 can run it; empty terms elsewhere.
+def cloud_prices_and_quotas(
+    experiment: Experiment, home: Path, announce: Callable[[str], None], *, on_head: bool = True
+) -> PricesAndQuotas:
+    """Return those of a run that begins now, after checking that EC2 can run it; empty elsewhere.
 
     `announce` gets a line on each remark. Not `on_head`: the run will begin on a head, not on this machine. Raises
     InputError (with the fix) for the first problem.
@@ -302,7 +304,7 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], No
     if not resources.kind.is_rented or resources.pool is not None:  # a pool was checked when it came up
         for note in _pool_notes(experiment):
             announce(note)
-        return Terms()
+        return PricesAndQuotas()
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.capacity import quotas
     from rubberband.cloud.aws.preflight import preflight, sign_in
@@ -316,7 +318,7 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], No
         announce(note)
     if resources.aws.reservation is not None:
         return _reserved(session, experiment, table)
-    return Terms(table=table, room=_room(quotas(session, types_of(resources), MARKETS)))
+    return PricesAndQuotas(table=table, room=_room(quotas(session, types_of(resources), MARKETS)))
 
 
 def _room(rooms: Sequence[capacity.Room]) -> Room:

@@ -18,7 +18,7 @@ from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.entrypoint import Entrypoint, with_trial
 from rubberband.installation import home_at
 from rubberband.planning.feasible import PlanningOptions
-from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_terms
+from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_prices_and_quotas
 from rubberband.running.profile_cache import find_profiles
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
@@ -102,7 +102,7 @@ def estimate(
     found = answer(
         experiment,
         profiles,
-        with_allowance(local_terms(experiment, place), experiment, place),
+        with_allowance(local_prices_and_quotas(experiment, place), experiment, place),
         PlanningOptions(now=time.time(), policy=policy, frontier=True, seed=seed, to_size=size),
     )
     return copied(PlanEstimate, found)

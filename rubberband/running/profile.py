@@ -193,7 +193,7 @@ def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
     widest = max(point.gpus for point in model.points)
     if widest == 1:
         return "only 1 GPU was measured, so it is not known how far a trial scales"
-    sizes = gang_sizes(gpus_per_instance, 1, min(model.limits.max, WIDEST_TOLD))
+    sizes = gang_sizes(gpus_per_instance, 1, min(model.limits.max, WIDEST_NOTED))
     found = scaled_size(model, gpus_per_instance, sizes, 1)
     more = " or more" if found == sizes[-1] else ""
     beyond = f", which is extrapolated: {widest} were measured" if found > widest else ""
@@ -201,7 +201,7 @@ def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
 
 
 _POOR = "the model is far off: times varied while they were measured; measure again where nothing else runs"
-WIDEST_TOLD = 256
+WIDEST_NOTED = 256
 """Most GPUs that the report on scaling looks at."""
 
 

@@ -39,8 +39,8 @@ from rubberband.planning.candidates import (
     sampler_notes,
     stand_in_speeds,
 )
-from rubberband.planning.feasible import PlannedExperiment, PlanningOptions, Profiles, Terms, planned
-from rubberband.planning.prices_and_quotas import cloud_terms, local_terms
+from rubberband.planning.feasible import PlannedExperiment, PlanningOptions, PricesAndQuotas, Profiles, planned
+from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas, local_prices_and_quotas
 from rubberband.running.check import check_first, named_entrypoint, widest_gang
 from rubberband.running.estimating import experiment_of
 from rubberband.running.profile import MeasuredProfile, measure_profile, noting
@@ -228,12 +228,12 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
     folder.require_free()
     for note in require_home(folder.home):
         options.announce(note)
-    terms = cloud_terms(experiment, folder.home, options.announce)
-    require_rate(experiment, folder.home, terms.table)
-    entrypoint = find_entrypoint(experiment, options.search_path, terms.table, experiment.loaded_profiles())
+    prices = cloud_prices_and_quotas(experiment, folder.home, options.announce)
+    require_rate(experiment, folder.home, prices.table)
+    entrypoint = find_entrypoint(experiment, options.search_path, prices.table, experiment.loaded_profiles())
     announce_device(experiment, options.announce)
     with cancel_on_signals() as cancelled:
-        start = _Start(experiment, entrypoint, folder, options, terms, cancelled)
+        start = _Start(experiment, entrypoint, folder, options, prices, cancelled)
         profiles = start.known_profiles()
         if options.check and entrypoint is not None:
             start.check(entrypoint, profiles)
@@ -273,7 +273,7 @@ class _Start:
     entrypoint: Entrypoint | None
     folder: ExperimentFolder
     options: RunOptions
-    terms: Terms
+    prices: PricesAndQuotas
     cancelled: Callable[[], bool]
 
     @property
@@ -300,7 +300,7 @@ class _Start:
     def check(self, entrypoint: Entrypoint, profiles: Profiles | None) -> None:
         """Try one iteration of the trial. Raises EntrypointError."""
         with asked_to_end(self.folder, self.cancelled) as asked:
-            most = widest_gang(self.experiment, self.terms.table, profiles)
+            most = widest_gang(self.experiment, self.prices.table, profiles)
             announce = self.options.announce
             check_first(self.experiment, entrypoint, self.folder.home, profiles, announce, asked, max_gpus=most)
 
@@ -314,7 +314,7 @@ class _Start:
                 self.entrypoint,
                 self.folder,
                 briefly=True,
-                table=self.terms.table,
+                table=self.prices.table,
                 announce=announce,
                 cancelled=asked,
             )
@@ -332,7 +332,7 @@ class _Start:
     def planned(self, profiles: Profiles, spent: Spent) -> tuple[Experiment, Job]:
         """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
         experiment, options = self.experiment, self.options
-        here = replace(self.terms, starts=local_terms(experiment, self.folder.home).starts)
+        here = replace(self.prices, starts=local_prices_and_quotas(experiment, self.folder.home).starts)
         asked = PlanningOptions(now=time.time(), policy=options.policy, spent=spent, most_usd=options.most_usd)
         found = planned(experiment, profiles, here, asked)
         for line in (*experiment.notes, *found.remarks):

@@ -210,7 +210,7 @@ class _Maker:
     """Draws what the kinds have in common."""
 
     rng: random.Random
-    terms: dict[str, object] = field(default_factory=dict)
+    prices: dict[str, object] = field(default_factory=dict)
 
     def profile(self, **noise: float) -> Profile:
         table = {1: self.rng.uniform(5.0, 60.0)}
@@ -218,7 +218,7 @@ class _Maker:
             table[gpus] = table[gpus // 2] * self.rng.choice([0.5, 0.55, 0.7, 0.9, 1.05])
         return Profile(seconds_per_iteration=table, trial_startup_s=self.rng.choice([0.0, 2.0, 10.0]), **noise)
 
-    def offer(self, most: int, **terms: object) -> Offer:
+    def offer(self, most: int, **prices: object) -> Offer:
         pick = self.rng.choice
         values: dict[str, object] = {
             "instance_type": "test",
@@ -232,7 +232,7 @@ class _Maker:
             "head_price_usd_per_hour": pick([0.0, 0.5]),
             "side_costs": pick([(), (SideCost(line="volumes", usd_per_hour=0.2, usd_once=0.01),)]),
         }
-        return Offer(**{**values, **terms})  # type: ignore[arg-type]
+        return Offer(**{**values, **prices})  # type: ignore[arg-type]
 
     def spot(self, price: float) -> Spot:
         return Spot(price_usd_per_hour=price * self.rng.choice([0.25, 0.5, 0.8, 1.0]), interruptions_per_hour=0.0)
@@ -367,9 +367,9 @@ def head_spot(make: _Maker) -> Question:
 SPREADS = [Spread(), Spread(cv=0.5), Spread(samples=(0.5, 1.0, 1.5)), Spread(samples=(0.5,) * 9 + (4.0,))]
 
 
-def _noisy(make: _Maker, objective: Objective, **terms: object) -> Question:
+def _noisy(make: _Maker, objective: Objective, **prices: object) -> Question:
     pick = make.rng.choice
-    terms = {"init_spread": pick(SPREADS), "provision_spread": pick(SPREADS), **terms}
+    prices = {"init_spread": pick(SPREADS), "provision_spread": pick(SPREADS), **prices}
     stages = make.stages(pick([1, 2, 2, 3]))
     noise = {
         "trial_cv": pick([0.0, 0.05, 0.1, 0.3]),
@@ -377,7 +377,7 @@ def _noisy(make: _Maker, objective: Objective, **terms: object) -> Question:
         "startup_cv": pick([0.0, 0.5]),
         "mean_cv": pick([0.0, 0.0, 0.1]),
     }
-    problem = make.problem(make.offer(12, **terms), len(stages), MOST_NOISY, **noise)
+    problem = make.problem(make.offer(12, **prices), len(stages), MOST_NOISY, **noise)
     limits = replace(problem.constraints, confidence=pick([0.5, 0.8, 0.9, 0.95, 0.99]))
     return Question(brackets=[stages], problems=[replace(problem, constraints=limits)], objective=objective)
 

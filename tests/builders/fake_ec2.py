@@ -20,7 +20,7 @@ ONE_GPU = (offer("g5.xlarge", usd=1.006, spot_usd=0.42),)
 
 
 @dataclass
-class Standing:
+class StubHead:
     """A Ray head that is just there, until it is not."""
 
     lives: bool = True
@@ -91,7 +91,7 @@ class World:
         """Open the account."""
         self.fake = FakeAws(lambda: self.now, reads=boot_times, **self.settings)
         self.machines = machines_of(self.fake)
-        self.head = Standing()
+        self.head = StubHead()
 
     def sleep(self, seconds: float) -> None:
         """Time passes."""

@@ -19,7 +19,7 @@ from unittest import mock
 from rubberband.errors import InfeasibleError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.planning.feasible import PlanningOptions
-from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, live_terms
+from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, live_prices_and_quotas
 from rubberband.running import run as running
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import experiment_of
@@ -90,8 +90,8 @@ def estimated(words: Words, home: Path) -> EstimateAnswer:
     experiment = read(words, home)
     profiles = experiment.loaded_profiles()
     assert profiles is not None, "it is written"
-    terms = live_terms(experiment, home)
-    return answer(experiment, profiles, terms, PlanningOptions(now=time.time(), clock=time.perf_counter))
+    prices = live_prices_and_quotas(experiment, home)
+    return answer(experiment, profiles, prices, PlanningOptions(now=time.time(), clock=time.perf_counter))
 
 
 def begins(words: Words, home: Path) -> bool:

@@ -12,7 +12,7 @@ from rubberband.planner.exact.model import check_plan
 from rubberband.planner.noise.sampling import MOST_SAMPLES, Draws, Samples
 from rubberband.planner.planning import plan as answer
 from rubberband.planner.problem import Infeasible, JobPlan, Problem
-from rubberband.planning.feasible import PlanningOptions, Profiles, Terms, planned
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, Profiles, planned
 from rubberband.running.run import job_of
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer
@@ -67,12 +67,12 @@ def plan_job(
     spent: Spent | None = None,
     now: float | None = None,
     most_usd: float | None = None,
-    **terms: Any,
+    **prices: Any,
 ) -> Job:
-    """The job of an experiment as `run` plans it, on `terms`. Raises InfeasibleError if no plan meets the limits."""
+    """The job of an experiment as `run` plans it, with `prices`. Raises InfeasibleError if no plan meets the limits."""
     used, now = spent or Spent(), time.time() if now is None else now
     options = PlanningOptions(now=now, policy=policy, spent=used, most_usd=most_usd)
-    return job_of(planned(experiment, profiles, Terms(**terms), options), used)
+    return job_of(planned(experiment, profiles, PricesAndQuotas(**prices), options), used)
 
 
 def sample(

@@ -85,7 +85,7 @@ class Team:
         eventually(lambda: all(self.iterations(name) > 0 for name in names), f"{', '.join(names)} train")
 
     def status(self) -> dict[str, Any]:
-        """Return the pool's standing: `rubberband pool status -o json`."""
+        """Return a snapshot of the pool: `rubberband pool status -o json`."""
         return RemotePool(self.pool).status()
 
     @property

@@ -443,7 +443,7 @@ class Run:
             return []
         again = Controller(self.case.job)
         replay(again, self.journal)
-        told = [_standing(controller) for controller in (self.controller, again)]
+        told = [_snapshot(controller) for controller in (self.controller, again)]
         return [] if told[0] == told[1] else [f"it ended {told[0]}, and by its journal {told[1]}"]
 
     def _check_extension(self, controller: Controller, at: float) -> None:
@@ -458,7 +458,7 @@ class Run:
         assert cap_usd is None or billed_usd <= cap_usd + 1e-6, f"{billed_usd} USD billed of {cap_usd}, then extended"
 
 
-def _standing(controller: Controller) -> tuple[object, ...]:
+def _snapshot(controller: Controller) -> tuple[object, ...]:
     state = controller.state
     records = [(record.status, record.ended_at) for record in state.instances.values()]
     return (

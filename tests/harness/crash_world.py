@@ -39,7 +39,7 @@ class Killed(BaseException):
     """Stands for kill -9: nothing catches it."""
 
 
-class Standing:
+class StubHead:
     """A Ray head on the driver's machine; it ends with its lease."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -99,7 +99,7 @@ class World(Account):
         self.directory, self.job = folder / "instances", job
         self.token_path = folder / "token"
         self.directory.mkdir(parents=True)
-        self.head = Standing(self.clock.now)
+        self.head = StubHead(self.clock.now)
         self.while_asleep: Callable[[], None] | None = None
         """What a driver's other threads do while one of them sleeps."""
         self.threads: list[Callable[[], object]] = []

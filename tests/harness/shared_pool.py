@@ -785,7 +785,7 @@ class SharedRun:
         calendar = calendar_of(self.shared, self.promises)
         promised = {name: calendar.promised(name, now) for name in calendar.promises}
         waiting = () if self.pool is None else self.pool.waiting()
-        standings = {
+        running = {
             m.name: RunningExperiment(
                 job=m.controller.job,
                 state=m.controller.state,
@@ -802,23 +802,23 @@ class SharedRun:
             else (m.deaths, len(m.controller.state.stages), m.controller.state.course)
             for m in going
         ]
-        seen = promised, stages, [(name, one.overdue()) for name, one in standings.items()]
+        seen = promised, stages, [(name, one.overdue()) for name, one in running.items()]
         if seen != self._seen or now >= self._decide_at:
             self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
-            self._decide(going, standings, calendar, now)
+            self._decide(going, running, calendar, now)
         for member in going:
             if member.name in self._grants:
                 member.ask(self._grants[member.name], now)
 
     def _decide(
-        self, going: Sequence[Member], standings: dict[str, RunningExperiment], calendar: Calendar, now: float
+        self, going: Sequence[Member], running: dict[str, RunningExperiment], calendar: Calendar, now: float
     ) -> None:
-        calendar = followed(calendar, standings, now)
+        calendar = followed(calendar, running, now)
         self.promises = [
             Promise(experiment=name, start_at=start_at, spans=tuple((span.gpus, span.duration_s) for span in plan))
             for name, (start_at, plan) in calendar.promises.items()
         ]
-        self._grants, total = self.division.decide(calendar, standings, now), 0
+        self._grants, total = self.division.decide(calendar, running, now), 0
         for name, grant in self._grants.items():
             member, least = next(m for m in going if m.name == name), calendar.promised(name, now)
             gpus = grant.max_instances * member.job.offer.gpus

@@ -21,7 +21,7 @@ from rubberband.cloud.aws.calls import NodeStart, name_in
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.installing import Installation
 from rubberband.cloud.aws.provider import AwsProvider
-from tests.builders.fake_ec2 import ONE_GPU, Standing, machines_of
+from tests.builders.fake_ec2 import ONE_GPU, StubHead, machines_of
 from tests.builders.waiting import eventually
 from tests.ec2.core import FakeAws
 from tests.ec2.instance import Instance
@@ -269,7 +269,7 @@ def test_the_provider_rents_machines_over_http_as_the_drivers_role(
     )
     machines = replace(machines_of(aws.fake), user_data=lambda start: worker_script(boot, start))
     words: dict[str, Any] = {"run": "run-1", "offers": ONE_GPU, "gpus": 1, "look_s": 0.0}
-    provider = AwsProvider("digits", tmp_path, open_session("us-east-1"), machines, Standing(), **words)
+    provider = AwsProvider("digits", tmp_path, open_session("us-east-1"), machines, StubHead(), **words)
     provider.renew_lease(time.time() + 600)
     assert provider.launch_all(("i-001", "i-003")) == {}
     provider.launch("i-002", "spot")

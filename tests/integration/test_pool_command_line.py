@@ -43,8 +43,8 @@ def test_a_pool_comes_up_survives_its_broker_and_goes_down(
     broker.send_signal(signal.SIGKILL)
     broker.wait(60)
     pool.status(output=TableFormat.json)
-    standing: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (standing["name"], standing["instances"], standing["max_instances"]) == ("team", 0, 2)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["instances"], found["max_instances"]) == ("team", 0, 2)
     again = _broker(folder)
     assert again is not None
     pool.down()

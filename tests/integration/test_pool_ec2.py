@@ -102,7 +102,7 @@ class Team:
         assert all(trial.failures == 0 for trial in result.trials)
         return result
 
-    def standing(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Return the pool's status; a broker that died is started."""
         found: dict[str, Any] = json.loads(self.command_line("pool", "status", "team", "-o", "json")[0])
         return found
@@ -157,7 +157,7 @@ def test_a_warm_instance_moves_to_the_next_experiment_also_past_a_killed_broker(
     killed.wait(10)
     second = team.result_of("b", driver)
     assert team.broker().pid != killed.pid
-    assert [loan["was_warm"] for loan in team.standing()["loans"]] == [False, True]
+    assert [loan["was_warm"] for loan in team.snapshot()["loans"]] == [False, True]
     assert (second.interruptions, second.redone_iterations) == (0, 0)
     assert team.machines() == ["m1"], "it was adopted, and no other one was rented"
     assert (team.command_line.home / "experiments" / "b" / "logs" / "trial-000.log").read_text().count("iteration") >= 6
@@ -213,7 +213,7 @@ def test_a_service_promises_two_experiments_a_pool_on_ec2_and_both_end_in_time(t
         promises = promises_of(client)
         assert set(promises) == set(names)
         rows = ended(client, names)
-        loans = team.standing()["loans"]
+        loans = team.snapshot()["loans"]
     tell(rows, promises, loans)
     assert [row["state"] for row in rows.values()] == ["done", "done"], {
         name: row["reason"] for name, row in rows.items()

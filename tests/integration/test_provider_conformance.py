@@ -33,7 +33,7 @@ from rubberband.spec.pool import PoolFolder
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
 from tests.builders import fake_nodes
-from tests.builders.fake_ec2 import ONE_GPU, Standing, World, boot_script, machines_of
+from tests.builders.fake_ec2 import ONE_GPU, StubHead, World, boot_script, machines_of
 from tests.builders.waiting import eventually
 from tests.ec2 import FakeAws
 from tests.ec2.server import FakeServer, access_key
@@ -217,7 +217,7 @@ class Server:
             directory,
             self.session,
             self.machines,
-            Standing(),
+            StubHead(),
             run=run,
             offers=ONE_GPU,
             gpus=1,

@@ -302,8 +302,8 @@ def test_functions_that_return_early_are_complete_and_keep_their_rank(command_li
     output, _ = command_line("run", "sleepy.yaml", "-s", "entrypoint=sleepy:patient")
     result = command_line.result()
     assert result.outcome == "done"
-    standings = sorted((trial.iterations, trial.standing, trial.failures) for trial in result.trials)
-    assert standings == [(4, "stopped", 0)] * 2 + [(5, "completed (ended at 5)", 0)] * 2
+    statuses = sorted((trial.iterations, trial.status_text, trial.failures) for trial in result.trials)
+    assert statuses == [(4, "stopped", 0)] * 2 + [(5, "completed (ended at 5)", 0)] * 2
     assert result.best is not None
     assert result.best.metrics["score"] == max(trial.metrics["score"] for trial in result.trials)
     assert "winner (ended at 5)" in output

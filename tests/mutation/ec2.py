@@ -230,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="head-before-the-checks",
         harm="a head is rented, and only then says that there is no quota",
         file="rubberband/commands/on_head.py",
-        old="    table = cloud_terms(experiment, home, note, on_head=False).table\n",
+        old="    table = cloud_prices_and_quotas(experiment, home, note, on_head=False).table\n",
         new="    table = None\n",
         tests=("tests/unit/test_aws_head.py",),
     ),

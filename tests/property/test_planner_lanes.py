@@ -23,7 +23,7 @@ from tests.builders.plans import plan, plan_brackets
 PROFILE = Profile(seconds_per_iteration={1: 30.0, 2: 16.0, 4: 9.0, 8: 6.0}, trial_startup_s=2.0)
 
 
-def offer_of(max_instances: int, **terms: float | str) -> Offer:
+def offer_of(max_instances: int, **prices: float | str) -> Offer:
     """Instances of four GPUs."""
     return Offer(
         instance_type="test",
@@ -32,7 +32,7 @@ def offer_of(max_instances: int, **terms: float | str) -> Offer:
         max_instances=max_instances,
         provision_delay_s=15.0,
         init_delay_s=15.0,
-        **terms,  # type: ignore[arg-type]
+        **prices,  # type: ignore[arg-type]
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rubberband.errors import Change, InputError, Remedy
 from rubberband.planner.estimates import Estimate
-from rubberband.planning.feasible import PlanningOptions, Terms
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.planning.remedies import MOST_S
 from rubberband.spec.loading import experiment_of
@@ -28,7 +28,9 @@ def estimated(words: dict[str, Any], *overrides: str, most_usd: float | None = N
     experiment = experiment_of(copy.deepcopy(words), overrides=overrides)
     profiles = experiment.loaded_profiles()
     assert profiles is not None
-    return answer(experiment, profiles, Terms(), PlanningOptions(now=0.0, clock=NEVER, most_usd=most_usd)).estimate
+    return answer(
+        experiment, profiles, PricesAndQuotas(), PlanningOptions(now=0.0, clock=NEVER, most_usd=most_usd)
+    ).estimate
 
 
 def feasible(words: dict[str, Any], *overrides: str) -> bool:
@@ -187,6 +189,8 @@ def test_a_slow_lookup_is_left_out() -> None:
     profile = experiment.loaded_profile()
     assert profile is not None
     ticks = itertools.count(step=2 * MOST_S)
-    found = answer(experiment, profile, Terms(), PlanningOptions(now=0.0, clock=lambda: float(next(ticks)))).estimate
+    found = answer(
+        experiment, profile, PricesAndQuotas(), PlanningOptions(now=0.0, clock=lambda: float(next(ticks)))
+    ).estimate
     assert found.remedies == ()
     assert "raise the deadline to" in str(found.reason)

@@ -43,7 +43,7 @@ from rubberband.executor.run.allowance import (
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.executor.run.session import cancel_on_signals
 from rubberband.files import EXCLUSIVE, locked
-from rubberband.planning.feasible import Terms
+from rubberband.planning.feasible import PricesAndQuotas
 from rubberband.running import check, run
 from rubberband.running import pool as pools
 from rubberband.running.estimating import estimate
@@ -94,7 +94,7 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(run, "cloud_terms", lambda *_: Terms())
+    monkeypatch.setattr(run, "cloud_prices_and_quotas", lambda *_: PricesAndQuotas())
 
     def begun(*_: Any) -> None:
         raise Cancelled("begun")

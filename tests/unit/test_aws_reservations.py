@@ -17,7 +17,7 @@ from rubberband.cloud.offers import offers
 from rubberband.errors import InputError, NoCapacityError
 from rubberband.planning import prices_and_quotas
 from rubberband.planning.feasible import PlanningOptions
-from rubberband.planning.prices_and_quotas import answer, live_terms
+from rubberband.planning.prices_and_quotas import answer, live_prices_and_quotas
 from rubberband.running import pool as pools
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder, on_pool
@@ -173,12 +173,15 @@ def test_an_experiment_in_a_pool_ends_before_the_pools_reservation(
         return Experiment(**on_pool({**own, "resources": {"pool": str(path)}, "constraints": limits}, tmp_path))
 
     what = "ends the instances" if kind == "capacity-block" else "launches no more instances"
-    for found in (live_terms, lambda found, home: prices_and_quotas.cloud_terms(found, home, lambda note: None)):
+    for found in (
+        live_prices_and_quotas,
+        lambda found, home: prices_and_quotas.cloud_prices_and_quotas(found, home, lambda note: None),
+    ):
         with pytest.raises(InputError, match=rf"EC2 {what}.* before constraints\.deadline; set an earlier deadline"):
             found(asked(deadline="25h"), tmp_path)
         with pytest.raises(InputError, match=r"constraints\.deadline is missing; set one before that"):
             found(asked(), tmp_path)
-    assert any(f"EC2 {what}" in note for note in live_terms(asked(deadline="20h"), tmp_path).notes)
+    assert any(f"EC2 {what}" in note for note in live_prices_and_quotas(asked(deadline="20h"), tmp_path).notes)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,9 @@ PROFILE = Profile(seconds_per_iteration={1: 600.0, 2: 300.0, 4: 150.0, 8: 80.0})
 
 def told(account: Account, home: Path, **words: Any) -> tuple[str, ...]:
     asked = experiment(account, **words)
-    return answer(asked, PROFILE, live_terms(asked, home), PlanningOptions(now=account.now, clock=lambda: 0.0)).notes
+    return answer(
+        asked, PROFILE, live_prices_and_quotas(asked, home), PlanningOptions(now=account.now, clock=lambda: 0.0)
+    ).notes
 
 
 def test_a_plan_names_the_price_and_the_window_of_a_block_beside_on_demand(account: Account, tmp_path: Path) -> None:
@@ -227,7 +232,7 @@ def test_a_plan_names_the_price_and_the_window_of_a_block_beside_on_demand(accou
 def test_the_rent_in_a_block_is_paid_and_its_end_bounds_the_deadline(account: Account, tmp_path: Path) -> None:
     block = reserve(account.fake.world)
     found = experiment(account, aws={"reservation": NAME})
-    ours = live_terms(found, tmp_path)
+    ours = live_prices_and_quotas(found, tmp_path)
 
     (priced,) = offers(found.resources, table=ours.table)
     assert (priced.price_usd_per_hour, bool(priced.side_usd_per_hour)) == (0.0, True)
@@ -237,11 +242,11 @@ def test_the_rent_in_a_block_is_paid_and_its_end_bounds_the_deadline(account: Ac
     assert any(f"the rent in {NAME} counts as 0" in note for note in estimate.notes)
 
     reserve(account.fake.world, kind="default")
-    (usual,) = offers(found.resources, table=live_terms(found, tmp_path).table)
+    (usual,) = offers(found.resources, table=live_prices_and_quotas(found, tmp_path).table)
     assert usual.price_usd_per_hour > 1.0
     account.fake.world.reservations[NAME] = replace(block, ends_at=START_AT + 20.2 * 3600.0)
     with pytest.raises(InputError, match=r"before constraints\.deadline; set an earlier deadline"):
-        live_terms(found, tmp_path)
+        live_prices_and_quotas(found, tmp_path)
 
 
 def test_blocks_last_days_or_weeks_and_have_certain_sizes(account: Account) -> None:

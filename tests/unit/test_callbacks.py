@@ -124,7 +124,7 @@ def test_a_callback_hears_of_trials_that_failed_for_good(tmp_path: Path) -> None
     failures: dict[tuple[int, int], FailureKind] = {(1, 1): "raised", (2, 1): "raised", (2, 2): "died"}
     found = recorded(faults=Faults(failures=failures))
     with closing(JournalFollower(found.put(tmp_path))) as follower:
-        told = [each.told for each in Translator(follower).read()]
+        told = [each.notice for each in Translator(follower).read()]
     (failed,) = [each for each in told if isinstance(each, FailureInfo)]
     assert (failed.trial, failed.iterations) == (2, 0)
     assert failed.config == found.setup["configurations"][2]

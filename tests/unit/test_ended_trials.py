@@ -417,7 +417,7 @@ def test_a_trials_end_is_shown_beside_its_status() -> None:
     assert [trial_view(trial, curves=False)["ended"] for trial in result.trials] == [True, True, True, False]
     assert [row["ended"] for row in rows.trial_rows(result)] == [True, True, True, False]
     assert "completed (ended at 2)" in rows.result_html(result)
-    assert Result.from_json(result.to_json()).trials[0].standing == "completed (ended at 2)"
+    assert Result.from_json(result.to_json()).trials[0].status_text == "completed (ended at 2)"
     assert any(line.startswith("stage 1: 1 trial of 2 x 2 iterations") for line in said)
     assert any(line.startswith("stage 1: training 1 trial of 2 on") for line in said)
     assert any(line.startswith("SYNC 0") and line.count("2 ended early") == 1 for line in said)

@@ -19,16 +19,16 @@ def offer(restart_s: float = 90.0, **changes: float) -> Offer:
     return Offer(instance_type="test", gpus=1, price_usd_per_hour=9.0, max_instances=8, spot=spot, **changes)
 
 
-def times_s(instances: int, profile: Profile, terms: Offer, *stages: Stage) -> np.ndarray:
+def times_s(instances: int, profile: Profile, prices: Offer, *stages: Stage) -> np.ndarray:
     choices = tuple(StagePlan(instances=instances, gpus_per_trial=1, market="spot") for _ in stages)
-    return sample(stages, Plan(stages=choices), profile, terms).jct_s
+    return sample(stages, Plan(stages=choices), profile, prices).jct_s
 
 
 def test_a_trial_that_never_passes_a_checkpoint_begins_anew_until_an_instance_lives_long_enough() -> None:
     """Mean time until one lives for d: (e^(rate d) - 1) (1/rate + wait)."""
     length_s, wait_s = 600.0, 90.0
-    terms = offer(provision_delay_s=wait_s)
-    found = times_s(1, Profile(seconds_per_iteration={1: length_s}), terms, Stage(trials=1, iterations=1))
+    prices = offer(provision_delay_s=wait_s)
+    found = times_s(1, Profile(seconds_per_iteration={1: length_s}), prices, Stage(trials=1, iterations=1))
     expected_s = wait_s + np.expm1(RATE * length_s) * (1.0 / RATE + wait_s)
     assert found.mean() == pytest.approx(expected_s, rel=0.02)
 
@@ -46,8 +46,8 @@ def test_a_trial_goes_on_at_once_on_an_idle_instance() -> None:
 
 def test_a_stage_waits_for_what_was_lost_before_it_and_in_its_start() -> None:
     """Two instances of 300 s of INIT_INSTANCE: ready at once only if neither is lost meanwhile."""
-    terms = offer(300.0, init_delay_s=300.0)
-    found = times_s(2, Profile(seconds_per_iteration={1: 1e-3}), terms, Stage(trials=1, iterations=1))
+    prices = offer(300.0, init_delay_s=300.0)
+    found = times_s(2, Profile(seconds_per_iteration={1: 1e-3}), prices, Stage(trials=1, iterations=1))
     assert (found <= 300.1).mean() == pytest.approx(np.exp(-2 * RATE * 300.0), abs=0.01)
     short = Stage(trials=1, iterations=60_000)
     ready_s = times_s(2, Profile(seconds_per_iteration={1: 1e-2}), offer(), short).mean()

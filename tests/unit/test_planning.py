@@ -15,7 +15,7 @@ from rubberband.executor.core.job import Job
 from rubberband.executor.training.entrypoint import with_trial
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.reserve import SLACK_S, Reserve
-from rubberband.planning.feasible import PlanningOptions, Terms
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer, Spot
@@ -93,7 +93,9 @@ def test_an_estimate_calls_feasible_what_a_run_accepts(resources: dict[str, Any]
     for share in (0.99, 1.01, 1.06):
         limits = {"objective": objective, "max_cost": round(share * cost_usd, 6), "deadline": "1h"}
         asked = experiment(limits, **FREE, **resources)
-        told = answer(asked, PROFILE, Terms(), PlanningOptions(now=0.0, clock=itertools.repeat(0.0).__next__)).estimate
+        told = answer(
+            asked, PROFILE, PricesAndQuotas(), PlanningOptions(now=0.0, clock=itertools.repeat(0.0).__next__)
+        ).estimate
         if told.job is not None:
             assert plan_job(asked, PROFILE, now=0.0).plan == told.job.plan
             continue
@@ -135,7 +137,9 @@ def test_odds_count_the_money_that_is_kept_back() -> None:
     assert free.prediction.cost is not None
     limits = {"max_cost": free.prediction.cost.p95 + 0.01, "confidence": 0.5}
     asked = experiment(limits, **FREE)
-    told = answer(asked, noisy, Terms(), PlanningOptions(now=0.0, clock=itertools.repeat(0.0).__next__)).estimate
+    told = answer(
+        asked, noisy, PricesAndQuotas(), PlanningOptions(now=0.0, clock=itertools.repeat(0.0).__next__)
+    ).estimate
     assert told.odds is not None
     assert told.odds.p_budget < 0.93, "the bill itself stays within max_cost with 95 %"
 

@@ -12,7 +12,7 @@ import yaml
 
 from rubberband.api.plans.process import Question, planned, question_of, serve
 from rubberband.api.problems import PROFILE_MISSING, REFUSED, HttpProblem
-from rubberband.planning.feasible import PlanningOptions, Terms
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import words
@@ -76,7 +76,7 @@ def test_a_feasible_answer_is_the_estimate_and_its_id() -> None:
     experiment = Experiment(**words())
     profiles = experiment.loaded_profiles()
     assert profiles is not None
-    expected = answer(experiment, profiles, Terms(), PlanningOptions(now=0.0, clock=lambda: 0.0)).to_json()
+    expected = answer(experiment, profiles, PricesAndQuotas(), PlanningOptions(now=0.0, clock=lambda: 0.0)).to_json()
     assert status == 200
     told = json.loads(body)
     assert told | {"planning_s": 0.0} == json.loads(json.dumps(expected)) | {"id": asking.id}

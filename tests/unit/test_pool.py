@@ -18,7 +18,7 @@ from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool import pool as module
 from rubberband.cloud.pool import provider as provider_module
 from rubberband.cloud.pool.journal import Compacted, MachinePriced, MachineWarned, Opened, PoolJournal, SliceReturned
-from rubberband.cloud.pool.server import standing
+from rubberband.cloud.pool.server import snapshot
 from rubberband.cloud.provider import InstanceDescription, NoRecordError
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import JournalError, ProviderError
@@ -575,13 +575,13 @@ def test_a_long_journal_is_replaced_by_the_state_that_it_led_to(
     world.ask("c", gpus=4)
     world.wait(60)
     world.pool.release("b", "i")
-    before = standing(world.pool, "team")
+    before = snapshot(world.pool, "team")
     world.reopen(5)
     assert len((tmp_path / "journal.jsonl").read_text().splitlines()) > 5, "only a look compacts"
     world.pool.look()
     assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 1
     world.reopen()
-    after = standing(world.pool, "team")
+    after = snapshot(world.pool, "team")
     assert [tenant["tenant"] for tenant in after["tenants"]] == ["a", "b", "c"], "what ended long ago is in the sums"
     usd = ("bill", "lent", "idle", "per_hour")
     assert {name: after["usd"][name] for name in usd} == pytest.approx({name: before["usd"][name] for name in usd})
@@ -893,11 +893,11 @@ def test_a_pool_that_scales_down_releases_idle_machines_at_once_and_reports_it()
     assert len(world.pool.state.live) == 2, "two are in use by the rule: one waits for a request"
     world.pool.scale(1, 0.6)
     world.pool.scale(1, 0.7)
-    assert standing(world.pool, "team")["efficiency"] == 0.7
+    assert snapshot(world.pool, "team")["efficiency"] == 0.7
     world.wait(2)
     assert list(world.pool.state.live) == ["m1"]
     world.compact()
-    found = standing(world.pool, "team")
+    found = snapshot(world.pool, "team")
     assert found["autoscaled"] == 1
     assert [(one["instances"], one["efficiency"]) for one in found["scales"]] == [(2, 0.8), (1, 0.6)]
     assert [one["instances"] for one in found["sizes"]] == [2, 1]
@@ -918,7 +918,7 @@ def test_a_pool_that_does_not_scale_forgets_an_earlier_scale() -> None:
     world.limits = LIMITS
     world.reopen()
     world.pool.scale(1, 0.5)
-    assert standing(world.pool, "team")["autoscaled"] is None
+    assert snapshot(world.pool, "team")["autoscaled"] is None
     world.ask("a")
     world.wait(100)
     world.pool.release("a", "i")
@@ -936,4 +936,4 @@ def test_a_journal_from_before_pools_scaled_is_read() -> None:
     world.journal.append([Compacted(at=world.clock.now(), state=words)])
     world.reopen()
     assert world.state("a") == "running"
-    assert standing(world.pool, "team")["autoscaled"] is None
+    assert snapshot(world.pool, "team")["autoscaled"] is None

@@ -10,7 +10,7 @@ import pytest
 from rubberband.errors import InputError
 from rubberband.planner.queueing import knee, least_telling, seconds_per_iteration
 from rubberband.planning.candidates import async_notes, candidates
-from rubberband.planning.feasible import PlanningOptions, Terms
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
 from rubberband.running.profile import async_lines
 from rubberband.spec.experiment import Experiment
@@ -42,7 +42,7 @@ def experiment(
 def estimated(asked: Experiment) -> EstimateAnswer:
     profile = asked.loaded_profiles()
     assert profile is not None
-    return answer(asked, profile, Terms(), PlanningOptions(now=0.0, clock=lambda: 0.0))
+    return answer(asked, profile, PricesAndQuotas(), PlanningOptions(now=0.0, clock=lambda: 0.0))
 
 
 def test_gangs_that_were_not_measured_are_planned_by_the_model():

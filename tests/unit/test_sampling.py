@@ -22,7 +22,7 @@ from rubberband.executor.result.result import summarise
 from rubberband.executor.run import session
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.planning.candidates import repeat_notes, sampler_notes
-from rubberband.planning.feasible import PlanningOptions, Terms
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec import samplers, space
 from rubberband.values.plan import Spent
@@ -369,7 +369,7 @@ def test_the_answer_that_previews_and_the_screen_share_names_trials_that_are_tra
     asked = an_experiment(0, space=space, scheduler={"type": "sha", "num_samples": 9, "max_t": 9})
     profile = asked.loaded_profiles()
     assert profile is not None
-    found = answer(asked, profile, Terms(), PlanningOptions(now=0.0, clock=lambda: 0.0))
+    found = answer(asked, profile, PricesAndQuotas(), PlanningOptions(now=0.0, clock=lambda: 0.0))
     said = [note for note in found.to_json()["notes"] if note.startswith(("space:", "sampler:"))]
     assert [note.partition(",")[0] for note in said] == [
         "space: it has 2 configurations",

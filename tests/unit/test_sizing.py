@@ -16,7 +16,7 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.journal.folder import open_folder
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.planning.candidates import candidates
-from rubberband.planning.feasible import PlanningOptions, Terms, size
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, size
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
@@ -52,7 +52,7 @@ def experiment(*args: Any, **more: Any) -> Experiment:
 
 
 def estimated(asked: Experiment, **more: Any) -> EstimateAnswer:
-    return answer(asked, PROFILE, Terms(), PlanningOptions(now=0.0, clock=lambda: 0.0, **more))
+    return answer(asked, PROFILE, PricesAndQuotas(), PlanningOptions(now=0.0, clock=lambda: 0.0, **more))
 
 
 @pytest.mark.parametrize(

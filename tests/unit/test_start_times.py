@@ -16,7 +16,7 @@ from rubberband.api.plans.process import planned, question_of
 from rubberband.cli import app
 from rubberband.planning.candidates import with_start_times
 from rubberband.planning.feasible import PlanningOptions
-from rubberband.planning.prices_and_quotas import answer, local_terms
+from rubberband.planning.prices_and_quotas import answer, local_prices_and_quotas
 from rubberband.planning.startup_history import (
     FILE,
     LATEST,
@@ -148,7 +148,9 @@ def test_an_estimate_uses_measured_times_and_says_where_the_file_is_wrong(tmp_pa
     asked = experiment(provision_delay="2s", init_delay="15s")
     profiles = asked.loaded_profiles()
     assert profiles is not None
-    found = answer(asked, profiles, local_terms(asked, tmp_path), PlanningOptions(now=0.0, clock=lambda: 0.0))
+    found = answer(
+        asked, profiles, local_prices_and_quotas(asked, tmp_path), PlanningOptions(now=0.0, clock=lambda: 0.0)
+    )
     assert found.estimate.offer.init_delay_s == 19.0
     assert found.estimate.offer.provision_delay_s == 2.0
     assert found.notes[0] == (
@@ -162,7 +164,7 @@ def test_an_estimate_uses_measured_times_and_says_where_the_file_is_wrong(tmp_pa
 
 def test_a_file_that_says_nothing_or_about_the_same_is_not_remarked_upon(tmp_path: Path) -> None:
     record(tmp_path, [START], at=1.0)
-    times = local_terms(experiment(), tmp_path).starts
+    times = local_prices_and_quotas(experiment(), tmp_path).starts
     planned, remarks, seen = with_start_times(experiment(), times)
     assert planned.resources.provision_delay is not None
     assert delay_of(planned.resources.provision_delay)[0] == 2.0
@@ -176,7 +178,7 @@ def test_a_delay_in_an_inline_profile_is_remarked_upon_where_it_is_written(tmp_p
     record(tmp_path, [START], at=1.0)
     profile = {"seconds_per_iteration": {1: 10}, "init_delay": "60s"}
     asked = Experiment(**(experiment().to_words() | {"profile": profile}))
-    planned, remarks, _ = with_start_times(asked, local_terms(asked, tmp_path).starts)
+    planned, remarks, _ = with_start_times(asked, local_prices_and_quotas(asked, tmp_path).starts)
     assert planned.resources.init_delay_s == 19.0
     assert [remark.split(":")[0] for remark in remarks] == ["profile.init_delay"]
 
@@ -184,7 +186,7 @@ def test_a_delay_in_an_inline_profile_is_remarked_upon_where_it_is_written(tmp_p
 def test_other_providers_know_nothing_of_this_machine(tmp_path: Path) -> None:
     record(tmp_path, [START], at=1.0)
     elsewhere = experiment(provider="virtual", instance_type="p3.2xlarge")
-    assert local_terms(elsewhere, tmp_path).starts is None
+    assert local_prices_and_quotas(elsewhere, tmp_path).starts is None
     assert with_start_times(elsewhere, start_times(tmp_path, CODE, 4)) == (elsewhere, (), frozenset())
 
 

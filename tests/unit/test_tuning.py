@@ -17,7 +17,7 @@ from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.planning.prices_and_quotas import cloud_terms
+from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
 from rubberband.running.profile import MeasuredProfile, measure_profile
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Batch, Experiment
@@ -166,25 +166,25 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
 def test_before_a_run_on_ec2_prices_and_quotas_are_looked_up_and_reported(account: Account, tmp_path: Path) -> None:
     lines: list[str] = []
     asked = on_ec2(account)
-    terms = cloud_terms(asked, tmp_path, lines.append)
-    assert terms.table is not None
-    assert terms.room is not None
-    assert terms.room["g5.12xlarge"]["on_demand"] > 0
-    job = plan_job(asked, PROFILE, table=terms.table, room=terms.room)
+    prices = cloud_prices_and_quotas(asked, tmp_path, lines.append)
+    assert prices.table is not None
+    assert prices.room is not None
+    assert prices.room["g5.12xlarge"]["on_demand"] > 0
+    job = plan_job(asked, PROFILE, table=prices.table, room=prices.room)
     assert job.offer.price_usd_per_hour > 0
-    assert cloud_terms(experiment(), tmp_path, lines.append).table is None
+    assert cloud_prices_and_quotas(experiment(), tmp_path, lines.append).table is None
 
 
 def test_problems_with_ec2_are_found_before_a_run(account: Account, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nosuchbucket"):
-        cloud_terms(on_ec2(account, checkpoints="s3://nosuchbucket/x"), tmp_path, lambda _: None)
+        cloud_prices_and_quotas(on_ec2(account, checkpoints="s3://nosuchbucket/x"), tmp_path, lambda _: None)
 
 
 def test_missing_credentials_are_reported_instead_of_missing_prices(account: Account, tmp_path: Path) -> None:
     account.session = account.fake.session("nobody")
     asked = on_ec2(account, market="spot")
     with pytest.raises(InputError, match="there are no AWS credentials"):
-        cloud_terms(asked, tmp_path, lambda _: None)
+        cloud_prices_and_quotas(asked, tmp_path, lambda _: None)
 
 
 def test_a_measurement_ends_what_one_that_was_cut_off_left_on_ec2(

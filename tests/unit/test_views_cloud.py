@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits
-from rubberband.cloud.pool.server import standing
+from rubberband.cloud.pool.server import snapshot
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.executor.core.events import TrialReported
 from rubberband.executor.core.job import Job
@@ -157,12 +157,12 @@ def test_why_it_was_interrupted_is_reported_once() -> None:
     assert told == "digits: interrupted: its process has ended; resume it to continue"
 
 
-def _standing() -> dict[str, Any]:
-    return json.loads(json.dumps(standing(lending_pool(), "team")))  # type: ignore[no-any-return]
+def _snapshot() -> dict[str, Any]:
+    return json.loads(json.dumps(snapshot(lending_pool(), "team")))  # type: ignore[no-any-return]
 
 
 def test_the_tables_say_what_each_held_and_paid() -> None:
-    found = _standing()
+    found = _snapshot()
     rows = {row[0]: row for row in experiments_table(found).rows}
     assert rows["a"] == ("a", "0", "-", "0.06", "0 of 1", "10s", "0.10 USD")
     assert rows["c"] == ("c", "1", "-", "0.01", "1 of 1", "0s", "0.0250 USD")
@@ -172,7 +172,7 @@ def test_the_tables_say_what_each_held_and_paid() -> None:
 
 
 def test_the_page_draws_the_loans_on_the_gpus_that_were_free() -> None:
-    text = render_pool(_standing())
+    text = render_pool(_snapshot())
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])  # type: ignore[index]
     bars = {trace["name"]: trace["y"] for trace in figures["loans"]["data"]}
     assert bars["a"] == ["m1 GPU 0", "m1 GPU 1"]
@@ -185,7 +185,7 @@ def test_a_pool_that_lent_nothing_has_a_page() -> None:
     pool = Pool(
         VirtualProvider("pool", clock, offer=OFFER), MemoryJournal(), PoolLimits(instances=1, gpus=1), clock.now
     )
-    assert "<h1>team" in render_pool(standing(pool, "team"))
+    assert "<h1>team" in render_pool(snapshot(pool, "team"))
 
 
 def test_the_promises_are_drawn_from_now_on_until_the_last_one_ends() -> None:
@@ -203,7 +203,7 @@ def test_the_promises_are_drawn_from_now_on_until_the_last_one_ends() -> None:
 
 
 def test_a_pool_that_scales_shows_its_size_over_time() -> None:
-    found = _standing()
+    found = _snapshot()
     assert autoscaled_words(found) == ""
     scales = [{"at": found["now"] - 60.0, "instances": 2, "efficiency": 0.8}]
     scales.append({"at": found["now"] - 30.0, "instances": 1, "efficiency": 0.615})

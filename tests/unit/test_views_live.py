@@ -172,7 +172,7 @@ def test_the_table_shows_every_stage_at_every_moment_within_80_columns() -> None
         assert "…" not in text
         assert "0.0" in text
         assert "elapsed" in text
-    assert [stage.standing for stage in progress.stages] == ["done", "done", "done"]
+    assert [stage.phase for stage in progress.stages] == ["done", "done", "done"]
     assert [(stage.done, stage.failed) for stage in progress.stages] == [(10, 2), (4, 0), (1, 0)]
     assert [stage.instances for stage in progress.stages] == [3, 2, 1]
 
@@ -200,7 +200,7 @@ def test_time_and_money_continue_between_events_and_stop_at_the_end() -> None:
 def test_a_picture_does_not_change_with_the_state() -> None:
     taken = pictures(a_job())
     now, first = taken[0]
-    assert first.stages[0].standing == "current"
+    assert first.stages[0].phase == "current"
     assert first.spent_usd(now) == 0.0
     assert first.elapsed_s(now) == 0.0
 

@@ -50,7 +50,7 @@ class StageProgress:
     """None where there is only one."""
     rung: int
     """Its number in its bracket."""
-    standing: Literal["done", "current", "planned"]
+    phase: Literal["done", "current", "planned"]
     running: int
     queued: int
     done: int
@@ -197,7 +197,7 @@ def _stage(job: Job, state: State, index: int) -> StageProgress:
         stage=index,
         bracket=bracket.bracket if job.is_divided else None,
         rung=index - bracket.first_stage,
-        standing="planned" if record is None else "done" if over else "current",
+        phase="planned" if record is None else "done" if over else "current",
         running=count["running"],
         queued=count["queued"] if record else stage.trials,
         done=count["done"],
@@ -345,7 +345,7 @@ def stage_table(progress: Progress, now: float, width: int) -> Table:
     table.add_column("plan", justify="right", no_wrap=True, style="dim")
     decimals = usd_decimals(max(progress.spent_usd(now), progress.expected(now).cost_usd))
     for stage in progress.stages:
-        table.add_row(*_row(progress, stage, now, decimals), style=_STYLES[stage.standing])
+        table.add_row(*_row(progress, stage, now, decimals), style=_STYLES[stage.phase])
     return table
 
 
