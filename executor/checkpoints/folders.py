@@ -1,0 +1,311 @@
+"""A checkpoint that is a folder: one tar with its files, and at its end a manifest of them by size and SHA-256.
+
+Files are read and written by path, a piece at a time. An archive is written whole or not at all, and so is the folder
+that it is unpacked to. It holds files and folders and nothing else: links are followed, and stored as what they lead
+to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import stat
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rubberband.errors import CheckpointError
+from rubberband.units import shown
+
+FORMAT = 1
+"""Version of the checkpoints' layout."""
+MANIFEST = "rubberband-manifest.json"
+_FILES = "files/"
+_CHUNK_BYTES = 2**20
+_TRIES = 5
+_PAUSE_S = 0.05
+"""After the first try; twice as long after each further one."""
+Sources = Mapping[str, bytes | Path]
+"""Path in the archive -> content of a file, or a folder; empty: the folder is the whole archive."""
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+class _Changed(Exception):
+    """A folder changed while it was read; its message names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    path: str
+    """Below the folder, with `/`."""
+    place: str
+    status: os.stat_result
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.status.st_mode)
+
+
+def pack(folder: Path, to: Path, *, iterations: int, metrics: Mapping[str, float]) -> None:
+    """Write the folder of a program into an archive. Raises CheckpointError, and leaves none then."""
+    write_archive({"": folder}, to, kind="program", iterations=iterations, metrics=dict(metrics))
+
+
+def write_archive(sources: Sources, to: Path, **content: Any) -> None:
+    """Write files and folders into an archive, with `content` in its manifest.
+
+    A folder that changes meanwhile is read again, a few times. Raises CheckpointError, and leaves none then.
+    """
+    changed = ""
+    for number in range(_TRIES):
+        if number:
+            time.sleep(_PAUSE_S * 2 ** (number - 1))
+        try:
+            before = {path: signature(path) for path in sources.values() if isinstance(path, Path)}
+            _write(sources, to, content)
+            for path, was in before.items():
+                _require_same(path, was)
+            return
+        except (FileNotFoundError, _Changed) as error:
+            changed = str(getattr(error, "filename", None) or error)
+            _remove(to)
+        except BaseException as error:
+            _remove(to)
+            if isinstance(error, OSError):
+                raise CheckpointError(
+                    f"{error.filename or to} cannot be packed: {error.strerror or error}; the checkpoint is not kept"
+                ) from error
+            raise
+    raise CheckpointError(
+        f"{changed} changes while the checkpoint is packed; let the program finish its files before it reports"
+    )
+
+
+def unpack(payload: bytes | Path, folder: Path) -> dict[str, Any]:
+    """Write the files of an archive into a folder, which is empty or not there; return the manifest.
+
+    Raises CheckpointError for an archive that is cut off or damaged, or has anything but files and folders in
+    `folder`, which is left as it was then.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}.new")
+    try:
+        draft.mkdir()
+        with _opened(payload) as archive:
+            manifest = _manifest(archive)
+            _extract(archive, manifest, draft)
+        os.rename(draft, folder)
+    except BaseException as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(
+                f"the checkpoint could not be unpacked to {folder}: {error.strerror or error}; make room there, or "
+                "give an empty folder"
+            ) from error
+        raise
+    return manifest
+
+
+def read_manifest(payload: bytes | Path) -> dict[str, Any]:
+    """Return the manifest of an archive. Raises CheckpointError."""
+    with _opened(payload) as archive:
+        return _manifest(archive)
+
+
+def is_archive(payload: bytes | Path) -> bool:
+    """Whether a checkpoint is an archive; those of trials without folders are pickled. Raises OSError."""
+    if isinstance(payload, Path):
+        with open(payload, "rb") as file:
+            payload = file.read(tarfile.BLOCKSIZE)
+    return payload[257:262] == b"ustar"
+
+
+def signature(folder: Path) -> Signature:
+    """Return path, inode, size and time of all in a folder. Raises OSError, or CheckpointError as `pack` does."""
+    return tuple(
+        (each.path, each.status.st_ino, 0 if each.is_folder else each.status.st_size, each.status.st_mtime_ns)
+        for each in _walk(str(folder))
+    )
+
+
+def _require_same(folder: Path, was: Signature) -> None:
+    now = signature(folder)
+    if now != was:
+        raise _Changed(str(folder / sorted(set(now) ^ set(was))[0][0]))
+
+
+def _walk(folder: str, below: str = "", parents: tuple[tuple[int, int], ...] = ()) -> Iterator[_Found]:
+    """Yield the files and folders in a folder, in order; a link is what it leads to."""
+    status = os.stat(folder)
+    identity = (status.st_dev, status.st_ino)
+    if identity in parents:
+        raise CheckpointError(f"{folder} is a link to a folder that has it, so it cannot be packed; remove it")
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries)
+    for name in names:
+        place, path = os.path.join(folder, name), f"{below}{name}"
+        try:
+            status = os.stat(place)
+        except FileNotFoundError:
+            if os.path.islink(place):
+                raise CheckpointError(
+                    f"{place} is a link to {os.readlink(place)}, which is not there; remove it"
+                ) from None
+            raise
+        if stat.S_ISDIR(status.st_mode):
+            yield _Found(path, place, status)
+            yield from _walk(place, f"{path}/", (*parents, identity))
+        elif stat.S_ISREG(status.st_mode):
+            yield _Found(path, place, status)
+        else:
+            raise CheckpointError(f"{place} is neither a file nor a folder, so it cannot be packed; remove it")
+
+
+def _write(sources: Sources, to: Path, content: Mapping[str, Any]) -> None:
+    files: list[dict[str, Any]] = []
+    folders: list[str] = []
+    make: Callable[..., tarfile.TarFile] = tarfile.open
+    with make(to, "w", copybufsize=_CHUNK_BYTES) as archive:
+        for name, source in sources.items():
+            if isinstance(source, bytes):
+                digest = hashlib.sha256(source).hexdigest()
+                files.append({"path": name, "size": len(source), "sha256": digest})
+                archive.addfile(_member(name, len(source), time.time()), io.BytesIO(source))
+                continue
+            if name:
+                folders.append(name)
+            for each in _walk(str(source), f"{name}/" if name else ""):
+                if each.is_folder:
+                    folders.append(each.path)
+                else:
+                    files.append(_add(archive, each))
+        manifest = json.dumps({"format": FORMAT, **content, "folders": folders, "files": files}).encode()
+        info = tarfile.TarInfo(MANIFEST)
+        info.size, info.mtime = len(manifest), time.time()
+        archive.addfile(info, io.BytesIO(manifest))
+
+
+def _add(archive: tarfile.TarFile, found: _Found) -> dict[str, Any]:
+    """Add a file; return its entry in the manifest."""
+    with open(found.place, "rb") as file:
+        digested = _Digested(file)
+        size = os.fstat(file.fileno()).st_size
+        info = _member(found.path, size, found.status.st_mtime)
+        info.mode = stat.S_IMODE(found.status.st_mode)
+        try:
+            archive.addfile(info, digested)
+        except OSError as error:
+            if error.errno is None:  # it became shorter
+                raise _Changed(found.place) from error
+            raise
+    return {"path": found.path, "size": size, "sha256": digested.digest()}
+
+
+def _member(path: str, size_bytes: int, modified_at: float) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(f"{_FILES}{path}")
+    info.size, info.mtime = size_bytes, modified_at
+    return info
+
+
+class _Digested:
+    """A file that is read once, and its digest."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._hash = file, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._file.read(size)
+        self._hash.update(content)
+        return content
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+@contextlib.contextmanager
+def _opened(payload: bytes | Path) -> Iterator[tarfile.TarFile]:
+    """Yield an archive to read. Raises CheckpointError for what it cannot read."""
+    try:
+        with (
+            open(payload, "rb") if isinstance(payload, Path) else io.BytesIO(payload) as file,
+            tarfile.open(fileobj=file, mode="r:") as archive,
+        ):
+            yield archive
+    except (tarfile.TarError, ValueError, LookupError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
+
+
+def _manifest(archive: tarfile.TarFile) -> dict[str, Any]:
+    *_, last = (None, *archive)
+    if last is None or last.name != MANIFEST or not last.isreg():
+        raise CheckpointError("the checkpoint is cut off: its manifest, which is its last file, is missing")
+    file = archive.extractfile(last)
+    assert file is not None
+    found = json.load(file)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        kind = found.get("format") if isinstance(found, dict) else type(found).__name__
+        raise CheckpointError(f"the checkpoint has format {kind}; this version reads format {FORMAT}")
+    for path in (*found["folders"], *(file["path"] for file in found["files"])):
+        _require_inside(path)
+    return found
+
+
+def _require_inside(path: str) -> None:
+    if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise CheckpointError(f"the checkpoint has a file {shown(path)}, which would leave its folder")
+
+
+def _extract(archive: tarfile.TarFile, manifest: Mapping[str, Any], draft: Path) -> None:
+    """Write the files that the manifest lists, and no others."""
+    wanted = {file["path"]: file for file in manifest["files"]}
+    for path in manifest["folders"]:
+        (draft / path).mkdir(parents=True, exist_ok=True)
+    for member in archive:
+        if member.name == MANIFEST:
+            continue
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            raise CheckpointError(
+                f"the checkpoint has {shown(member.name)}, which is no file: it is a link or a device"
+            )
+        path = member.name.removeprefix(_FILES)
+        file = wanted.pop(path, None) if member.name.startswith(_FILES) else None
+        if file is None:
+            _require_inside(path)
+            raise CheckpointError(f"the checkpoint has a file {shown(member.name)}, which its manifest does not list")
+        _extract_file(archive, member, file, draft / path)
+    if wanted:
+        raise CheckpointError(f"the checkpoint lacks the file {shown(next(iter(wanted)))}, which its manifest lists")
+
+
+def _extract_file(archive: tarfile.TarFile, member: tarfile.TarInfo, file: Mapping[str, Any], to: Path) -> None:
+    source = archive.extractfile(member)
+    assert source is not None
+    if member.size != file["size"]:
+        raise CheckpointError(
+            f"the checkpoint's file {shown(file['path'])} has {member.size} bytes instead of {file['size']}"
+        )
+    to.parent.mkdir(parents=True, exist_ok=True)
+    digested = _Digested(source)
+    with open(to, "xb") as written:
+        shutil.copyfileobj(digested, written, _CHUNK_BYTES)
+    if digested.digest() != file["sha256"]:
+        raise CheckpointError(
+            f"the checkpoint's file {shown(file['path'])} has changed: its SHA-256 is {digested.digest()[:12]}… "
+            f"instead of {str(file['sha256'])[:12]}…"
+        )
+    if member.mode & stat.S_IXUSR:
+        mode = to.stat().st_mode
+        to.chmod(mode | (mode & 0o444) >> 2)
+    os.utime(to, (member.mtime, member.mtime))
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
