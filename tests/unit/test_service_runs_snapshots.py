@@ -247,7 +247,7 @@ def test_an_invalid_cursor_is_refused(cursor: str) -> None:
 
 @given(
     st.builds(
-        lambda offsets, told: LogPlace(offsets=offsets, told=told),
+        lambda offsets, seq: LogPlace(offsets=offsets, failure_seq=seq),
         st.dictionaries(st.integers(0, 10**6), st.integers(0, 2**50), max_size=20),
         st.integers(-1, 2**40),
     )
