@@ -239,7 +239,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/replanning.py",
         old="share = lane.max_instances + state.spare_instances // len(state.active())",
         new="share = lane.job.offer.max_instances",
-        tests=("tests/property/test_brackets.py", "tests/property/test_chaos.py"),
+        tests=("tests/unit/test_controller_brackets.py",),
     ),
     Mutant(
         name="oldest-kept",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from rubberband.executor.core.events import (
@@ -9,10 +11,12 @@ from rubberband.executor.core.events import (
     InstanceRefused,
     InstanceReleased,
     ReleaseInstance,
+    RestPlanned,
     Started,
     StartTrial,
 )
 from rubberband.executor.core.job import Job
+from rubberband.executor.core.replanning import decide
 from rubberband.executor.core.state import Phase, TrialStatus
 from rubberband.executor.core.trials import best_trial
 from tests.builders.brackets import divided
@@ -53,6 +57,24 @@ def test_instances_of_one_lane_go_warm_to_another_that_waits() -> None:
         (5, handed[0]),
     }
     assert story.state.lanes[1].phase is Phase.TRAINING
+
+
+@pytest.mark.parametrize(("quotas", "most"), [((1, 3), 1), ((1, 1), 2)])
+def test_a_lane_that_is_late_is_planned_with_its_own_instances_and_its_share_of_the_spare_ones(
+    quotas: tuple[int, int], most: int
+) -> None:
+    job = divided([1, 1, 1], [1], replan=True, deadline_s=27.0, max_gpus_per_trial=2, lane_instances=quotas)
+    offer = dataclasses.replace(job.offer, max_instances=4, provision_delay_s=0.0)
+    story = Story(dataclasses.replace(job, offer=offer))
+    story.tell(Started)
+    story.ready("i-001")
+    for trial in (0, 1, 2, 3):
+        story.report(trial, trial / 10)
+    lane = story.state.lanes[0]
+    assert lane.phase is Phase.PLANNING
+    decision = decide(story.state, story.at)
+    story.tell(RestPlanned, **{f.name: getattr(decision, f.name) for f in dataclasses.fields(decision)[1:]})
+    assert max(choice.instances for choice in story.state.plan.stages[1 : lane.end_stage]) == most
 
 
 def test_an_instance_that_would_wait_longer_than_it_saves_is_released() -> None:
