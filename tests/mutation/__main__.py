@@ -96,9 +96,11 @@ def _copy(tree: Path) -> Path:
 
 def _pytest(tree: Path, tests: Iterable[str], timeout_s: float, *options: str) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy, in one process, without what a run leaves behind. Raises TimeoutExpired."""
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--import-mode=importlib"]
+    command += ["-p", "no:cacheprovider", "-p", "no:schemathesis"]  # that plugin takes half a second to import
     command.append(f"--basetemp={tree}.tmp")  # else a run beside it may remove this one's folders: no bug of the tree's
     environment = os.environ | {"PYTHONPATH": str(tree)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each run compiles the whole tree anew
     run = subprocess.Popen(
         [*command, "-q", "-m", "not long", "--no-header", "--tb=short", "-rfE", *options, *tests],
         cwd=tree,
