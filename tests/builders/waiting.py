@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 Found = TypeVar("Found")
-PATIENCE_S = 120.0
+PATIENCE_S = float(os.environ.get("RUBBERBAND_TEST_PATIENCE_S", "120"))
 """It ends a test that waits in vain, and is no claim about speed."""
 
 

@@ -26,6 +26,8 @@ from tests.mutation.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300.0
+PATIENCE_S = 30.0
+"""Tests wait for what a planted bug keeps from coming; with less patience most of the bugs are judged sooner."""
 BASELINE_TIMEOUT_S = 3600.0
 ENOUGH = 60 / 64
 
@@ -99,7 +101,7 @@ def _pytest(tree: Path, tests: Iterable[str], timeout_s: float, *options: str) -
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--import-mode=importlib"]
     command += ["-p", "no:cacheprovider", "-p", "no:schemathesis"]  # that plugin takes half a second to import
     command.append(f"--basetemp={tree}.tmp")  # else a run beside it may remove this one's folders: no bug of the tree's
-    environment = os.environ | {"PYTHONPATH": str(tree)}
+    environment = os.environ | {"PYTHONPATH": str(tree), "RUBBERBAND_TEST_PATIENCE_S": f"{PATIENCE_S:g}"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each run compiles the whole tree anew
     run = subprocess.Popen(
         [*command, "-q", "-m", "not long", "--no-header", "--tb=short", "-rfE", *options, *tests],
