@@ -22,11 +22,11 @@ from rubberband.executor.result.result import Result, StageResult
 from rubberband.states import ACTIVE
 from rubberband.units import counted, duration, shown
 from rubberband.values.submission import Submission
+from rubberband.views.cards import Card, cost_card, time_card
 from rubberband.views.charts.learning import curves_chart
 from rubberband.views.charts.parts import STAGE_COLOURS, Figure, button, time_unit
 from rubberband.views.charts.spending import shares
 from rubberband.views.formatting import (
-    difference,
     finite,
     listed,
     number,
@@ -34,7 +34,6 @@ from rubberband.views.formatting import (
     ranked,
     setting,
     usd,
-    usd_decimals,
 )
 from rubberband.views.report.page import script_json
 
@@ -83,8 +82,8 @@ def figures_of(compared: Sequence[Compared]) -> list[ComparedRow]:
     metrics = _metrics(compared)
     return [
         *(_best_line(compared, metric, mode) for metric, mode in metrics),
-        _least("time", compared, lambda result: result.actual_jct_s, _time),
-        _least("cost (USD)", compared, lambda result: result.whole_cost_usd, _cost),
+        _least("time", compared, lambda result: result.actual_jct_s, lambda result: _of(time_card(result))),
+        _least("cost (USD)", compared, lambda result: result.whole_cost_usd, lambda result: _of(cost_card(result))),
         _line("deadline", compared, _deadline),
         _line("max_cost (USD)", compared, _max_cost),
         _line("trials", compared, _trials),
@@ -142,24 +141,9 @@ def _marked(line: ComparedRow, compared: Sequence[Compared], rank: Callable[[Res
     return ComparedRow(line.title, tuple(cells))
 
 
-def _against(planned: str, result: Result, actual: float, expected: float) -> str:
-    off = difference(actual, expected) if result.outcome == "done" else ""
-    return f"planned {planned}{f' ({off})' if off else ''}"
-
-
-def _time(result: Result) -> ComparedFigure:
-    planned_s = result.planned_jct_s
-    return ComparedFigure(
-        duration(result.actual_jct_s), _against(duration(planned_s), result, result.actual_jct_s, planned_s)
-    )
-
-
-def _cost(result: Result) -> ComparedFigure:
-    spent_usd, planned_usd = result.whole_cost_usd, result.whole_planned_usd
-    decimals = usd_decimals(max(spent_usd, planned_usd))
-    return ComparedFigure(
-        usd(spent_usd, decimals), _against(usd(planned_usd, decimals), result, spent_usd, planned_usd)
-    )
+def _of(card: Card) -> ComparedFigure:
+    _limit, planned, *_ = card.notes
+    return ComparedFigure(card.value, planned)
 
 
 def _deadline(result: Result) -> ComparedFigure:

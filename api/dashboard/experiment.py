@@ -32,23 +32,16 @@ from rubberband.states import ACTIVE, Action, ExperimentState
 from rubberband.units import counted, duration, parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
-from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation
-from rubberband.views.charts.batches import BATCHES_NOTE, batches_over_time
-from rubberband.views.charts.learning import CURVES_NOTE, PARETO_NOTE, learning_curves, trade_off
-from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, is_number, parallel_coordinates, parameters
+from rubberband.views.charts.parallel_coordinates import is_number, parameters
 from rubberband.views.charts.parts import CURVES, Figure
 from rubberband.views.charts.search import (
-    CONTOUR_NOTE,
-    IMPORTANCE_NOTE,
-    SLICES_NOTE,
     Space,
     contour,
     importance_chart,
     question_of,
-    slices,
     to_json,
 )
-from rubberband.views.charts.spending import SPEND_NOTE, spend, trial_costs_usd
+from rubberband.views.charts.spending import trial_costs_usd
 from rubberband.views.formatting import (
     TextTable,
     change,
@@ -60,7 +53,7 @@ from rubberband.views.formatting import (
     usd,
     usd_decimals,
 )
-from rubberband.views.report.page import CONTENT_POLICY, render_html, script_json
+from rubberband.views.report.page import CHARTS, CONTENT_POLICY, render_html, result_charts, script_json
 from rubberband.views.report.tables import failures, incidents, measured, pareto, updates, workers
 from rubberband.views.story import story
 
@@ -386,19 +379,6 @@ def _choices(result: Result, every: Mapping[str, int], wanted: str, asked: Asked
 
 router = APIRouter(include_in_schema=False)
 
-CHARTS = {
-    "curves": ("Learning curves", CURVES_NOTE),
-    "spend": ("Spend", SPEND_NOTE),
-    "allocation": ("Instances and GPUs", ALLOCATION_NOTE),
-    "batches": ("Batch sizes", BATCHES_NOTE),
-    "parallel": ("Configurations", PARALLEL_NOTE),
-    "importance": ("Importance of parameters", IMPORTANCE_NOTE),
-    "trade-off": ("Trade-off between metrics", PARETO_NOTE),
-    "slices": ("Metric by parameter", SLICES_NOTE),
-    "contour": ("Metric by two parameters", CONTOUR_NOTE),
-}
-"""Charts of the page: titles and notes."""
-
 _MANY_BYTES = 8192
 _MOST_ROWS = 25
 
@@ -506,17 +486,9 @@ def figures(experiment: Submission, result: Result | None) -> dict[str, Figure]:
     if result is None:
         return {}
     space = _space(experiment)
-    drawn = {
-        "curves": learning_curves(result),
-        "spend": spend(result, _forecast(experiment)),
-        "allocation": allocation(result),
-        "batches": batches_over_time(result),
-        "parallel": parallel_coordinates(result, space),
-        "trade-off": trade_off(result),
-        "slices": slices(result, space),
-        "contour": contour(result, space),
-    }
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+    drawn = result_charts(result, space, _forecast(experiment))
+    pairs = contour(result, space)
+    return drawn if pairs is None else {**drawn, "contour": pairs}
 
 
 def _space(experiment: Submission) -> dict[str, Any] | None:

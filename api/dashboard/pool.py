@@ -14,7 +14,6 @@ from fastapi.responses import Response
 from markupsafe import Markup
 
 from rubberband.api.dashboard import render
-from rubberband.api.dashboard.sentences import Card, Gauge
 from rubberband.api.experiments.admission import Admission
 from rubberband.api.routes import Reader, Service, Serving
 from rubberband.api.routes.service import pool_view
@@ -23,29 +22,19 @@ from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder
 from rubberband.units import counted, duration, format_usd, month_begin
+from rubberband.views.cards import Card
 from rubberband.views.formatting import TextTable
 from rubberband.views.report.page import script_json
 from rubberband.views.report.pool import (
-    LOANS,
-    PROMISES,
-    SIZES,
-    SPEND,
+    CHARTS,
     PoolStatus,
-    autoscaled_words,
     colours_of,
     experiments_table,
     money_table,
+    pool_cards,
     pool_charts,
     promises_chart,
 )
-
-CHARTS = {
-    "promises": ("Promises", PROMISES),
-    "loans": ("Loans over time", LOANS),
-    "sizes": ("Instances", SIZES),
-    "spend": ("Spend", SPEND),
-}
-"""Name -> title and note of each chart, in their order."""
 
 router = APIRouter(include_in_schema=False)
 
@@ -84,7 +73,7 @@ def _shown(service: Service) -> dict[str, Any]:
     found = _Pool(shared=shared, admission=admission, view=view, status=_status(shared), now=now)
     return {
         "pool": view,
-        "cards": list(_cards(found)),
+        "cards": _cards(found),
         "members": [_member(member, now) for member in view["experiments"]],
         "tables": list(_tables(service, found)),
         "charts": CHARTS,
@@ -111,40 +100,23 @@ def _figures(pool: _Pool) -> dict[str, Any]:
     return drawn | ({} if pool.status is None else pool_charts(pool.status, colours))
 
 
-def _cards(pool: _Pool) -> Iterator[Card]:
+def _cards(pool: _Pool) -> list[Card]:
     shared, members, status = pool.shared, pool.view["experiments"], pool.status
-    held = sum(member["instances"] for member in members) if status is None else status["instances"]
-    free = "" if status is None else f"{status['free_gpus']} of {counted(status['gpus'], 'GPU')} free"
-    scaled = "" if status is None else autoscaled_words(status)
-    notes = tuple(note for note in (scaled, free) if note)
-    yield Card(title="instances", value=f"{held} of {shared.instances}", notes=notes)
-    promised = sum(member["promised_gpus"] for member in members)
-    yield Card(title="promised now", value=f"{promised} of {counted(shared.gpus, 'GPU')}", notes=(_until(pool),))
+    gpus = sum(member["promised_gpus"] for member in members)
+    promised = Card("promised now", f"{gpus} of {counted(shared.gpus, 'GPU')}", (_until(pool),))
     if status is None:
-        return
-    usd = status["usd"]
-    committed = pool.admission.budgets.committed_usd(pool.now, bill_usd=usd["month"])
-    planned_usd = committed[month_begin(pool.now)] - usd["month"]
-    yield _money("this month", usd["month"], usd["max_per_month"], f"{format_usd(max(0.0, planned_usd))} more planned")
-    yield _money("per hour now", usd["per_hour"], usd["max_per_hour"])
-    warm = sum(loan["was_warm"] for loan in status["loans"])
-    started = f"{counted(status['started'], 'instance')} started"
-    yield Card(title="lent warm", value=f"{warm} of {len(status['loans'])}", notes=(started,))
+        held = sum(member["instances"] for member in members)
+        return [Card("instances", f"{held} of {shared.instances}"), promised]
+    month_usd = status["usd"]["month"]
+    planned_usd = pool.admission.budgets.committed_usd(pool.now, bill_usd=month_usd)[month_begin(pool.now)] - month_usd
+    first, *rest = pool_cards(status, planned=f"{format_usd(max(0.0, planned_usd))} more planned")
+    return [first, promised, *rest]
 
 
 def _until(pool: _Pool) -> str:
     ends = [member["promise"]["end_at"] for member in pool.view["experiments"] if member["promise"]]
     last_s = max(ends, default=pool.now) - pool.now
     return f"the last one ends in {duration(last_s)}" if last_s > 0 else "nothing is promised from now on"
-
-
-def _money(title: str, spent_usd: float, cap_usd: float | None, *notes: str) -> Card:
-    if cap_usd is None:
-        return Card(title=title, value=format_usd(spent_usd), notes=("no cap", *notes))
-    share = spent_usd / cap_usd
-    label = f"{100 * share:.0f} % of the cap"
-    gauge = Gauge(done=min(share, 1.0), planned=None, forecast=None, over=share > 1.0, label=label)
-    return Card(title=title, value=format_usd(spent_usd), notes=(f"of {format_usd(cap_usd)}", *notes), gauge=gauge)
 
 
 def _member(member: Mapping[str, Any], now: float) -> dict[str, Any]:

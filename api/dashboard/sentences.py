@@ -13,10 +13,9 @@ from rubberband.executor.result.result import (
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.units import counted, duration
 from rubberband.values.submission import Submission, Summary
+from rubberband.views.cards import Card, best_card, cost_card, time_card
 from rubberband.views.formatting import (
-    difference,
     listed,
-    number,
     printable,
     usd,
     usd_decimals,
@@ -32,28 +31,6 @@ _NOT_BEGUN = {
     ExperimentState.CANCELLED: "It was cancelled before it started.",
     ExperimentState.INTERRUPTED: "Its process ended before it started.",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gauge:
-    """Shares of a limit (or of the larger of plan and forecast), from 0 to 1."""
-
-    done: float
-    planned: float | None
-    forecast: float | None
-    over: bool
-    """Whether the limit is exceeded."""
-    label: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """Headline figure, with the figures to compare it to."""
-
-    title: str
-    value: str
-    notes: tuple[str, ...]
-    gauge: Gauge | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,52 +189,10 @@ def _money(summary: Summary, result: Result) -> str:
 
 def cards(submission: Submission, result: Result) -> list[Card]:
     """Return the cards: time and cost against plan, forecast and limits; the best trial; the instances."""
-    summary, running = submission.summary, submission.state is ExperimentState.RUNNING
-    spent_usd, cap_usd, planned_usd = result.whole_cost_usd, result.asked_max_cost_usd, result.whole_planned_usd
-    decimals = usd_decimals(max(spent_usd, planned_usd))
-    deadline = "no deadline" if result.deadline_s is None else f"deadline {duration(result.asked_deadline_s or 0.0)}"
-    cap = "no max_cost" if cap_usd is None else f"max_cost {usd(cap_usd)}"
-    charged = () if result.is_charged else ("nothing is charged",)
-    took_s, planned_s = result.actual_jct_s, result.planned_jct_s
-    expected_s = max(summary.forecast_jct_s or 0.0, took_s) if running else None
-    expected_usd = max(summary.forecast_cost_usd or 0.0, spent_usd) if running else None
-    done = result.outcome == "done"  # only a finished run compares to its plan
-    time_note = _against(planned_s, expected_s, took_s if done else None, duration)
-    cost_note = _against(planned_usd, expected_usd, spent_usd if done else None, lambda money: usd(money, decimals))
-    time_gauge = _gauge(took_s, result.deadline_s, planned_s, expected_s, "deadline")
-    cost_gauge = _gauge(spent_usd, cap_usd, planned_usd, expected_usd, "max_cost")
-    return [
-        Card(title="time", value=duration(took_s), notes=(deadline, time_note), gauge=time_gauge),
-        Card(title="spent (USD)", value=usd(spent_usd, decimals), notes=(cap, cost_note, *charged), gauge=cost_gauge),
-        *_rest(result),
-    ]
-
-
-def _against(planned: float, forecast: float | None, actual: float | None, text: Callable[[float], str]) -> str:
-    compared = actual if forecast is None else forecast
-    off = "" if compared is None else difference(compared, planned).replace(" %", "\N{NO-BREAK SPACE}%")
-    detail = f" ({off})" if off else ""
-    return f"planned {text(planned)}{'' if forecast is None else f'; forecast {text(forecast)}'}{detail}"
-
-
-def _gauge(done: float, limit: float | None, planned: float, forecast: float | None, name: str) -> Gauge | None:
-    whole = limit or max(planned, forecast or 0.0, done)
-    if whole <= 0:
-        return None
-    of = f"of the {name}" if limit else "of the plan"
-    return Gauge(
-        done=min(done / whole, 1.0),
-        planned=planned / whole if planned <= whole else None,
-        forecast=forecast / whole if forecast is not None and forecast <= whole else None,
-        over=done > whole * (1 + 1e-9),
-        label=f"{100 * done / whole:.0f} % {of}",
-    )
-
-
-def _rest(result: Result) -> list[Card]:
-    best = result.best
-    value = None if best is None else best.metrics.get(result.metric)
-    note = "no report yet" if best is None else f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
+    summary, expected_s, expected_usd = submission.summary, None, None
+    if submission.state is ExperimentState.RUNNING:
+        expected_s = max(summary.forecast_jct_s or 0.0, result.actual_jct_s)
+        expected_usd = max(summary.forecast_cost_usd or 0.0, result.whole_cost_usd)
     # An instance with a reason that never ran was refused.
     held = [one for one in result.instances if one.ended_s is None and (one.running_s is not None or not one.reason)]
     here = [stage for stage in result.stages if stage.actual_s is not None and not stage.promoted]
@@ -266,8 +201,10 @@ def _rest(result: Result) -> list[Card]:
     planned = planned if here and held else "none held now"
     bought = sum(instance.running_s is not None for instance in result.instances)
     return [
-        Card(title=f"best {printable(result.metric)}", value="-" if value is None else number(value), notes=(note,)),
-        Card(title="instances now", value=str(len(held)), notes=(planned, f"{bought} bought in all")),
+        time_card(result, expected_s),
+        cost_card(result, expected_usd),
+        best_card(result),
+        Card("instances now", str(len(held)), (planned, f"{bought} bought in all")),
     ]
 
 

@@ -54,7 +54,7 @@ def test_any_result_is_a_page_with_all_its_tables(which: str) -> None:
     figures = json.loads(next(script for script in page.scripts if script.startswith("{")))
     charts = [attrs["id"] for tag, attrs in page.tags if tag == "div" and attrs.get("class") == "chart"]
     assert charts == [
-        name for name in ("curves", "parallel", "slices", "contour", "spend", "allocation") if name in figures
+        name for name in ("curves", "spend", "allocation", "parallel", "slices", "contour") if name in figures
     ]
     assert "Stages, planned and actual" in page.text
     assert f"Trials, best first: {len(result.trials)}" in page.text

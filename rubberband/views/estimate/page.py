@@ -15,6 +15,7 @@ from rubberband.planner.exact.table import Floats
 from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
 from rubberband.units import counted, duration, format_duration, format_usd
 from rubberband.values.profile import Profile
+from rubberband.views.cards import Card
 from rubberband.views.charts.parts import (
     LOST,
     PLANNED,
@@ -29,7 +30,7 @@ from rubberband.views.charts.parts import (
 )
 from rubberband.views.estimate.tables import fixed_cluster, percent
 from rubberband.views.formatting import TextTable, difference, printable
-from rubberband.views.report.page import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
+from rubberband.views.report.page import STRIP, STRIP_END, chart_section, page, page_header, table_section
 
 THROUGHPUT_NOTE = (
     "Updates per second that plans count with, and the band of the queueing model: the workers wait for each other at "
@@ -134,12 +135,12 @@ def _header(answer: Estimate, lines: Sequence[str]) -> str:
     return page_header(answer.experiment_name, kind, badge, answers, _cards(answer))
 
 
-def _cards(answer: Estimate) -> list[str]:
+def _cards(answer: Estimate) -> list[Card]:
     if answer.job is None:
         assert answer.nearest is not None, "an infeasible answer has a nearest plan"
         return [
-            card("shortest time", format_duration(answer.nearest.jct_s), "of any plan"),
-            card("lowest cost", format_usd(answer.nearest.cost_usd), "of any plan"),
+            Card("shortest time", format_duration(answer.nearest.jct_s), ("of any plan",)),
+            Card("lowest cost", format_usd(answer.nearest.cost_usd), ("of any plan",)),
         ]
     prediction, limits, odds = answer.job.prediction, answer.constraints, answer.job.odds
     time_note = "no deadline" if limits.deadline_s is None else f"deadline {format_duration(limits.deadline_s)}"
@@ -148,20 +149,20 @@ def _cards(answer: Estimate) -> list[str]:
         time_note = f"p95 {format_duration(prediction.jct.p95)}; {time_note}"
         cost_note = f"p95 {format_usd(prediction.cost.p95)}; {cost_note}"
     cards = [
-        card("expected time", format_duration(prediction.jct_s), time_note),
-        card("expected cost", format_usd(prediction.cost_usd), cost_note),
+        Card("expected time", format_duration(prediction.jct_s), (time_note,)),
+        Card("expected cost", format_usd(prediction.cost_usd), (cost_note,)),
     ]
     if odds is not None:
-        cards.append(card("P(both limits kept)", percent(odds.p_both), f"{percent(limits.confidence)} asked"))
+        cards.append(Card("P(both limits kept)", percent(odds.p_both), (f"{percent(limits.confidence)} asked",)))
     fixed = fixed_cluster(answer)
     if fixed is not None and fixed is not answer.job:
         against = difference(prediction.cost_usd, fixed.prediction.cost_usd)
         costs = f"it costs {format_usd(fixed.prediction.cost_usd)}"
-        cards.append(card("against the best fixed cluster", against, costs))
+        cards.append(Card("against the best fixed cluster", against, (costs,)))
     if answer.fixed_batch is not None:
         than = answer.fixed_batch.prediction
         took = f"it takes {format_duration(than.jct_s)} and {format_usd(than.cost_usd)}"
-        cards.append(card("against a fixed batch", difference(prediction.cost_usd, than.cost_usd) or "0 %", took))
+        cards.append(Card("against a fixed batch", difference(prediction.cost_usd, than.cost_usd) or "0 %", (took,)))
     return cards
 
 

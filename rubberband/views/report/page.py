@@ -17,16 +17,17 @@ from importlib import resources
 from typing import Any
 
 from rubberband import views
+from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result
-from rubberband.units import counted, duration
+from rubberband.views.cards import Card, best_card, cost_card, time_card
 from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation
 from rubberband.views.charts.batches import BATCHES_NOTE, batches_by_gpus, batches_over_time
 from rubberband.views.charts.learning import CURVES_NOTE, PARETO_NOTE, learning_curves, trade_off
 from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
 from rubberband.views.charts.parts import Figure
-from rubberband.views.charts.search import CONTOUR_NOTE, IMPORTANCE_NOTE, SLICES_NOTE, contours, slices
+from rubberband.views.charts.search import CONTOUR_NOTE, IMPORTANCE_NOTE, SLICES_NOTE, Space, contours, slices
 from rubberband.views.charts.spending import SPEND_NOTE, spend
-from rubberband.views.formatting import TextTable, difference, number, printable, usd
+from rubberband.views.formatting import TextTable
 from rubberband.views.report.tables import (
     batch_sizes,
     bill,
@@ -52,30 +53,50 @@ MOST_TRIALS = 200
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
+CHARTS = {
+    "curves": ("Learning curves", CURVES_NOTE),
+    "spend": ("Spend", SPEND_NOTE),
+    "allocation": ("Instances and GPUs", ALLOCATION_NOTE),
+    "batches": ("Batch sizes", BATCHES_NOTE),
+    "parallel": ("Configurations", PARALLEL_NOTE),
+    "importance": ("Importance of parameters", IMPORTANCE_NOTE),
+    "trade-off": ("Trade-off between metrics", PARETO_NOTE),
+    "slices": ("Metric by parameter", SLICES_NOTE),
+    "contour": ("Metric by two parameters", CONTOUR_NOTE),
+}
+"""Charts of a result, in their order: name -> title and note."""
+
+
+def result_charts(result: Result, space: Space = None, forecast: Forecast | None = None) -> dict[str, Figure]:
+    """Return the charts that have something to show, but for those that take long or have a service to ask:
+    `importance` and `contour`. `forecast`: see `spend`."""
+    drawn = {
+        "curves": learning_curves(result),
+        "spend": spend(result, forecast),
+        "allocation": allocation(result),
+        "batches": batches_over_time(result),
+        "parallel": parallel_coordinates(result, space),
+        "trade-off": trade_off(result),
+        "slices": slices(result, space),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
 def render_html(result: Result, importance: Figure | str = "") -> str:
     """Return the page; `importance` is the chart of the parameters' importance, or why there is none."""
     shares, reason = (None, importance) if isinstance(importance, str) else (importance, "")
     by_gpus = batches_by_gpus(result)
     is_modelled = by_gpus is not None and any(trace["mode"] == "lines" for trace in by_gpus["data"])
-    charts: list[tuple[str, str, str, Figure | None]] = [
-        ("curves", "Learning curves", CURVES_NOTE, learning_curves(result)),
-        ("parallel", "Configurations", PARALLEL_NOTE, parallel_coordinates(result)),
-        ("importance", "Importance of parameters", IMPORTANCE_NOTE, shares),
-        ("trade-off", "Trade-off between metrics", PARETO_NOTE, trade_off(result)),
-        ("slices", "Metric by parameter", SLICES_NOTE, slices(result)),
-        ("contour", "Metric by two parameters", CONTOUR_NOTE, contours(result)),
-        ("spend", "Spend over time", SPEND_NOTE, spend(result)),
-        ("allocation", "Instances and GPUs over time", ALLOCATION_NOTE, allocation(result)),
-        ("batches", "Batch sizes", BATCHES_NOTE, batches_over_time(result)),
-        ("batches-by-gpus", "Batch sizes by GPUs and stage", _BY_GPUS + _BY_MODEL * is_modelled, by_gpus),
-    ]
-    drawn = {name: figure for name, _, _, figure in charts if figure is not None}
+    more = {"importance": shares, "contour": contours(result), "batches-by-gpus": by_gpus}
+    drawn = result_charts(result) | {name: figure for name, figure in more.items() if figure is not None}
+    by_gpus_section = "Batch sizes by GPUs and stage", _BY_GPUS + _BY_MODEL * is_modelled
     body = "\n".join(
         [
             _header(result),
             _best(result),
             STRIP,
-            *(chart_section(name, title, note, drawn) for name, title, note, _ in charts),
+            *(chart_section(name, *titled, drawn) for name, titled in CHARTS.items()),
+            chart_section("batches-by-gpus", *by_gpus_section, drawn),
             STRIP_END,
             f'<p class="note">{html.escape(reason)}</p>' if reason else "",
             table_section(batch_sizes(result, MOST_TRIALS), sortable=True),
@@ -157,49 +178,27 @@ def script_json(value: Any) -> str:
 
 
 def _header(result: Result) -> str:
-    best = result.best
-    value = None if best is None else best.metrics.get(result.metric)
-    over = result.outcome == "done"
-    cards = [
-        card(
-            f"best {printable(result.metric)}",
-            "none" if value is None else number(value),
-            "no trial reported" if best is None else f"trial {best.trial}, {counted(best.iterations, 'iteration')}",
-        ),
-        card(
-            "time",
-            duration(result.actual_jct_s),
-            f"planned {duration(result.planned_jct_s)}"
-            + (f" ({difference(result.actual_jct_s, result.planned_jct_s)})" if over else ""),
-        ),
-        card(
-            "cost",
-            f"{usd(result.whole_cost_usd)} USD",
-            f"planned {usd(result.whole_planned_usd)} USD"
-            + (f" ({difference(result.whole_cost_usd, result.whole_planned_usd)})" if over else "")
-            + ("" if result.is_charged else "; nothing was charged"),
-        ),
-        card("paid GPU time that trained", f"{100 * result.paid.training_share:.0f} %", "the rest: see below"),
-    ]
-    kind = "late" if result.late and over else result.outcome
+    training = f"{100 * result.paid.training_share:.0f} %"
+    paid = Card("paid GPU time that trained", training, ("the rest: see below",))
+    cards = [best_card(result), time_card(result), cost_card(result), paid]
+    kind = "late" if result.late and result.outcome == "done" else result.outcome
     badge = "done, after the deadline" if kind == "late" else result.outcome
     answers = [outcome(result), *([result.start_failures] if tells_start_failures(result) else [])]
     return page_header(result.name, kind, badge, answers, cards)
 
 
-def page_header(name: str, kind: str, badge: str, answers: Sequence[str], cards: Sequence[str]) -> str:
+def page_header(name: str, kind: str, badge: str, answers: Sequence[str], cards: Sequence[Card]) -> str:
     """Return the top of a page: name and badge (of a kind that the style knows), lines of text, and cards."""
     lines = "".join(f'<p class="answer">{html.escape(line)}</p>\n' for line in answers)
     return (
         f'<header><h1>{html.escape(name)} <span class="badge {kind}">{badge}</span></h1>\n'
-        f'{lines}<div class="cards">{"".join(cards)}</div></header>'
+        f'{lines}<div class="cards">{"".join(map(_card, cards))}</div></header>'
     )
 
 
-def card(name: str, value: str, note: str) -> str:
-    """Return a headline figure."""
-    figure = f"<b>{html.escape(value)}</b><small>{html.escape(note)}</small>"
-    return f'<div class="card"><span>{html.escape(name)}</span>{figure}</div>'
+def _card(card: Card) -> str:
+    notes = "".join(f"<small>{html.escape(note)}</small>" for note in card.notes if note)
+    return f'<div class="card"><span>{html.escape(card.title)}</span><b>{html.escape(card.value)}</b>{notes}</div>'
 
 
 def _best(result: Result) -> str:

@@ -12,6 +12,7 @@ from rubberband.planner.sharing import Calendar
 from rubberband.planner.sharing.simulation import Outcome
 from rubberband.planning.simulating import Simulation
 from rubberband.units import counted, format_duration, format_usd
+from rubberband.views.cards import Card, Gauge
 from rubberband.views.charts.parts import (
     PLANNED,
     STAGE_COLOURS,
@@ -24,7 +25,7 @@ from rubberband.views.charts.parts import (
     time_unit,
 )
 from rubberband.views.formatting import TextTable
-from rubberband.views.report.page import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
+from rubberband.views.report.page import STRIP, STRIP_END, chart_section, page, page_header, table_section
 
 PoolStatus = Mapping[str, Any]
 """JSON of `rubberband pool status -o json`."""
@@ -32,10 +33,19 @@ PoolStatus = Mapping[str, Any]
 _ROW_PX, _AROUND_PX, _CHART_PX = 22, 130, 320
 _MOST_LOANS = 2000
 """Loans of the chart; of more, the latest."""
-LOANS = "A row is a GPU of an instance, a bar what one experiment held. The empty parts were idle, and are the pool's."
-SIZES = "Instances that run, and the number that the pool's autoscaling allows."
-SPEND = "Cost of each experiment over time, at its share of the instances that it held."
-PROMISES = "GPUs that each experiment is promised from now on. The policy divides the rest among those that run."
+CHARTS = {
+    "promises": (
+        "Promises",
+        "GPUs that each experiment is promised from now on. The policy divides the rest among those that run.",
+    ),
+    "loans": (
+        "Loans over time",
+        "A row is a GPU of an instance, a bar what one experiment held. The empty parts were idle, and are the pool's.",
+    ),
+    "sizes": ("Instances", "Instances that run, and the number that the pool's autoscaling allows."),
+    "spend": ("Spend", "Cost of each experiment over time, at its share of the instances that it held."),
+}
+"""Name -> title and note of each chart of a pool, in their order."""
 
 
 def experiments_table(status: PoolStatus) -> TextTable:
@@ -76,41 +86,38 @@ def money_table(status: PoolStatus) -> TextTable:
     )
 
 
+def pool_cards(status: PoolStatus, *, planned: str = "") -> list[Card]:
+    """Return the cards: instances, and money against the caps. `planned`: a note on the rest of the month."""
+    usd = status["usd"]
+    free = f"{status['free_gpus']} of {counted(status['gpus'], 'GPU')} free"
+    warm = sum(loan["was_warm"] for loan in status["loans"])
+    started = f"{counted(status['started'], 'instance')} started"
+    return [
+        Card("instances", f"{status['instances']} of {status['max_instances']}", (autoscaled_words(status), free)),
+        _money_card("this month", usd["month"], usd["max_per_month"], planned),
+        _money_card("per hour now", usd["per_hour"], usd["max_per_hour"]),
+        Card("lent warm", f"{warm} of {len(status['loans'])}", (started,)),
+    ]
+
+
+def _money_card(title: str, spent_usd: float, cap_usd: float | None, *notes: str) -> Card:
+    if cap_usd is None:
+        return Card(title, format_usd(spent_usd), ("no cap", *notes))
+    share = spent_usd / cap_usd
+    gauge = Gauge(done=min(share, 1.0), over=share > 1.0, label=f"{100 * share:.0f} % of the cap")
+    return Card(title, format_usd(spent_usd), (f"of {format_usd(cap_usd)}", *notes), gauge)
+
+
 def render_pool(status: PoolStatus) -> str:
     """Return the page, which needs no network."""
-    usd = status["usd"]
     drawn = pool_charts(status)
-    warm = sum(loan["was_warm"] for loan in status["loans"])
-    of_month = "no cap" if usd["max_per_month"] is None else f"of {format_usd(usd['max_per_month'])}"
-    of_hour = "no cap" if usd["max_per_hour"] is None else f"of {format_usd(usd['max_per_hour'])}"
-    cards = [
-        card(
-            "instances",
-            str(status["instances"]),
-            "; ".join(
-                filter(
-                    None,
-                    (
-                        f"of {status['max_instances']}",
-                        autoscaled_words(status),
-                        f"{counted(status['free_gpus'], 'GPU')} free",
-                    ),
-                )
-            ),
-        ),
-        card("this month", format_usd(usd["month"]), of_month),
-        card("per hour now", format_usd(usd["per_hour"]), of_hour),
-        card("lent warm", f"{warm} of {len(status['loans'])}", f"{counted(status['started'], 'instance')} started"),
-    ]
     waiting = len(status["waiting"])
     answers = [f"{counted(waiting, 'request')} wait{'s' * (waiting == 1)}"] if waiting else []
     body = "\n".join(
         [
-            page_header(status["name"], "done", "pool", answers, cards),
+            page_header(status["name"], "done", "pool", answers, pool_cards(status)),
             STRIP,
-            chart_section("loans", "Loans over time", LOANS, drawn),
-            *([chart_section("sizes", "Instances", SIZES, drawn)] if "sizes" in drawn else []),
-            chart_section("spend", "Spend", SPEND, drawn),
+            *(chart_section(name, *CHARTS[name], drawn) for name in ("loans", "sizes", "spend")),
             STRIP_END,
             table_section(experiments_table(status), sortable=True),
             table_section(money_table(status)),
@@ -377,12 +384,12 @@ def render_simulation(found: Simulation) -> str:
     drawn |= {f"kinds-{number}": _kinds(each) for number, each in enumerate(found.outcomes.values())}
     figures = first.summary(found.usd_per_hour)
     cards = [
-        card("Mean JCT", _time(figures["mean_jct_s"]), f"under {name}"),
-        card("p99 JCT", _time(figures["p99_jct_s"]), "99 % of the jobs are faster"),
-        card(
+        Card("Mean JCT", _time(figures["mean_jct_s"]), (f"under {name}",)),
+        Card("p99 JCT", _time(figures["p99_jct_s"]), ("99 % of the jobs are faster",)),
+        Card(
             "Utilisation",
             f"{100.0 * first.utilisation:.0f} %",
-            f"of {'at most ' * (found.autoscaling is not None)}{counted(found.capacity.gpus, 'GPU')}",
+            (f"of {'at most ' * (found.autoscaling is not None)}{counted(found.capacity.gpus, 'GPU')}",),
         ),
     ]
     sections = [
