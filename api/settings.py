@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,6 +130,8 @@ class Settings:
     """Pool that the experiments share; None: each has instances of its own."""
     limits: ServiceLimits = ServiceLimits()
     keeping: Keeping = KEEPING
+    clock: Callable[[], float] = field(default=time.time, repr=False, compare=False)
+    """Unix time, for every age, month and promise of the service. Tests set another one."""
 
     @property
     def rents(self) -> bool:

@@ -97,7 +97,8 @@ def app_of(service: Service) -> FastAPI:
     app.add_middleware(Heads)
     app.add_middleware(Failures)
     settings = service.settings
-    tokens = Tokens(service.store, session_s=settings.keeping.sessions_s, ended=service.feed.wake)
+    keeping, ended = settings.keeping, service.feed.wake
+    tokens = Tokens(service.store, session_s=keeping.sessions_s, clock=settings.clock, ended=ended)
     # Outside of all middleware, that of unexpected errors included.
     app.middleware_stack = secure(app.build_middleware_stack(), settings, tokens)
     return app

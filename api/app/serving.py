@@ -13,7 +13,6 @@ import signal
 import socket
 import ssl
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -270,7 +269,7 @@ def serve(settings: Settings, transport: Transport, announce: Callable[[str, Sto
 
 def require_token(settings: Settings, store: Store) -> None:
     """Raise InputError if tokens are needed and none is valid."""
-    now = time.time()
+    now = settings.clock()
     if settings.auth and not any(is_live(record, at=now) for record in store.tokens()):
         raise InputError(
             "the service needs tokens (--auth, or a bind beyond loopback) and none exists; make one: rubberband "

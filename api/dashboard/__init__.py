@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import itertools
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -106,13 +105,13 @@ def static(request: Request, name: str, v: str = "") -> Response:
 
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """Render a template; all get `path`, `who`, `stranger`, `shares_pool`, `now` and `status`."""
-    who = principal_of(request)
+    who, settings = principal_of(request), request.app.state.service.settings
     shared = {
         "path": request.url.path,
         "who": who,
         "stranger": who is STRANGER,
-        "shares_pool": request.app.state.service.settings.pool is not None,
-        "now": time.time(),
+        "shares_pool": settings.pool is not None,
+        "now": settings.clock(),
         "status": status,
     }
     return HTMLResponse(_templates.get_template(template).render(shared | values), status)
@@ -215,7 +214,7 @@ def preflight(
     experiment = read_experiment(body, media_type, overrides)
     deadline_s, reason = None, ""
     try:
-        deadline_s = experiment.constraints.deadline_from(time.time())
+        deadline_s = experiment.constraints.deadline_from(service.settings.clock())
     except InputError as passed:
         reason = str(passed)
     try:
@@ -425,7 +424,7 @@ def _listed(service: Service, request: Request, show: str, search: str, cursor: 
     search = " ".join(search_words(search))
     page = service.store.submissions(states=CHOICES[chosen][1], search=search, limit=_PAGE_SIZE, after=cursor)
     counts = counted_choices(service.store.count_states(search=search))
-    now = time.time()
+    now = service.settings.clock()
     return {
         "choices": [
             (name, f"{title} {counts[name]}", _address("/", show=name, search=search))

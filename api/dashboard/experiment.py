@@ -9,7 +9,6 @@ import math
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -520,7 +519,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "actions": _possible(service, experiment),
         "charts": CHARTS,
         "address": f"/fragments/experiments/{experiment.name}",
-        "facts": [] if begun else facts(experiment, time.time()),
+        "facts": [] if begun else facts(experiment, service.settings.clock()),
         "turn": words.turn(service.store.count_states()) if is_queued else "",
     }
     if not begun or result is None:

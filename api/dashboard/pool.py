@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,7 +64,7 @@ class _Pool:
 
 
 def _shown(service: Service) -> dict[str, Any]:
-    now = time.time()
+    now = service.settings.clock()
     view = pool_view(service, now)
     shared, admission = service.settings.pool, service.admission
     assert shared is not None, "there is a view"

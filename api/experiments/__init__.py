@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -211,7 +210,7 @@ class ExperimentRuns:
         `admitted_usd` is what it costs at most, and `summary` has the time and cost that are planned. A repeated
         `request` returns the existing submission. Raises Problem (NAME_TAKEN, …).
         """
-        now = time.time()
+        now = self._settings.clock()
         with raised_as_problems():
             require_runnable(experiment, self._settings)
             words = with_instant(experiment.to_words(), now)
@@ -270,7 +269,7 @@ class ExperimentRuns:
         if row.state in AT_WORK:
             self._ask_to_end(name, id)
             if request:
-                self._store.note_act(request, at=time.time())
+                self._store.note_act(request, at=self._settings.clock())
             return self._journals.row(name)
         if row.state is ExperimentState.CANCELLED:
             return row
@@ -283,7 +282,7 @@ class ExperimentRuns:
         inbox = Inbox(self._watcher.folder(name).inbox)
         if not any(request.kind == "cancel" for request in inbox.pending()):
             with raised_as_problems():
-                inbox.put(DriverRequest(id=id, kind="cancel", asked_at=time.time()))
+                inbox.put(DriverRequest(id=id, kind="cancel", asked_at=self._settings.clock()))
         self._watcher.kick(name)
 
     def limit(self, name: str, *, max_instances: int | None, request: str = "") -> Submission:
@@ -298,7 +297,7 @@ class ExperimentRuns:
         self._journals.require(row, "limit")
         if self._settings.pool is not None and self._watcher.shares_pool(row):
             raise conflict(row, pool_sets_instances(self._settings.pool.name))
-        asked = DriverRequest(id=id, kind="limit", asked_at=time.time(), max_instances=max_instances)
+        asked = DriverRequest(id=id, kind="limit", asked_at=self._settings.clock(), max_instances=max_instances)
         with raised_as_problems():
             Inbox(self._watcher.folder(name).inbox).put(asked)
         self._watcher.kick(name)
@@ -306,7 +305,7 @@ class ExperimentRuns:
 
     def _has_acted(self, request: str) -> bool:
         """Whether the request took effect before; its answer was lost."""
-        return bool(request) and self._store.has_acted(request, since=time.time() - KEY_GOOD_S)
+        return bool(request) and self._store.has_acted(request, since=self._settings.clock() - KEY_GOOD_S)
 
     def _has_taken(self, name: str, id: str) -> bool:
         if not self._journals.exists(name):
@@ -320,7 +319,9 @@ class ExperimentRuns:
         if row.attempt or not row.words:
             state, reason = self._before_queueing(row)
         queued = {ExperimentState.QUEUED}
-        self._store.change(row.name, at=time.time(), state=state, reason=reason, expected=queued, request=request)
+        self._store.change(
+            row.name, at=self._settings.clock(), state=state, reason=reason, expected=queued, request=request
+        )
         self._watcher.kick(row.name)
         return self._journals.row(row.name)
 
@@ -358,7 +359,7 @@ class ExperimentRuns:
         if self._budgets is not None and self._journals.exists(row.name):
             with self._journals.opened(row.name) as follower:
                 expected = follower.resumed()
-        now, cost_usd = time.time(), None
+        now, cost_usd = self._settings.clock(), None
         bill_usd = None if self._budgets is None else self._budgets.bill_usd(row)
         with self._watcher.promising:
             if self._budgets is not None:

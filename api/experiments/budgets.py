@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.api.problems import REFUSED, UNAVAILABLE, HttpProblem
-from rubberband.api.settings import SharedPool
+from rubberband.api.settings import Settings, SharedPool
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
 from rubberband.cloud.pool import RemotePool
@@ -289,9 +289,10 @@ COUNTING_SHARE = 0.02
 class Spending:
     """Asks a pool's budgets, not too often. For one thread."""
 
-    def __init__(self, pool: SharedPool | None, store: Store) -> None:
+    def __init__(self, settings: Settings, store: Store) -> None:
         """Without a pool there is money for everything."""
-        self.budgets = None if pool is None else Budgets(pool, store)
+        self._clock = settings.clock
+        self.budgets = None if settings.pool is None else Budgets(settings.pool, store)
         self._ask_at: dict[str, float] = {}
         """Experiments that wait for money -> the instant of the monotonic clock at which to ask again."""
         self._bill_at = self._count_at = -math.inf
@@ -308,7 +309,7 @@ class Spending:
         if self.budgets is None:
             return ""
         try:
-            self.budgets.require_start(row, time.time())
+            self.budgets.require_start(row, self._clock())
         except HttpProblem as problem:
             self._ask_at[row.name] = time.monotonic() + ASK_EVERY_S
             if problem.kind is UNAVAILABLE:  # the broker is asked for all of them
@@ -325,7 +326,7 @@ class Spending:
         if self.budgets is None or begin < self._count_at:
             return []
         at_work = [row for row in rows if row.state in AT_WORK and (row.name, row.attempt) not in self._asked_to_end]
-        why = self.budgets.used_up({row.owner for row in at_work}, time.time())
+        why = self.budgets.used_up({row.owner for row in at_work}, self._clock())
         self._count_at = time.monotonic() + max(COUNT_EVERY_S, (time.monotonic() - begin) / COUNTING_SHARE)
         return [(row, why[row.owner]) for row in at_work if row.owner in why]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -100,7 +99,7 @@ class Extensions:
         row = self._store.submission(name)
         if self._budgets is not None and row is not None:
             bill_usd = self._budgets.bill_usd(row)
-            self._budgets.require_extension(row, extension, time.time(), bill_usd=bill_usd)
+            self._budgets.require_extension(row, extension, self._settings.clock(), bill_usd=bill_usd)
 
     def question(
         self, name: str, *, deadline: object = None, max_cost_usd: float | None = None, request: str = ""
@@ -116,12 +115,13 @@ class Extensions:
             if waits(row):
                 other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
                 require_runnable(Experiment.kept(other), self._settings)
-                return _of_waiting(row, other)
+                return _of_waiting(row, other, self._settings.clock())
             with self._journals.opened(name) as follower:
                 limits = follower.limits(deadline=instant, max_cost_usd=max_cost_usd)
                 if max_cost_usd is not None:
                     allowance.require_going_on(follower, self._settings.home, max_cost_usd=max_cost_usd, goes_on=False)
-            return RestQuestion(name=name, limits=limits, driven=row.state is ExperimentState.RUNNING)
+            is_driven = row.state is ExperimentState.RUNNING
+            return RestQuestion(name=name, now=self._settings.clock(), limits=limits, driven=is_driven)
 
     def grant(self, question: RestQuestion, answer: RestAnswer, request: str) -> Extension | None:
         """Put the limits in force, once for each `request`; None if the limits changed since the answer was planned.
@@ -141,7 +141,9 @@ class Extensions:
                 return None
             with self._watcher.promising:
                 if self._budgets is not None:
-                    cost_usd = self._budgets.require_extension(row, answer.extension, time.time(), bill_usd=bill_usd)
+                    cost_usd = self._budgets.require_extension(
+                        row, answer.extension, self._settings.clock(), bill_usd=bill_usd
+                    )
                     row = replace(row, admitted_usd=max(row.admitted_usd, cost_usd))
                 kept = (
                     self._kept(row, question, answer, request)
@@ -158,7 +160,7 @@ class Extensions:
         after = answer.extension.after
         return self._store.change(
             question.name,
-            at=time.time(),
+            at=self._settings.clock(),
             words=question.other,
             summary=replace(row.summary, planned_jct_s=after.jct_s, planned_cost_usd=after.cost_usd),
             admitted_usd=row.admitted_usd,
@@ -177,20 +179,21 @@ class Extensions:
         asked = DriverRequest(
             id=request,
             kind="extend",
-            asked_at=time.time(),
+            asked_at=self._settings.clock(),
             deadline_s=limits.deadline_s,
             max_cost_usd=limits.max_cost_usd,
         )
-        self._store.change(row.name, at=time.time(), admitted_usd=row.admitted_usd)
+        self._store.change(row.name, at=self._settings.clock(), admitted_usd=row.admitted_usd)
         with raised_as_problems():
             Inbox(self._watcher.folder(question.name).inbox).put(asked)
         return True
 
     def _granted(self, row: Submission, request: str) -> Extension | RestQuestion | None:
         """Return the result of an earlier request with this id; a question if the experiment has not started."""
-        acted = self._store.has_acted(request, since=time.time() - KEY_GOOD_S)
+        now = self._settings.clock()
+        acted = self._store.has_acted(request, since=now - KEY_GOOD_S)
         if not self._journals.exists(row.name):
-            return _of_waiting(row, dict(row.words), is_granted=True) if acted and row.words else None
+            return _of_waiting(row, dict(row.words), now, is_granted=True) if acted and row.words else None
         with self._journals.opened(row.name) as follower:
             return follower.granted() if acted or follower.has_taken(request) else None
 
@@ -212,6 +215,6 @@ def require_runnable(experiment: Experiment, settings: Settings) -> None:
     allowance.require_runnable(experiment, settings.home, store=settings.store, is_lent=is_lent)
 
 
-def _of_waiting(row: Submission, other: dict[str, Any], *, is_granted: bool = False) -> RestQuestion:
-    policy = cast(Policy, row.policy)
-    return RestQuestion(name=row.name, words=dict(row.words), other=other, policy=policy, is_granted=is_granted)
+def _of_waiting(row: Submission, other: dict[str, Any], now: float, *, is_granted: bool = False) -> RestQuestion:
+    words, policy = dict(row.words), cast(Policy, row.policy)
+    return RestQuestion(name=row.name, now=now, words=words, other=other, policy=policy, is_granted=is_granted)

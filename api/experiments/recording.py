@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from rubberband.api.settings import Settings
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Entry, TakenIn
 from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
@@ -143,15 +143,15 @@ class Recorder:
         wake: Callable[[], None],
         *,
         patience: int = MISREADS,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float],
     ) -> None:
         """`wake` is called after additions to the feed; after `patience` misreads the journal is unreadable.
 
-        `clock` gives Unix time, instead of this machine's clock and the experiment's own.
+        `clock` is the service's; events have the experiment's own.
         """
         self._patience = patience
         self._folder, self._store, self._wake = folder, store, wake
-        self._clock, self._experiments_clock = clock or time.time, clock
+        self._clock = clock
         self.follower: JournalFollower | None = None
         """Journal, once there is one."""
         self.waits = False
@@ -204,7 +204,7 @@ class Recorder:
             if not self._folder.exists:
                 return self._sight_of(busy)
             recorded = self._store.last_seqs([self._folder.name]).get(self._folder.name, -1)
-            self.follower, self._recorded_seq = JournalFollower(self._folder, clock=self._experiments_clock), recorded
+            self.follower, self._recorded_seq = JournalFollower(self._folder), recorded
         mark = read_mark(self._folder)
         fresh = self.follower.refresh(live=busy and not (mark is not None and mark.waits_for))
         self._pending += [(seq, event) for seq, event in fresh if seq > self._recorded_seq]
@@ -339,17 +339,16 @@ Stamp = tuple[tuple[int, int], ...] | None
 class Newcomers:
     """Experiments that the service does not know yet. For one thread."""
 
-    def __init__(self, store: Store, wake: Callable[[], None], *, home: Path, journals: str | None) -> None:
+    def __init__(self, settings: Settings, store: Store, wake: Callable[[], None]) -> None:
         """`wake` is called after additions to the feed."""
-        self._store, self._wake = store, wake
-        self._home, self._journals = home, journals
+        self._settings, self._store, self._wake = settings, store, wake
         self.found: list[ExperimentFolder] = []
         self.others: list[ExperimentFolder] = []
         """Experiments that run, or that cannot be read at once: the watcher follows them."""
 
     def look(self, known: Container[str]) -> None:
         """Find unknown experiments. Raises JournalError if the store of the journals cannot be read."""
-        listed = [folder for folder in folders(self._home, self._journals) if folder.name not in known]
+        listed = [folder for folder in folders(self._settings.home, self._settings.store) if folder.name not in known]
         found = [folder for folder in listed if _NAME.fullmatch(folder.name) and folder.path.is_dir()]
         self.found, self.others = found[::-1], []
 
@@ -378,7 +377,8 @@ class Newcomers:
 
     def _read(self, folder: ExperimentFolder) -> TakenIn | None:
         try:
-            return taken_in(read_at_once(folder), at=time.time(), events_s=self._store.keeping.events_s)
+            at, events_s = self._settings.clock(), self._store.keeping.events_s
+            return taken_in(read_at_once(folder), at=at, events_s=events_s)
         except Exception:
             log.debug("the journal of %s cannot be read at once", folder.name, exc_info=True)
             return None

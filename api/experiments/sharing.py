@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -372,7 +371,7 @@ class Sharing:
         asked = DriverRequest(
             id=f"pool-{secrets.token_hex(8)}",
             kind="limit",
-            asked_at=time.time(),
+            asked_at=self._clock(),
             max_instances=grant.max_instances,
             promised_instances=grant.promised_instances,
             recall=grant.recall,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -110,7 +109,7 @@ class AdmissionPolicy:
         The id stays the same until the experiment makes progress, and is used once. Waiting for the checkpoint store
         does not count as an attempt. `follower` is that of the journal, if there is one. Raises JournalError.
         """
-        now = time.time()
+        now = self._settings.clock()
         if not self._settings.auto_resume or not _goes_on(row, folder, follower, now):
             return None
         done = 0 if follower is None else follower.summary().iterations

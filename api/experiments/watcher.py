@@ -53,7 +53,7 @@ class Watcher:
 
     def __init__(self, store: Store, processes: Processes, wake: Callable[[], None], settings: Settings) -> None:
         self._settings, self._policy = settings, AdmissionPolicy(settings, store)
-        self._store, self._processes, self._wake = store, processes, wake
+        self._store, self._processes, self._wake, self._clock = store, processes, wake, settings.clock
         self._rows: dict[str, Submission] = {}
         """Experiments that are queued, run, or cannot be read."""
         self._queue = Queue({} if settings.pool is None else settings.pool.weights)
@@ -68,9 +68,9 @@ class Watcher:
         self._is_lost = self._is_pruning = False
         self._look_at, self._pruned_at = -math.inf, -math.inf
         pool = settings.pool
-        self._spending = Spending(pool, store)
-        self._sharing = None if pool is None else Sharing(pool, store, self.folder, time.time)
-        self._newcomers = Newcomers(store, wake, home=settings.home, journals=settings.store)
+        self._spending = Spending(settings, store)
+        self._sharing = None if pool is None else Sharing(pool, store, self.folder, self._clock)
+        self._newcomers = Newcomers(settings, store, wake)
         self._dirty: dict[str, None] = {}
         """Names of rows that requests changed, in that order."""
         self._dirty_lock = threading.Lock()
@@ -196,10 +196,10 @@ class Watcher:
     def _prune(self, now: float) -> None:
         """Delete old data; events a few in each round, so that running experiments do not wait."""
         if now - self._pruned_at >= PRUNE_S:
-            self._store.prune(at=time.time())
+            self._store.prune(at=self._clock())
             self._pruned_at, self._is_pruning = now, True
         if self._is_pruning:
-            self._is_pruning = self._store.prune_feed(at=time.time()) > 0
+            self._is_pruning = self._store.prune_feed(at=self._clock()) > 0
 
     def _alone(self, name: str, act: Callable[[str], _Found]) -> _Found | None:
         """Call `act` for one experiment. An error is logged once, and harms no other experiment."""
@@ -274,7 +274,7 @@ class Watcher:
         row = self._rows[name]
         recorder = self._recorders.get(name)
         if recorder is None:
-            recorder = self._recorders[name] = Recorder(self.folder(name), self._store, self._wake)
+            recorder = self._recorders[name] = Recorder(self.folder(name), self._store, self._wake, clock=self._clock)
         found = recorder.step(row)
         if found is None:
             if not self._is_refused(name):
@@ -296,7 +296,7 @@ class Watcher:
     def _end(self, name: str, why: str) -> None:
         """Ask an experiment to end, as its owner's budget is used up."""
         row = self._rows[name]
-        asked = DriverRequest(id=f"budget-{row.attempt}", kind="cancel", asked_at=time.time(), reason=why)
+        asked = DriverRequest(id=f"budget-{row.attempt}", kind="cancel", asked_at=self._clock(), reason=why)
         Inbox(self.folder(name).inbox).put(asked)
         self._spending.ends(row)  # only now: if the disk was full, it is asked again
         log.warning("experiment %s: %s", name, why)
@@ -308,7 +308,7 @@ class Watcher:
             bill_usd = None if budgets is None else budgets.bill_usd(row)
             with self.promising:
                 if budgets is not None:
-                    cost_usd = budgets.require_resume(row, expected, time.time(), bill_usd=bill_usd)
+                    cost_usd = budgets.require_resume(row, expected, self._clock(), bill_usd=bill_usd)
                 self._change(row, ExperimentState.QUEUED, GOES_ON, request=act, admitted_usd=cost_usd)
         except HttpProblem as problem:
             if problem.kind is UNAVAILABLE:  # its start asks again
@@ -419,7 +419,7 @@ class Watcher:
         request: str = "",
         admitted_usd: float | None = None,
     ) -> bool:
-        at, expected = time.time(), {row.state}
+        at, expected = self._clock(), {row.state}
         kept = self._store.change(
             row.name,
             at=at,
@@ -472,7 +472,7 @@ class Watcher:
         """Add an experiment that was run by hand; its events come first, so that none is lost."""
         if self._is_known(folder.name):  # submitted meanwhile
             return
-        recorder = Recorder(folder, self._store, self._wake, patience=1)
+        recorder = Recorder(folder, self._store, self._wake, patience=1, clock=self._clock)
         try:
             row = recorder.first_row()
         except JournalError:

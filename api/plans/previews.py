@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field
@@ -221,7 +220,7 @@ class Plans:
 
     def recall(self, fingerprint: bytes) -> PlanAnswer | None:
         """Return the cached answer to a request, if any. Raises its cached Problem."""
-        found = self._memory.recall(fingerprint, time.time())
+        found = self._memory.recall(fingerprint, self._settings.clock())
         if isinstance(found, HttpProblem):
             raise again(found)
         return found
@@ -275,7 +274,7 @@ class Plans:
     async def _ask_once(
         self, preview: Preview, fingerprint: bytes, request: _Asked, caller: str, *, is_hard: bool
     ) -> PlanAnswer:
-        now = float(int(time.time()))
+        now = float(int(self._settings.clock()))
         until, identified = None, False
         try:
             async with self._pool.planner(caller, is_hard=is_hard) as planner:
@@ -331,7 +330,12 @@ class Plans:
         options = preview.options.model_dump(exclude={"overrides"})
         self._keep(
             StoredPlan(
-                id=id, created_at=time.time(), words=facts["words"], options=options, status=answer.status, body=body
+                id=id,
+                created_at=self._settings.clock(),
+                words=facts["words"],
+                options=options,
+                status=answer.status,
+                body=body,
             )
         )
         return answer

@@ -16,7 +16,6 @@ import math
 import resource
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -58,6 +57,8 @@ class RestQuestion:
     """Other limits for an experiment; serialised as JSON."""
 
     name: str
+    now: float
+    """Unix time of the question; an experiment that has not started is planned as if it started then."""
     limits: Limits = field(default_factory=Limits)
     """Other limits of a started experiment, as its driver counts them."""
     driven: bool = False
@@ -87,7 +88,7 @@ def answered(question: Json, home: Path, code: Sequence[str] = ()) -> Json:
     """
     asked = TypeAdapter(RestQuestion).validate_python(question)
     if asked.words:
-        extension = waiting_extension(asked.words, asked.other, asked.policy, time.time(), code)
+        extension = waiting_extension(asked.words, asked.other, asked.policy, asked.now, code)
         found = RestAnswer(extension=extension, had=Limits())
     else:
         found = _of_begun(asked, home)

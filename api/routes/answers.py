@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -107,7 +106,9 @@ def asked(request: Request, principal: Principal, key: str | None, body: bytes =
     return KeyedRequest(key=key, owner=principal.token, digest=digest.hexdigest())
 
 
-async def once(store: Store, request: KeyedRequest, act: Callable[[], Awaitable[Response]]) -> Response:
+async def once(
+    store: Store, clock: Callable[[], float], request: KeyedRequest, act: Callable[[], Awaitable[Response]]
+) -> Response:
     """Return the answer of `act`, or its earlier answer to the same request.
 
     Errors are not stored, so the request may be repeated. Raises Problem KEY_REUSED and KEY_BUSY.
@@ -115,7 +116,7 @@ async def once(store: Store, request: KeyedRequest, act: Callable[[], Awaitable[
     key, owner = request.key, request.owner
     if key is None:
         return await act()
-    found = await run_in_threadpool(store.claim_key, key, owner=owner, request_hash=request.digest, at=time.time())
+    found = await run_in_threadpool(store.claim_key, key, owner=owner, request_hash=request.digest, at=clock())
     if isinstance(found, KeptAnswer):
         return Response(found.body, found.status, {**found.headers, REPLAYED: "true"})
     if found == "reused":
@@ -133,7 +134,7 @@ async def once(store: Store, request: KeyedRequest, act: Callable[[], Awaitable[
     else:
         headers = {name: value for name, value in answer.headers.items() if name in _KEPT_HEADERS}
         kept = KeptAnswer(status=answer.status_code, headers=headers, body=bytes(answer.body))
-        await run_in_threadpool(store.keep_answer, key, owner=owner, answer=kept, at=time.time())
+        await run_in_threadpool(store.keep_answer, key, owner=owner, answer=kept, at=clock())
     return answer
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -224,7 +223,7 @@ async def submit(
                     raise
         raise AssertionError("the last try returns or raises")
 
-    return await once(service.store, given, act)
+    return await once(service.store, service.settings.clock, given, act)
 
 
 _Preview = Callable[..., Awaitable[PlanAnswer]]
@@ -259,7 +258,7 @@ async def _promised(
     found = await preview(experiment)
     if found.status != 200:
         return Response(found.body, found.status, media_type=MEDIA_TYPE)
-    promise = await admission.admit(experiment, found, time.time(), preview, owner=owner)
+    promise = await admission.admit(experiment, found, service.settings.clock(), preview, owner=owner)
     planned = planned_of(json.loads(found.body))
     if promise is not None:
         planned = replace(planned, planned_cost_usd=promise.cost_usd)
@@ -353,7 +352,7 @@ async def _acted(
         submission = await run_in_threadpool(effect, name, request=given.request)
         return json_answer(views_json.experiment_view(submission), 202)
 
-    return await once(service.store, given, act)
+    return await once(service.store, service.settings.clock, given, act)
 
 
 @router.post(
@@ -389,7 +388,7 @@ async def extend(
         found = await extensions.planned_and_granted(*asked_for, request=id)
         return json_answer(views_json.extension_view(found))
 
-    return await once(service.store, given, act)
+    return await once(service.store, service.settings.clock, given, act)
 
 
 @_action(

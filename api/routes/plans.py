@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Annotated, Any
@@ -108,7 +107,7 @@ async def _beside_promises(
     if answer.status != 200:
         return _response(answer)
     plan = partial(service.plans.preview, options=PreviewOptions(policy=options.policy), caller=caller)
-    promise = await admission.admit(fitted, answer, time.time(), plan, owner=owner)
+    promise = await admission.admit(fitted, answer, service.settings.clock(), plan, owner=owner)
     if promise is None and not fitted.notes:
         return _response(answer)
     estimate = json.loads(answer.body)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import asdict
 from typing import Annotated
 
@@ -183,7 +182,7 @@ def _table(settings: Settings, types: list[str], region: str) -> LiveTable:
 )
 def get_pool(service: Serving, _reader: Reader) -> Response:
     """The experiments that run or wait, with what each may hold and what it is promised. 404 without a pool."""
-    return json_answer(pool_view(service, time.time()))
+    return json_answer(pool_view(service, service.settings.clock()))
 
 
 def pool_view(service: Service, now: float) -> PoolView:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.states import ACTIVE, Action, ExperimentState, possible
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.submission import Submission
+from tests.builders.clocks import Clock
 from tests.builders.jobs import JOB
 from tests.builders.service_client import Client, served
 from tests.builders.virtual_runs import run_virtual
@@ -42,6 +42,7 @@ class FakeRuns:
     """In the place of Runs."""
 
     store: Store
+    clock: Callable[[], float]
     results: dict[str, Result] = field(default_factory=dict)
     printed: list[PrintedLine] = field(default_factory=list)
     extended: list[str] = field(default_factory=list)
@@ -62,7 +63,7 @@ class FakeRuns:
 
     def submit(self, experiment: Experiment, *, promise: Promise | None = None, **options: Any) -> Submission:
         self._fail()
-        now = time.time()
+        now = self.clock()
         words, queued = experiment.to_words(), ExperimentState.QUEUED
         made = Submission(name=experiment.name, state=queued, created_at=now, changed_at=now, words=words, **options)
         with self.promising:
@@ -82,13 +83,13 @@ class FakeRuns:
 
     def cancel(self, name: str, *, request: str = "") -> Submission:
         self._fail()
-        self.store.change(name, at=time.time(), state=ExperimentState.CANCELLED, reason="cancelled")
+        self.store.change(name, at=self.clock(), state=ExperimentState.CANCELLED, reason="cancelled")
         return self._known(name)
 
     def resume(self, name: str, *, request: str = "") -> Submission:
         if self._known(name).state in ACTIVE:
             raise HttpProblem(CONFLICT, f"experiment {name!r} is at work; there is nothing to resume")
-        self.store.change(name, at=time.time(), state=ExperimentState.QUEUED)
+        self.store.change(name, at=self.clock(), state=ExperimentState.QUEUED)
         return self._known(name)
 
     def limit(self, name: str, *, max_instances: int | None, request: str = "") -> Submission:
@@ -156,13 +157,18 @@ class NearPlans(Plans):
     """Plans in this process: nothing is to be started first."""
 
     async def answer(self, preview: Preview, fingerprint: bytes, caller: str = "") -> PlanAnswer:
-        return await asyncio.to_thread(self._near, self._question(preview, float(int(time.time()))))
+        return await asyncio.to_thread(self._near, self._question(preview, float(int(self._settings.clock()))))
 
     def _near(self, asked: dict[str, Any]) -> PlanAnswer:
         question = question_of(asked, self._settings.home, live=False)
         status, body = planned(question)
         made = StoredPlan(
-            id=question.id, created_at=time.time(), words=question.words, options={}, status=status, body=body
+            id=question.id,
+            created_at=self._settings.clock(),
+            words=question.words,
+            options={},
+            status=status,
+            body=body,
         )
         self._store.keep_plans([made])
         return PlanAnswer(id=question.id, status=status, body=body)
@@ -176,6 +182,7 @@ class FakeService:
     store: Store
     runs: FakeRuns
     feed: EventFeed
+    clock: Clock
 
     def add(self, name: str, **changes: Any) -> Submission:
         """An experiment that the store knows."""
@@ -198,17 +205,18 @@ def _document(app: FastAPI) -> dict[str, Any]:
 @contextmanager
 def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
     """A service in this process, whatever host is asked for, without tokens unless `auth` is set."""
-    given: dict[str, Any] = {"home": home, "hosts": ("*",), "entrypoints": ("examples.digits:*",)}
+    clock = Clock()
+    given: dict[str, Any] = {"home": home, "hosts": ("*",), "entrypoints": ("examples.digits:*",), "clock": clock}
     chosen = Settings(**given | settings)
     store, feed = open_store(chosen.store, home), EventFeed()
     admission = None if chosen.pool is None else Admission(chosen.pool, store)
-    runs = FakeRuns(store=store, admission=admission)
+    runs = FakeRuns(store=store, clock=clock, admission=admission)
     plans = NearPlans(chosen, store)
     app = app_of(Service(settings=chosen, store=store, plans=plans, runs=cast("ExperimentRuns", runs), feed=feed))
     # All apps have the same routes, and to derive the document of each anew is most of what a short test takes.
     app.openapi_schema = _document(app)
     with served(app) as client:
-        yield FakeService(client=client, store=store, runs=runs, feed=feed)
+        yield FakeService(client=client, store=store, runs=runs, feed=feed, clock=clock)
 
 
 WORDS: dict[str, Any] = {

@@ -79,7 +79,8 @@ class World:
     def __init__(self, home: Path) -> None:
         self.now = START
         pool = SharedPool(name="p", provider="virtual", instances=8, gpus_per_instance=1, budgets_usd=BUDGETS_USD)
-        settings = Settings(home=home, pool=pool, limits=ServiceLimits(max_running=3), auto_resume=True)
+        limits = ServiceLimits(max_running=3)
+        settings = Settings(home=home, pool=pool, limits=limits, auto_resume=True, clock=lambda: self.now)
         self.store: Store = open_store(None, home)
         self.truths: dict[str, Truth] = {}
         self.runs = ExperimentRuns(settings, self.store, lambda: None)
@@ -157,7 +158,9 @@ class World:
         object.__setattr__(after, "jct_s", after.cost_usd / truth.usd_per_s)
         began = truth.spent_usd > 0.0 or row.state is not QUEUED
         question = (
-            RestQuestion(name=name) if began else RestQuestion(name=name, words=dict(row.words), other=dict(row.words))
+            RestQuestion(name=name, now=self.now)
+            if began
+            else RestQuestion(name=name, now=self.now, words=dict(row.words), other=dict(row.words))
         )
         answer = RestAnswer(extension=Extension(before=before, after=after, stage=0), had=Limits())
         if self.act(self.runs.extensions.grant, question, answer, f"x{self.asked}"):
@@ -249,16 +252,13 @@ class World:
 
 @contextmanager
 def world(home: Path) -> Iterator[World]:
-    """A world whose clock is the program's, as long as it is open."""
+    """A world, whose clock is that of its service."""
     with (
-        patch("time.time", lambda: made.now),
         patch.object(budgets, "ASK_EVERY_S", 0.0),
         patch.object(budgets, "COUNT_EVERY_S", 0.0),
         patch.object(budgets, "COUNTING_SHARE", math.inf),
     ):
-        made = World.__new__(World)
-        made.now = START
-        made.__init__(home)  # type: ignore[misc]
+        made = World(home)
         try:
             yield made
         finally:

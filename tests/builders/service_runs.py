@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders import processes
+from tests.builders.clocks import MID_MONTH, Clock
 from tests.builders.waiting import eventually
 
 STAND_IN = (sys.executable, "-S", str(processes.FOLDER / "stand_in.py"))
@@ -53,9 +54,11 @@ def experiment(name: str = "one", *, profile: dict[str, Any] | None = None, **co
 
 
 def template(home: Path) -> Path:
-    """The journal of a whole run."""
+    """The journal of a whole run, of the time that a house begins with."""
     folder = ExperimentFolder(home=home, name="template")
     run_experiment(experiment("template"), folder)
+    with closing(sqlite3.connect(folder.journal)) as journal, journal:
+        journal.execute("UPDATE experiments SET created_at = ?", (MID_MONTH,))
     return folder.journal
 
 
@@ -84,14 +87,19 @@ class House:
     def __init__(self, home: Path, journal: Path, *, max_running: int = 4, pause_s: float = 0.0) -> None:
         self.home, self.journal, self.pause_s = home, journal, pause_s
         self.ways: dict[str, str] = {}
-        self.settings = Settings(home=home, limits=ServiceLimits(max_running=max_running))
+        self.clock = Clock()
+        self.set(limits=ServiceLimits(max_running=max_running))
         self.store: Store = open_store(None, home)
         self.tell()
+
+    def set(self, **settings: Any) -> None:
+        """Choose the settings of the service, from the next `open` on; others have their defaults."""
+        self.settings = Settings(home=self.home, clock=self.clock, **settings)
 
     def tell(self, **ways: str) -> None:
         """Say how processes of these experiments go."""
         self.ways |= {name.replace("_", "-"): way for name, way in ways.items()}
-        told = {"template": str(self.journal), "pause_s": self.pause_s, "ways": self.ways}
+        told = {"template": str(self.journal), "pause_s": self.pause_s, "ways": self.ways, "now": self.clock()}
         (self.home / "stand-in.json").write_text(json.dumps(told))
 
     def allow(self, max_running: int) -> None:

@@ -68,7 +68,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture(scope="module")
 def address(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings = Settings(home=tmp_path_factory.mktemp("home"), auth=True, entrypoints=("examples.scaling:*",))
-    runs = cast("ExperimentRuns", FakeRuns(store=store))
+    runs = cast("ExperimentRuns", FakeRuns(store=store, clock=settings.clock))
     now = time.time()
     store.add(Submission(name="digits", state=ExperimentState.QUEUED, created_at=now, changed_at=now))
     parts = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=EventFeed())

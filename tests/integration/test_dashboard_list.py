@@ -74,7 +74,7 @@ class NoPlans(Plans):
 def service(home: Path) -> Iterator[Site]:
     settings = Settings(home=home)
     store, feed = open_store(None, home), EventFeed()
-    runs = cast("ExperimentRuns", FakeRuns(store=store))
+    runs = cast("ExperimentRuns", FakeRuns(store=store, clock=settings.clock))
     parts = Service(settings=settings, store=store, plans=NoPlans(settings, store), runs=runs, feed=feed)
     with served(app_of(parts)) as address:
         yield Site(address=address, store=store, feed=feed)

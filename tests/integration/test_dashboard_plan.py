@@ -44,7 +44,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("home")
     settings = Settings(home=home, entrypoints=("examples.scaling:*",))
     store = open_store(None, home)
-    runs = cast("ExperimentRuns", FakeRuns(store=store))
+    runs = cast("ExperimentRuns", FakeRuns(store=store, clock=settings.clock))
     parts = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=EventFeed())
     with served(app_of(parts)) as found:
         yield found

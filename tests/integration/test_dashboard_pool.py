@@ -42,7 +42,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pool = SharedPool(name="team", provider="virtual", folder=str(folder.path), **shape)
         settings = Settings(home=home, entrypoints=("examples.digits:*",), pool=pool)
         store = open_store(None, home)
-        runs = cast("ExperimentRuns", FakeRuns(store=store, admission=Admission(pool, store)))
+        runs = cast("ExperimentRuns", FakeRuns(store=store, clock=settings.clock, admission=Admission(pool, store)))
         parts = Service(settings=settings, store=store, plans=NearPlans(settings, store), runs=runs, feed=EventFeed())
         with served(app_of(parts)) as found:
             yield found

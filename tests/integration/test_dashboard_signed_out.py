@@ -50,7 +50,7 @@ def feed() -> EventFeed:
 @pytest.fixture
 def address(store: Store, feed: EventFeed, tmp_path: Path) -> Iterator[str]:
     settings = Settings(home=tmp_path, auth=True, limits=ServiceLimits(streams=1))
-    runs = cast("ExperimentRuns", FakeRuns(store=store))
+    runs = cast("ExperimentRuns", FakeRuns(store=store, clock=settings.clock))
     parts = Service(settings=settings, store=store, plans=NoPlans(settings, store), runs=runs, feed=feed)
     with served(app_of(parts)) as found:
         yield found

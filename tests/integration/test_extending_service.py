@@ -16,7 +16,7 @@ from rubberband.api.plans.process import RestQuestion
 from rubberband.api.problems import HttpProblem
 from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
-from rubberband.api.settings import ServiceLimits, Settings
+from rubberband.api.settings import ServiceLimits
 from rubberband.executor.core import extending
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
@@ -39,7 +39,8 @@ def service(home: Path, journal: Path, **limits: Any) -> Iterator[tuple[Client, 
     """A service with an experiment `one` that runs, until the house lets it go on."""
     house = House(home, journal)
     house.tell(one="hold")
-    settings, feed = Settings(home=home, hosts=("*",), limits=ServiceLimits(**limits)), EventFeed()
+    house.set(hosts=("*",), limits=ServiceLimits(**limits))
+    settings, feed = house.settings, EventFeed()
     runs, plans = ExperimentRuns(settings, house.store, feed.wake, command=STAND_IN), Plans(settings, house.store)
     with served(app_of(Service(settings=settings, store=house.store, plans=plans, runs=runs, feed=feed))) as client:
         runs.submit(experiment())
@@ -92,7 +93,7 @@ def test_planners_find_a_store_whose_url_is_hidden_from_the_process_list(tmp_pat
     run_experiment(experiment("template"), folder)
 
     async def ask_of(plans: Plans) -> None:
-        question = RestQuestion(name="template", limits=extending.Limits(deadline_s=7200.0))
+        question = RestQuestion(name="template", now=0.0, limits=extending.Limits(deadline_s=7200.0))
         with pytest.raises(HttpProblem, match=r"it has ended \(done\)"):
             await plans.rest(question)
         (pid,) = plans.pids

@@ -25,7 +25,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A service that plans in processes of its own, and runs nothing."""
     home = tmp_path_factory.mktemp("home")
     settings, store, feed = Settings(home=home, hosts=("*",)), open_store(None, home), EventFeed()
-    runs = cast("ExperimentRuns", FakeRuns(store=store))
+    runs = cast("ExperimentRuns", FakeRuns(store=store, clock=settings.clock))
     plans = Plans(settings, store)
     with served(app_of(Service(settings=settings, store=store, plans=plans, runs=runs, feed=feed))) as made:
         yield made

@@ -35,7 +35,7 @@ KILLS = 20
 def prepare(home: Path, *, pause_s: float = 0.0, ways: dict[str, str]) -> Path:
     """Say how stand-ins go; gives the journal that they copy."""
     journal = template(home / "template")
-    told = {"template": str(journal), "pause_s": pause_s, "ways": ways}
+    told = {"template": str(journal), "now": time.time(), "pause_s": pause_s, "ways": ways}
     (home / "stand-in.json").write_text(json.dumps(told))
     return journal
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ def from_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def house(tmp_path: Path) -> Iterator[House]:
     """A home with its store, whose experiments have processes of their own."""
     made = House(tmp_path, tmp_path)
+    made.settings = replace(made.settings, clock=time.time)  # as the processes have it
     yield made
     made.store.close()
 

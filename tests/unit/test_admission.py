@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -211,11 +210,11 @@ def test_the_deadline_of_a_refusal_does_though_a_cheaper_and_slower_plan_keeps_i
 
 
 def test_a_preview_says_what_would_be_promised_and_promises_nothing(service: FakeService) -> None:
-    before = time.time()
+    before = service.clock()
     preview = service.client.post("/v1/plans", json=words(**TIGHT)).json()
     span = preview["promise"]
     assert span["end_at"] - span["start_at"] == pytest.approx(120.0 + START_S)
-    assert before <= span["start_at"] <= time.time()
+    assert before <= span["start_at"] <= service.clock()
     assert service.store.promises() == []
 
 
@@ -308,7 +307,7 @@ def test_a_process_that_starts_hears_at_once_what_it_is_promised(service: FakeSe
     row = service.store.submission("one")
     assert row is not None
     folder = ExperimentFolder(home=tmp_path, name="one")
-    sharing = Sharing(POOL, service.store, lambda name: folder, time.time)
+    sharing = Sharing(POOL, service.store, lambda name: folder, service.clock)
     assert not sharing.is_member(row), "a simulated run has its clock for itself, and waits for no cap"
     sharing.begin(row)
     (asked,) = Inbox(folder.inbox).pending()
@@ -318,7 +317,7 @@ def test_a_process_that_starts_hears_at_once_what_it_is_promised(service: FakeSe
 def test_a_promise_ends_with_its_experiment(service: FakeService) -> None:
     assert submit(service, "one", **TIGHT).status_code == 201
     assert submit(service, "two", **TIGHT).status_code == 422
-    service.store.change("one", at=time.time(), state=ExperimentState.DONE, reason="")
+    service.store.change("one", at=service.clock(), state=ExperimentState.DONE, reason="")
     assert submit(service, "two", **TIGHT).status_code == 201
 
 
@@ -386,7 +385,7 @@ def test_a_months_budget_counts_what_is_spent_and_what_is_planned(tmp_path: Path
         refused = submit(service, "three", **free)
         assert refused.status_code == 422
         assert "0.48 USD of 0.50 USD are spent or planned this month" in refused.json()["detail"]
-        service.store.change("one", at=time.time(), state=ExperimentState.DONE, reason="")
+        service.store.change("one", at=service.clock(), state=ExperimentState.DONE, reason="")
         assert submit(service, "three", **free).status_code == 201, "it cost nothing"
 
 

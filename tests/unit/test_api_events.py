@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -256,7 +255,7 @@ def test_a_reader_of_deleted_events_gets_the_reason(
     service.store.append(entries("old", 1, 2))
     service.store.add(Submission(name="old", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0))
     service.store.append(entries("kept", 1, 2))
-    assert service.store.prune_feed(at=time.time()) == 3
+    assert service.store.prune_feed(at=service.clock()) == 3
     monkeypatch.setattr(service.feed, "wait", end)
     answer = service.client.get(f"/v1/events{query}", headers={} if last is None else {"last-event-id": last})
     assert answer.status_code == status

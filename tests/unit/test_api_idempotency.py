@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -116,12 +115,12 @@ def test_after_a_crash_before_the_answer_was_kept_it_is_not_done_again(
     assert len(service.store.submissions().items) == (2 if path == "" else 1)
 
 
-def test_an_accepted_request_is_not_refused_later(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
-    soon = datetime.now(UTC) + timedelta(hours=1)
+def test_an_accepted_request_is_not_refused_later(service: FakeService) -> None:
+    soon = datetime.fromtimestamp(service.clock() + 3600.0, UTC)
     document = words(constraints__deadline=soon.isoformat())
     assert ask(service, "", document).status_code == 201
     forget_answers(service)
-    monkeypatch.setattr(time, "time", lambda: soon.timestamp() + 1.0)
+    service.clock.now = soon.timestamp() + 1.0
     assert ask(service, "", document).status_code == 201
     assert ask(service, "", words(name="late", constraints__deadline=soon.isoformat()), "late").status_code == 422
 
@@ -170,7 +169,7 @@ def test_the_keys_of_a_token_that_was_revoked_are_nothing_to_the_next_of_its_nam
 
 def test_a_key_that_is_being_served_holds_up_no_other_token(strict: FakeService) -> None:
     (first, first_token), (_, second_token) = _two(Tokens(strict.store))
-    assert strict.store.claim_key("k", owner=first.id, request_hash="h", at=time.time()) is None
+    assert strict.store.claim_key("k", owner=first.id, request_hash="h", at=strict.clock()) is None
     assert ask(strict, "", words(), token=first_token).json()["type"] == "/problems/idempotency-key-reused"
     assert ask(strict, "", words(), token=second_token).status_code == 201
 

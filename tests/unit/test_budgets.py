@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -28,9 +28,7 @@ from rubberband.units import month_end
 from rubberband.values.submission import Summary
 from tests.builders.fake_runs import FakeService, fake_service, words
 from tests.builders.pools import broker, lending_pool
-from tests.builders.pools import mid_month as mid_month
 
-pytestmark = pytest.mark.usefixtures("mid_month")
 POOL = SharedPool(name="team", provider="virtual", instances=4, gpus_per_instance=1, max_usd_per_month=0.5)
 CALM = {"constraints__deadline": "20m"}
 """0.24 USD."""
@@ -56,7 +54,7 @@ def test_a_plan_that_the_months_cap_does_not_cover_is_refused_before_and_at_its_
     assert refused.status_code == 422
     problem, preview = refused.json(), service.client.post("/v1/plans", json=words(name="three", **CALM))
     assert (preview.status_code, preview.json()["detail"]) == (422, problem["detail"])
-    now = time.time()
+    now = service.clock()
     month, after = f"{datetime.fromtimestamp(now, UTC):%B %Y}", datetime.fromtimestamp(month_end(now), UTC)
     assert problem["detail"] == (
         f"pool team's max_usd_per_month: 0.48 USD of 0.50 USD are spent or planned in {month}, 0.0200 USD are left, "
@@ -95,13 +93,13 @@ def test_an_experiment_without_a_deadline_counts_too(service: FakeService) -> No
     assert submit(service, "two", **free).status_code == 201
     assert "spent or planned" in submit(service, "three", **free).json()["detail"]
     less = Summary(forecast_cost_usd=0.02, cost_usd=0.01)
-    service.store.change("one", at=time.time(), state=ExperimentState.RUNNING, summary=less)
+    service.store.change("one", at=service.clock(), state=ExperimentState.RUNNING, summary=less)
     assert submit(service, "three", **free).status_code == 422, "it counts with what it was admitted for until it ends"
-    service.store.change("one", at=time.time(), state=ExperimentState.DONE)
+    service.store.change("one", at=service.clock(), state=ExperimentState.DONE)
     assert submit(service, "three", **free).status_code == 201
     more = Summary(forecast_cost_usd=0.4)
-    service.store.change("two", at=time.time(), state=ExperimentState.RUNNING, summary=more)
-    used_usd = Budgets(POOL, service.store).used_usd("", time.time())
+    service.store.change("two", at=service.clock(), state=ExperimentState.RUNNING, summary=more)
+    used_usd = Budgets(POOL, service.store).used_usd("", service.clock())
     assert used_usd == pytest.approx(0.01 + 0.4 + 0.24), "a forecast counts where it is more"
 
 
@@ -185,7 +183,7 @@ def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
             row = service.store.submission(name)
             assert row is not None
             other = with_limits(row.words, None, max_cost_usd)
-            return RestQuestion(name=name, words=dict(row.words), other=other)
+            return RestQuestion(name=name, now=service.clock(), words=dict(row.words), other=other)
 
         def grant(_asked: RestQuestion, answer: RestAnswer, request: str) -> Any:
             granted.append(request)
@@ -195,8 +193,9 @@ def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
             return service.client.post(f"/v1/experiments/{name}/extend", json=limits)
 
         unused: Any = None
+        settings: Any = SimpleNamespace(clock=service.clock)
         assert service.runs.admission is not None
-        extensions = Extensions(unused, service.store, unused, unused, service.runs.admission.budgets)
+        extensions = Extensions(settings, service.store, unused, unused, service.runs.admission.budgets)
         monkeypatch.setattr(extensions, "question", question)
         monkeypatch.setattr(extensions, "grant", grant)
         monkeypatch.setattr(type(service.runs), "extensions", extensions)
@@ -227,6 +226,7 @@ def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
 
 def test_no_month_is_named_for_what_is_more_than_a_whole_budget(service: FakeService) -> None:
     pool = replace(POOL, budgets_usd={"": 0.3})
-    expense, now = Expense(cost_usd=0.4, start_at=time.time(), duration_s=0.0), time.time()
+    now = service.clock()
+    expense = Expense(cost_usd=0.4, start_at=now, duration_s=0.0)
     with pytest.raises(HttpProblem, match=r"costs 0\.40 USD; submit a cheaper one, or ask the operator for a larger"):
         Budgets(pool, service.store).require_budget("", expense, now)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
@@ -17,9 +14,7 @@ from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from tests.builders.fake_runs import FakeService, fake_service, words
 from tests.builders.pools import broker, lending_pool
-from tests.builders.pools import mid_month as mid_month
 
-pytestmark = pytest.mark.usefixtures("mid_month")
 HTML = {"Accept": "text/html"}
 FILE = PoolFile(name="team", instances=1, gpus_per_instance=2, provider="virtual")
 
@@ -29,7 +24,7 @@ def shared(folder: str | None = None, **more: Any) -> SharedPool:
 
 
 def add(service: FakeService, name: str, owner: str, spans: list[tuple[int, float]]) -> None:
-    now = time.time()
+    now = service.clock()
     row = Submission(
         name=name,
         owner=owner,
@@ -79,7 +74,7 @@ def test_a_token_whose_experiments_are_over_keeps_its_share_of_the_month(tmp_pat
     path = str(tmp_path / "pools" / "team")
     with broker(lending_pool(), FILE, tmp_path), fake_service(tmp_path, pool=shared(path)) as service:
         add(service, "c", "ben", [])
-        service.store.change("c", at=time.time(), state=ExperimentState.DONE, reason="")
+        service.store.change("c", at=service.clock(), state=ExperimentState.DONE, reason="")
         page = shown(service)
     assert "No experiment runs on the pool" in page
     ben = re.search(r'<td role="cell" data-label="token"[^>]*>ben</td>(.*?)</tr>', page)

@@ -16,7 +16,7 @@ from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments import budgets as spending
 from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.problems import REFUSED, UNAVAILABLE, HttpProblem
-from rubberband.api.settings import ServiceLimits, Settings, SharedPool
+from rubberband.api.settings import ServiceLimits, SharedPool
 from rubberband.errors import InputError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.events import CancelRequested
@@ -31,27 +31,26 @@ from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin, month_end
 from rubberband.values.submission import Submission, Summary
+from tests.builders.clocks import MID_MONTH
 from tests.builders.fake_runs import FakeService, fake_service, words
 from tests.builders.jobs import JOB
-from tests.builders.pools import mid_month as mid_month
 from tests.builders.service_runs import DONE, House, experiment, extend
 from tests.builders.stories import Story
 from tests.builders.virtual_runs import run_virtual
 from tests.builders.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("mid_month")
 QUEUED, INTERRUPTED, RUNNING = ExperimentState.QUEUED, ExperimentState.INTERRUPTED, ExperimentState.RUNNING
 POOL = SharedPool(name="team", provider="virtual", instances=4, gpus_per_instance=1)
 
 
 def limited(house: House, budget_usd: float, **settings: Any) -> None:
     """From now on the token without a name has this budget."""
-    house.settings = Settings(home=house.home, pool=replace(POOL, budgets_usd={"": budget_usd}), **settings)
+    house.set(pool=replace(POOL, budgets_usd={"": budget_usd}), **settings)
 
 
 def spend(house: House, cost_usd: float, name: str = "other") -> None:
     """An experiment that is over, and cost this much."""
-    now = time.time()
+    now = house.clock()
     row = Submission(name=name, state=DONE, created_at=now, changed_at=now, summary=Summary(cost_usd=cost_usd))
     assert house.store.add(row)
 
@@ -70,7 +69,7 @@ def test_a_resume_asks_for_what_is_left_of_it_and_counts_with_the_whole(house: H
     assert 0.0 < spent_usd < (row.summary.forecast_cost_usd or 0.0)
     limited(house, 1.0, limits=ServiceLimits(max_running=0))
     spend(house, 0.9)
-    now = time.time()
+    now = house.clock()
     with house.open() as runs:
         with pytest.raises(
             HttpProblem, match=r"budget of : .* are spent or planned this month, and the rest of it costs"
@@ -82,6 +81,50 @@ def test_a_resume_asks_for_what_is_left_of_it_and_counts_with_the_whole(house: H
     used_usd = Budgets(replace(POOL), house.store).used_usd("", now)
     assert used_usd - 0.3 > spent_usd, "the rest of it counts from then on"
     assert house.row("one").admitted_usd == pytest.approx(used_usd - 0.3)
+
+
+@pytest.fixture(params=["UTC", "LINT-14", "PST8PDT,M3.2.0,M11.1.0"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A service far to the east, or to the west, where another month has begun, or has not."""
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("zone")
+def test_a_months_budget_is_whole_again_as_the_month_ends_in_utc_wherever_the_service_is(house: House) -> None:
+    limited(house, 0.3, limits=ServiceLimits(max_running=0))
+    ends_at = month_end(house.clock())
+    house.clock.now = ends_at - 60.0
+    month, now = month_begin(house.clock()), house.clock()
+    spent = Summary(cost_usd=0.25, month_at=month, month_cost_usd=0.25)
+    assert house.store.add(Submission(name="other", state=DONE, created_at=now, changed_at=now, summary=spent))
+    with house.open() as runs:
+        with pytest.raises(HttpProblem, match=r"0\.25 USD of 0\.30 USD are spent or planned this month"):
+            runs.submit(experiment("one"), admitted_usd=0.2)
+        house.clock.now = ends_at
+        assert runs.submit(experiment("one"), admitted_usd=0.2).state is QUEUED
+        house.clock.now = month_end(ends_at) - 60.0
+        with pytest.raises(HttpProblem, match=r"0\.20 USD of 0\.30 USD are spent or planned this month"):
+            runs.submit(experiment("two"), admitted_usd=0.2)
+
+
+def test_an_experiment_that_waits_for_money_starts_as_the_next_month_begins(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spending, "ASK_EVERY_S", 0.01)
+    limited(house, 0.3, limits=ServiceLimits(max_running=0))
+    with house.open() as runs:
+        runs.submit(experiment("late"), admitted_usd=0.2)
+    spend(house, 0.2)
+    limited(house, 0.3)
+    with house.open():
+        eventually(lambda: "it waits for money" in house.row("late").reason)
+        house.clock.now = month_end(house.clock())
+        house.tell()
+        assert house.wait("late", DONE).attempt == 1
 
 
 def test_cancelled_experiments_do_not_multiply_a_budget_by_being_resumed(house: House) -> None:
@@ -116,13 +159,13 @@ def test_an_experiment_of_the_queue_waits_while_what_runs_leaves_no_money(
     limited(house, 0.3, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment("late"), admitted_usd=0.2)
-    house.store.change("other", at=time.time(), summary=Summary(cost_usd=0.2))
+    house.store.change("other", at=house.clock(), summary=Summary(cost_usd=0.2))
     limited(house, 0.3)
     with house.open():
         told = eventually(lambda: reason if (reason := house.row("late").reason) else None)
         assert told.startswith("it waits for money: budget of : 0.20 USD of 0.30 USD are spent or planned this month")
         assert house.row("late").state is QUEUED
-        house.store.change("other", at=time.time(), summary=Summary(cost_usd=0.05))
+        house.store.change("other", at=house.clock(), summary=Summary(cost_usd=0.05))
         assert house.wait("late", DONE).attempt == 1
 
 
@@ -195,7 +238,7 @@ def test_two_submissions_at_the_same_moment_do_not_get_the_same_money(
 
 def test_an_extended_experiment_of_the_queue_counts_with_its_new_plan(house: House) -> None:
     limited(house, 10.0, limits=ServiceLimits(max_running=0))
-    now = time.time()
+    now = house.clock()
     with house.open() as runs:
         runs.submit(experiment(deadline="10m", max_cost=5.0, objective="min_time"), admitted_usd=0.01)
         after = extend(runs, house.home, "one", max_cost_usd=6.0, request="more").after
@@ -212,11 +255,11 @@ def test_an_extension_of_an_ended_experiment_asks_for_what_it_adds(house: House)
     with house.open() as runs:
         runs.submit(experiment(deadline="10m", max_cost=5.0, objective="min_time"), admitted_usd=0.01)
         after = extend(runs, house.home, "one", max_cost_usd=6.0, request="more").after
-    house.store.change("one", at=time.time(), state=ExperimentState.CANCELLED, summary=Summary(cost_usd=0.1))
+    house.store.change("one", at=house.clock(), state=ExperimentState.CANCELLED, summary=Summary(cost_usd=0.1))
     granted = replace(_extension(replace(after, cost_usd=0.55)), before=replace(after, cost_usd=0.5))
     spend(house, 0.8)
     budgets = Budgets(replace(POOL, budgets_usd={"": 1.0}), house.store)
-    assert budgets.require_extension(house.row("one"), granted, time.time(), bill_usd=None) == pytest.approx(0.15)
+    assert budgets.require_extension(house.row("one"), granted, house.clock(), bill_usd=None) == pytest.approx(0.15)
 
 
 def test_a_start_asks_for_the_pools_own_bill(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,14 +274,15 @@ def test_a_start_asks_for_the_pools_own_bill(house: House, monkeypatch: pytest.M
     with pytest.raises(
         HttpProblem, match=r"4\.90 USD of 5\.00 USD are spent or planned .* this experiment costs 0\.20 USD"
     ):
-        budgets.require_start(row, time.time())
+        budgets.require_start(row, house.clock())
 
 
 def test_each_attempt_is_asked_to_end_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spending, "COUNT_EVERY_S", 0.0)
     monkeypatch.setattr(spending, "COUNTING_SHARE", 1e9)
+    limited(house, 0.5)
     spend(house, 0.6)
-    found = spending.Spending(replace(POOL, budgets_usd={"": 0.5}), house.store)
+    found = spending.Spending(house.settings, house.store)
     first = Submission(name="one", state=RUNNING, created_at=1.0, changed_at=1.0, attempt=1)
     second = replace(first, attempt=2)
     assert [row for row, _ in found.to_end([first])] == [first]
@@ -279,11 +323,11 @@ def test_without_a_profile_an_experiment_counts_with_its_max_cost_until_it_is_pl
     row = service.store.submission("one")
     assert row is not None
     assert row.admitted_usd == 0.2
-    assert Budgets(POOL, service.store).used_usd("", time.time()) == pytest.approx(0.2)
+    assert Budgets(POOL, service.store).used_usd("", service.clock()) == pytest.approx(0.2)
 
 
 def test_money_counts_in_the_month_in_which_it_is_spent_or_planned(service: FakeService) -> None:
-    now = time.time()
+    now = service.clock()
     month, later = month_begin(now), month_end(now)
     old = Summary(cost_usd=9.0, month_at=month_begin(month - 1.0), month_cost_usd=9.0)
     service.add("last-month", state=DONE, created_at=month - 9e5, changed_at=now, summary=old)
@@ -299,7 +343,7 @@ def test_money_counts_in_the_month_in_which_it_is_spent_or_planned(service: Fake
 
 
 def test_a_measurement_that_died_counts_with_all_that_it_may_have_cost(service: FakeService) -> None:
-    now = time.time()
+    now = service.clock()
     row = service.add("lost", state=INTERRUPTED, created_at=now, changed_at=now, admitted_usd=0.25, attempt=1)
     asked = Budgets(POOL, service.store)
     assert asked.used_usd("", now) == pytest.approx(0.25)
@@ -315,13 +359,13 @@ def test_a_profile_whose_run_did_not_begin_is_paid_for(house: House, monkeypatch
         runs.submit(experiment())
         house.wait("one", ExperimentState.REFUSED)
         assert house.row("one").summary.cost_usd == 0.0
-    ending = Ending(attempt=1, exit_code=3, error="no plan", at=time.time(), spent_usd=0.7)
+    ending = Ending(attempt=1, exit_code=3, error="no plan", at=house.clock(), spent_usd=0.7)
     write_ending(folder, ending)
-    house.store.change("one", at=time.time(), state=ExperimentState.STARTING)
+    house.store.change("one", at=house.clock(), state=ExperimentState.STARTING)
     with house.open():
         house.wait("one", ExperimentState.REFUSED)
     assert house.row("one").summary.cost_usd == 0.7
-    assert Budgets(POOL, house.store).used_usd("", time.time()) == pytest.approx(0.7)
+    assert Budgets(POOL, house.store).used_usd("", house.clock()) == pytest.approx(0.7)
 
 
 def test_a_broker_that_does_not_answer_is_said_and_started_and_its_bill_is_never_guessed(
@@ -342,7 +386,7 @@ def test_a_summary_has_the_cost_of_the_profile_and_the_part_of_the_latest_month(
     controller, _, _ = run_virtual(replace(JOB, offer=replace(JOB.offer, minimum_billed_s=0.0)))
     ended_s = controller.state.ended_at or 0.0
     whole_usd, half_usd = (bill_usd(controller.state, at) for at in (ended_s, ended_s / 2.0))
-    month = month_begin(time.time())
+    month = month_begin(MID_MONTH)
 
     def seen(created_at: float) -> Summary:
         setup = {"provider": "virtual", "profiling_cost_usd": 5.0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 from rubberband.api.experiments import Journals, Settled
 from rubberband.api.experiments.starting import Processes
 from rubberband.api.problems import HttpProblem
-from rubberband.api.settings import ServiceLimits, Settings
+from rubberband.api.settings import ServiceLimits
 from rubberband.cli import app
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import HostedRun
@@ -49,7 +48,7 @@ def test_a_run_started_by_hand_and_cut_off_is_resumed(house: House) -> None:
 
 def test_a_run_started_by_hand_waits_in_the_queue_like_a_submitted_one(house: House) -> None:
     cut_off(template(house.home), at=3)
-    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
+    house.set(limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         house.wait("template", INTERRUPTED)
         assert runs.resume("template").state is QUEUED
@@ -64,7 +63,7 @@ def test_a_run_started_by_hand_waits_in_the_queue_like_a_submitted_one(house: Ho
 def test_a_resume_takes_back_what_was_asked_to_end_before(house: House) -> None:
     """As by who cancelled it at the moment at which it was cut off; what was granted stays."""
     cut_off(template(house.home), at=3)
-    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
+    house.set(limits=ServiceLimits(max_running=0))
     inbox = Inbox(ExperimentFolder(home=house.home, name="template").inbox)
     inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
     inbox.put(DriverRequest(id="r-1", kind="extend", asked_at=2.0, max_cost_usd=100.0))
@@ -79,7 +78,7 @@ def test_runs_with_names_of_an_older_form_are_shown_extended_cancelled_and_resum
     house: House, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = experiment().model_copy(update={"name": name})
-    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
+    house.set(limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         assert runs.submit(old).state is QUEUED
         assert extend(runs, house.home, name, deadline="2h", request="r1").applied
@@ -97,7 +96,7 @@ def test_a_budget_that_is_more_than_may_be_spent_here_is_not_gone_on_with(house:
     run_experiment(experiment("dear", max_cost=6.0), dear)
     cut_off(dear.journal, at=3)
     cut_off(template(house.home), at=3)
-    house.settings = Settings(home=house.home, limits=ServiceLimits(max_cost_usd=5.0))
+    house.set(limits=ServiceLimits(max_cost_usd=5.0))
     with house.open() as runs:
         for name, told in (("template", "none is not allowed here"), ("dear", "6.00 USD is not allowed here")):
             house.wait(name, INTERRUPTED)
@@ -174,7 +173,7 @@ def test_a_run_of_another_home_is_not_driven_twice(house: House) -> None:
 
 def test_a_measurement_that_failed_on_ec2_is_not_paid_for_twice(house: House) -> None:
     house.tell(one="silent")
-    house.settings = Settings(home=house.home, providers=("aws",), entrypoints=("a:b",), checkpoints=("s3://a",))
+    house.set(providers=("aws",), entrypoints=("a:b",), checkpoints=("s3://a",))
     words = experiment("one").to_words() | {
         "entrypoint": "a:b",
         "constraints": {"max_cost": 5},
@@ -222,7 +221,7 @@ def test_a_resume_that_comes_late_leaves_the_cancel_of_what_runs_by_now(
         def require_slowly(row: Submission, action: str) -> None:
             require(row, action)
             if next(looks, "") == "under the lock":
-                at = time.time()
+                at = house.clock()
                 assert house.store.change("template", at=at, state=ExperimentState.QUEUED, reason="", expected=None)
                 runs._watcher.kick("template")  # the automatic restart
                 house.wait("template", RUNNING)
@@ -261,7 +260,7 @@ def test_resuming(house: House) -> None:
 
 
 def test_cancelling_a_queued_experiment(house: House) -> None:
-    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
+    house.set(limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment())
         assert runs.cancel("one", request="c1").state is CANCELLED
@@ -286,14 +285,14 @@ def test_cancelling_a_running_experiment(house: House) -> None:
 
 
 def test_extending_a_queued_experiment_that_has_begun_since(house: House) -> None:
-    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
+    house.set(limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment(max_cost=5.0))
         for _ in range(2):
             found = extend(runs, house.home, "one", max_cost_usd=6.0, request="e1")
             assert (found.applied, found.after.max_cost_usd) == (True, 6.0)
         words = house.row("one").words
-    house.settings = Settings(home=house.home)
+    house.set()
     with house.open() as runs:
         house.wait("one", DONE)
         assert extend(runs, house.home, "one", max_cost_usd=6.0, request="e1").applied

@@ -30,12 +30,12 @@ NARROW = {
 
 @pytest.mark.parametrize(("narrow", "told"), [("provider", "virtual is not allowed"), ("cost", "5.00 USD is more")])
 def test_narrowing_the_allowed_code_refuses_queued_runs(house: House, narrow: str, told: str) -> None:
-    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
+    house.set(limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment("waits", max_cost=5.0))
         runs.submit(experiment("ordered", max_cost=5.0))
     assert house.store.change("ordered", at=0.0, state=STARTING, attempt=1)  # and the server died before it started it
-    house.settings = Settings(home=house.home, **NARROW[narrow])  # type: ignore[arg-type]
+    house.set(**NARROW[narrow])  # type: ignore[arg-type]
     with house.open():
         for name in ("waits", "ordered"):
             reason = house.wait(name, REFUSED).reason
@@ -49,10 +49,10 @@ def test_a_begun_run_that_is_no_longer_allowed_returns_to_its_earlier_state(hous
     with house.open() as runs:
         runs.submit(experiment(max_cost=5.0))
         house.wait("one", INTERRUPTED)
-    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
+    house.set(limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         assert runs.resume("one").state is QUEUED
-    house.settings = Settings(home=house.home, limits=ServiceLimits(max_cost_usd=3.0))
+    house.set(limits=ServiceLimits(max_cost_usd=3.0))
     with house.open() as runs:
         assert "constraints.max_cost" in house.wait("one", INTERRUPTED).reason
         with pytest.raises(HttpProblem, match="max_cost"):
@@ -105,7 +105,7 @@ def test_a_run_without_progress_restarts_automatically_only_once(house: House) -
 def test_runs_that_failed_by_themselves_or_run_by_hand_are_not_restarted(house: House) -> None:
     cut_off(template(house.home), at=3)
     house.tell(one="cut")
-    house.settings = Settings(home=house.home)
+    house.set()
     with house.open() as runs:
         runs.submit(experiment())
         house.wait("one", INTERRUPTED)

@@ -38,6 +38,7 @@ from rubberband.executor.logs.pages import (
 from rubberband.executor.run.follower import Failure, JournalFollower
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
+from tests.builders.clocks import Clock
 from tests.builders.power_cut import PowerCut
 from tests.builders.service_runs import template
 
@@ -124,7 +125,7 @@ def test_a_journal_that_is_read_in_between_is_not_unreadable(tmp_path: Path, mon
         return really(follower, live=live)
 
     monkeypatch.setattr(JournalFollower, "refresh", refresh)
-    recorder, seen = Recorder(folder, store, lambda: None), []
+    recorder, seen = Recorder(folder, store, lambda: None, clock=Clock()), []
     for _ in range(2 * MISREADS + 1):
         step = recorder.step(found)
         assert step is not None

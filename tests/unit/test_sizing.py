@@ -25,6 +25,7 @@ from rubberband.states import ExperimentState
 from rubberband.values.profile import Profile
 from rubberband.values.submission import Submission
 from rubberband.views.formatting import size_line
+from tests.builders.clocks import Clock
 from tests.builders.plans import plan_job
 
 PROFILE = Profile(seconds_per_iteration={1: 10.0, 2: 6.0}, trial_startup_s=1.0)
@@ -244,7 +245,7 @@ def test_the_service_shows_the_size_once_a_run_has_it(tmp_path: Path) -> None:
         )
     )
     result = run_experiment(asked, folder)
-    recorder = Recorder(folder, store, lambda: None)
+    recorder = Recorder(folder, store, lambda: None, clock=Clock())
     row = recorder.step(submission)
     assert row is not None
     for found in (row, store.submission("sized")):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from rubberband.api.store import Store, open_store
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read_at_once
 from rubberband.states import ExperimentState
+from tests.builders.clocks import MID_MONTH
 from tests.builders.service_runs import DONE, House, count_of, cut_off
 from tests.builders.waiting import eventually
 
@@ -56,7 +56,7 @@ def test_many_are_taken_in_together_with_their_events_unless_they_are_old(house:
         copied(done_run, house.home, f"old-{number:02}", age_s=60 * DAY_S)
     copied(done_run, house.home, "new", age_s=DAY_S)
     copied(done_run, house.home, "stopped", age_s=60 * DAY_S, events=3)
-    newcomers = Newcomers(house.store, lambda: None, home=house.home, journals=None)
+    newcomers = Newcomers(house.settings, house.store, lambda: None)
     newcomers.look(set())
     taken = []
     while newcomers.found:
@@ -95,7 +95,7 @@ def test_events_of_long_ended_runs_leave_the_feed_and_restarts_go_on_from_there(
         house.wait("stopped", INTERRUPTED)
         house.wait("recent", DONE)
     assert house.seqs("stopped") == list(range(5))
-    house.store.change("stopped", at=time.time() - 31 * DAY_S)
+    house.store.change("stopped", at=house.clock() - 31 * DAY_S)
     with house.open() as runs:
         eventually(lambda: house.feed("stopped") == [])
         house.tell(stopped="run")
@@ -119,7 +119,7 @@ def test_one_that_cannot_be_read_is_reported_and_keeps_no_other_out(house: House
 
 def test_one_that_is_known_by_now_is_left_as_it_is(house: House, done_run: Path) -> None:
     folder = copied(done_run, house.home, "one")
-    found = taken_in(read_at_once(folder), at=time.time(), events_s=30 * DAY_S)
+    found = taken_in(read_at_once(folder), at=MID_MONTH, events_s=30 * DAY_S)
     assert set(house.store.take_in([found])) == {"one"}
     before = house.store.feed()
     again = dataclasses.replace(found, submission=dataclasses.replace(found.submission, reason="another"))
@@ -132,7 +132,7 @@ def test_one_that_is_known_by_now_is_left_as_it_is(house: House, done_run: Path)
 def test_a_server_database_takes_them_in_as_well(store_url: str, done_run: Path, tmp_path: Path) -> None:
     store = Store(store_url)
     found = [
-        taken_in(read_at_once(copied(done_run, tmp_path, name, age_s=age_s)), at=time.time(), events_s=30 * DAY_S)
+        taken_in(read_at_once(copied(done_run, tmp_path, name, age_s=age_s)), at=MID_MONTH, events_s=30 * DAY_S)
         for name, age_s in (("old", 60 * DAY_S), ("new", DAY_S))
     ]
     assert set(store.take_in(found)) == {"old", "new"}

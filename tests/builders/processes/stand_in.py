@@ -1,8 +1,8 @@
 """Stands in for the process of an experiment: it journals what another run journalled, slowly, and starts at once.
 
-`python stand_in.py HOME NAME LOCK`. HOME/stand-in.json tells `template` (a journal), `pause_s` and `ways` (by name):
-`refuse` (it never begins), `vanish` (it ends before it signs), `silent` (after that), `cut` (amid its events), `hold`
-(it waits for HOME/go amid its events). Needs nothing but the standard library.
+`python stand_in.py HOME NAME LOCK`. HOME/stand-in.json tells `template` (a journal), `now` (Unix time), `pause_s` and
+`ways` (by name): `refuse` (it never begins), `vanish` (it ends before it signs), `silent` (after that), `cut` (amid its
+events), `hold` (it waits for HOME/go amid its events). Needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(home: Path, name: str, lock: int) -> int:
     order = json.loads((folder / "order.json").read_text())
     if way == "vanish":
         return 1
-    mark = {"pid": os.getpid(), "attempt": order["attempt"], "started_at": time.time()}
+    mark = {"pid": os.getpid(), "attempt": order["attempt"], "started_at": told["now"]}
     os.ftruncate(lock, 0)
     os.pwrite(lock, json.dumps(mark).encode(), 0)
     with open(home / "starts.log", "a") as starts:
@@ -31,21 +31,21 @@ def main(home: Path, name: str, lock: int) -> int:
     if way == "silent":
         return 1
     if way == "refuse":
-        return end(folder, order["attempt"], 3, "no plan meets the deadline of 1s")
+        return end(folder, order["attempt"], 3, "no plan meets the deadline of 1s", told["now"])
     print(f"{name}: at work", flush=True)
     with open(folder / "driver.lock", "w") as driver:
         fcntl.flock(driver, fcntl.LOCK_EX)
         run(home, folder, name, told, way)
     if way == "cut":
         return 1
-    return end(folder, order["attempt"], 0, "")
+    return end(folder, order["attempt"], 0, "", told["now"])
 
 
 def run(home: Path, folder: Path, name: str, told: dict[str, object], way: str) -> None:
     template = sqlite3.connect(str(told["template"]))
     events = template.execute("SELECT seq, occurred_at, kind, body FROM events ORDER BY seq").fetchall()
     if not (folder / "journal.db").exists():
-        begin(folder, name, template)
+        begin(folder, name, template, told["now"])
     template.close()
     journal = sqlite3.connect(folder / "journal.db", isolation_level=None)
     journal.execute("PRAGMA journal_mode=WAL")
@@ -61,7 +61,7 @@ def run(home: Path, folder: Path, name: str, told: dict[str, object], way: str) 
     journal.close()
 
 
-def begin(folder: Path, name: str, template: sqlite3.Connection) -> None:
+def begin(folder: Path, name: str, template: sqlite3.Connection, now: object) -> None:
     """As `rubberband.executor.journal.journal` does: the journal appears whole."""
     draft = folder / ".journal.db.new"
     draft.unlink(missing_ok=True)
@@ -71,15 +71,15 @@ def begin(folder: Path, name: str, template: sqlite3.Connection) -> None:
         journal.execute(statement)
     ((_, _, job, setup),) = template.execute("SELECT name, created_at, job, setup FROM experiments").fetchall()
     job = json.dumps({**json.loads(job), "name": name})
-    journal.execute("INSERT INTO experiments VALUES (?, ?, ?, ?)", (name, time.time(), job, setup))
+    journal.execute("INSERT INTO experiments VALUES (?, ?, ?, ?)", (name, now, job, setup))
     journal.commit()
     journal.close()
     os.replace(draft, folder / "journal.db")
 
 
-def end(folder: Path, attempt: int, exit_code: int, error: str) -> int:
+def end(folder: Path, attempt: int, exit_code: int, error: str, now: object) -> int:
     draft = folder / ".ending.new"
-    draft.write_text(json.dumps({"attempt": attempt, "exit_code": exit_code, "error": error, "at": time.time()}))
+    draft.write_text(json.dumps({"attempt": attempt, "exit_code": exit_code, "error": error, "at": now}))
     os.replace(draft, folder / "ending.json")
     return exit_code
 
