@@ -1,8 +1,8 @@
-"""Backends carry out commands, on Ray with real instances or on a virtual clock: the protocol, and shared events."""
+"""Backends carry out commands, on Ray with real instances or on a virtual clock: the protocol, and a resume."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from rubberband.cloud.provider import InstanceDescription
@@ -11,8 +11,6 @@ from rubberband.executor.core.events import (
     DriverResumed,
     EndedInstance,
     Event,
-    InstanceReleased,
-    InstanceRunning,
     LiveInstance,
 )
 
@@ -50,54 +48,32 @@ class Backend(Protocol):
         """Release everything, and leave no process behind. Idempotent."""
 
 
-def running(status: InstanceDescription, running_at: float, at: float) -> InstanceRunning:
-    """Return the event that the instance runs since `running_at`, as of `at`, or ran until its end."""
-    return InstanceRunning(
-        occurred_at=at,
-        instance=status.instance,
-        running_at=running_at,
-        price_usd_per_hour=status.price_usd_per_hour,
-        instance_type=status.instance_type,
-        zone=status.zone,
-        hour_prices_usd=status.hour_prices_usd,
-        ended_at=status.ended_at,
-    )
-
-
-def living(status: InstanceDescription) -> LiveInstance:
-    """Return a live instance as a new driver finds it."""
-    return LiveInstance(
-        instance=status.instance,
-        running_at=status.running_at,
-        price_usd_per_hour=status.price_usd_per_hour,
-        hour_prices_usd=status.hour_prices_usd,
-    )
-
-
-def ended(status: InstanceDescription) -> EndedInstance:
-    """Return an instance that ran and has ended, as a new driver finds it."""
-    assert status.running_at is not None, "it ran"
-    assert status.ended_at is not None, "it has ended"
-    return EndedInstance(
-        instance=status.instance,
-        running_at=status.running_at,
-        ended_at=status.ended_at,
-        price_usd_per_hour=status.price_usd_per_hour,
-        preempted=status.preempted,
-        hour_prices_usd=status.hour_prices_usd,
-    )
-
-
-def released(instance: str, status: InstanceDescription | None, at: float) -> InstanceReleased:
-    """Return the event that the instance was released, as of `at`; without a status the provider does not know it."""
-    if status is None:
-        return InstanceReleased(occurred_at=at, instance=instance, ended_at=at)
-    return InstanceReleased(
-        occurred_at=at,
-        instance=instance,
-        ended_at=at if status.ended_at is None else status.ended_at,
-        running_at=status.running_at,
-        price_usd_per_hour=status.price_usd_per_hour,
-        instance_type=status.instance_type,
-        zone=status.zone,
-    )
+def resumed(
+    found: Iterable[InstanceDescription],
+    known: Collection[str],
+    release: Callable[[str], InstanceDescription],
+    at: float,
+) -> DriverResumed:
+    """Release the live instances that are not `known`, and return what a new driver finds: what lives, what ended."""
+    live, ended = list[LiveInstance](), list[EndedInstance]()
+    for shown in found:
+        status = release(shown.instance) if shown.ended_at is None and shown.instance not in known else shown
+        if status.ended_at is None:
+            lives = LiveInstance(
+                instance=status.instance,
+                running_at=status.running_at,
+                price_usd_per_hour=status.price_usd_per_hour,
+                hour_prices_usd=status.hour_prices_usd,
+            )
+            live.append(lives)
+        elif status.running_at is not None:
+            ran = EndedInstance(
+                instance=status.instance,
+                running_at=status.running_at,
+                ended_at=status.ended_at,
+                price_usd_per_hour=status.price_usd_per_hour,
+                preempted=status.preempted,
+                hour_prices_usd=status.hour_prices_usd,
+            )
+            ended.append(ran)
+    return DriverResumed(occurred_at=at, live=tuple(live), ended=tuple(ended))

@@ -10,21 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rubberband.cloud.provider import ClusterProvider, HeadError, InstanceDescription, NoRecordError, Provider
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor.core.backend import ended, living, released, running
-from rubberband.executor.core.events import (
-    DriverResumed,
-    Event,
-    InstanceInterrupted,
-    InstanceLost,
-    InstancePriced,
-    InstanceReady,
-    InstanceRefused,
-    LiveInstance,
-)
+from rubberband.executor.core.backend import resumed
+from rubberband.executor.core.events import DriverResumed, Event, InstanceRunning, LiveInstance
+from rubberband.executor.core.lifecycle import LAST_EVENTS, Lifecycle
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Connection, RemoteAgent
 from rubberband.executor.ray.workers import Workers, WorkersError
@@ -123,8 +116,15 @@ class Mailbox:
 
     def put(self, event: Callable[[float], Event]) -> None:
         """Add the event that `event` makes of the present instant."""
+        self.put_all(lambda at: [event(at)])
+
+    def put_all(self, happen: Callable[[float], Sequence[Event]]) -> Sequence[Event]:
+        """Add and return the events that `happen` makes of the present instant."""
         with self._mutex:
-            self._events.put(event(self._stamp()))
+            events = happen(self._stamp())
+            for event in events:
+                self._events.put(event)
+        return events
 
     def take(self, wake_at: float | None) -> list[Event]:
         """Return all events; if there are none, wait briefly for one, but not beyond `wake_at`."""
@@ -178,19 +178,9 @@ class _Hold:
     workers: Workers
     agent: RemoteAgent | None
     """None for an instance that is this machine."""
+    life: Lifecycle
     launched: threading.Event = field(default_factory=threading.Event)
     """Set when the provider has answered the launch, with success or not."""
-    running: bool = False
-    hour_prices_usd: tuple[float, ...] | None = None
-    """Prices of its hours, as reported last."""
-    interrupted: bool = False
-    """The provider has given notice that it reclaims it."""
-    over: bool = False
-    """Released (or about to be), refused or lost: its next event is its last, or was."""
-    same_fault: bool = False
-    """Whether another instance on its machine was given up while this one was held."""
-    gone: bool = False
-    """Whether it costs nothing any more; until then, its lease counts."""
 
 
 def described(
@@ -238,7 +228,7 @@ class RayFleet:
         """Return the workers of an instance that is held, or None."""
         with self._mutex:
             hold = self._holds.get(instance)
-            return None if hold is None or hold.over else hold.workers
+            return None if hold is None or hold.life.over else hold.workers
 
     def launch(self, instance: str, market: Market = "on_demand", first_lease_s: float | None = None) -> None:
         """Rent an instance; its events follow. Harmless when repeated."""
@@ -259,13 +249,13 @@ class RayFleet:
                 on_notice=lambda: self._interrupted(instance),
                 node=self.provider.node,
             )
-        return _Hold(workers, agent)
+        return _Hold(workers, agent, Lifecycle(instance=instance))
 
     def _launch(self, instance: str, market: Market, first_lease_s: float | None, hold: _Hold) -> None:
         asked = False
         try:
             self._connection.check()
-            if not hold.over:
+            if not hold.life.over:
                 cut_leases(self._agents, lambda: self.leases.held_until, self._closing)
                 self.leases.renew()  # no first lease is longer than the latest one reaches ahead
                 asked = True
@@ -276,21 +266,20 @@ class RayFleet:
             if self._end(instance, hold):
                 # A lost answer is no refusal: the provider may have rented the instance.
                 status = self._release_surely(instance, self.leases.clock() + self.leases.lease_s) if asked else None
-                if hold.running or (status is not None and status.running_at is not None):
-                    self._lost(instance, hold, status, reason)
-                else:
-                    self._refused(instance, reason, failed_start=failed_start, sold_out=sold_out)
-                    hold.gone = True
+                lose = partial(hold.life.lose, status, reason, failed_start=failed_start, sold_out=sold_out)
+                self._report(instance, hold, lose)
         finally:
             hold.launched.set()
 
-    def _refused(self, instance: str, reason: str, *, failed_start: bool, sold_out: bool) -> None:
-        """Report that an instance never ran."""
-        self.mailbox.put(
-            lambda at: InstanceRefused(
-                occurred_at=at, instance=instance, reason=reason, failed_start=failed_start, sold_out=sold_out
-            )
-        )
+    def _report(self, instance: str, hold: _Hold, happen: Callable[[float], Sequence[Event]]) -> None:
+        """Report what happens to an instance now; get it ready once it runs, and free its workers once it is gone."""
+        with self._mutex:
+            events = self.mailbox.put_all(happen)
+        for event in events:
+            if isinstance(event, LAST_EVENTS):
+                connection.start(hold.workers.dismiss, f"dismiss-{instance}")
+            elif isinstance(event, InstanceRunning) and not hold.life.over:
+                connection.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
 
     def hold_until(self, instant: float) -> None:
         """Let no lease reach beyond `instant`."""
@@ -300,28 +289,25 @@ class RayFleet:
 
     def _agents(self) -> list[RemoteAgent]:
         with self._mutex:
-            holds = [hold for hold in self._holds.values() if not hold.gone]
+            holds = [hold for hold in self._holds.values() if hold.life.ended_at is None]
         return [hold.agent for hold in holds if hold.agent is not None]
 
     def release(self, instance: str, fault: str = "") -> None:
         """Release an instance; InstanceReleased follows. Harmless when repeated. `fault`: why it is of no use."""
         with self._mutex:
-            hold = self._holds.get(instance)
-        if hold is None or self._end(instance, hold):
+            if instance not in self._holds:  # only the provider may know it
+                self._holds[instance] = self._hold(instance)
+                self._holds[instance].launched.set()
+            hold = self._holds[instance]
+        if self._end(instance, hold):
             connection.start(lambda: self._release(instance, hold, fault), f"release-{instance}")
 
-    def _release(self, instance: str, hold: _Hold | None, fault: str = "") -> None:
-        if hold is not None:
-            self._await_launch(instance, hold)
-            if hold.agent is not None:
-                hold.agent.collect()
+    def _release(self, instance: str, hold: _Hold, fault: str = "") -> None:
+        self._await_launch(instance, hold)
+        if hold.agent is not None:
+            hold.agent.collect()
         status = self._release_surely(instance, fault=fault)
-        if hold is not None:
-            self._priced(hold, status)
-        self.mailbox.put(lambda at: released(instance, status, at))
-        if hold is not None:
-            hold.gone = True
-            hold.workers.dismiss()
+        self._report(instance, hold, partial(hold.life.release, status))
 
     def _await_launch(self, instance: str, hold: _Hold) -> None:
         """Wait for the answer to the launch, while asking the provider to release the instance."""
@@ -361,43 +347,22 @@ class RayFleet:
     def _end(self, instance: str, hold: _Hold, *, at_fault: bool = False) -> bool:
         """Mark the end of `hold`; return False if it was marked before. `at_fault`: its machine is to blame."""
         with self._mutex:
-            was_over, hold.over = hold.over, True
-            if at_fault and not was_over:
+            ends = hold.life.end()
+            if ends and at_fault:
                 for other in self._held():
-                    self._holds[other].same_fault |= self.provider.node(other) == self.provider.node(instance)
-        if not was_over:
+                    self._holds[other].life.same_fault |= self.provider.node(other) == self.provider.node(instance)
+        if ends:
             if hold.agent is not None:
                 hold.agent.dismiss()
             self.on_gone(instance)
-        return not was_over
+        return ends
 
     def _give_up(self, instance: str, reason: str) -> None:
         """Release an instance that cannot be used, and report it as lost."""
         hold = self._holds[instance]
         if self._end(instance, hold, at_fault=True):
-            self._lost(instance, hold, self._release_surely(instance, fault=reason), reason)
-
-    def _lost(self, instance: str, hold: _Hold, status: InstanceDescription | None, reason: str) -> None:
-        """Report an instance as lost, which may have run unseen. Trials on it go on elsewhere."""
-        if status is not None and status.running_at is not None and not hold.running:
-            running_at = status.running_at
-            hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
-            self.mailbox.put(lambda at: running(status, running_at, at))
-        ended_at = status.ended_at if status else None
-        preempted = hold.interrupted or (status is not None and status.preempted)
-        self._priced(hold, status)
-        self.mailbox.put(
-            lambda at: InstanceLost(
-                occurred_at=at,
-                instance=instance,
-                ended_at=ended_at or at,
-                reason=reason,
-                preempted=preempted,
-                same_fault=hold.same_fault,
-            )
-        )
-        hold.gone = True
-        hold.workers.dismiss()
+            status = self._release_surely(instance, fault=reason)
+            self._report(instance, hold, partial(hold.life.lose, status, reason, failed_start=True))
 
     def _assemble(self, instance: str, hold: _Hold) -> None:
         try:
@@ -410,9 +375,7 @@ class RayFleet:
         except Exception as error:
             self._give_up(instance, f"{type(error).__name__}: {error}")
         else:
-            with self._mutex:
-                if not hold.over:
-                    self.mailbox.put(lambda at: InstanceReady(occurred_at=at, instance=instance))
+            self._report(instance, hold, hold.life.ready)
 
     def _with_last_words(self, instance: str, reason: str) -> str:
         """Return why an instance did not get ready, preceded by the cause in its log."""
@@ -432,7 +395,7 @@ class RayFleet:
     def look(self) -> None:
         """Compare the held instances with the provider's list."""
         with self._mutex:
-            held = any(not hold.over for hold in self._holds.values())
+            held = any(not hold.life.over for hold in self._holds.values())
         if held:
             self._look()
 
@@ -447,7 +410,7 @@ class RayFleet:
 
     def _held(self) -> list[str]:
         with self._mutex:
-            return [instance for instance, hold in self._holds.items() if not hold.over]
+            return [instance for instance, hold in self._holds.items() if not hold.life.over]
 
     def _look(self) -> None:
         try:
@@ -467,86 +430,42 @@ class RayFleet:
         hold = self._holds.get(instance)
         if hold is None or self._closing.is_set():
             return
-        if hold.running or hold.over:
-            self._priced(hold, status)
-        if hold.over:
-            runs = status.running_at is not None and status.ended_at is None
-            if hold.gone and runs and not hold.running:  # the request was carried out after it was given up
-                hold.running = True
-                connection.start(lambda: self._release(instance, hold), f"release-{instance}")
-            return
-        running_at, ended_at = status.running_at, status.ended_at
-        if running_at is not None and not hold.running:
-            hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
-            self.mailbox.put(lambda at: running(status, running_at, at))
-            if ended_at is None:
-                connection.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
-        if status.interrupted_at is not None and ended_at is None:
-            self._interrupted(instance)
-        if ended_at is not None:
-            self._end(instance, hold)
-            hold.gone = True
-            reason = status.reason or "ended by another user or process"
-            failed_start = not (status.preempted or status.sold_out) and status.requested_at >= self._began_at
-            if running_at is None:
-                self._refused(instance, reason, failed_start=failed_start, sold_out=status.sold_out)
-            else:
-                self.mailbox.put(
-                    lambda at: InstanceLost(
-                        occurred_at=at,
-                        instance=instance,
-                        ended_at=ended_at,
-                        reason=reason,
-                        preempted=status.preempted,
-                        overslept=status.overslept(at),
-                    )
-                )
-            connection.start(hold.workers.dismiss, f"dismiss-{instance}")
+        if hold.life.came_late(status):
+            connection.start(lambda: self._release(instance, hold), f"release-{instance}")
+        if status.ended_at is not None and self._end(instance, hold):
+            self._report(instance, hold, partial(hold.life.lose_ended, status, began_at=self._began_at))
+        else:
+            self._report(instance, hold, partial(hold.life.see, status, free_if_taken=self._free_if_taken))
 
-    def _priced(self, hold: _Hold, status: InstanceDescription | None) -> None:
-        """Report the prices of an instance's hours if they have changed."""
-        prices = None if status is None or status.running_at is None else status.hour_prices_usd
-        if status is None or prices is None or prices == hold.hour_prices_usd:
-            return
-        hold.hour_prices_usd = prices
-        self.mailbox.put(lambda at: InstancePriced(occurred_at=at, instance=status.instance, hour_prices_usd=prices))
+    @property
+    def _free_if_taken(self) -> bool:
+        return not self.provider.is_lent  # the broker has the machine
 
     def _interrupted(self, instance: str) -> None:
         """Report, once, that the provider reclaims the instance."""
-        with self._mutex:
-            hold = self._holds[instance]
-            known = hold.interrupted or hold.over or not hold.running
-            hold.interrupted = hold.interrupted or not known
-        if not known:
-            free = not self.provider.is_lent  # the broker has the machine
-            self.mailbox.put(lambda at: InstanceInterrupted(occurred_at=at, instance=instance, free_if_taken=free))
+        hold = self._holds[instance]
+        self._report(instance, hold, partial(hold.life.interrupt, free_if_taken=self._free_if_taken))
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Adopt the `known` instances that live, release the others, and return what lives and what has ended."""
         head = self.provider.head()
         if head is not None:
             self._connection.open(head)
-        live, gone = [], []
         resumed_at = self.mailbox.stamp()
-        for status in described(self.provider, self.leases.former_until, self.leases.clock, self._closing.wait):
-            if status.ended_at is None and status.instance not in known:
-                status = self.provider.release(status.instance)
-            if status.ended_at is None:
-                live.append(living(status))
-            elif status.running_at is not None:
-                gone.append(ended(status))
-        for instance in live:
+        found = described(self.provider, self.leases.former_until, self.leases.clock, self._closing.wait)
+        event = resumed(found, known, self.provider.release, resumed_at)
+        for instance in event.live:
             self._adopt(instance)
-        return DriverResumed(occurred_at=resumed_at, live=tuple(live), ended=tuple(gone))
+        return event
 
     def _adopt(self, found: LiveInstance) -> None:
         instance = found.instance
         hold = self._hold(instance)
-        hold.running, hold.hour_prices_usd = found.running_at is not None, found.hour_prices_usd
+        hold.life.running_at, hold.life.hour_prices_usd = found.running_at, found.hour_prices_usd
         hold.launched.set()
         with self._mutex:
             self._holds[instance] = hold
-        if hold.running:
+        if found.running_at is not None:
             if hold.agent is not None and not self.provider.is_lent:
                 hold.agent.reaches = self.leases.former_until
             connection.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")

@@ -1,7 +1,6 @@
 """The instances of a virtual run as its driver sees them: the events of each, and when they arrive.
 
-It keeps to what `rubberband.executor.ray.fleet` promises: the last event of an instance is that it was refused, lost or
-released; a launch that is given up is answered by its release; an instance that the driver gave up has no other event.
+Events come from the machine that `rubberband.executor.ray.fleet` uses too, `rubberband.executor.core.lifecycle`.
 """
 
 from __future__ import annotations
@@ -9,27 +8,18 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Protocol
 
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor.core.backend import ended, living, released, running
-from rubberband.executor.core.events import (
-    DriverResumed,
-    EndedInstance,
-    Event,
-    FailureKind,
-    InstanceInterrupted,
-    InstanceLost,
-    InstancePriced,
-    InstanceReady,
-    InstanceRefused,
-    LiveInstance,
-)
+from rubberband.executor.core.backend import resumed
+from rubberband.executor.core.events import DriverResumed, Event, FailureKind, LiveInstance
+from rubberband.executor.core.lifecycle import Lifecycle
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer
 from rubberband.values.plan import Market
 from rubberband.values.profile import Law, Profile, Spread
@@ -168,6 +158,10 @@ Action = Callable[[float], Event | None]
 """An occurrence at an instant, and its event."""
 
 
+def _same(event: Event, _: float) -> Event:
+    return event
+
+
 class Agenda:
     """Future occurrences, in order."""
 
@@ -178,6 +172,16 @@ class Agenda:
     def add(self, instant: float, action: Action) -> None:
         """Add an occurrence; at the same instant, the one that was added first comes first."""
         heapq.heappush(self._items, (instant, next(self._order), action))
+
+    def add_all(self, instant: float, events: Sequence[Event]) -> None:
+        """Add events, in their order."""
+        for event in events:
+            self.add(instant, partial(_same, event))
+
+    def begin(self, now: float, events: Sequence[Event]) -> Event | None:
+        """Return the first of the events; the others follow at once."""
+        self.add_all(now, events[1:])
+        return events[0] if events else None
 
     def next_at(self) -> float:
         """Return when the next occurrence is; infinite if there is none."""
@@ -203,13 +207,8 @@ class _VirtualHold:
 
     messages: Messages
     answered_at: float
+    life: Lifecycle
     launched: bool = False
-    running: bool = False
-    interrupted: bool = False
-    hour_prices_usd: tuple[float, ...] | None = None
-    """Prices of the latest event."""
-    over: bool = False
-    """Released (or about to be), refused or lost: its next event is its last, or was."""
 
 
 class VirtualFleet:
@@ -265,7 +264,7 @@ class VirtualFleet:
             if ends_at <= self._clock.now():
                 hold = self._holds[instance]
                 self.gone.add(instance)
-                self._agenda.add(ends_at + hold.messages.seen_after_s, self._ending(instance, hold))
+                self._agenda.add(ends_at + hold.messages.seen_after_s, partial(self._look, hold))
 
     def _unended(self) -> list[str]:
         return [instance for instance, hold in self._holds.items() if hold.launched and instance not in self.gone]
@@ -276,174 +275,123 @@ class VirtualFleet:
         """Rent an instance; its events follow. Harmless when repeated."""
         if instance in self._holds:
             return
-        messages = self._fault_model.messages(instance)
-        hold = self._holds[instance] = _VirtualHold(messages, self._clock.now() + messages.answer_s)
-        now = self._clock.now()
+        hold, now = self._hold(instance), self._clock.now()
+        hold.answered_at += hold.messages.answer_s
         self.renew(now)
         lease_s = max(0.0, self._provider.lease_until - now) if first_lease_s is None else first_lease_s
-        if messages.arrives:
-            self._ask(instance, market, hold, lease_s)
+        if hold.messages.arrives:
+            self._ask(hold, market, lease_s)
         else:
-            self._agenda.add(
-                hold.answered_at, lambda _: None if hold.over else self._ask(instance, market, hold, lease_s)
-            )
+            self._agenda.add(hold.answered_at, lambda _: None if hold.life.over else self._ask(hold, market, lease_s))
 
-    def _ask(self, instance: str, market: Market, hold: _VirtualHold, lease_s: float) -> None:
+    def _hold(self, instance: str) -> _VirtualHold:
+        messages, life = self._fault_model.messages(instance), Lifecycle(instance=instance)
+        hold = self._holds[instance] = _VirtualHold(messages, self._clock.now(), life)
+        return hold
+
+    def _ask(self, hold: _VirtualHold, market: Market, lease_s: float) -> None:
         try:
-            self._provider.launch(instance, market, first_lease_s=lease_s)
+            self._provider.launch(hold.life.instance, market, first_lease_s=lease_s)
         except ProviderError as error:
             reason, sold_out = str(error), isinstance(error, NoCapacityError)
-            self._agenda.add(
-                hold.answered_at, lambda now: self._refused(instance, hold, reason, now, sold_out=sold_out)
-            )
+            self._agenda.add(hold.answered_at, lambda now: self._fail(hold, None, reason, now, sold_out=sold_out))
         else:
             hold.launched = True
-            self._follow(instance, hold)
+            self._follow(hold)
 
-    def _refused(
-        self,
-        instance: str,
-        hold: _VirtualHold,
-        reason: str,
-        now: float,
-        *,
-        failed_start: bool = False,
-        sold_out: bool = False,
+    def _fail(
+        self, hold: _VirtualHold, status: InstanceDescription | None, reason: str, now: float, *, sold_out: bool = False
     ) -> Event | None:
-        if hold.over:
+        """End a launch that failed, or whose answer was lost."""
+        if not hold.life.end():
             return None
-        hold.over = True
-        return InstanceRefused(
-            occurred_at=now, instance=instance, reason=reason, failed_start=failed_start, sold_out=sold_out
-        )
+        return self._agenda.begin(now, hold.life.lose(status, reason, now, sold_out=sold_out))
 
-    def _follow(self, instance: str, hold: _VirtualHold) -> None:
+    def _follow(self, hold: _VirtualHold) -> None:
         """Put on the agenda what will become of an instance that is asked for."""
-        course, late_s = self._provider.course(instance), hold.messages.seen_after_s
+        course, late_s = self._provider.course(hold.life.instance), hold.messages.seen_after_s
         seen_at = max(course.running_at + late_s, hold.answered_at)
         if course.running_at < math.inf:
-            self._agenda.add(seen_at, lambda now: self._running(instance, hold, now))
-            self._agenda.add(course.ends_at, lambda now: self._end(instance, hold))
+            self._agenda.add(seen_at, partial(self._look, hold))
+            self._agenda.add(course.ends_at, lambda _: self._end(hold))
             if course.init_s > self._ready_timeout_s:
-                self._agenda.add(seen_at + self._ready_timeout_s, lambda now: self._give_up(instance, hold, now))
+                self._agenda.add(seen_at + self._ready_timeout_s, partial(self._give_up, hold))
             elif course.init_s < math.inf:
-                self._agenda.add(seen_at + course.init_s, lambda now: self._ready(instance, hold, now))
+                self._agenda.add(seen_at + course.init_s, partial(self._ready, hold))
         if course.notice_at < math.inf:
-            noticed_at = max(course.notice_at + late_s, seen_at)
-            self._agenda.add(noticed_at, lambda now: self._interrupted(instance, hold, now))
+            self._agenda.add(max(course.notice_at + late_s, seen_at), partial(self._look, hold))
         if course.taken_at < math.inf:
-            self._agenda.add(course.taken_at, lambda now: self._end(instance, hold))
+            self._agenda.add(course.taken_at, lambda _: self._end(hold))
 
     # What the driver sees
 
-    def _running(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
-        if hold.over or hold.running:
-            return None
-        status = self._provider.status(instance)
-        if status.running_at is None:  # it ended before, and an event says so
-            return None
-        hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
-        if hold.hour_prices_usd is not None and status.ended_at is None:
-            self._agenda.add(status.running_at + SECONDS_PER_HOUR, lambda then: self._begun(instance, hold, then))
-        return running(status, status.running_at, now)
+    def _look(self, hold: _VirtualHold, now: float) -> Event | None:
+        """Return the news of an instance, as the provider shows it."""
+        life = hold.life
+        status, was_running = self._provider.status(life.instance), life.running_at is not None
+        if status.ended_at is not None and life.end():
+            return self._agenda.begin(now, life.lose_ended(status, now, began_at=self._began_at))
+        free_if_taken = status.hour_prices_usd is not None
+        event = self._agenda.begin(now, life.see(status, now, free_if_taken=free_if_taken))
+        if not was_running:
+            self._expect_hour(hold)
+        return event
 
-    def _begun(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
+    def _expect_hour(self, hold: _VirtualHold) -> None:
+        if hold.life.running_at is not None and hold.life.hour_prices_usd:
+            next_at = hold.life.running_at + len(hold.life.hour_prices_usd) * SECONDS_PER_HOUR
+            self._agenda.add(next_at, partial(self._begun, hold))
+
+    def _begun(self, hold: _VirtualHold, now: float) -> None:
         """Begin another hour, whose price is reported once it is seen."""
-        if hold.over or instance in self.gone:
-            return None
-        self._agenda.add(now + SECONDS_PER_HOUR, lambda then: self._begun(instance, hold, then))
-        self._agenda.add(now + hold.messages.seen_after_s, lambda then: self._priced(instance, hold, then))
-        return None
+        if not hold.life.over and hold.life.instance not in self.gone:
+            self._agenda.add(now + SECONDS_PER_HOUR, partial(self._begun, hold))
+            self._agenda.add(now + hold.messages.seen_after_s, partial(self._look, hold))
 
-    def _priced(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
-        """Return the prices of its begun hours, if they are news."""
-        prices = self._provider.status(instance).hour_prices_usd if hold.launched else None
-        if prices is None or prices == hold.hour_prices_usd:
+    def _ready(self, hold: _VirtualHold, now: float) -> Event | None:
+        if hold.life.over or hold.life.instance in self.gone:
             return None
-        hold.hour_prices_usd = prices
-        return InstancePriced(occurred_at=now, instance=instance, hour_prices_usd=prices)
+        self._provider.reach(hold.life.instance)
+        return self._agenda.begin(now, hold.life.ready(now))
 
-    def _ready(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
-        if hold.over or instance in self.gone:
+    def _give_up(self, hold: _VirtualHold, now: float) -> Event | None:
+        """Give an instance of no use back, and report it as lost."""
+        if hold.life.over or hold.life.instance in self.gone:
             return None
-        self._provider.reach(instance)
-        return InstanceReady(occurred_at=now, instance=instance)
+        self.gone.add(hold.life.instance)
+        reason = "its workers did not become warm"
+        return self._fail(hold, self._provider.lose(hold.life.instance, reason), reason, now)
 
-    def _interrupted(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
-        if hold.over or hold.interrupted or instance in self.gone:
-            return None
-        hold.interrupted = True
-        return InstanceInterrupted(
-            occurred_at=now,
-            instance=instance,
-            free_if_taken=self._provider.status(instance).hour_prices_usd is not None,
-        )
-
-    def _give_up(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
-        """An instance that is of no use is given back, and called lost."""
-        if hold.over or instance in self.gone:
-            return None
-        hold.over = True
-        self.gone.add(instance)
-        return _lost(self._provider.lose(instance, "its workers did not become warm"), now)
-
-    def _end(self, instance: str, hold: _VirtualHold) -> Event | None:
+    def _end(self, hold: _VirtualHold) -> None:
         """End a machine that may have ended by itself; the driver sees it later."""
-        now = self._clock.now()
+        instance, now = hold.life.instance, self._clock.now()
         if instance not in self.gone and self._provider.ends_at(instance) <= now:
             self.gone.add(instance)
-            self._agenda.add(now + hold.messages.seen_after_s, self._ending(instance, hold))
-        return None
-
-    def _ending(self, instance: str, hold: _VirtualHold) -> Action:
-        """Return the events of an end: that it ran, if that was not seen before, and that it is gone."""
-
-        def seen(now: float) -> Event | None:
-            if hold.over:
-                return None
-            status = self._provider.status(instance)
-            if status.running_at is None:
-                failed_start = not status.preempted and status.requested_at >= self._began_at
-                reason = status.reason or "ended by another user or process"
-                return self._refused(instance, hold, reason, now, failed_start=failed_start)
-            if not hold.running:
-                self._agenda.add(now, seen)
-                return self._running(instance, hold, now)
-            if (priced := self._priced(instance, hold, now)) is not None:
-                self._agenda.add(now, seen)
-                return priced
-            hold.over = True
-            return _lost(status, now)
-
-        return seen
+            self._agenda.add(now + hold.messages.seen_after_s, partial(self._look, hold))
 
     # Release
 
     def release(self, instance: str) -> None:
         """Give an instance back; InstanceReleased follows. Harmless when repeated."""
         now = self._clock.now()
-        hold = self._holds.get(instance)
-        if hold is None:
-            hold = self._holds[instance] = _VirtualHold(self._fault_model.messages(instance), now)
-        elif hold.over:
+        hold = self._holds.get(instance) or self._hold(instance)
+        if not hold.life.end():
             return
-        hold.over = True
         self.gone.add(instance)
         if hold.launched:
             self._provider.lose_touch(instance)
         obeyed_at = max(now, hold.answered_at) + hold.messages.release_s
         if obeyed_at > now:
-            self._agenda.add(obeyed_at, lambda then: self._release(instance, hold, then))
+            self._agenda.add(obeyed_at, partial(self._release, hold))
         else:
-            self._release(instance, hold, now)
+            self._release(hold, now)
 
-    def _release(self, instance: str, hold: _VirtualHold, now: float) -> None:
+    def _release(self, hold: _VirtualHold, now: float) -> None:
         try:
-            given_back = released(instance, self._provider.release(instance), now)
+            status = self._provider.release(hold.life.instance)
         except ProviderError:  # it was refused, or never asked for
-            given_back = released(instance, None, now)
-        self._agenda.add(now, lambda then: self._priced(instance, hold, then))
-        self._agenda.add(now, lambda _: given_back)
+            status = None
+        self._agenda.add_all(now, hold.life.release(status, now))
 
     # A new driver
 
@@ -454,43 +402,22 @@ class VirtualFleet:
         self.hold_until, self._next_beat_at = math.inf, -math.inf
         self._provider.change_driver()
         self._began_at = self._clock.now()
-        live: list[LiveInstance] = []
-        gone: list[EndedInstance] = []
-        for status in self._provider.describe():
-            if status.instance not in known and status.state != "terminated":
-                status = self._provider.release(status.instance)
-            if status.state != "terminated":
-                live.append(living(status))
-                self._adopt(status)
-            elif status.running_at is not None:
-                gone.append(ended(status))
-        return DriverResumed(occurred_at=self._clock.now(), live=tuple(live), ended=tuple(gone))
+        event = resumed(self._provider.describe(), known, self._provider.release, self._began_at)
+        for found in event.live:
+            self._adopt(found)
+        return event
 
-    def _adopt(self, status: InstanceDescription) -> None:
-        hold = _VirtualHold(self._fault_model.messages(status.instance), self._clock.now())
-        hold.launched, hold.running = True, status.running_at is not None
-        hold.hour_prices_usd = status.hour_prices_usd
-        if hold.running and status.hour_prices_usd and status.running_at is not None:
-            next_at = status.running_at + len(status.hour_prices_usd) * SECONDS_PER_HOUR
-            self._agenda.add(next_at, lambda then: self._begun(status.instance, hold, then))
-        self._holds[status.instance] = hold
-        self._follow(status.instance, hold)
+    def _adopt(self, found: LiveInstance) -> None:
+        hold = self._hold(found.instance)
+        hold.launched = True
+        hold.life.running_at, hold.life.hour_prices_usd = found.running_at, found.hour_prices_usd
+        self._expect_hour(hold)
+        self._follow(hold)
 
     def close(self) -> None:
         """Release everything."""
         self._holds.clear()
         self._provider.close()
-
-
-def _lost(status: InstanceDescription, now: float) -> InstanceLost:
-    return InstanceLost(
-        occurred_at=now,
-        instance=status.instance,
-        ended_at=now if status.ended_at is None else status.ended_at,
-        reason=status.reason,
-        preempted=status.preempted,
-        overslept=status.overslept(now),
-    )
 
 
 # The noise that a profile and an offer describe, drawn for a virtual run: the planner's model, one trial at a time.

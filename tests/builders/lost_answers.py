@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from random import Random
 
 from rubberband.executor.core.events import Event
@@ -28,32 +29,35 @@ class LossyFleet(VirtualFleet):
             return
         self._seen["answer lost"] += 1
         now = self._clock.now()
-        hold = self._holds[instance] = _VirtualHold(self._fault_model.messages(instance), now)
+        hold = self._hold(instance)
         self.renew(now)
         lease_s = max(0.0, self._provider.lease_until - now) if first_lease_s is None else first_lease_s
         given_up_at = now + self._source.choice([1.0, 60.0, 600.0])
         if (later_s := self._source.choice([None, None, 0.0, 300.0])) is None:
-            self._ask(instance, market, hold, lease_s)
-            self._agenda.add(given_up_at, lambda at: self._give_back(instance, hold, at))
+            self._ask(hold, market, lease_s)
+            self._agenda.add(given_up_at, partial(self._give_back, hold))
         else:
-            self._agenda.add(given_up_at, lambda at: self._refused(instance, hold, UNANSWERED, at))
-            self._agenda.add(given_up_at + later_s, lambda _: self._show_up(instance, market, hold, lease_s))
+            self._agenda.add(given_up_at, lambda at: self._fail(hold, None, UNANSWERED, at))
+            self._agenda.add(given_up_at + later_s, lambda _: self._show_up(hold, market, lease_s))
 
-    def _give_back(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
+    def _give_back(self, hold: _VirtualHold, now: float) -> Event | None:
         """Release an instance that was not answered for: it was refused only if it never ran."""
-        if hold.over:
+        if hold.life.over:
             return None
-        self.gone.add(instance)
-        if self._provider.lose(instance, UNANSWERED).running_at is None:
-            return self._refused(instance, hold, UNANSWERED, now)
-        return self._ending(instance, hold)(now)
+        self.gone.add(hold.life.instance)
+        return self._fail(hold, self._provider.lose(hold.life.instance, UNANSWERED), UNANSWERED, now)
 
-    def _show_up(self, instance: str, market: Market, hold: _VirtualHold, lease_s: float) -> None:
+    def _show_up(self, hold: _VirtualHold, market: Market, lease_s: float) -> None:
         """Carry out a request that was given up; the instance is given back as soon as it is seen."""
-        self._ask(instance, market, hold, lease_s)
+        instance = hold.life.instance
+        self._ask(hold, market, lease_s)
         if hold.launched:
             self._seen["shows up later"] += 1
             self.gone.add(instance)
             self._given_up.add(instance)
             seen_at = self._provider.course(instance).running_at + hold.messages.seen_after_s
-            self._agenda.add(seen_at, lambda now: self._release(instance, hold, now))
+            self._agenda.add(seen_at, partial(self._come_late, hold))
+
+    def _come_late(self, hold: _VirtualHold, now: float) -> None:
+        if hold.life.came_late(self._provider.status(hold.life.instance)):
+            self._release(hold, now)

@@ -16,17 +16,9 @@ from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.catalogue import boot_timeouts
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor.core import backend
-from rubberband.executor.core.backend import living, released, running
-from rubberband.executor.core.events import (
-    DriverResumed,
-    Event,
-    InstanceInterrupted,
-    InstanceLost,
-    InstancePriced,
-    InstanceReady,
-    InstanceRefused,
-)
+from rubberband.executor.core.backend import resumed
+from rubberband.executor.core.events import DriverResumed, Event, InstanceRunning, LiveInstance
+from rubberband.executor.core.lifecycle import Lifecycle
 from rubberband.executor.ray.fleet import described
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Agenda, Faults
@@ -43,14 +35,11 @@ READY_S = boot_timeouts([TYPE]).ready_s
 class _Hold:
     """One instance as the driver sees it."""
 
-    running: bool = False
+    life: Lifecycle
     reached: bool = False
     """Its worker puts the lease off."""
     useless_at: float = math.inf
     """It is given up then, unless a worker lives on it."""
-    interrupted: bool = False
-    over: bool = False
-    hour_prices_usd: tuple[float, ...] | None = None
 
 
 class CloudFleet:
@@ -70,7 +59,7 @@ class CloudFleet:
     @property
     def gone(self) -> set[str]:
         """Instances that no worker lives on."""
-        return {name for name, hold in self._holds.items() if hold.over or not self._world.works(name)}
+        return {name for name, hold in self._holds.items() if hold.life.over or not self._world.works(name)}
 
     def next_end_at(self) -> float:
         """Nothing is known beforehand."""
@@ -83,18 +72,16 @@ class CloudFleet:
         until = min(self._now() + LEASE_S, self.hold_until)
         self._provider.renew_lease(min(self._now() + BOOT_LEASE_S, self.hold_until))
         for name, hold in self._holds.items():
-            if hold.reached and not hold.over:
+            if hold.reached and not hold.life.over:
                 self._world.beat(name, until)
                 self._reach(name, hold)
-            if self._now() >= hold.useless_at and not hold.over:
-                hold.over = True
+            if self._now() >= hold.useless_at and hold.life.end():
                 self._begin(partial(self._lose, name, hold, self._now() + LEASE_S, _NO_USE))
 
     def _reach(self, name: str, hold: _Hold) -> None:
         """The worker tells of an interruption; Ray tells of a node that does not answer."""
-        if self._world.is_noticed(name) and not hold.interrupted:
-            hold.interrupted = True
-            self._tell(InstanceInterrupted(occurred_at=self._now(), instance=name, free_if_taken=True))
+        if self._world.is_noticed(name):
+            self._agenda.add_all(self._now(), hold.life.interrupt(self._now(), free_if_taken=True))
         if not self._world.is_hung(name):
             hold.useless_at = self._now() + NODE_DEAD_S
 
@@ -109,7 +96,7 @@ class CloudFleet:
     def launch(self, instance: str, market: Market, first_lease_s: float | None = None) -> None:
         """Rent an instance, with others that are rented at the same moment; its events follow."""
         if instance not in self._holds:
-            self._holds[instance] = _Hold()
+            self._holds[instance] = _Hold(Lifecycle(instance=instance))
             together = self._wanted.setdefault((market, first_lease_s), [])
             together.append(instance)
             if len(together) == 1:
@@ -128,7 +115,7 @@ class CloudFleet:
         self._agenda.add(self._now(), begun)
 
     def _launch(self, market: Market, first_lease_s: float | None) -> None:
-        names = [name for name in self._wanted.pop((market, first_lease_s), ()) if not self._holds[name].over]
+        names = [name for name in self._wanted.pop((market, first_lease_s), ()) if not self._holds[name].life.over]
         failed: Mapping[str, ProviderError] = {}
         try:
             self.renew(self._now())
@@ -137,8 +124,7 @@ class CloudFleet:
             failed = dict.fromkeys(names, error)
         for name, error in failed.items():
             hold = self._holds[name]
-            was_over, hold.over = hold.over, True
-            if not was_over:  # a lost answer is no refusal: it is released
+            if hold.life.end():  # a lost answer is no refusal: it is released
                 self._begin(partial(self._lose, name, hold, self._now() + LEASE_S, error))
 
     def _lose(self, instance: str, hold: _Hold, until: float, why: ProviderError) -> Event | None:
@@ -150,39 +136,25 @@ class CloudFleet:
             if not self._is_unknown(instance) and self._now() < until:
                 self._agenda.add(self._now() + RETRY_S, lambda _: self._lose(instance, hold, until, why))
                 return None
-        if not hold.running and (status is None or status.running_at is None):
-            sold_out = isinstance(why, NoCapacityError)
-            return InstanceRefused(occurred_at=self._now(), instance=instance, reason=str(why), sold_out=sold_out)
-        if status is not None and status.running_at is not None and not hold.running:
-            hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
-            self._tell(running(status, status.running_at, self._now()))
-        if status is not None:
-            self._priced(hold, status)
-        ended_at = (status and status.ended_at) or self._now()
-        self._tell(InstanceLost(occurred_at=self._now(), instance=instance, ended_at=ended_at, reason=str(why)))
+        sold_out = isinstance(why, NoCapacityError)
+        self._agenda.add_all(self._now(), hold.life.lose(status, str(why), self._now(), sold_out=sold_out))
         return None
 
     def release(self, instance: str) -> None:
         """Give an instance back; InstanceReleased follows."""
-        hold = self._holds.get(instance)
-        if hold is None or not hold.over:
-            if hold is not None:
-                hold.over = True
-            self._begin(lambda: self._release(instance))
+        hold = self._holds.setdefault(instance, _Hold(Lifecycle(instance=instance)))
+        if hold.life.end():
+            self._begin(lambda: self._release(instance, hold))
 
-    def _release(self, instance: str) -> Event | None:
+    def _release(self, instance: str, hold: _Hold) -> None:
         status: InstanceDescription | None = None
         try:
             status = self._provider.release(instance)
         except ProviderError:
             if not self._is_unknown(instance):
-                self._agenda.add(self._now() + RETRY_S, lambda _: self._release(instance))
-                return None
-        if status is not None:
-            self._priced(self._holds.get(instance), status)
-        gone = released(instance, status, self._now())
-        self._agenda.add(self._now(), lambda _: gone)
-        return None
+                self._agenda.add(self._now() + RETRY_S, lambda _: self._release(instance, hold))
+                return
+        self._agenda.add_all(self._now(), hold.life.release(status, self._now()))
 
     def _is_unknown(self, instance: str) -> bool:
         with suppress(ProviderError):
@@ -196,7 +168,7 @@ class CloudFleet:
 
     def _watched(self, _now: float) -> None:
         self._looks = False
-        if any(not hold.over for hold in self._holds.values()):
+        if any(not hold.life.over for hold in self._holds.values()):
             self._look()
             self._watch()
 
@@ -208,67 +180,44 @@ class CloudFleet:
 
     def _take_in(self, status: InstanceDescription) -> None:
         hold = self._holds.get(status.instance)
-        if hold is None or hold.over:
+        if hold is None or hold.life.over:
             return
-        if status.running_at is not None and not hold.running:
-            hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
-            self._tell(running(status, status.running_at, self._now()))
-            if status.ended_at is None:
+        if status.ended_at is not None and hold.life.end():
+            events = hold.life.lose_ended(status, self._now(), began_at=self._began_at)
+        else:
+            events = hold.life.see(status, self._now(), free_if_taken=True)
+            if any(isinstance(event, InstanceRunning) for event in events):
                 self._assemble(status.instance, hold)
-        self._priced(hold, status)
-        if status.ended_at is not None:
-            hold.over = True
-            self._tell(_ended(status, self._now(), self._began_at))
-
-    def _priced(self, hold: _Hold | None, status: InstanceDescription) -> None:
-        prices = status.hour_prices_usd
-        if prices is not None and (hold is None or prices != hold.hour_prices_usd):
-            if hold is not None:
-                hold.hour_prices_usd = prices
-            self._tell(InstancePriced(occurred_at=self._now(), instance=status.instance, hour_prices_usd=prices))
-
-    def _tell(self, event: Event) -> None:
-        self._agenda.add(self._now(), lambda _: event)
+        self._agenda.add_all(self._now(), events)
 
     def _assemble(self, instance: str, hold: _Hold) -> None:
         hold.useless_at = self._now() + READY_S
 
         def ready(now: float) -> Event | None:
-            if hold.over:
+            if hold.life.over:
                 return None
             if not self._world.works(instance):
                 self._agenda.add(now + STEP_S, ready)
                 return None
             hold.reached, hold.useless_at = True, now + NODE_DEAD_S
-            return InstanceReady(occurred_at=now, instance=instance)
+            return self._agenda.begin(now, hold.life.ready(now))
 
         self._agenda.add(self._now() + self._world.job.offer.init_delay_s, ready)
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Adopt the `known` that live, release the others, tell what has ended."""
-        live, ended = [], []
         resumed_at = self._now()
-        for status in described(self._provider, resumed_at + BOOT_LEASE_S, self._now, self._world.sleep):
-            if status.ended_at is None and status.instance not in known:
-                status = self._provider.release(status.instance)
-            if status.ended_at is None:
-                live.append(status)
-            elif status.running_at is not None:
-                ended.append(status)
-        for status in live:
-            self._adopt(status)
-        return DriverResumed(
-            occurred_at=resumed_at,
-            live=tuple(map(living, live)),
-            ended=tuple(map(backend.ended, ended)),
-        )
+        found = described(self._provider, resumed_at + BOOT_LEASE_S, self._now, self._world.sleep)
+        event = resumed(found, known, self._provider.release, resumed_at)
+        for instance in event.live:
+            self._adopt(instance)
+        return event
 
-    def _adopt(self, status: InstanceDescription) -> None:
-        hold = self._holds[status.instance] = _Hold(
-            running=status.running_at is not None, hour_prices_usd=status.hour_prices_usd
-        )
-        if hold.running:
-            self._assemble(status.instance, hold)
+    def _adopt(self, found: LiveInstance) -> None:
+        life = Lifecycle(instance=found.instance, running_at=found.running_at, hour_prices_usd=found.hour_prices_usd)
+        hold = self._holds[found.instance] = _Hold(life)
+        if found.running_at is not None:
+            self._assemble(found.instance, hold)
         self._watch()
 
     def close(self) -> None:
@@ -304,24 +253,3 @@ class CloudBackend(VirtualBackend):
 
 
 _NO_USE = ProviderError("its Ray node stopped answering")
-
-
-def _ended(status: InstanceDescription, at: float, began_at: float) -> Event:
-    reason = status.reason or "ended by another user or process"
-    if status.running_at is None:
-        return InstanceRefused(
-            occurred_at=at,
-            instance=status.instance,
-            reason=reason,
-            failed_start=not (status.preempted or status.sold_out) and status.requested_at >= began_at,
-            sold_out=status.sold_out,
-        )
-    assert status.ended_at is not None
-    return InstanceLost(
-        occurred_at=at,
-        instance=status.instance,
-        ended_at=status.ended_at,
-        reason=reason,
-        preempted=status.preempted,
-        overslept=status.overslept(at),
-    )

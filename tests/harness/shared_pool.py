@@ -14,6 +14,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any, TypeVar
@@ -35,7 +36,7 @@ from rubberband.cloud.pool.pool import LentInstance
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError, StoreAwayError
-from rubberband.executor.core.backend import ended, living, released, running
+from rubberband.executor.core.backend import resumed
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.demand import HANDOVER_S
@@ -44,12 +45,9 @@ from rubberband.executor.core.events import (
     DriverResumed,
     Event,
     Finish,
-    InstanceInterrupted,
-    InstanceLost,
-    InstanceReady,
-    InstanceRefused,
 )
 from rubberband.executor.core.job import Job
+from rubberband.executor.core.lifecycle import Lifecycle
 from rubberband.executor.core.limits import can_go_on
 from rubberband.executor.journal.inbox import DriverRequest
 from rubberband.executor.run.driver import drive
@@ -143,22 +141,12 @@ class HeardCloud(FaultyCloud):
         return [self.run.as_heard(status) for status in self.inner.describe()]
 
 
-@dataclass(slots=True)
-class _Hold:
-    """One instance as its driver sees it."""
-
-    running: bool = False
-    interrupted: bool = False
-    same_fault: bool = False
-    over: bool = False
-
-
 class PooledFleet:
     """Instances of a driver on a pool: the events that `rubberband.executor.ray.fleet` makes, on a virtual clock."""
 
     def __init__(self, provider: PoolProvider, clock: VirtualClock, agenda: Agenda, init_s: float) -> None:
         self._provider, self._clock, self._agenda, self._init_s = provider, clock, agenda, init_s
-        self.holds: dict[str, _Hold] = {}
+        self.held: dict[str, Lifecycle] = {}
         self.gone: set[str] = set()
         self.hold_until = math.inf
         self._began_at = -math.inf
@@ -172,138 +160,94 @@ class PooledFleet:
         self._provider.renew_lease(min(at + LEASE_S, self.hold_until))
 
     def launch(self, instance: str, market: Market, first_lease_s: float | None = None) -> None:
-        if instance in self.holds:
+        if instance in self.held:
             return
-        hold = self.holds[instance] = _Hold()
+        life = self.held[instance] = Lifecycle(instance=instance)
         self.renew(self._clock.now())
         try:
             self._provider.launch(instance, market, first_lease_s=first_lease_s)
         except ProviderError as error:
             reason = str(error)
-            self._agenda.add(self._clock.now() + ANSWER_S, lambda at: self._unanswered(instance, hold, reason, at))
+            self._agenda.add(self._clock.now() + ANSWER_S, lambda at: self._unanswered(life, reason, at))
 
-    def _unanswered(self, instance: str, hold: _Hold, reason: str, now: float) -> Event | None:
-        if hold.over:
+    def _unanswered(self, life: Lifecycle, reason: str, now: float) -> Event | None:
+        if not life.end():
             return None
-        try:
-            status = self._provider.release(instance)
-        except ProviderError:  # it never heard of it
-            hold.over = True
-            self.gone.add(instance)
-            return InstanceRefused(occurred_at=now, instance=instance, reason=reason)
-        self._take_in(status, hold)
-        return None
+        self.gone.add(life.instance)
+        status = None
+        with suppress(ProviderError):  # it never heard of it
+            status = self._provider.release(life.instance)
+        return self._agenda.begin(now, life.lose(status, reason, now))
 
     def release(self, instance: str) -> None:
-        hold = self.holds.setdefault(instance, _Hold())
-        if hold.over:
+        life = self.held.setdefault(instance, Lifecycle(instance=instance))
+        if not life.end():
             return
-        hold.over = True
         self.gone.add(instance)
-        try:
+        status = None
+        with suppress(ProviderError):
             status = self._provider.release(instance)
-        except ProviderError:
-            status = None
-        self._agenda.add(self._clock.now(), lambda now: released(instance, status, now))
+        now = self._clock.now()
+        self._agenda.add_all(now, life.release(status, now))
 
     def look(self) -> None:
         """Compare with the pool's list."""
-        if all(hold.over for hold in self.holds.values()):
+        if all(life.over for life in self.held.values()):
             return
         for status in self._provider.describe():
-            hold = self.holds.get(status.instance)
-            if hold is not None and not hold.over:
-                self._take_in(status, hold)
+            life = self.held.get(status.instance)
+            if life is not None and not life.over:
+                self._take_in(status, life)
 
-    def _take_in(self, status: InstanceDescription, hold: _Hold) -> None:
-        now, instance, running_at = self._clock.now(), status.instance, status.running_at
-        if running_at is not None and not hold.running:
-            hold.running = True
-            self._agenda.add(now, lambda at: running(status, running_at, at))
-            self._begin(instance, hold)
-        if status.interrupted_at is not None and hold.running and not hold.interrupted:
-            hold.interrupted = True
-            self._agenda.add(now, lambda at: InstanceInterrupted(occurred_at=at, instance=instance))
-        if status.ended_at is not None:
-            hold.over = True
-            self.gone.add(instance)
+    def _take_in(self, status: InstanceDescription, life: Lifecycle) -> None:
+        now, was_running = self._clock.now(), life.running_at is not None
+        if status.ended_at is not None and life.end():
+            self.gone.add(life.instance)
             self.reasons[status.reason] += 1
-            self._agenda.add(now, lambda at: self._ending(status, at))
+            self._agenda.add_all(now, life.lose_ended(status, now, began_at=self._began_at))
+            return
+        self._agenda.add_all(now, life.see(status, now, free_if_taken=False))
+        if life.running_at is not None and not was_running:
+            self._begin(life)
 
-    def _begin(self, instance: str, hold: _Hold) -> None:
+    def _begin(self, life: Lifecycle) -> None:
         """Get it ready, or give it up."""
-        now, machine = self._clock.now(), self._provider.node(instance)
+        now, machine = self._clock.now(), self._provider.node(life.instance)
         silent_at, illness = self.silent_at(machine)
         self.used.add(machine)
         if illness.starts_workers and silent_at > now + self._init_s:
-            self._agenda.add(now + self._init_s, lambda at: self._ready(instance, hold, at))
+            self._agenda.add(now + self._init_s, lambda at: self._agenda.begin(at, life.ready(at)))
         else:
-            self._agenda.add(now + READY_S, lambda at: self._give_up(instance, hold, "its workers did not start", at))
+            self._agenda.add(now + READY_S, lambda at: self._give_up(life, "its workers did not start", at))
         if 0.0 < illness.silent_after_s < math.inf:
             dead_at = max(silent_at + NODE_S, now + 1.0)
-            self._agenda.add(dead_at, lambda at: self._give_up(instance, hold, "its Ray node stopped answering", at))
+            self._agenda.add(dead_at, lambda at: self._give_up(life, "its Ray node stopped answering", at))
 
-    def _give_up(self, instance: str, hold: _Hold, reason: str, now: float) -> Event | None:
-        if hold.over:
+    def _give_up(self, life: Lifecycle, reason: str, now: float) -> Event | None:
+        if not life.end():
             return None
-        hold.over = True
-        self.gone.add(instance)
+        self.gone.add(life.instance)
         self.reasons[reason] += 1
-        machine = self._provider.node(instance)
-        for name, other in self.holds.items():
+        machine = self._provider.node(life.instance)
+        for name, other in self.held.items():
             other.same_fault |= not other.over and self._provider.node(name) == machine
-        ended_at = self._provider.release(instance, fault=reason).ended_at
-        return InstanceLost(
-            occurred_at=now,
-            instance=instance,
-            ended_at=ended_at or now,
-            reason=reason,
-            preempted=hold.interrupted,
-            same_fault=hold.same_fault,
-        )
-
-    def _ready(self, instance: str, hold: _Hold, now: float) -> Event | None:
-        return None if hold.over else InstanceReady(occurred_at=now, instance=instance)
-
-    def _ending(self, status: InstanceDescription, now: float) -> Event:
-        if status.running_at is None:
-            return InstanceRefused(
-                occurred_at=now,
-                instance=status.instance,
-                reason=status.reason,
-                failed_start=not (status.preempted or status.sold_out) and status.requested_at >= self._began_at,
-                sold_out=status.sold_out,
-            )
-        assert status.ended_at is not None
-        return InstanceLost(
-            occurred_at=now,
-            instance=status.instance,
-            ended_at=status.ended_at,
-            reason=status.reason,
-            preempted=status.preempted,
-            overslept=status.overslept(now),
-        )
+        status = self._provider.release(life.instance, fault=reason)
+        return self._agenda.begin(now, life.lose(status, reason, now, failed_start=True))
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
-        self.holds.clear()
+        self.held.clear()
         self.gone.clear()
         self.hold_until = math.inf
         self._began_at = now = self._clock.now()
-        live, gone = [], []
-        for status in self._provider.describe():
-            if status.ended_at is None and status.instance not in known:
-                status = self._provider.release(status.instance)
-            if status.ended_at is None:
-                live.append(living(status))
-                hold = self.holds[status.instance] = _Hold(running=status.running_at is not None)
-                if hold.running:
-                    self._begin(status.instance, hold)
-            elif status.running_at is not None:
-                gone.append(ended(status))
-        return DriverResumed(occurred_at=now, live=tuple(live), ended=tuple(gone))
+        event = resumed(self._provider.describe(), known, self._provider.release, now)
+        for found in event.live:
+            life = self.held[found.instance] = Lifecycle(instance=found.instance, running_at=found.running_at)
+            if found.running_at is not None:
+                self._begin(life)
+        return event
 
     def close(self) -> None:
-        self.holds.clear()
+        self.held.clear()
         self._provider.close()
 
 
@@ -839,8 +783,8 @@ class SharedRun:
         assert len(machines) <= self.limits.instances, "more machines live than the pool may have"
         used: Counter[str] = Counter()
         for member in self.members:
-            for instance, hold in member.backend.fleet.holds.items():
-                if hold.running and not hold.over:
+            for instance, life in member.backend.fleet.held.items():
+                if life.running_at is not None and not life.over:
                     used[member.provider.node(instance)] += member.job.offer.gpus
         twice = {name: gpus for name, gpus in used.items() if name in machines and gpus > GPUS}
         assert not twice, f"lent twice: {twice}"

@@ -211,8 +211,9 @@ def test_a_launch_whose_answer_is_lost_is_released_and_never_refused_once_it_ran
         assert events == [InstanceRefused(reason=reason, **told)]
 
 
-def test_an_instance_that_shows_up_after_its_launch_was_given_up_is_given_back(
-    fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ended_at", [None, 3.0])
+def test_an_instance_that_shows_up_after_its_launch_was_given_up_is_given_back_and_paid_for(
+    fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch, ended_at: float | None
 ) -> None:
     def unknown(instance: str, *, fault: str = "") -> InstanceDescription:
         raise NoRecordError("no such instance")
@@ -226,7 +227,9 @@ def test_an_instance_that_shows_up_after_its_launch_was_given_up_is_given_back(
         assert [type(event) for event in events] == [InstanceRefused]
     provider.broken = set()
     fleet.launch("b")
-    shown = _shown(provider, mailbox, 1, state="running", running_at=2.0)
+    shown = _shown(
+        provider, mailbox, 1, state="terminated" if ended_at else "running", running_at=2.0, ended_at=ended_at
+    )
     assert InstanceReleased(occurred_at=10.0, instance="a", ended_at=3.0, running_at=2.0) in shown
 
 

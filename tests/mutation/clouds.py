@@ -610,17 +610,17 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="trials-stay-on-a-released-instance",
         harm="trials train on, for nothing, on an instance that was given back since the answer to its launch was lost",
-        file="executor/ray/fleet.py",
-        old="if hold.running or (status is not None and status.running_at is not None):",
-        new="if False:",
+        file="executor/core/lifecycle.py",
+        old="        if self.running_at is None:\n            refused",
+        new="        if True:\n            refused",
         tests=("tests/integration/test_ray_fleet.py",),
     ),
     Mutant(
         name="instance-that-shows-up-is-nobodys",
         harm="an instance that shows up after its launch was given up is paid until the experiment ends",
         file="executor/ray/fleet.py",
-        old="            if hold.gone and runs and not hold.running:",
-        new="            if False:",
+        old="        if hold.life.came_late(status):",
+        new="        if False:",
         tests=("tests/integration/test_ray_fleet.py",),
     ),
     Mutant(
