@@ -1,6 +1,6 @@
 """A pool: machines that several experiments share, lent by a broker. To an experiment it is a provider."""
 
-from rubberband.cloud.pool.journal import FileJournal, MemoryJournal, PoolLimits
+from rubberband.cloud.pool.journal import FileJournal, PoolLimits
 from rubberband.cloud.pool.pool import LentInstance, Pool
 from rubberband.cloud.pool.provider import PoolProvider, RemotePool, open_pool
 from rubberband.cloud.pool.server import PoolServer
@@ -8,7 +8,6 @@ from rubberband.cloud.pool.server import PoolServer
 __all__ = [
     "FileJournal",
     "LentInstance",
-    "MemoryJournal",
     "Pool",
     "PoolLimits",
     "PoolProvider",

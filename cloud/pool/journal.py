@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rubberband.errors import JournalError
 from rubberband.files import write_atomically
@@ -246,53 +246,6 @@ class Lease:
     def is_cut(self) -> bool:
         """Whether it reaches less far than usual: the tenant's own budget ends there."""
         return self.until < self.renewed_at + self.length_s - 1.0
-
-
-class PoolJournal(Protocol):
-    """Events and leases, as they survive the broker."""
-
-    def events(self) -> Iterator[PoolEvent]:
-        """Yield the events in order."""
-
-    def append(self, events: Sequence[PoolEvent]) -> None:
-        """Add events; they are durable once this returns."""
-
-    def replace(self, event: PoolEvent) -> None:
-        """Keep this event in place of all others; durable once this returns, and whole if it is cut off."""
-
-    def leases(self) -> dict[str, Lease]:
-        """Return the latest lease of each tenant."""
-
-    def renew(self, tenant: str, lease: Lease) -> None:
-        """Keep the latest lease of a tenant."""
-
-
-class MemoryJournal:
-    """A journal in memory, for virtual runs. It survives its broker, as the text that a file would hold."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._leases: dict[str, Lease] = {}
-
-    def events(self) -> Iterator[PoolEvent]:
-        """Yield the events in order."""
-        return map(from_line, self._lines)
-
-    def append(self, events: Sequence[PoolEvent]) -> None:
-        """Add events."""
-        self._lines += map(to_line, events)
-
-    def replace(self, event: PoolEvent) -> None:
-        """Keep this event in place of all others."""
-        self._lines = [to_line(event)]
-
-    def leases(self) -> dict[str, Lease]:
-        """Return the latest lease of each tenant."""
-        return dict(self._leases)
-
-    def renew(self, tenant: str, lease: Lease) -> None:
-        """Keep the latest lease of a tenant."""
-        self._leases[tenant] = lease
 
 
 class FileJournal:

@@ -17,6 +17,7 @@ from typing import Any, cast
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.journal import (
     Compacted,
+    FileJournal,
     LeaseExpired,
     MachineEnded,
     MachinePriced,
@@ -26,7 +27,6 @@ from rubberband.cloud.pool.journal import (
     Opened,
     PoolCommand,
     PoolEvent,
-    PoolJournal,
     PoolLimits,
     Release,
     Rent,
@@ -74,7 +74,7 @@ class Pool:
     def __init__(
         self,
         provider: Provider,
-        journal: PoolJournal,
+        journal: FileJournal,
         limits: PoolLimits,
         clock: Callable[[], float],
         *,

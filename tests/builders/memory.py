@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from rubberband.cloud.pool.journal import FileJournal, Lease, PoolEvent, from_line, to_line
 from rubberband.executor.core.events import Event
 from rubberband.executor.journal.inbox import DriverRequest, Requests, behind, by_age, checked_id
 
@@ -36,3 +37,31 @@ class MemoryInbox(Requests):
 
     def discard(self, id: str) -> None:
         self._requests.pop(id, None)
+
+
+class MemoryPoolJournal(FileJournal):
+    """A pool's journal in memory. It survives its broker, as the text that a file would hold."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._leases: dict[str, Lease] = {}
+
+    def events(self) -> Iterator[PoolEvent]:
+        """Yield the events in order."""
+        return map(from_line, self._lines)
+
+    def append(self, events: Sequence[PoolEvent]) -> None:
+        """Add events."""
+        self._lines += map(to_line, events)
+
+    def replace(self, event: PoolEvent) -> None:
+        """Keep this event in place of all others."""
+        self._lines = [to_line(event)]
+
+    def leases(self) -> dict[str, Lease]:
+        """Return the latest lease of each tenant."""
+        return dict(self._leases)
+
+    def renew(self, tenant: str, lease: Lease) -> None:
+        """Keep the latest lease of a tenant."""
+        self._leases[tenant] = lease

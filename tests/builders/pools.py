@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolServer, provider
+from rubberband.cloud.pool import Pool, PoolLimits, PoolServer, provider
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder
 from rubberband.values.offer import Offer
+from tests.builders.memory import MemoryPoolJournal
 from tests.builders.waiting import eventually
 
 OFFER = Offer(instance_type="v", gpus=2, price_usd_per_hour=3.6, max_instances=2, provision_delay_s=10.0)
@@ -31,7 +32,9 @@ def lending_pool() -> Pool:
     """Return a pool on which a held one instance, b took half of it warm, and c half beside it."""
     clock = VirtualClock(1_700_000_000.0)
     limits = PoolLimits(instances=1, gpus=2, price_usd_per_hour=3.6, minimum_billed_s=60.0, max_usd_per_month=5.0)
-    pool = Pool(VirtualProvider("pool", clock, offer=OFFER), MemoryJournal(), limits, clock.now, start=lambda f: f())
+    pool = Pool(
+        VirtualProvider("pool", clock, offer=OFFER), MemoryPoolJournal(), limits, clock.now, start=lambda f: f()
+    )
 
     def wait(seconds: int) -> None:
         for _ in range(seconds):

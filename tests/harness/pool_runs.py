@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
+from rubberband.cloud.pool import Pool, PoolLimits, PoolProvider
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.units import month_begin
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot
 from rubberband.values.plan import Market
+from tests.builders.memory import MemoryPoolJournal
 
 _T = TypeVar("_T")
 
@@ -108,7 +109,7 @@ class PoolRun:
         )
         self.below = VirtualProvider("pool", self.clock, offer=self.offer, lease_s=60.0, faults_of=self._faults)
         self.cloud = FaultyCloud(self.below, rng, rng.choice((0.0, 0.02, 0.2)))
-        self.journal = MemoryJournal()
+        self.journal = MemoryPoolJournal()
         self.kills = 0
         self.compact_events = rng.choice((20, 10_000))
         self.tenants = [Tenant(f"e{i}", rng.choice((1, 2, 4))) for i in range(rng.randint(2, 5))]

@@ -30,7 +30,7 @@ from rubberband.api.experiments.sharing import (
 )
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
-from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
+from rubberband.cloud.pool import Pool, PoolLimits, PoolProvider
 from rubberband.cloud.pool.broker import LOOK_S, SILENT_S
 from rubberband.cloud.pool.pool import LentInstance
 from rubberband.cloud.provider import InstanceDescription
@@ -63,6 +63,7 @@ from tests.builders import memory
 from tests.builders.invariants import validate
 from tests.builders.jobs import JOB
 from tests.builders.lost_answers import LOST
+from tests.builders.memory import MemoryPoolJournal
 from tests.harness.chaos import DriverDied
 from tests.harness.chaos_plans import InstanceCapWatch
 from tests.harness.pool_runs import BrokerKilled, FaultyCloud
@@ -461,7 +462,7 @@ class SharedRun:
         self.cloud = (HeardCloud if sick else FaultyCloud)(self.below, rng, 0.1 * self.broker_faults)
         if isinstance(self.cloud, HeardCloud):
             self.cloud.run = self
-        self.journal = MemoryJournal()
+        self.journal = MemoryPoolJournal()
         self.pool: Pool | None = None
         self.down_until = -math.inf
         self.promises: list[Promise] = []

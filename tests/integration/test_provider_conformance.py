@@ -18,7 +18,6 @@ from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.pool import (
     FileJournal,
-    MemoryJournal,
     Pool,
     PoolLimits,
     PoolProvider,
@@ -34,6 +33,7 @@ from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
 from tests.builders import fake_nodes
 from tests.builders.fake_ec2 import ONE_GPU, StubHead, World, boot_script, machines_of
+from tests.builders.memory import MemoryPoolJournal
 from tests.builders.waiting import eventually
 from tests.ec2 import FakeAws
 from tests.ec2.server import FakeServer, access_key
@@ -124,7 +124,7 @@ def _pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     clock = VirtualClock(1000.0)
     below = VirtualProvider("pool", clock, offer=OFFER, faults_of=faults_of)
     limits = PoolLimits(instances=8, gpus=4)
-    pool = Pool(below, MemoryJournal(), limits, clock.now, start=lambda work: work())
+    pool = Pool(below, MemoryPoolJournal(), limits, clock.now, start=lambda work: work())
 
     def wait() -> None:
         clock.advance_to(clock.now() + 1.0)
@@ -138,7 +138,7 @@ def _pool_on_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     """A pool above the fake EC2, whose machines are beaten as by the agents of a broker."""
     world = World(tmp_path, experiment="team")
     limits = PoolLimits(instances=8, gpus=1, market="spot", price_usd_per_hour=1.006, lease_s=900.0)
-    pool = Pool(world.driver(), MemoryJournal(), limits, lambda: world.now, start=lambda work: work())
+    pool = Pool(world.driver(), MemoryPoolJournal(), limits, lambda: world.now, start=lambda work: work())
 
     def wait() -> None:
         world.sleep(1.0)

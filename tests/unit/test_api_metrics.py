@@ -10,13 +10,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rubberband.api.routes.metrics import MAX_ENDED
-from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolServer
+from rubberband.cloud.pool import Pool, PoolLimits, PoolServer
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.errors import JournalError
 from rubberband.spec.pool import pool_folder
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
 from tests.builders.fake_runs import FakeService, virtual_result
+from tests.builders.memory import MemoryPoolJournal
 from tests.builders.pools import OFFER
 from tests.builders.waiting import eventually
 
@@ -127,7 +128,7 @@ def test_a_pool_that_is_up_is_measured(service: FakeService, tmp_path: Path) -> 
     assert ("rubberband_pool_instances", "team") not in scraped(service), "no broker answers"
     limits = PoolLimits(instances=2, gpus=4, price_usd_per_hour=3.6)
     pool = Pool(
-        VirtualProvider("team", clock, offer=OFFER), MemoryJournal(), limits, clock.now, start=lambda work: work()
+        VirtualProvider("team", clock, offer=OFFER), MemoryPoolJournal(), limits, clock.now, start=lambda work: work()
     )
     pool.launch("a.1", "a", "i", 1, 600.0)
     server = PoolServer(folder, pool, look_s=0.01)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
+from rubberband.cloud.pool import FileJournal, Pool, PoolLimits
 from rubberband.cloud.pool import pool as module
 from rubberband.cloud.pool import provider as provider_module
-from rubberband.cloud.pool.journal import Compacted, MachinePriced, MachineWarned, Opened, PoolJournal, SliceReturned
+from rubberband.cloud.pool.journal import Compacted, MachinePriced, MachineWarned, Opened, SliceReturned
 from rubberband.cloud.pool.server import snapshot
 from rubberband.cloud.provider import InstanceDescription, NoRecordError
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
@@ -25,6 +25,7 @@ from rubberband.errors import JournalError, ProviderError
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
+from tests.builders.memory import MemoryPoolJournal
 
 PRICE = 3.6
 """USD per hour, so that a second costs 0.001."""
@@ -40,7 +41,7 @@ class World:
 
     limits: PoolLimits = LIMITS
     clock: VirtualClock = field(default_factory=lambda: VirtualClock(1_700_000_000.0))
-    journal: PoolJournal = field(default_factory=MemoryJournal)
+    journal: FileJournal = field(default_factory=MemoryPoolJournal)
 
     def __post_init__(self) -> None:
         self.below = VirtualProvider("pool", self.clock, offer=OFFER)
@@ -932,7 +933,7 @@ def test_a_journal_from_before_pools_scaled_is_read() -> None:
     world.wait(20)
     words = json.loads(json.dumps(world.pool.state.to_json(0.0)))
     del words["scales"], words["limits"]["autoscales"]
-    world.journal = MemoryJournal()
+    world.journal = MemoryPoolJournal()
     world.journal.append([Compacted(at=world.clock.now(), state=words)])
     world.reopen()
     assert world.state("a") == "running"

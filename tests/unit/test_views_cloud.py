@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits
+from rubberband.cloud.pool import Pool, PoolLimits
 from rubberband.cloud.pool.server import snapshot
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.executor.core.events import TrialReported
@@ -35,6 +35,7 @@ from rubberband.views.report.pool import (
     render_pool,
 )
 from rubberband.views.report.tables import incidents, purchases, update_line
+from tests.builders.memory import MemoryPoolJournal
 from tests.builders.pools import OFFER, lending_pool
 from tests.builders.results import UPDATES, a_job, a_result, render
 from tests.builders.watching import pictures, told
@@ -183,7 +184,7 @@ def test_the_page_draws_the_loans_on_the_gpus_that_were_free() -> None:
 def test_a_pool_that_lent_nothing_has_a_page() -> None:
     clock = VirtualClock(1_700_000_000.0)
     pool = Pool(
-        VirtualProvider("pool", clock, offer=OFFER), MemoryJournal(), PoolLimits(instances=1, gpus=1), clock.now
+        VirtualProvider("pool", clock, offer=OFFER), MemoryPoolJournal(), PoolLimits(instances=1, gpus=1), clock.now
     )
     assert "<h1>team" in render_pool(snapshot(pool, "team"))
 
