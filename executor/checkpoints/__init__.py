@@ -11,11 +11,10 @@ import hashlib
 import io
 import os
 import shutil
-import tempfile
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
+from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.files import make_directories, new_file, sync_directory, write_atomically, write_new
 from rubberband.installation import require
@@ -77,15 +77,15 @@ class CheckpointStore(ABC):
 
         Raises as `load` does, and CheckpointError if this machine has no room for it.
         """
-        with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
-            path = Path(folder, "checkpoint")
+        with ExitStack() as stack:
             try:
+                path = stack.enter_context(Scratch()) / "checkpoint"
                 with open(path, "w+b") as file:
                     self.fetch(ref, file)
             except OSError as error:
                 raise CheckpointError(
-                    f"the checkpoint {ref.url} ({format_bytes(ref.size_bytes)}) could not be copied to {folder}: "
-                    f"{error.strerror or error}; make room there, or set TMPDIR"
+                    f"the checkpoint {ref.url} ({format_bytes(ref.size_bytes)}) could not be copied to this machine: "
+                    f"{error.strerror or error}; make room on the disk of its temporary files, or set TMPDIR"
                 ) from error
             yield path
 

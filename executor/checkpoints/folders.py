@@ -8,6 +8,7 @@ to.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import hashlib
 import io
 import json
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rubberband.errors import CheckpointError
+from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.units import shown
 
 FORMAT = 1
@@ -51,6 +53,65 @@ class _Found:
     @property
     def is_folder(self) -> bool:
         return stat.S_ISDIR(self.status.st_mode)
+
+
+class FolderCheckpoint:
+    """The files of a folder, which are on this machine's disk; `result.load_best(train)` returns it."""
+
+    __slots__ = ("_scratch", "path")
+
+    def __init__(self, path: Path, scratch: Scratch) -> None:
+        self.path = path
+        """Folder of the files, which goes with this object. They must not be changed."""
+        self._scratch = scratch
+
+    @classmethod
+    def from_directory(cls, folder: str | Path) -> FolderCheckpoint:
+        """Copy all files of a folder. Raises OSError, and CheckpointError for a link to nothing."""
+        return cls._made(lambda there: _copy(Path(folder), there))
+
+    @classmethod
+    def taking(cls, folder: Path) -> FolderCheckpoint:
+        """Move a folder, which is no longer there then. Raises OSError."""
+        return cls._made(lambda there: shutil.move(folder, there))
+
+    @classmethod
+    def _made(cls, make: Callable[[Path], object]) -> FolderCheckpoint:
+        made = cls(Path(), Scratch())
+        made.path = made._scratch.path / "files"
+        make(made.path)
+        return made
+
+    def to_directory(self, folder: str | Path) -> Path:
+        """Write the files into a folder, which is made if it is not there; return it. Raises OSError."""
+        shutil.copytree(self.path, folder, dirs_exist_ok=True)
+        return Path(folder)
+
+    # In the checkpoint of a trial its files are kept by path. Pickled in any other way it has their content, as
+    # earlier versions pickled it: a list of the one mapping of paths to contents.
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        files = {each.path: Path(each.place).read_bytes() for each in _walk(str(self.path)) if not each.is_folder}
+        return copyreg.__newobj__, (FolderCheckpoint,), [files]  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: list[Mapping[str, bytes]]) -> None:
+        self._scratch = Scratch()
+        self.path = self._scratch.path / "files"
+        self.path.mkdir()
+        for name, content in state[0].items():
+            _require_inside(name)
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.path / name).write_bytes(content)
+
+
+def _copy(folder: Path, to: Path) -> None:
+    """Copy a folder; a link is what it leads to."""
+    to.mkdir()
+    for each in _walk(str(folder)):
+        if each.is_folder:
+            (to / each.path).mkdir()
+        else:
+            shutil.copy2(each.place, to / each.path)
 
 
 def pack(folder: Path, to: Path, *, iterations: int, metrics: Mapping[str, float]) -> None:

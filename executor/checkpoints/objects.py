@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
 from io import BufferedIOBase
@@ -19,6 +18,7 @@ from rubberband.executor.checkpoints import (
     reference,
     reference_to,
 )
+from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.units import counted
 
@@ -72,17 +72,17 @@ class ObjectStore(CheckpointStore):
         name = file_name(trial, iterations, self.run)
         if isinstance(payload, bytes):
             return reference(self.folder.put(name, payload), payload)
-        with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
-            draft = Path(folder, name)
-            try:
+        try:
+            with Scratch() as scratch:
+                draft = scratch / name
                 payload(draft)
-            except OSError as error:
-                raise CheckpointError(
-                    f"the checkpoint of trial {trial} after {counted(iterations, 'iteration')} could not be "
-                    f"written to {folder}, from where it goes to {self.url}: {error.strerror or error}; make room "
-                    "there, or set TMPDIR"
-                ) from error
-            return reference_to(self.folder.put(name, draft), draft)
+                return reference_to(self.folder.put(name, draft), draft)
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint of trial {trial} after {counted(iterations, 'iteration')} could not be written to "
+                f"this machine, from where it goes to {self.url}: {error.strerror or error}; make room on the disk of "
+                "its temporary files, or set TMPDIR"
+            ) from error
 
     def _copy(self, place: str, file: BufferedIOBase) -> None:
         try:

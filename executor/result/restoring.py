@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import store_of
+from rubberband.executor.checkpoints.folders import is_archive, read_manifest
 from rubberband.executor.result.result import TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint, Target
 from rubberband.executor.training.failures import one_line
@@ -26,18 +28,18 @@ def restore_trial(found: TrialResult, target: Target | str, *, is_simulated: boo
     Raises InputError for a run without checkpoints, EntrypointError for no trial, CheckpointError if the checkpoint is
     missing or does not fit.
     """
-    payload = _payload(found, is_simulated)
-    if isinstance(target, str):
-        target = Entrypoint.parse(target, (os.getcwd(),)).load()
-    if isinstance(target, type) and issubclass(target, TorchTrial):
-        return _torch(found, target, payload, device)
-    if isinstance(target, type) and issubclass(target, Trial):
-        return _plain(found, target, payload, device)
-    if isinstance(target, type) or not callable(target):
-        raise InputError(
-            f"load_best() got {shown(target)}; give the trial's class or function, or module:attribute of it"
-        )
-    return _function(found, target, payload, device)
+    with _checkpoint(found, is_simulated) as path:
+        if isinstance(target, str):
+            target = Entrypoint.parse(target, (os.getcwd(),)).load()
+        if isinstance(target, type) and issubclass(target, TorchTrial):
+            return _torch(found, target, path, device)
+        if isinstance(target, type) and issubclass(target, Trial):
+            return _plain(found, target, path, device)
+        if isinstance(target, type) or not callable(target):
+            raise InputError(
+                f"load_best() got {shown(target)}; give the trial's class or function, or module:attribute of it"
+            )
+        return _function(found, target, path, device)
 
 
 def kept_state(found: TrialResult) -> Any:
@@ -45,13 +47,21 @@ def kept_state(found: TrialResult) -> Any:
 
     Raises InputError for a run without checkpoints, CheckpointError if the checkpoint is missing.
     """
-    payload = _payload(found, is_simulated=False)
-    kind = unpickled(payload, "cpu").get("kind")
-    state = unpack(payload, kind, found.iterations, "cpu")["state"]
-    return unpickled(state, "cpu") if kind == "function" and state is not None else state
+    with _checkpoint(found, is_simulated=False) as path:
+        kind = read_manifest(path)["kind"] if is_archive(path) else unpickled(path.read_bytes(), "cpu").get("kind")
+        content = unpack(path, kind, found.iterations, "cpu")
+    return _state(content, "cpu") if kind == "function" else content["state"]
 
 
-def _payload(found: TrialResult, is_simulated: bool) -> bytes:
+def _state(content: Mapping[str, Any], device: str) -> Any:
+    """Return the object that a function passed last; None if it passed none."""
+    state = content["state"]
+    return None if state is None else unpickled(state, device, content.get("folders", ()))
+
+
+@contextmanager
+def _checkpoint(found: TrialResult, is_simulated: bool) -> Iterator[Path]:
+    """Yield the file of the trial's checkpoint."""
     ref = found.checkpoint
     if is_simulated or (ref is not None and ref.url.startswith("virtual:")):
         raise InputError(
@@ -61,20 +71,22 @@ def _payload(found: TrialResult, is_simulated: bool) -> bytes:
         raise InputError(f"trial {found.trial} has no checkpoint: it did not finish an iteration")
     store = store_of(ref)
     store.read_mark()
-    try:
-        return store.load(ref)
-    except CheckpointLostError as error:
-        raise CheckpointLostError(f"{error}; put it back, or run the experiment again") from error
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(store.file(ref))
+        except CheckpointLostError as error:
+            raise CheckpointLostError(f"{error}; put it back, or run the experiment again") from error
+        yield path
 
 
-def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device: str) -> TorchTrial:
+def _torch(found: TrialResult, target: type[TorchTrial], path: Path, device: str) -> TorchTrial:
     import torch
 
     from rubberband.executor.training.checkpoint import Model, TrainedParameters, on_device
 
     check_device(device)
     try:
-        loaded = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False)
+        loaded = torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:
         raise _unlike(target, error) from error
     content = _checked(lambda: expect(loaded, "torch", found.iterations), target)
@@ -105,8 +117,8 @@ def _dataset(trial: TorchTrial, method: str, seed: int, *args: Any, **kwargs: An
     return getattr(type(trial), method)(trial, *args, **kwargs)
 
 
-def _plain(found: TrialResult, target: type[Trial], payload: bytes, device: str) -> Trial:
-    content = _checked(lambda: unpack(payload, "trial", found.iterations, device), target)
+def _plain(found: TrialResult, target: type[Trial], path: Path, device: str) -> Trial:
+    content = _checked(lambda: unpack(path, "trial", found.iterations, device), target)
     context = TrialContext(
         trial=found.trial,
         rank=0,
@@ -127,14 +139,14 @@ def _plain(found: TrialResult, target: type[Trial], payload: bytes, device: str)
     return trial
 
 
-def _function(found: TrialResult, target: TrainFunction, payload: bytes, device: str) -> Any:
-    content = _checked(lambda: unpack(payload, "function", found.iterations, device), target)
+def _function(found: TrialResult, target: TrainFunction, path: Path, device: str) -> Any:
+    content = _checked(lambda: unpack(path, "function", found.iterations, device), target)
     if content["state"] is None:
         raise InputError(
             f"trial {found.trial} reported without a checkpoint, so there is nothing to load; pass checkpoint= to "
             "rubberband.report()"
         )
-    return unpickled(content["state"], device)
+    return _state(content, device)
 
 
 def _checked(content: Callable[[], dict[str, Any]], target: Target) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
+from rubberband.executor.checkpoints.folders import FORMAT
 from rubberband.executor.training.balancing import Balancing, can_balance
 from rubberband.executor.training.checkpoint import (
     NOTHING,
@@ -57,7 +58,7 @@ from rubberband.executor.training.gpu_rows import Residence
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.metrics import Evaluation
 from rubberband.executor.training.options import build_optimizer, build_scheduler, check_words, fixed_steps
-from rubberband.executor.training.runner import FORMAT, Runner, Steps, clean_metrics, expect, positive
+from rubberband.executor.training.runner import Runner, Steps, clean_metrics, expect, positive
 from rubberband.executor.training.sampler import (
     Batching,
     FixedBatching,

@@ -175,12 +175,15 @@ def _report(runner: Runner, iterations: int, metrics: Mapping[str, float], saved
 
 @contextlib.contextmanager
 def _checkpoint(segment: Segment, store: CheckpointStore, runner: Runner) -> Iterator[bytes | Path | None]:
-    """Yield what the runner begins from: a file where other workers of the gang on this machine need it as well."""
+    """Yield what the runner begins from; workers of the gang on one machine share one file."""
     if segment.checkpoint is None:
         yield None
         return
     if runner.maps and segment.num_workers > segment.num_instances:
         with on_machine(store, segment.checkpoint) as found:
+            yield found
+    elif runner.by_path:
+        with store.file(segment.checkpoint) as found:
             yield found
     else:
         yield store.load(segment.checkpoint)

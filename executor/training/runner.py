@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import io
+import itertools
 import math
 import pickle
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Number
 from pathlib import Path
@@ -21,6 +23,9 @@ import numpy as np
 
 from rubberband.errors import CheckpointError, InputError
 from rubberband.executor.checkpoints import Payload
+from rubberband.executor.checkpoints.folders import FORMAT, FolderCheckpoint, is_archive, read_manifest, write_archive
+from rubberband.executor.checkpoints.folders import unpack as unpack_archive
+from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.failures import (
     TrainingEnded,
@@ -141,10 +146,6 @@ def _kind(value: Any) -> str:
     return "nothing" if value is None else f"a value of type {type(value).__name__}"
 
 
-FORMAT = 1
-"""Version of the checkpoints' layout."""
-
-
 Steps = Generator[None, None, Mapping[str, float]]
 """An iteration in parts, with its metrics in the end."""
 
@@ -158,6 +159,8 @@ class Runner(ABC):
     """Whether `steps` pauses while it trains, so that reports need not leave before the next iteration."""
     maps: ClassVar[bool] = False
     """Whether `restore` takes a file with the checkpoint too, and keeps no more than it needs of it in memory."""
+    by_path: ClassVar[bool] = False
+    """Whether it is given a file even where no other worker needs it: the checkpoint may be a folder of any size."""
     ended: bool = False
     """Whether the trial has ended by itself with its latest iteration; the same on every rank of a gang."""
     compiles: bool = False
@@ -221,6 +224,7 @@ class TrialRunner(Runner):
     """Runs a plain `Trial`. The workers of a gang run side by side, not in lockstep; rank 0's word counts."""
 
     pauses = False
+    by_path = True
 
     def __init__(self, trial_class: type[Trial], segment: Segment) -> None:
         self._segment = segment
@@ -261,37 +265,90 @@ class TrialRunner(Runner):
         self.ended = self._trial.ended
         return clean_metrics(reported, self._segment.metric) if self._segment.rank == 0 else {}
 
-    def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> bytes:
+    def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
         return pack("trial", iterations, {"state": self._trial.save(), "metrics": dict(metrics)})
 
     def close(self) -> None:
         self._trial.close()
 
 
-def pack(kind: str, iterations: int, content: Mapping[str, Any]) -> bytes:
-    """Return a pickled checkpoint. Raises CheckpointError if the content cannot be pickled."""
-    try:
-        return pickle.dumps({"format": FORMAT, "kind": kind, "iterations": iterations, **content})
-    except Exception as error:
-        raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
+_STATE = "state.pickle"
+"""The file of the pickled content in a checkpoint with folders; those are beside it, named by their numbers."""
 
 
-def unpack(payload: bytes, kind: str, iterations: int, device: str | None) -> dict[str, Any]:
+def pack(kind: str, iterations: int, content: Mapping[str, Any]) -> Payload:
+    """Return a pickled checkpoint; with folders in it, which are kept by path, one that writes an archive.
+
+    Raises CheckpointError if the content cannot be pickled.
+    """
+    state, folders = pickled({"format": FORMAT, "kind": kind, "iterations": iterations, **content})
+    if not folders:
+        return state
+
+    def write(to: Path) -> None:
+        sources: dict[str, bytes | Path] = {
+            _STATE: state,
+            **{str(number): each.path for number, each in enumerate(folders)},
+        }
+        write_archive(sources, to, kind=kind, iterations=iterations)
+
+    return write
+
+
+def unpack(payload: bytes | Path, kind: str, iterations: int, device: str | None) -> dict[str, Any]:
     """Return the content given to `pack`; `device` as in `unpickled`.
 
     Raises CheckpointError if it cannot be read, or is of another segment.
     """
-    return expect(unpickled(payload, device), kind, iterations)
+    try:
+        if not is_archive(payload):
+            content = payload.read_bytes() if isinstance(payload, Path) else payload
+            return expect(unpickled(content, device), kind, iterations)
+        expect(read_manifest(payload), kind, iterations)
+        scratch = Scratch()
+        folder = scratch.path / "checkpoint"
+        unpack_archive(payload, folder)
+        state = (folder / _STATE).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint cannot be read: {error.strerror or error}") from error
+    places = itertools.takewhile(Path.is_dir, (folder / str(number) for number in itertools.count()))
+    folders = [FolderCheckpoint(path, scratch) for path in places]
+    return expect(unpickled(state, device, folders), kind, iterations)
 
 
-def unpickled(content: bytes, device: str | None) -> Any:
+def pickled(content: Any) -> tuple[bytes, list[FolderCheckpoint]]:
+    """Return an object pickled, without the files of folders in it, and the folders.
+
+    Raises CheckpointError if it cannot be pickled.
+    """
+    file, folders = io.BytesIO(), list[FolderCheckpoint]()
+
+    def number(folder: FolderCheckpoint) -> tuple[Any, ...]:
+        folders.append(folder)
+        return _folder, (len(folders) - 1,)
+
+    pickler = pickle.Pickler(file)
+    pickler.dispatch_table = {**copyreg.dispatch_table, FolderCheckpoint: number}
+    try:
+        pickler.dump(content)
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
+    return file.getvalue(), folders
+
+
+def _folder(number: int) -> FolderCheckpoint:
+    """Mark the place of a folder, which is beside the pickled checkpoint."""
+    raise CheckpointError(f"the folder {number} of the checkpoint is not beside it")
+
+
+def unpickled(content: bytes, device: str | None, folders: Sequence[FolderCheckpoint] = ()) -> Any:
     """Return a pickled checkpoint or a part of it, with the tensors on `device`; None: where they were.
 
     Raises CheckpointError if it cannot be read, InputError if it has tensors and the device is not there.
     """
     # Unpickling runs code, but only our own: the store compared the bytes with the digest in the journal.
     try:
-        return _Unpickler(content, device).load()
+        return _Unpickler(content, device, folders).load()
     except InputError:
         raise
     except Exception as error:
@@ -315,18 +372,23 @@ def check_device(device: str) -> None:
         ) from error
 
 
-_MOVED = {("rubberband.executor.training.folder", "FolderCheckpoint"): "rubberband.executor.training.trial"}
+_MOVED = {
+    (f"rubberband.executor.training.{module}", "FolderCheckpoint"): FolderCheckpoint.__module__
+    for module in ("folder", "trial")
+}
 """(module, class) in checkpoints of earlier versions -> its module today."""
 
 
 class _Unpickler(pickle.Unpickler):
     """Reads tensors of a GPU where there is none: torch pickles a storage with its device."""
 
-    def __init__(self, content: bytes, device: str | None) -> None:
+    def __init__(self, content: bytes, device: str | None, folders: Sequence[FolderCheckpoint]) -> None:
         super().__init__(io.BytesIO(content))
-        self._device = device
+        self._device, self._folders = device, folders
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (__name__, _folder.__name__):
+            return self._folders.__getitem__
         module = _MOVED.get((module, name), module)
         if self._device is not None and (module, name) == ("torch.storage", "_load_from_bytes"):
             return self._storage
@@ -407,11 +469,15 @@ def function_runs_on() -> bool:
 class FunctionRunner(Runner):
     """Runs `train(config)` on one worker, in a thread; every `report` is one iteration."""
 
+    by_path = True
+
     def __init__(self, function: TrainFunction, segment: Segment) -> None:
         self._function = function
         self._segment = segment
         self._state: bytes | None = None
         """The function's last checkpoint, pickled when it was passed, so that later changes do not affect it."""
+        self._folders: Sequence[FolderCheckpoint] = ()
+        """The folders in it."""
         self._state_iterations = 0
         self._iteration = 0
         """The function's present iteration; less than the segment's while it repeats some."""
@@ -421,10 +487,11 @@ class FunctionRunner(Runner):
         self._thread: Thread | None = None
         self._switches = ThreadSwitches()
 
-    def restore(self, payload: bytes) -> int:
+    def restore(self, payload: bytes | Path) -> int:
         """Continue from the function's last checkpoint; return its iterations, 0 if the function never passed one."""
         content = unpack(payload, "function", self._segment.from_iterations, place_of(self._segment.device))
         self._state, self._state_iterations = content["state"], content["state_iterations"]
+        self._folders = content.get("folders", ())
         self._iteration = self._state_iterations
         return self._state_iterations
 
@@ -441,9 +508,11 @@ class FunctionRunner(Runner):
             else:
                 return clean_metrics(self._reported(answer), self._segment.metric)
 
-    def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> bytes:
-        content = {"state": self._state, "state_iterations": self._state_iterations, "metrics": dict(metrics)}
-        return pack("function", iterations, content)
+    def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
+        content: dict[str, Any] = {"state": self._state, "state_iterations": self._state_iterations}
+        if self._folders:
+            content["folders"] = self._folders
+        return pack("function", iterations, {**content, "metrics": dict(metrics)})
 
     def close(self) -> None:
         """End the function: its `report` raises, now or when it is called next. See `function_runs_on`."""
@@ -459,10 +528,7 @@ class FunctionRunner(Runner):
         if self._over:
             raise SegmentOver
         if checkpoint is not None:
-            try:
-                self._state = pickle.dumps(checkpoint)
-            except Exception as error:
-                raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
+            self._state, self._folders = pickled(checkpoint)
             self._state_iterations = self._iteration
         elif self._is_first and self._segment.max_iterations != 1 and not self.ended:
             print(f"rubberband: {self._name}() {WITHOUT_CHECKPOINT}", file=sys.stderr, flush=True)
@@ -473,7 +539,7 @@ class FunctionRunner(Runner):
 
     def checkpoint(self) -> Any:
         """Return the function's last checkpoint."""
-        return None if self._state is None else unpickled(self._state, place_of(self._segment.device))
+        return None if self._state is None else unpickled(self._state, place_of(self._segment.device), self._folders)
 
     @property
     def segment(self) -> Segment:

@@ -1,7 +1,6 @@
 """The user's interface without torch: `Trial` for any framework, and the two calls of a function trial.
 
-`FolderCheckpoint` is the checkpoint of functions whose library writes its state into files. For PyTorch see
-`torch_trial.TorchTrial`, which comes with a training loop.
+For PyTorch see `torch_trial.TorchTrial`, which comes with a training loop.
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from rubberband.executor.checkpoints.folders import FolderCheckpoint
 
 if TYPE_CHECKING:
     from rubberband.executor.training.segment import Segment
@@ -136,31 +137,6 @@ def _session(caller: str) -> Session:
             f"called in"
         )
     return session
-
-
-@dataclass(frozen=True, slots=True)
-class FolderCheckpoint:
-    """The files of a folder, in memory; `result.load_best(train)` returns it."""
-
-    files: Mapping[str, bytes] = field(repr=False)
-    """Path below the folder -> content."""
-
-    @classmethod
-    def from_directory(cls, folder: str | Path) -> FolderCheckpoint:
-        """Read all files of a folder."""
-        top = Path(folder)
-        paths = sorted(path for path in top.rglob("*") if path.is_file())
-        return cls({path.relative_to(top).as_posix(): path.read_bytes() for path in paths})
-
-    def to_directory(self, folder: str | Path) -> Path:
-        """Write the files into a folder, which is made if it is not there; return it."""
-        top = Path(folder)
-        top.mkdir(parents=True, exist_ok=True)
-        for name, content in self.files.items():
-            path = top / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        return top
 
 
 # Ray Tune's report and get_checkpoint inside a function trial: they reach the trial's own session. Ray Tune looks its

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 
 import rubberband
 from rubberband.errors import InputError
+from rubberband.executor.checkpoints.folders import FolderCheckpoint
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.result.restoring import kept_state
 from rubberband.executor.result.result import Result, TrialResult
-from rubberband.executor.training.trial import FolderCheckpoint
 from rubberband.installation import default_home
 from rubberband.integrations.ray_tune_options import check_fields, check_resources, most_instances, name_of, words_of
 from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks, check_tune_callbacks, trial_of, unwrapped

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rubberband.errors import InputError
+from rubberband.executor.checkpoints.folders import FolderCheckpoint
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.result.result import Result
 from rubberband.executor.run.callbacks import Callback, FailureInfo, ReportInfo, RunInfo, SyncInfo
 from rubberband.executor.training.trial import (
-    FolderCheckpoint,
     Trial,
     TrialContext,
     TuneStop,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import rubberband
 from rubberband.errors import InputError
-from rubberband.executor.training.trial import FolderCheckpoint
+from rubberband.executor.checkpoints.folders import FolderCheckpoint
 from rubberband.installation import install_hint
 
 _OWN = "a trial keeps its latest checkpoint itself; leave it out"
@@ -177,8 +176,7 @@ def _reporter(base: Any, trainer: Any, folder: Path, steps: int | None, beside: 
             beside.save(model, saved)
             if self._evaluated_at != state.global_step:
                 self._evaluate()
-            checkpoint = FolderCheckpoint.from_directory(saved)
-            shutil.rmtree(saved)
+            checkpoint = FolderCheckpoint.taking(saved)
             metrics, self._metrics = self._metrics, {}
             rubberband.report(metrics, checkpoint=checkpoint)
 

@@ -31,8 +31,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="device-of-load-best-ignored",
         harm="load_best(device=) of a function loads on the CPU",
         file="executor/result/restoring.py",
-        old='return unpickled(content["state"], device)',
-        new='return unpickled(content["state"], "cpu")',
+        old="    return _state(content, device)",
+        new='    return _state(content, "cpu")',
         tests=("tests/unit/test_results.py::test_tensors_of_a_gpu_are_loaded_where_there_is_none",),
     ),
     Mutant(

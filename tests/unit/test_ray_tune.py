@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from dataclasses import replace
 from functools import partial
@@ -18,9 +17,7 @@ from rubberband.errors import InputError
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.runner import unpickled
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
-from rubberband.executor.training.trial import FolderCheckpoint
 from rubberband.integrations.ray_tune_trials import Stop, trial_of, unwrapped
 from tests.builders import segments
 
@@ -60,22 +57,6 @@ def test_a_function_of_ray_tune_is_a_trial_as_it_is(store):
     assert [each.metrics for each in first + resumed] == [each.metrics for each in whole]
     with pytest.warns(UserWarning, match="meant to only be called inside"):
         assert tune.get_checkpoint() is None, "Ray Tune has its own session again"
-
-
-def test_a_folder_is_kept_file_by_file(tmp_path):
-    (tmp_path / "one" / "below").mkdir(parents=True)
-    (tmp_path / "one" / "below" / "weights").write_bytes(b"\0\1")
-    (tmp_path / "one" / "config.json").write_text("{}")
-    there = FolderCheckpoint.from_directory(tmp_path / "one").to_directory(tmp_path / "other")
-    assert (there / "below" / "weights").read_bytes() == b"\0\1"
-    assert (there / "config.json").read_text() == "{}"
-
-
-def test_a_folder_of_an_earlier_version_s_checkpoint_is_read():
-    today = pickle.dumps(FolderCheckpoint({"config.json": b"{}"}), protocol=2)
-    before = today.replace(b"rubberband.executor.training.trial\n", b"rubberband.executor.training.folder\n")
-    assert before != today
-    assert unpickled(before, "cpu") == FolderCheckpoint({"config.json": b"{}"})
 
 
 def trained(trainable: Any, store: CheckpointStore, stop: Stop | None = None, until: int = 4) -> list[SegmentReport]:
