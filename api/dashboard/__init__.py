@@ -312,6 +312,14 @@ _ON_ITS_WAY = frozenset({ExperimentState.RUNNING, ExperimentState.DONE})
 """States that need no reason. STARTING may wait for its checkpoint store, QUEUED for money."""
 
 
+def badge(submission: Submission) -> tuple[str, str]:
+    """Return CSS class and text of the badge of a state."""
+    summary, state = submission.summary, submission.state
+    if state is ExperimentState.DONE and summary.deadline_s is not None and summary.jct_s > summary.deadline_s:
+        return "late", "done, late"
+    return state.value, state.value
+
+
 def row(submission: Submission, now: float) -> Row:
     """Return the row of an experiment at `now` (Unix time)."""
     summary = submission.summary
@@ -321,7 +329,7 @@ def row(submission: Submission, now: float) -> Row:
     return Row(
         name=submission.name,
         state=submission.state.value,
-        badge=("late", "done, late") if _is_late(submission) else (submission.state.value, submission.state.value),
+        badge=badge(submission),
         reason=printable(submission.reason) if telling else "",
         owner=submission.owner,
         share=_share(submission.state, summary),
@@ -335,13 +343,6 @@ def row(submission: Submission, now: float) -> Row:
         at=summary.started_at or submission.created_at,
         began=summary.started_at is not None,
     )
-
-
-def _is_late(submission: Submission) -> bool:
-    """Whether it finished after its deadline."""
-    summary = submission.summary
-    is_done = submission.state is ExperimentState.DONE and summary.deadline_s is not None
-    return is_done and summary.jct_s > (summary.deadline_s or 0.0)
 
 
 def _share(state: ExperimentState, summary: Summary) -> float:

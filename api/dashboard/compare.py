@@ -14,9 +14,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from rubberband.api.dashboard import render
+from rubberband.api.dashboard import badge, render
 from rubberband.api.dashboard.experiment import result_of
-from rubberband.api.dashboard.sentences import badge
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving
 from rubberband.executor.result.result import Result, StageResult
 from rubberband.states import ACTIVE
@@ -323,7 +322,7 @@ def _compared(service: Service, asked: Sequence[str]) -> dict[str, Any]:
     curves = curves_of(compared)
     return {
         "columns": [
-            (one.row.name, *badge(one.row, one.result), _address([name for name in kept if name != one.row.name]))
+            (one.row.name, *badge(one.row), _address([name for name in kept if name != one.row.name]))
             for one in compared
         ],
         "problems": _problems([name for name, row in found if row is None], [row.name for row in rows]),

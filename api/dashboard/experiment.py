@@ -20,7 +20,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from markupsafe import Markup
 
-from rubberband.api.dashboard import render
+from rubberband.api.dashboard import badge, render
 from rubberband.api.dashboard import sentences as words
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving
@@ -507,7 +507,7 @@ def _forecast(experiment: Submission) -> Forecast | None:
 
 def _shown(service: Service, experiment: Submission, result: Result | None, asked: Asked) -> dict[str, Any]:
     is_queued = experiment.state is ExperimentState.QUEUED
-    kind, state = words.badge(experiment, result)
+    kind, state = badge(experiment)
     begun = result is not None and experiment.summary.started_at is not None
     shown = {
         "experiment": experiment,

@@ -63,13 +63,6 @@ class Trouble:
     """Whether something is lost for good, rather than tried again or replaced."""
 
 
-def badge(submission: Submission, result: Result | None) -> tuple[str, str]:
-    """Return CSS class and text of the badge of a state."""
-    if submission.state is ExperimentState.DONE and result is not None and result.late:
-        return "late", "done, late"
-    return submission.state.value, submission.state.value
-
-
 def sentence(submission: Submission, result: Result | None) -> str:
     """Return the state, progress and limits in a sentence or two."""
     reason = printable(submission.reason)
@@ -234,7 +227,7 @@ def _stage_row(result: Result, stage: StageResult, before: int, decimals: int, t
     ours = [trial.iterations for trial in result.trials if trial.bracket == stage.bracket]
     done = sum([min(iterations - before, stage.iterations) for iterations in ours if iterations > before])
     status = "done" if over else "current" if result.outcome == "unfinished" else "ended"
-    name, trials, _, instances, gpus_per_trial = cells(stage)
+    name, trials, _, instances, gpus_per_trial, planned_time, time, planned_cost, cost = cells(stage, decimals)
     return StageRow(
         stage=name,
         status=status if begun else "planned",
@@ -244,10 +237,10 @@ def _stage_row(result: Result, stage: StageResult, before: int, decimals: int, t
         iterations=f"{done} of {target}",
         instances=instances,
         gpus_per_trial=gpus_per_trial,
-        planned_time=duration(stage.planned_s),
-        time="-" if stage.actual_s is None else duration(stage.actual_s),
-        planned_cost=usd(stage.planned_cost_usd, decimals),
-        cost="-" if stage.actual_cost_usd is None else usd(stage.actual_cost_usd, decimals),
+        planned_time=planned_time,
+        time=time or "-",
+        planned_cost=planned_cost,
+        cost=cost or "-",
     )
 
 

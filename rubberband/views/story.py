@@ -141,11 +141,22 @@ def stage_of(view: Mapping[str, Any]) -> StageResult:
     return StageResult(**{name: view[name] for name in StageResult.__dataclass_fields__ if name in view})
 
 
-def cells(stage: StageResult) -> tuple[str, ...]:
-    """Return the first cells of a stage's row: name, trials, iterations, instances held and planned, GPUs per trial."""
-    held = "-" if stage.actual_s is None else stage.instances
-    instances = f"{held} / {stage.planned_instances}"
-    return stage.name, str(stage.trials), str(stage.iterations), instances, str(stage.gpus_per_trial)
+def cells(stage: StageResult, decimals: int) -> tuple[str, ...]:
+    """Return a stage's row: name, trials, iterations, instances held and planned, GPUs per trial, and time and cost,
+    planned and actual. The actual ones are empty before the stage has begun.
+    """
+    begun = stage.actual_s is not None
+    return (
+        stage.name,
+        str(stage.trials),
+        str(stage.iterations),
+        f"{stage.instances if begun else '-'} / {stage.planned_instances}",
+        str(stage.gpus_per_trial),
+        duration(stage.planned_s),
+        duration(stage.actual_s or 0.0) if begun else "",
+        usd(stage.planned_cost_usd, decimals),
+        usd(stage.actual_cost_usd or 0.0, decimals) if begun else "",
+    )
 
 
 def stage_spans(result: Result) -> Iterator[tuple[StageResult, float, float]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rubberband.executor.result.result import StageResult
 from rubberband.states import EXPLAINED
 from rubberband.units import counted, duration
 from rubberband.values.kinds import KINDS
@@ -115,17 +114,7 @@ def stage_table(stages: Sequence[Mapping[str, Any]]) -> TextTable:
     return TextTable(
         title="Stages, planned and actual",
         header=("stage", "trials", "iterations", "instances", "GPUs per trial", "time plan", "time", "USD plan", "USD"),
-        rows=tuple(_stage(stage_of(stage), decimals) for stage in stages),
-    )
-
-
-def _stage(stage: StageResult, decimals: int) -> tuple[str, ...]:
-    return (
-        *cells(stage),
-        duration(stage.planned_s),
-        "" if stage.actual_s is None else duration(stage.actual_s),
-        usd(stage.planned_cost_usd, decimals),
-        "" if stage.actual_cost_usd is None else usd(stage.actual_cost_usd, decimals),
+        rows=tuple(cells(stage_of(stage), decimals) for stage in stages),
     )
 
 

@@ -181,29 +181,27 @@ def budget(result: Result) -> str:
 def stages(result: Result) -> TextTable:
     """Return a row for each stage, and a total to which they add up; of several brackets, the head node by itself."""
     begun = [stage for stage in result.stages if stage.actual_s is not None]
-    planned_s, planned = _times([stage.planned_s for stage in result.stages])
-    actual_s, actual = _times([stage.actual_s or 0.0 for stage in begun])
     decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
     heads = _heads_usd(result)
     planned_usd, cost = _amounts([*(stage.planned_cost_usd for stage in result.stages), *heads[:1]], decimals)
     actual_usd, bill = _amounts([*(stage.actual_cost_usd or 0.0 for stage in begun), *heads[1:]], decimals)
-    took, paid = iter(actual), iter(bill)
-    rows = []
-    for stage, *plan in zip(result.stages, planned, cost, strict=False):
-        is_begun = stage.actual_s is not None
-        figures = plan[0], next(took) if is_begun else "", plan[1], next(paid) if is_begun else ""
-        rows.append((*cells(stage), *figures, _promoted(stage)))
-    several = len({stage.bracket for stage in result.stages}) > 1
-    reached = " > ".join(str(rung.trials) for rung in result.rungs)
+    paid, rows = iter(bill), list[Row]()
+    for stage, planned in zip(result.stages, cost, strict=False):
+        *plain, _, _ = cells(stage, decimals)
+        rows.append((*plain, planned, "" if stage.actual_s is None else next(paid), _promoted(stage)))
     if heads:
         rows.append(("head", "", "", "", "", "", "", cost[-1], bill[-1], ""))
-    if several:
-        planned_s, actual_s = duration(result.planned_jct_s), duration(result.actual_jct_s)
+    several = len({stage.bracket for stage in result.stages}) > 1
+    reached = " > ".join(str(rung.trials) for rung in result.rungs)
+    times_s = result.planned_jct_s, result.actual_jct_s
+    if not several:
+        times_s = math.fsum(stage.planned_s for stage in result.stages), math.fsum(one.actual_s or 0.0 for one in begun)
+    planned_s, actual_s = map(duration, times_s)
     return TextTable(
         title="Stages, planned and actual",
         header=("stage", "trials", "iterations", "instances", "GPUs/trial", *_FIGURES, "promoted"),
         rows=tuple(rows),
-        total=("total", "", "", "", "", planned_s, actual_s, planned_usd, actual_usd, ""),
+        total=("total", "", "", "", "", planned_s, actual_s if begun else "", planned_usd, actual_usd, ""),
         words=frozenset({0}),
         notes=(
             "Instances: most held at once / planned. Time: waiting for instances included. USD: added to the bill.",
@@ -255,11 +253,6 @@ _FIGURES = ("time plan", "time", "USD plan", "USD")
 
 def _promoted(stage: StageResult) -> str:
     return f"{len(stage.promoted)} of {stage.trials}" if stage.promoted else ""
-
-
-def _times(parts_s: Sequence[float]) -> tuple[str, list[str]]:
-    """Return sum and parts as text, each as it is written elsewhere: the parts may be a second off the sum."""
-    return duration(math.fsum(parts_s)) if parts_s else "", list(map(duration, parts_s))
 
 
 def _amounts(parts_usd: Sequence[float], decimals: int) -> tuple[str, list[str]]:
