@@ -59,10 +59,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was told of a job's plan, and what came of it."""
+    """Predictions of a job's plan, and what came of it."""
 
     confidence: float
-    told: float
+    predicted: float
     """P(deadline and budget kept)."""
     seen: float
     """The share of runs that kept both."""
@@ -265,7 +265,7 @@ def outcome(kind: str, number: int, runs: int, with_best: bool) -> Outcome:
     assert planned.odds is not None
     return Outcome(
         confidence=confidence,
-        told=planned.odds.p_both,
+        predicted=planned.odds.p_both,
         seen=statistics.fmean(bool(box.holds(np.array(jct_s), np.array(usd))) for jct_s, usd in ends),
         cost_ratio=statistics.fmean(usd for _, usd in ends) / planned.prediction.cost_usd,
         caution=caution(task, planned) if with_best else None,
@@ -287,14 +287,17 @@ def rows(kind: str, outcomes: Sequence[Outcome]) -> list[str]:
         some = [each for each in outcomes if each.confidence == confidence]
         if not some:
             continue
-        told, seen = statistics.fmean(each.told for each in some), statistics.fmean(each.seen for each in some)
+        predicted, seen = (
+            statistics.fmean(each.predicted for each in some),
+            statistics.fmean(each.seen for each in some),
+        )
         low, high = interval(some)
         cautions = [each.caution for each in some if each.caution is not None]
         costs = statistics.fmean(each.cost_ratio for each in some)
         dear = f"{statistics.fmean(cautions):>+8.2%} {max(cautions):>+8.2%}" if cautions else ""
         lines.append(
-            f"{kind:<12} {confidence:>10.2f} {len(some):>6} {told:>7.4f} {seen:>7.4f}  {low:.4f}-{high:.4f} "
-            f"{100.0 * (seen - told):>+7.2f} {costs:>8.4f} {dear}"
+            f"{kind:<12} {confidence:>10.2f} {len(some):>6} {predicted:>7.4f} {seen:>7.4f}  {low:.4f}-{high:.4f} "
+            f"{100.0 * (seen - predicted):>+7.2f} {costs:>8.4f} {dear}"
         )
     return lines
 
@@ -332,8 +335,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
     print(
-        f"{'noise':<12} {'confidence':>10} {'jobs':>6} {'told':>7} {'seen':>7}  {'95 % interval':<13} {'points':>7} "
-        f"{'USD/told':>8} {'caution':>8} {'worst':>8}",
+        f"{'noise':<12} {'confidence':>10} {'jobs':>6} {'planned':>7} {'seen':>7}  {'95 % interval':<13} {'points':>7} "
+        f"{'USD/predicted':>8} {'caution':>8} {'worst':>8}",
         flush=True,
     )
     with ProcessPoolExecutor(asked.processes) as pool:

@@ -49,8 +49,8 @@ def main() -> None:
             rows = [run_one(seed, end_chance, replans=replans) for seed in range(runs)]
             iterations, *means = (fmean(column) for column in zip(*rows, strict=True))
             dearer = sum(row[6] > row[4] + 1e-9 for row in rows)
-            told = "{:10.0f}  {:10.0f}  {:7.0f}  {:11.2f}  {:12.2f}  {:8.2f}".format(*means)
-            print(f"{end_chance:6.2f}  {replans!s:>6}  {iterations:10.1f} {told}  {dearer:6}")
+            expected = "{:10.0f}  {:10.0f}  {:7.0f}  {:11.2f}  {:12.2f}  {:8.2f}".format(*means)
+            print(f"{end_chance:6.2f}  {replans!s:>6}  {iterations:10.1f} {expected}  {dearer:6}")
 
 
 def run_one(seed: int, end_chance: float, *, replans: bool) -> tuple[float, ...]:
@@ -59,18 +59,18 @@ def run_one(seed: int, end_chance: float, *, replans: bool) -> tuple[float, ...]
     clock = VirtualClock()
     noise = Noise(PROFILE, OFFER, seed=seed, now=clock.now, end_chance=end_chance)
     backend = VirtualBackend(job.name, OFFER, PROFILE, metric=job.metric, faults=noise, clock=clock)
-    controller, told = Controller(job), list[Forecast]()
+    controller, lines = Controller(job), list[Forecast]()
 
     def look(event: Event, controller: Controller) -> None:
-        if not told and (len(controller.state.stages) > 1 or controller.state.outcome is not None):
-            told.append(forecast(controller.state, controller.state.now))
+        if not lines and (len(controller.state.stages) > 1 or controller.state.outcome is not None):
+            lines.append(forecast(controller.state, controller.state.now))
 
     drive(controller, backend, MemoryJournal(), observers=[look])
     state = controller.state
     seen_s = max(stage.ended_at or 0.0 for stage in state.stages) - state.started_at
     iterations = sum(trial.iterations for trial in state.trials)
-    seconds = job.prediction.jct_s, told[0].jct_s, seen_s
-    return iterations, *seconds, job.prediction.cost_usd, told[0].cost_usd, bill_usd(state, state.now)
+    seconds = job.prediction.jct_s, lines[0].jct_s, seen_s
+    return iterations, *seconds, job.prediction.cost_usd, lines[0].cost_usd, bill_usd(state, state.now)
 
 
 if __name__ == "__main__":

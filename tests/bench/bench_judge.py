@@ -21,7 +21,7 @@ from functools import partial
 from typing import TypeVar
 
 from tests.judge.capped import Capped, capped_of
-from tests.judge.jobs import KINDS, told_of
+from tests.judge.jobs import KINDS, planned_job
 from tests.judge.verdict import Agreement, Verdict, agreement_of, verdict_of
 
 _WORST = 8
@@ -30,33 +30,34 @@ T = TypeVar("T")
 
 def judged(kind: str, seed: int) -> Verdict:
     """Judge the job of a seed."""
-    return verdict_of(told_of(kind, seed))
+    return verdict_of(planned_job(kind, seed))
 
 
 def agreed(kind: str, runs: int, seed: int) -> Agreement:
     """Compare the simulation and the executor on the job of a seed."""
-    return agreement_of(told_of(kind, seed), runs)
+    return agreement_of(planned_job(kind, seed), runs)
 
 
 def capped(runs: int, seed: int) -> Capped:
     """Run a capped job with replanning."""
-    return capped_of(told_of("capped", seed), runs)
+    return capped_of(planned_job("capped", seed), runs)
 
 
 def line(each: Verdict) -> str:
-    """One job: told, and true."""
+    """One job: predicted, and true."""
     odds, seconds, usd = each.odds, each.time_s, each.cost_usd
     return (
-        f"  seed {each.seed:<5} odds {odds.told:.3f} of {odds.judged:.3f} ({100 * odds.off(relative=False):+.1f})   "
-        f"time {seconds.told:.0f} of {seconds.judged:.0f} s ({seconds.off(relative=True):+.1%})   "
-        f"cost {usd.told:.3f} of {usd.judged:.3f} USD ({usd.off(relative=True):+.1%})   {' '.join(each.beyond)}"
+        f"  seed {each.seed:<5} "
+        f"odds {odds.predicted:.3f} of {odds.judged:.3f} ({100 * odds.off(relative=False):+.1f})   "
+        f"time {seconds.predicted:.0f} of {seconds.judged:.0f} s ({seconds.off(relative=True):+.1%})   "
+        f"cost {usd.predicted:.3f} of {usd.judged:.3f} USD ({usd.off(relative=True):+.1%})   {' '.join(each.beyond)}"
     )
 
 
 def report(kind: str, verdicts: Sequence[Verdict], took_s: float) -> None:
     """Print a kind's count, and its worst jobs."""
     counts = {what: sum(what in each.beyond for each in verdicts) for what in ("odds", "time", "cost")}
-    high = sum("odds" in each.beyond and each.odds.told > each.odds.judged for each in verdicts)
+    high = sum("odds" in each.beyond and each.odds.predicted > each.odds.judged for each in verdicts)
     print(
         f"{kind:<10} {len(verdicts):>5} jobs; beyond: odds {counts['odds']} ({high} too high), time {counts['time']}, "
         f"cost {counts['cost']}; any {sum(bool(each.beyond) for each in verdicts)}   ({took_s:.0f} s)",
@@ -104,7 +105,7 @@ def report_capped(found: Sequence[Capped]) -> None:
     )
     for each in [*above, *(one for one in broken if one not in above)][: 2 * _WORST]:
         print(
-            f"  seed {each.seed:<5} promised {each.confidence:.2f} (told {each.told:.3f}), kept {each.kept} of "
+            f"  seed {each.seed:<5} promised {each.confidence:.2f} (found {each.predicted:.3f}), kept {each.kept} of "
             f"{each.runs} replanned, {each.kept_fixed} as planned; above the cap {each.above_cap}, stopped by it "
             f"{each.stopped}"
         )

@@ -148,8 +148,8 @@ def run(file: Path, overrides: list[str], *, plain: bool = False) -> None:
         for override in overrides:
             command += ["-s", override]
         before_s, began_at = busy_s(), time.time()
-        told = Path(home) / "told"
-        with open(told, "w") as output:
+        found = Path(home) / "told"
+        with open(found, "w") as output:
             driver = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
             at_step: dict[str, tuple[int, float, float]] = {}
             step_busy_s = 0.0
@@ -160,7 +160,7 @@ def run(file: Path, overrides: list[str], *, plain: bool = False) -> None:
                 time.sleep(LOOK_S)
         ended_at, all_busy_s = time.time(), busy_s() - before_s
         if driver.returncode:
-            print(told.read_text())
+            print(found.read_text())
         print_timeline(instants(folder), sampler, at_step, began_at)
         print(f"  this machine was busy for {step_busy_s:.1f} CPU s until then, {all_busy_s:.1f} in all")
         print_end(folder, ended_at - began_at)
@@ -171,8 +171,8 @@ def print_timeline(
 ) -> None:
     """The instants, and the processes in the order in which they began."""
     for name, times in found.items():
-        told = ", ".join(f"{at - began_at:.1f}" for at in sorted(times)[:6])
-        print(f"  {name:<22} {told} s after the command")
+        expected = ", ".join(f"{at - began_at:.1f}" for at in sorted(times)[:6])
+        print(f"  {name:<22} {expected} s after the command")
     print(f"  {'process':<28} {'number':>6} {'first at':>9} {'CPU s to the first step':>24} {'in all':>8}")
     for kind, (number, first_at, cpu_s) in sorted(sampler.cpu_s().items(), key=lambda item: item[1][1]):
         until_s = at_step[kind][2] if kind in at_step else 0.0

@@ -139,11 +139,11 @@ def show_spread(seeds: int) -> None:
                 )
                 readings = [final(phi, every, source) for source in sources]
                 found = np.array([reading.noise_scale for reading in readings])
-                told = np.mean([reading.uncertainty for reading in readings])
+                expected = np.mean([reading.uncertainty for reading in readings])
                 off = np.sqrt(np.mean((found / phi - 1) ** 2))
                 print(
                     f"  {phi:5.0f} {dimensions:6} {num_parts:3} x {batch_size // num_parts:<2} {every:5} "
-                    f"{found.min():7.0f} {found.mean():7.0f} {found.max():7.0f} {off:7.1%} {told:6.1%}"
+                    f"{found.min():7.0f} {found.mean():7.0f} {found.max():7.0f} {off:7.1%} {expected:6.1%}"
                 )
 
 

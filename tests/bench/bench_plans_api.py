@@ -151,10 +151,10 @@ def main() -> None:
         measure(address, token, "repeats, 20 clients", 2)
         for name in given.only or BODIES:
             before = cpu_s(pid)
-            told = measure(address, token, name, given.seconds, given.plans if NUMBER in BODIES[name][0] else None)
-            count = max(1, sum(int(each) for each in re.findall(r"(\d+)x\d", told)))
+            expected = measure(address, token, name, given.seconds, given.plans if NUMBER in BODIES[name][0] else None)
+            count = max(1, sum(int(each) for each in re.findall(r"(\d+)x\d", expected)))
             server_ms, planner_ms = ((after - was) * 1e3 / count for after, was in zip(cpu_s(pid), before, strict=True))
-            print(f"{name:<24} {told}  CPU ms each: server {server_ms:.2f}, planners {planner_ms:.2f}", flush=True)
+            print(f"{name:<24} {expected}  CPU ms each: server {server_ms:.2f}, planners {planner_ms:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -56,12 +56,14 @@ def anova_cv(cells: list[Cell]) -> float:
     return math.sqrt(max(0.0, float(np.var([cell.log_s for cell in first], ddof=1)) - within / 3.0))
 
 
-def kept(found: Fit, cells: list[Cell], trial_cv: float, told_cv: float, mean_cv: float) -> float:
+def kept(found: Fit, cells: list[Cell], trial_cv: float, profiled_cv: float, mean_cv: float) -> float:
     """How often a deadline is kept that the measured profile tells to be kept in 95 of 100 runs."""
     seconds = found.seconds_per_iteration(cells)
-    told = Profile(seconds_per_iteration=seconds, trial_cv=told_cv, iteration_cv=found.iteration.cv, mean_cv=mean_cv)
+    expected = Profile(
+        seconds_per_iteration=seconds, trial_cv=profiled_cv, iteration_cv=found.iteration.cv, mean_cv=mean_cv
+    )
     true = Profile(seconds_per_iteration=SPEEDUP, trial_cv=trial_cv, iteration_cv=ITERATION_CV)
-    deadline_s = float(np.quantile(sample(STAGES, PLAN, told, OFFER, num_samples=4000, seed=1).jct_s, 0.95))
+    deadline_s = float(np.quantile(sample(STAGES, PLAN, expected, OFFER, num_samples=4000, seed=1).jct_s, 0.95))
     return float((sample(STAGES, PLAN, true, OFFER, num_samples=4000, seed=2).jct_s <= deadline_s).mean())
 
 

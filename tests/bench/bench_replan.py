@@ -77,8 +77,8 @@ class Run:
     cost_usd: float
     in_time: bool
     changes: int
-    foretold: float | None
-    """The time that the first SYNC foretold over what came; None if the plan was changed later."""
+    predicted: float | None
+    """The time that the first SYNC predicted over what came; None if the plan was changed later."""
     deciding_s: float
     decisions: int
 
@@ -201,7 +201,7 @@ def run(job: Job, kind: Kind, slowdown: float, seed: int) -> Run:
         cost_usd=bill_usd(state, state.now),
         in_time=ended_at - state.started_at <= job.deadline_s + 1e-3,
         changes=sum(decision.changed for decision in state.decisions),
-        foretold=None if first is None else first.jct_s / (ended_at - state.started_at),
+        predicted=None if first is None else first.jct_s / (ended_at - state.started_at),
         deciding_s=sum(deciding_s),
         decisions=len(deciding_s),
     )
@@ -226,12 +226,12 @@ def row(name: str, slowdown: float, pairs: Sequence[tuple[Run, Run]]) -> str:
     in_time, in_time_fixed = (statistics.fmean(both[which].in_time for both in pairs) for which in (0, 1))
     changed = statistics.fmean(replanned.changes > 0 for replanned, _ in pairs)
     decisions = sum(replanned.decisions for replanned, _ in pairs)
-    foretold = [replanned.foretold - 1.0 for replanned, _ in pairs if replanned.foretold is not None]
+    predicted = [replanned.predicted - 1.0 for replanned, _ in pairs if replanned.predicted is not None]
     deciding_ms = 1e3 * sum(replanned.deciding_s for replanned, _ in pairs) / max(1, decisions)
     return (
         f"{name:<12} {slowdown:>8.1f} {len(pairs):>6} {statistics.fmean(ratios):>8.3f} {error:>7.3f} {total:>7.3f} "
         f"{in_time:>8.3f} {in_time_fixed:>8.3f} {changed:>8.2f} "
-        f"{statistics.fmean(foretold):>+9.1%} {statistics.fmean(map(abs, foretold)):>9.1%} {deciding_ms:>9.0f}"
+        f"{statistics.fmean(predicted):>+9.1%} {statistics.fmean(map(abs, predicted)):>9.1%} {deciding_ms:>9.0f}"
     )
 
 
@@ -250,7 +250,7 @@ def main() -> None:
         "in time",
         "fixed",
         "changed",
-        "foretold",
+        "predicted",
         "off by",
         "decide ms",
     )
@@ -263,7 +263,7 @@ def main() -> None:
                 print(row(name, slowdown, pairs), flush=True)
     print("profile: factor of the true iterations over those profiled. ratio: cost with replanning over cost without,")
     print(f"mean over seeds, +- its standard error; total: of the sums. in time: share of runs; {CONFIDENCE} was told.")
-    print("foretold: the time that the first SYNC foretells, over what comes, if no later one changes the plan: mean")
+    print("predicted: the time that the first SYNC predicts, over what comes, if no later one changes the plan: mean")
     print("deviation; off by: mean size of it. decide: CPU time of a decision.")
 
 

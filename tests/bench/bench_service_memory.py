@@ -106,16 +106,16 @@ async def ask_all(
     address: str, numbers: Iterator[int], requests: int, bearer: Mapping[str, str], different: int
 ) -> Counter[str]:
     """So many requests by all clients; how often which kind had which status."""
-    told: Counter[str] = Counter()
+    expected: Counter[str] = Counter()
 
     async def client(share: int) -> None:
         caller = Caller(address)
         for _ in range(share):
             kind, status = await one(caller, next(numbers), bearer, different)
-            told[f"{kind} {status}"] += 1
+            expected[f"{kind} {status}"] += 1
 
     await asyncio.gather(*(client(requests // CLIENTS) for _ in range(CLIENTS)))
-    return told
+    return expected
 
 
 def sizes(process: psutil.Process) -> str:
@@ -127,18 +127,18 @@ def sizes(process: psutil.Process) -> str:
 
 def measure(started: ServerProcess, token: str, requests: int, different: int) -> None:
     """Ask, and print how large it is meanwhile."""
-    process, numbers, told = psutil.Process(started.process.pid), count(), Counter[str]()
+    process, numbers, text = psutil.Process(started.process.pid), count(), Counter[str]()
     bearer = {"Authorization": f"Bearer {token}"}
     print(f"  start:          {sizes(process)}", flush=True)
-    told += asyncio.run(ask_all(started.address, numbers, WARM_UP, bearer, different))
-    print(f"  after {told.total():6}:   {sizes(process)}", flush=True)
+    text += asyncio.run(ask_all(started.address, numbers, WARM_UP, bearer, different))
+    print(f"  after {text.total():6}:   {sizes(process)}", flush=True)
     for _ in range(4):
         begun = time.monotonic()
-        told += asyncio.run(ask_all(started.address, numbers, (requests - WARM_UP) // 4, bearer, different))
+        text += asyncio.run(ask_all(started.address, numbers, (requests - WARM_UP) // 4, bearer, different))
         rate = (requests - WARM_UP) / 4 / (time.monotonic() - begun)
-        print(f"  after {told.total():6}:   {sizes(process)}; {rate:.0f} requests/s", flush=True)
-    failed = sum(times for name, times in told.items() if int(name.split()[-1]) >= 500)
-    print(f"  {failed} answers of 5xx; " + ", ".join(f"{name}: {times}" for name, times in sorted(told.items())))
+        print(f"  after {text.total():6}:   {sizes(process)}; {rate:.0f} requests/s", flush=True)
+    failed = sum(times for name, times in text.items() if int(name.split()[-1]) >= 500)
+    print(f"  {failed} answers of 5xx; " + ", ".join(f"{name}: {times}" for name, times in sorted(text.items())))
 
 
 @contextmanager

@@ -179,9 +179,9 @@ def _wrong(url: str, services: list[Service], undisturbed_usd: float) -> list[st
             if (starts[name], row.attempt, resumed) != (1, 1, 0):
                 wrong.append(f"{name} had {starts[name]} drivers, {row.attempt} attempts, {resumed} resumes")
             seqs = [seq for seq, _ in journal.events]
-            told = [event.seq for event in store.feed(experiment=name, limit=10_000) if event.seq is not None]
-            if seqs != list(range(len(seqs))) or told != seqs:
-                wrong.append(f"{name} has {len(seqs)} events, and its feed {len(told)}")
+            lines = [event.seq for event in store.feed(experiment=name, limit=10_000) if event.seq is not None]
+            if seqs != list(range(len(seqs))) or lines != seqs:
+                wrong.append(f"{name} has {len(seqs)} events, and its feed {len(lines)}")
             if row.summary.cost_usd != undisturbed_usd:
                 wrong.append(f"{name} cost {row.summary.cost_usd} USD instead of {undisturbed_usd}")
         print(

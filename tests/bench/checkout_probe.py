@@ -105,7 +105,7 @@ def replays() -> Answer:
                 answer[" ".join(words)] = command(*words)
             answer |= {f"resumed: {key}": value for key, value in _read(name).items()}
     os.environ["RUBBERBAND_HOME"] = str(Path("fresh").resolve())
-    answer |= {f"run {name}": told for name, told in record().items()}
+    answer |= {f"run {name}": text for name, text in record().items()}
     for path in sorted(Path("virtual").glob("*.yaml")):
         answer |= {f"afresh: {key}": value for key, value in _read(path.stem).items()}
     return answer

@@ -96,7 +96,7 @@ def prepare(old: Side, new: Side, jobs: int, *, journals: bool) -> None:
         path = old.folder / "virtual" / f"{document['name']}.yaml"
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
     if journals:
-        ended = Counter(told["exit"] for told in old.ask("record").values())
+        ended = Counter(text["exit"] for text in old.ask("record").values())
         if set(ended) - {0, 4}:
             raise RuntimeError(f"virtual runs of {old.checkout} ended with exit codes {dict(ended)}; 0 or 4 are right")
         for path in sorted((old.folder / "home" / "experiments").iterdir()):

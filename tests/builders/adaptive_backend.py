@@ -21,7 +21,7 @@ class AdaptiveBackend(VirtualBackend):
     """Of trial 0, 1, …, and again from the first."""
     started: list[StartTrial]
 
-    def told_by(self, model: GoodputProfile, *noise_scales: float | None) -> AdaptiveBackend:
+    def reporting(self, model: GoodputProfile, *noise_scales: float | None) -> AdaptiveBackend:
         """With trials of this model; it returns itself."""
         self.model, self.noise_scales, self.started = model, noise_scales, []
         return self
@@ -34,9 +34,9 @@ class AdaptiveBackend(VirtualBackend):
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """With the batches in reports."""
-        return [self._told(event) for event in super().next_events(wake_at)]
+        return [self._with_batches(event) for event in super().next_events(wake_at)]
 
-    def _told(self, event: Event) -> Event:
+    def _with_batches(self, event: Event) -> Event:
         if not isinstance(event, TrialReported):
             return event
         order = next(o for o in reversed(self.started) if (o.trial, o.attempt) == (event.trial, event.attempt))

@@ -39,8 +39,8 @@ async def ask(
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.start":
-            told = {name.decode(): value.decode() for name, value in message["headers"]}
-            began.set_result(Began(status=message["status"], headers=told))
+            found = {name.decode(): value.decode() for name, value in message["headers"]}
+            began.set_result(Began(status=message["status"], headers=found))
 
     came = {"client": (address, 1234), "scheme": scheme}
     serving = asyncio.create_task(app(_scope(method, path, headers) | came, receive, send))

@@ -82,8 +82,8 @@ def points(question: Question, problem: Problem) -> Points:
     price = MeanCost(stages, problem.profile, problem.offer)
     for each in plans(len(stages), problem, question.policy):
         if question.held:
-            told = predict(stages, each, problem.profile, problem.offer, question.held)
-            found.append((told.jct_s, told.cost_usd))
+            answer = predict(stages, each, problem.profile, problem.offer, question.held)
+            found.append((answer.jct_s, answer.cost_usd))
         else:
             found.append(price(each))
     return unbeaten(found)
@@ -156,8 +156,8 @@ def _certain_fault(question: Question) -> str | None:
     found = answer(question)
     if found is None:
         return None if best is None else f"infeasible, though {_words(best, at)} is within the limits"
-    problem, told = found
-    figures = (told.prediction.jct_s, told.prediction.cost_usd)
+    problem, result = found
+    figures = (result.prediction.jct_s, result.prediction.cost_usd)
     if best is None or not all(Box.of(problem.constraints).limits_kept(*figures)):
         return f"{figures} is not within the limits"
     near = BISECTED if at == 0 and len(question.brackets) > 1 else NEARLY
@@ -175,11 +175,11 @@ def _noisy_fault(question: Question) -> str | None:
     draws = Draws(stages, problem.profile, problem.offer, seed=0)
     at = 1 if question.objective == "min_cost" else 0
     found = answer(question)
-    told = None if found is None else _figures(draws, found[1].plan, draws.most_chunks)
-    reach = math.inf if told is None else float(told[at].mean()) * (1.0 - NEARLY_NOISY)
-    if told is not None and box.holds(*told).mean() < confidence - 0.005:
+    values = None if found is None else _figures(draws, found[1].plan, draws.most_chunks)
+    reach = math.inf if values is None else float(values[at].mean()) * (1.0 - NEARLY_NOISY)
+    if values is not None and box.holds(*values).mean() < confidence - 0.005:
         return "the plan does not keep the confidence"
-    spot_first = told is not None and question.objective == "min_time" and problem.offer.spot is not None
+    spot_first = values is not None and question.objective == "min_time" and problem.offer.spot is not None
     if spot_first and any(choice.market == "on_demand" for choice in found[1].plan.stages):
         reach = math.inf  # with this objective, any plan on spot alone comes before
     for each in plans(len(stages), problem, question.policy):
@@ -194,9 +194,8 @@ def _noisy_fault(question: Question) -> str | None:
         clearly = confidence + 2.0 * math.sqrt(confidence * (1.0 - confidence) / len(figures[0]))
         if figures[at].mean() < reach and box.holds(*figures).mean() >= clearly:
             best = _words(float(figures[at].mean()), at)
-            return (
-                f"{'infeasible' if told is None else _words(float(told[at].mean()), at)}, though {best} keeps its word"
-            )
+            words = "infeasible" if values is None else _words(float(values[at].mean()), at)
+            return f"{words}, though {best} keeps its word"
     return None
 
 

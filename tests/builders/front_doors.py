@@ -73,9 +73,9 @@ def experiment_words(chance: random.Random, provider: str, account: Account) -> 
     }
 
 
-def limits_around(chance: random.Random, told: EstimateAnswer) -> Words:
+def limits_around(chance: random.Random, found: EstimateAnswer) -> Words:
     """Return a cap and a deadline near those that the plan without limits keeps."""
-    prediction = told.estimate.prediction
+    prediction = found.estimate.prediction
     assert prediction is not None, "without limits there is a plan"
     cost_usd = prediction.cost_usd if prediction.cost is None else prediction.cost.p95
     jct_s = prediction.jct_s if prediction.jct is None else prediction.jct.p95
@@ -144,15 +144,15 @@ def compare(
     free = estimated(words, home)
     for _ in range(limits):
         limited = {**words, "constraints": words["constraints"] | limits_around(chance, free)}
-        told = estimated(limited, home)
+        text = estimated(limited, home)
         is_accepted = begins(limited, home)
         found["limits"] += 1
-        found["feasible"] += told.estimate.feasible
+        found["feasible"] += text.estimate.feasible
         found["accepted"] += is_accepted
-        if told.estimate.feasible != is_accepted:
+        if text.estimate.feasible != is_accepted:
             found["disagree"] += 1
-            print("DISAGREE", provider, seed, limited["constraints"], told.estimate.reason, file=sys.stderr)
-        for remedy in told.estimate.remedies[:1]:
+            print("DISAGREE", provider, seed, limited["constraints"], text.estimate.reason, file=sys.stderr)
+        for remedy in text.estimate.remedies[:1]:
             found["remedies"] += 1
             settings = [change.setting for change in remedy.changes]
             if not begins(with_changes(read(limited, home).to_words(), settings), home):

@@ -13,11 +13,11 @@ from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import GroupState, Phase, State, TrialStatus
 
 
-def validate(controller: Controller, *, is_told: bool = True) -> None:
+def validate(controller: Controller, *, is_informed: bool = True) -> None:
     """Raise AssertionError, naming what is broken, if the controller's state is impossible.
 
-    Where `is_told` is false, news may be on its way, of instances that ended at their leases: then the ledger may say
-    more than is billed.
+    Where `is_informed` is false, news of instances that ended at their leases may be on its way: the ledger may then
+    say more than is billed.
     """
     job, state = controller.job, controller.state
     _validate_indices(job, state)
@@ -59,7 +59,7 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
         assert [report.iterations for report in trial.reports] == list(range(1, trial.iterations + 1)), (
             f"trial {trial.trial} trained an acknowledged iteration again, or skipped one"
         )
-    if is_told and job.max_cost_usd is not None:
+    if is_informed and job.max_cost_usd is not None:
         spent_usd = budget.bill_usd(state, state.now)
         assert spent_usd <= job.max_cost_usd + 1e-6, f"{spent_usd} USD spent of {job.max_cost_usd}"
     if state.phase is Phase.FINISHED:

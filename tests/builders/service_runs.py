@@ -99,8 +99,8 @@ class House:
     def tell(self, **ways: str) -> None:
         """Say how processes of these experiments go."""
         self.ways |= {name.replace("_", "-"): way for name, way in ways.items()}
-        told = {"template": str(self.journal), "pause_s": self.pause_s, "ways": self.ways, "now": self.clock()}
-        (self.home / "stand-in.json").write_text(json.dumps(told))
+        words = {"template": str(self.journal), "pause_s": self.pause_s, "ways": self.ways, "now": self.clock()}
+        (self.home / "stand-in.json").write_text(json.dumps(words))
 
     def allow(self, max_running: int) -> None:
         """Say how many may run at once, from the next `open` on."""

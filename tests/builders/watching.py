@@ -28,7 +28,9 @@ def watch(
         journal.close()
 
 
-def told(job: Job | None = None, faults: Faults | None = None, cancelled: Callable[[], bool] = lambda: False) -> str:
+def narration(
+    job: Job | None = None, faults: Faults | None = None, cancelled: Callable[[], bool] = lambda: False
+) -> str:
     stream, job = io.StringIO(), job or a_job()
     with open_view(job, lambda: 0.0, stream, is_terminal=False) as view:
         watch(job, [view], faults, cancelled)

@@ -70,8 +70,8 @@ class BackendSuite:
         for done, checkpoint in ((3, saved.checkpoint), (1, None)):
             talk.start(WELL, ("b", 0), done=done, until=done + 1, checkpoint=checkpoint)
             talk.report(WELL, done + 1)
-        told = talk.of_trial(WELL)[before:]
-        assert [(type(event).__name__, getattr(event, "iterations", 0)) for event in told] == [
+        text = talk.of_trial(WELL)[before:]
+        assert [(type(event).__name__, getattr(event, "iterations", 0)) for event in text] == [
             *[("TrialStarted", 0), ("TrialReported", 1), ("TrialReported", 2)],
             *[("TrialStarted", 0), ("TrialRepeated", 3), ("TrialReported", 4)],
             *[("TrialStarted", 0), ("TrialRepeated", 1), ("TrialReported", 2)],

@@ -87,9 +87,9 @@ def test_a_second_writer_resumes_where_the_first_stopped(opens: Opens) -> None:
 def test_a_writer_that_lost_its_place_is_refused_and_loses_nothing(opens: Opens) -> None:
     one, other = opens(), opens()
     one.append(EVENTS[:1])
-    with pytest.raises(JournalError, match=r"journal of 'test' cannot be written: .*rubberband resume test") as told:
+    with pytest.raises(JournalError, match=r"journal of 'test' cannot be written: .*rubberband resume test") as refused:
         other.append(EVENTS[1:])
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(refused.value)
     assert [event for _, event in one.events()] == EVENTS[:1]
 
 

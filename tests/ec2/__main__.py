@@ -148,7 +148,7 @@ def main(
         left = fake.living
     for instance in left:
         print(f"still there when the command ended: {instance.instance_id} ({_name(instance)})", file=sys.stderr)
-    print(_told(fake.bill()), f"consoles and objects are in {where}", sep="\n", file=sys.stderr)
+    print(_bill_text(fake.bill()), f"consoles and objects are in {where}", sep="\n", file=sys.stderr)
     raise typer.Exit(code)
 
 
@@ -233,7 +233,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _told(bill: Bill) -> str:
+def _bill_text(bill: Bill) -> str:
     lines = [_line(line) for line in bill.lines]
     kinds = {
         "volume": "volumes",

@@ -252,9 +252,9 @@ class FakeAws:
         with self._lock:
             changes = self.world.changes()
         for kind, instance in changes:
-            told = self.on_boot if kind == "boot" else self.on_end
-            if told is not None:
-                told(instance)
+            listener = self.on_boot if kind == "boot" else self.on_end
+            if listener is not None:
+                listener(instance)
 
 
 def _outcome(error: BaseException) -> str:

@@ -238,7 +238,7 @@ class Run:
         *,
         replan: bool | None,
         check_every: int,
-        told: bool,
+        keeps_story: bool,
         ends: bool,
         odd: bool,
     ) -> None:
@@ -267,7 +267,7 @@ class Run:
         if odd:
             self.backend.lose_answers(Random(f"{seed}/lost answers"))
         self.story: list[str] = []
-        self.backend.story = self.story if told else None
+        self.backend.story = self.story if keeps_story else None
         self.journal = MemoryJournal()
         self.controller = Controller(job)
         self._check_every = check_every
@@ -434,7 +434,7 @@ class Run:
         if self.cap_watch is not None:
             self.cap_watch.saw(event, controller)
         if self.num_events % self._check_every == 0:
-            validate(controller, is_told=self.weather is CALM)
+            validate(controller, is_informed=self.weather is CALM)
         assert self.num_events < MOST_EVENTS, "it does not end"
 
     def replayed(self) -> list[str]:
@@ -443,8 +443,8 @@ class Run:
             return []
         again = Controller(self.case.job)
         replay(again, self.journal)
-        told = [_snapshot(controller) for controller in (self.controller, again)]
-        return [] if told[0] == told[1] else [f"it ended {told[0]}, and by its journal {told[1]}"]
+        snapshots = [_snapshot(controller) for controller in (self.controller, again)]
+        return [] if snapshots[0] == snapshots[1] else [f"it ended {snapshots[0]}, and by its journal {snapshots[1]}"]
 
     def _check_extension(self, controller: Controller, at: float) -> None:
         """Until now the cap before it was kept, leases included: nothing that was granted just now is held yet."""
@@ -476,7 +476,7 @@ def run_seed(
     *,
     replan: bool | None = None,
     check_every: int = 1,
-    told: bool = False,
+    keeps_story: bool = False,
     ends: bool = False,
     odd: bool = False,
 ) -> Outcome:
@@ -485,7 +485,7 @@ def run_seed(
     `ends`: whether half of the trials end by themselves. `odd`: whether it is resumed after its end with other
     caps, answers to launches are lost, and clocks step back.
     """
-    run = Run(seed, family, replan=replan, check_every=check_every, told=told, ends=ends, odd=odd)
+    run = Run(seed, family, replan=replan, check_every=check_every, keeps_story=keeps_story, ends=ends, odd=odd)
     wrong: list[str] = []
     finish: Finish | None = None
     try:
@@ -522,9 +522,9 @@ def replay_command(
     seed: int, family: Family | None = None, *, replan: bool | None = None, ends: bool = False, odd: bool = False
 ) -> str:
     """What replays a seed."""
-    told = f"python -m tests.harness.chaos --seed {seed}" + (f" --family {family!r}" if family else "")
-    told += (" --ends" if ends else "") + (" --odd" if odd else "")
-    return told + ("" if replan is None else " --replan" if replan else " --no-replan")
+    command = f"python -m tests.harness.chaos --seed {seed}" + (f" --family {family!r}" if family else "")
+    command += (" --ends" if ends else "") + (" --odd" if odd else "")
+    return command + ("" if replan is None else " --replan" if replan else " --no-replan")
 
 
 def main(arguments: Collection[str] | None = None) -> None:
@@ -538,7 +538,7 @@ def main(arguments: Collection[str] | None = None) -> None:
     parser.add_argument("--ends", action="store_true", help="let half of the trials end by themselves")
     parser.add_argument("--odd", action="store_true", help="resume after ends, lose answers, step clocks back")
     asked = parser.parse_args(None if arguments is None else list(arguments))
-    outcome = run_seed(asked.seed, asked.family, replan=asked.replan, told=True, ends=asked.ends, odd=asked.odd)
+    outcome = run_seed(asked.seed, asked.family, replan=asked.replan, keeps_story=True, ends=asked.ends, odd=asked.odd)
     print(outcome.case)
     print("\n".join(outcome.story))
     print(f"{outcome.ended} {outcome.reason}: {outcome.num_events} events, {outcome.num_instances} instances")

@@ -31,7 +31,7 @@ def after_the_end(run: Run, finish: Finish | None) -> list[str]:
         if (finish is None or not is_known) and ends_at > begins_at + LEASE_S + 15.0:
             wrong.append(f"{status.instance} outlives its lease by {ends_at - begins_at - LEASE_S:.1f} s")
     if finish is not None:
-        validate(run.controller, is_told=False)
+        validate(run.controller, is_informed=False)
         wrong += run.replayed()
         wrong += _trained_in_vain(run.controller.state)
         wrong += ranked_otherwise(run.controller.state)
@@ -107,8 +107,8 @@ def judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
         record, billed_usd = state.instances.get(status.instance), provider.cost_usd(status.instance)
         if record is not None and record.status is InstanceStatus.REFUSED and status.instance in run.backend.given_up:
             continue  # the run ended before it was seen
-        told_usd = 0.0 if record is None else instance_cost_usd(job, record, math.inf)
-        if abs(billed_usd - told_usd) > 1e-6:
+        ledger_usd = 0.0 if record is None else instance_cost_usd(job, record, math.inf)
+        if abs(billed_usd - ledger_usd) > 1e-6:
             what = f"the provider bills {billed_usd:.6f} USD for {status.instance}"
-            wrong.append(f"{what}, and the ledger says {told_usd:.6f}")
+            wrong.append(f"{what}, and the ledger says {ledger_usd:.6f}")
     return wrong

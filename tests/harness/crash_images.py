@@ -95,7 +95,7 @@ class BuildWorld(Account):
         self.kills_left = (point.kill_at >= 0) + (point.again >= 0)
         self.died_in: list[str] = []
         self.dead = False
-        self.told: Callable[[str], None] = lambda line: None
+        self.log: Callable[[str], None] = lambda line: None
         self.words = self.resources(aws={"install": "scikit-learn"})
         self.fake.fault = self._fault
 
@@ -117,7 +117,7 @@ class BuildWorld(Account):
             self.died_in.append(call.operation)
             takes_effect = not self.kills_after and (met is None or met.error is None or met.took_effect)
             fault = replace(fault, error=Killed(), took_effect=takes_effect)
-        self.told(f"{self.now - START_AT:8.1f} {at:4} {call.service} {call.operation} {fault.error or ''}")
+        self.log(f"{self.now - START_AT:8.1f} {at:4} {call.service} {call.operation} {fault.error or ''}")
         return fault
 
     def sleep(self, seconds: float) -> None:
@@ -206,10 +206,10 @@ class ImageOutcome:
     died_in: Sequence[str]
 
 
-def run_image_point(folder: Path, point: ImagePoint, told: Callable[[str], None] = lambda line: None) -> ImageOutcome:
+def run_image_point(folder: Path, point: ImagePoint, log: Callable[[str], None] = lambda line: None) -> ImageOutcome:
     """Tell a point's story and judge it. `folder`: as `quick` gives it."""
     world = BuildWorld(folder, point)
-    world.told = told
+    world.log = log
     wrong = []
     ended = _attempts(world, world.build, wrong)
     if ended == "done" and point.then == "delete":
@@ -232,7 +232,7 @@ def _attempts(world: BuildWorld, attempt: Callable[[], object], wrong: list[str]
                 return "left alone"
             world.sleep(world.point.gap_s)
         except RubberbandError as error:
-            world.told(f"told the user: {error}")
+            world.log(f"told the user: {error}")
             world.sleep(60.0)
         else:
             return "done"

@@ -45,10 +45,10 @@ def folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
-def run_point(point: Point, told: Callable[[str], None] = lambda line: None) -> Outcome:
+def run_point(point: Point, log: Callable[[str], None] = lambda line: None) -> Outcome:
     """Tell a point's story and judge it."""
     with folder() as here:
-        story = Story(point, here, told)
+        story = Story(point, here, log)
         try:
             story.tell()
         except AssertionError as error:

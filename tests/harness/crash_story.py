@@ -77,7 +77,7 @@ class Story:
 
     point: Point
     here: str
-    told: Callable[[str], None] = lambda line: None
+    log: Callable[[str], None] = lambda line: None
     ended: str = ""
     reason: str = ""
     drivers: int = 0
@@ -142,11 +142,11 @@ class Story:
         return Fault(error=Killed(), took_effect=call.index % 2 == 0, visible_after_s=self.point.hidden_s)
 
     def _tell(self, what: str) -> None:
-        self.told(f"{self.world.clock.now() - START_AT:8.1f} {len(self.world.fake.calls) - 1:4} {what}")
+        self.log(f"{self.world.clock.now() - START_AT:8.1f} {len(self.world.fake.calls) - 1:4} {what}")
 
     def _note(self, event: Event, controller: Controller) -> None:
         self._tell(f"  {event}")
-        validate(controller, is_told=False)
+        validate(controller, is_informed=False)
 
     # The drivers
 
@@ -326,8 +326,8 @@ class Story:
 
     def _more_billed_than_known(self) -> Iterator[str]:
         billed_usd, ledger_usd = self.world.fake.bill().total_usd, self._ledger_usd()
-        told = self.point.weather != "stale"  # else when an instance began to run is told too late
-        if told and self.ended in ENDS and billed_usd > ledger_usd + 1e-9:
+        is_seen = self.point.weather != "stale"  # else when an instance began to run is told too late
+        if is_seen and self.ended in ENDS and billed_usd > ledger_usd + 1e-9:
             yield f"{billed_usd:.6f} USD are billed, and the ledger says {ledger_usd:.6f}"
 
     def _ledger_usd(self) -> float:

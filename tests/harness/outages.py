@@ -315,8 +315,8 @@ class Outages(Story):
             yield from ranked_otherwise(state)
         if self.ended in ENDS and state.phase is not Phase.FINISHED:
             yield f"it ended in phase {state.phase}"
-        told = re.search(r"\(([\d.]+) USD spent\)", self.reason)
-        if told and float(told[1]) > self._ledger_usd() + 0.01:
+        named = re.search(r"\(([\d.]+) USD spent\)", self.reason)
+        if named and float(named[1]) > self._ledger_usd() + 0.01:
             yield f"it ended since {self.reason}, and the ledger says {self._ledger_usd():.4f}"
         ec2 = any(not one.kind.startswith("scheduler") for one in self.case.stretches)
         if self.ended in ENDS and not ec2 and not self.died_in and self.point.hidden_s <= 5.0:
@@ -327,7 +327,7 @@ class Outages(Story):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class SeedOutcome:
     """What came of a seed."""
 
     seed: int
@@ -336,11 +336,11 @@ class Told:
     seen: Counter[str]
 
 
-def run_seed(seed: int, told: Callable[[str], None] = lambda line: None) -> Told:
+def run_seed(seed: int, log: Callable[[str], None] = lambda line: None) -> SeedOutcome:
     """Tell a seed's story and judge it."""
     case = case_of(seed)
     with folder() as here:
-        story = Outages(case.point, here, told, case=case, seed=seed)
+        story = Outages(case.point, here, log, case=case, seed=seed)
         try:
             story.tell()
         except AssertionError as error:
@@ -349,7 +349,7 @@ def run_seed(seed: int, told: Callable[[str], None] = lambda line: None) -> Told
         except Exception as error:
             story.found.append(f"{type(error).__name__}: {error}")
             story.ended = "broken"
-        return Told(seed=seed, outcome=story.outcome(), reason=story.reason, seen=story.seen)
+        return SeedOutcome(seed=seed, outcome=story.outcome(), reason=story.reason, seen=story.seen)
 
 
 def replay_command(seed: int) -> str:
@@ -364,10 +364,12 @@ def main() -> None:
     seed = parser.parse_args().seed
     case = case_of(seed)
     print(case.point, f"iterations of {case.iteration_s:g} s", *case.stretches, sep="\n")
-    told = run_seed(seed, print)
-    print(f"{told.outcome.ended} ({told.reason}): {told.outcome.drivers} drivers, {told.outcome.instances} instances")
-    print(f"billed {told.outcome.billed_usd:.6f} USD, ledger {told.outcome.ledger_usd:.6f}; {dict(told.seen)}")
-    for what in told.outcome.wrong:
+    found = run_seed(seed, print)
+    print(
+        f"{found.outcome.ended} ({found.reason}): {found.outcome.drivers} drivers, {found.outcome.instances} instances"
+    )
+    print(f"billed {found.outcome.billed_usd:.6f} USD, ledger {found.outcome.ledger_usd:.6f}; {dict(found.seen)}")
+    for what in found.outcome.wrong:
         print(f"WRONG: {what}")
 
 

@@ -400,13 +400,13 @@ class Member:
         if isinstance(event, DriverResumed):
             self.away_since = None
         if self.num_events % 10 == 0:
-            validate(controller, is_told=False)
+            validate(controller, is_informed=False)
 
 
 class SharedRun:
     """One run of a shared pool, from a seed."""
 
-    def __init__(self, seed: int, *, told: bool = False, odd: bool = False, sick: bool = False) -> None:
+    def __init__(self, seed: int, *, keeps_story: bool = False, odd: bool = False, sick: bool = False) -> None:
         self.seed, self.rng = seed, Random(seed)
         self.sick = Random(f"sick machines {seed}") if sick else None
         """None: there are none."""
@@ -417,7 +417,7 @@ class SharedRun:
         self.odd = Random(f"odd orders {seed}") if odd else None
         """None: there are none."""
         rng = self.rng
-        self.story: list[str] | None = [] if told else None
+        self.story: list[str] | None = [] if keeps_story else None
         self.seen: Counter[str] = Counter()
         self.start_at = 1_700_000_000.0 + rng.uniform(0.0, 20 * 86_400.0)
         self.clock = VirtualClock(self.start_at)
@@ -899,7 +899,7 @@ def main() -> None:
     parser.add_argument("--odd", action="store_true", help="lose answers, set limits by hand, resume after ends")
     parser.add_argument("--sick", action="store_true", help="machines without workers, silent machines")
     asked = parser.parse_args()
-    run = SharedRun(asked.seed, told=True, odd=asked.odd, sick=asked.sick)
+    run = SharedRun(asked.seed, keeps_story=True, odd=asked.odd, sick=asked.sick)
     for member in run.members:
         print(member.job)
     wrong = wrong_end(run)

@@ -24,7 +24,7 @@ from sleepy import Sleepy
 calls = []
 
 
-class Told(rubberband.Callback):
+class Recorder(rubberband.Callback):
     def on_experiment_start(self, run):
         calls.append(["start", run.num_trials])
 
@@ -41,7 +41,7 @@ class Told(rubberband.Callback):
 
 if __name__ == "__main__":
     experiment = rubberband.load_experiment("sleepy.yaml", ["track=[csv, tensorboard]"])
-    result = rubberband.tune(experiment=experiment, callbacks=[Told()], check=False)
+    result = rubberband.tune(experiment=experiment, callbacks=[Recorder()], check=False)
     best = result.load_best(Sleepy)
     frame = result.to_dataframe()
     print(json.dumps({
@@ -66,17 +66,17 @@ def test_tune_calls_back_shows_its_course_and_returns_the_trained_trial(command_
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    first, *calls, last = told["calls"]
+    text = json.loads(done.stdout)
+    first, *calls, last = text["calls"]
     assert (first, last) == (["start", 4], ["end", "done"])
-    assert sorted(call[1:] for call in calls if call[0] == "report") == sorted(told["curves"])
+    assert sorted(call[1:] for call in calls if call[0] == "report") == sorted(text["curves"])
     assert [call[1] for call in calls if call[0] == "sync"] == [0, 1]
-    iterations, reported, is_same = told["best"]
+    iterations, reported, is_same = text["best"]
     assert (iterations, is_same) == (reported, True)
-    shares_usd, bill_usd = told["cost_usd"]
+    shares_usd, bill_usd = text["cost_usd"]
     assert shares_usd == pytest.approx(bill_usd)
-    assert told["threads"] == []
-    assert done.stderr.count("the callback Told raised an error, which is shown once") == 1
+    assert text["threads"] == []
+    assert done.stderr.count("the callback Recorder raised an error, which is shown once") == 1
     assert "plan: " in done.stderr
     assert sum(" SYNC " in line for line in done.stderr.splitlines()) == 2
     assert "nothing was charged" in command_line.shows("report", "sleepy")

@@ -143,15 +143,15 @@ def test_without_credentials_only_public_routes_are_open(house: House) -> None:
     }
     for (way, whose), headers in strangers.items():
         for door, began in _tried(house, headers):
-            told = f"{door} by {way} {whose}: {began.status}"
+            expected = f"{door} by {way} {whose}: {began.status}"
             if door.public:
-                assert began.status not in {401, 403}, told
+                assert began.status not in {401, 403}, expected
             elif door.is_page and way != "bearer":
-                assert began.status == 303, told
-                assert began.headers["location"].startswith("/login"), told
+                assert began.status == 303, expected
+                assert began.headers["location"].startswith("/login"), expected
             else:
-                assert began.status == 401, told
-                assert began.headers["www-authenticate"].startswith("Bearer"), told
+                assert began.status == 401, expected
+                assert began.headers["www-authenticate"].startswith("Bearer"), expected
 
 
 @pytest.mark.parametrize("whose", SCOPES)
@@ -161,10 +161,10 @@ def test_a_token_opens_what_its_scope_says(house: House, way: str, whose: Scope)
     headers = house.keys[way, whose] if way == "bearer" else {"Cookie": f"{COOKIE}={ended}"}
     for door, began in _tried(house, headers):
         allowed = door.scope is None or SCOPES.index(whose) >= SCOPES.index(door.scope)
-        told = f"{door} ({door.scope}) by {way} {whose}: {began.status}"
-        assert (began.status == 403) is not allowed, told
-        assert began.status != 401, told
-        assert not began.headers.get("location", "").startswith("/login") or door.public, told
+        expected = f"{door} ({door.scope}) by {way} {whose}: {began.status}"
+        assert (began.status == 403) is not allowed, expected
+        assert began.status != 401, expected
+        assert not began.headers.get("location", "").startswith("/login") or door.public, expected
 
 
 @pytest.mark.parametrize("headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}])

@@ -43,10 +43,10 @@ def test_after_kill_9_an_unavailable_store_is_waited_for_and_damaged_checkpoints
 
     store.rename(tmp_path / "unmounted")
     for found in ("No such file or directory", "found no file rubberband-store"):
-        told = command_line.refused("resume", "sleepy", exit_code=1)
-        assert str(store) in told
-        assert found in told
-        assert told.endswith("mount or restore it, then continue with `rubberband resume sleepy`")
+        text = command_line.refused("resume", "sleepy", exit_code=1)
+        assert str(store) in text
+        assert found in text
+        assert text.endswith("mount or restore it, then continue with `rubberband resume sleepy`")
         assert command_line.result() == cut
         if not store.exists():
             store.mkdir()
@@ -91,8 +91,8 @@ def test_an_empty_folder_in_the_place_of_the_store_stops_a_run_and_fails_no_tria
     assert f"found no file rubberband-store; {remedy}" in errors
     assert command_line.nothing_left()
     assert list(store.iterdir()) == []
-    told, _ = command_line("report", "sleepy")
-    assert told.splitlines()[0].startswith(f"sleepy: stopped: the checkpoint store {store} is not the original one")
+    text, _ = command_line("report", "sleepy")
+    assert text.splitlines()[0].startswith(f"sleepy: stopped: the checkpoint store {store} is not the original one")
     store.rmdir()
     (tmp_path / "unmounted").rename(store)
     command_line("resume", "sleepy")

@@ -90,10 +90,10 @@ def test_a_queued_run_shows_its_submission_and_its_place(service: FakeService) -
 
 @pytest.mark.parametrize("state", [ExperimentState.RUNNING, ExperimentState.DONE])
 def test_the_purchase_instead_of_spot_is_a_sentence(service: FakeService, state: ExperimentState) -> None:
-    told = "2 instances on demand instead of spot: EC2 has no room (InsufficientInstanceCapacity)"
+    expected = "2 instances on demand instead of spot: EC2 has no room (InsufficientInstanceCapacity)"
     service.add("one", state=state, summary=BEGUN)
-    service.runs.results["one"] = dataclasses.replace(a_result(), instead_of_spot=told)
-    assert f"{told}." in text(page(service))
+    service.runs.results["one"] = dataclasses.replace(a_result(), instead_of_spot=expected)
+    assert f"{expected}." in text(page(service))
 
 
 def test_why_it_never_began_is_a_sentence(service: FakeService) -> None:
@@ -278,8 +278,8 @@ def test_trials_are_chosen_by_range_by_order_and_by_status(browser: Any, home: H
         page = visit.open("/experiments/still")
         for name in ("curves", "spend", "allocation", "parallel"):  # what is drawn later would move the strip
             drawn(page, name)
-        told = page.locator("#s-parallel [aria-live]")
-        chosen, all_of_them = told.filter(has_text=" of "), told.filter(has_text="pull along")
+        found = page.locator("#s-parallel [aria-live]")
+        chosen, all_of_them = found.filter(has_text=" of "), found.filter(has_text="pull along")
         strip = page.get_by_role("group", name="Range of accuracy")
         strip.scroll_into_view_if_needed()
         box = strip.bounding_box()
@@ -289,7 +289,7 @@ def test_trials_are_chosen_by_range_by_order_and_by_status(browser: Any, home: H
         page.mouse.move(middle, box["y"] + box["height"] / 3, steps=2)
         page.mouse.up()
         chosen.wait_for()
-        few, every = map(int, re.findall(r"\d+", told.inner_text()))
+        few, every = map(int, re.findall(r"\d+", found.inner_text()))
         assert 0 < few < every
         page.get_by_role("button", name="Clear").click()
         all_of_them.wait_for()

@@ -180,10 +180,10 @@ def test_errors_of_the_file_appear_beside_it(browser: Any, address: str) -> None
     with visiting(browser, address) as visit:
         page = visit.open("/plan")
         expect(page.get_by_role("button", name="Preview")).to_be_enabled()
-        for text, line, told in cases:
+        for text, line, message in cases:
             page.get_by_label("Experiment file").fill(text)
             page.keyboard.press("Control+Enter")
-            expect(page.get_by_role("alert").filter(has_text=told)).to_be_visible()
+            expect(page.get_by_role("alert").filter(has_text=message)).to_be_visible()
             expect(page.locator("#gutter .marked")).to_have_text([str(line)] if line else [])
             expect(page.get_by_label("Experiment file")).to_have_attribute("aria-invalid", "true")
 

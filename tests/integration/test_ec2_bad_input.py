@@ -168,7 +168,7 @@ def test_every_door_names_what_is_wrong_with_the_account(aws: Rehearsal, folder:
 
 def holds_at(doors: Iterable[str], aws: Rehearsal, folder: Path, name: str) -> None:
     """Each of these doors names what is wrong."""
-    prepare, told = INPUTS[name]
+    prepare, text = INPUTS[name]
     aws.server.refuses = lambda service: None
     client._known.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
@@ -177,7 +177,7 @@ def holds_at(doors: Iterable[str], aws: Rehearsal, folder: Path, name: str) -> N
         for door in doors:
             line = line_of(DOORS[door])
             if name != "denied" or not door.startswith("aws "):  # they ask for the bucket first, which S3 only forbids
-                assert told in line.replace("check region, ", "check resources.region, "), (door, line)
+                assert text in line.replace("check region, ", "check resources.region, "), (door, line)
 
 
 @pytest.mark.long

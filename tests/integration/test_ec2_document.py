@@ -80,9 +80,9 @@ def test_the_commands_of_the_laptop(aws: Rehearsal, folder: Path) -> None:
     setup, estimate, plan, up, down = outputs
     assert "# role rubberband-head: session" in setup
     assert "done: make role rubberband-worker" in setup
-    told = dict(re.findall(r"^\| ([\w ]+?) +\| (\d\.\d{6}) \|$", DOCUMENT, re.MULTILINE))
+    expected = dict(re.findall(r"^\| ([\w ]+?) +\| (\d\.\d{6}) \|$", DOCUMENT, re.MULTILINE))
     bill = estimate.partition("The bill\n")[2].partition("\n\n")[0]
-    assert told == dict(re.findall(r"^ +([\w ]+?) +(\d\.\d{6})$", bill, re.MULTILINE))
+    assert expected == dict(re.findall(r"^ +([\w ]+?) +(\d\.\d{6})$", bill, re.MULTILINE))
     assert "quota:" in plan
     assert "aws ssm start-session" in up
     assert "ended head" in down

@@ -64,14 +64,14 @@ def holds_the_bill(command_line: Ec2CommandLine, result: Result) -> None:
         assert paid.price_usd_per_hour == pytest.approx(line.price_usd_per_hour)
         beside_usd = result.side_usd_per_hour * (line.billed_s + 180.0) / 3600.0
         assert paid.cost_usd == pytest.approx(line.cost_usd, abs=60.0 / 3600.0 * line.price_usd_per_hour + beside_usd)
-    told = {line.line: line.usd for line in result.bill}
+    found = {line.line: line.usd for line in result.bill}
     for line, kind in (("root volumes", "volume"), ("public IPv4 addresses", "address")):
         paid_usd = sum(
             one.cost_usd
             for one in command_line.aws.fake.bill().beside
             if one.line == kind and one.tags["rubberband:instance"] in bill
         )
-        assert told[line] == pytest.approx(paid_usd, abs=len(bill) * 180.0 / 3600.0 * result.side_usd_per_hour), line
+        assert found[line] == pytest.approx(paid_usd, abs=len(bill) * 180.0 / 3600.0 * result.side_usd_per_hour), line
     assert result.max_cost_usd is not None
     assert command_line.aws.fake.bill().total_usd < result.max_cost_usd
 
@@ -278,8 +278,8 @@ def test_a_run_on_the_head_is_followed_left_asked_and_ended_from_the_laptop(comm
     assert "digits is done" in says("cancel", "digits", "--on", "head")
     says("report", "digits", "--on", "head", "--html", "report.html")
     assert "<html" in (folder / "report.html").read_text()
-    told = says("cloud", "down", "--region", "us-east-1", "--yes")
-    (copied,) = re.findall(r"copied the head's journals to s3://\S+/heads/copies/(\S+)\.zip", told)
+    expected = says("cloud", "down", "--region", "us-east-1", "--yes")
+    (copied,) = re.findall(r"copied the head's journals to s3://\S+/heads/copies/(\S+)\.zip", expected)
     assert copied == head.instance_id
     assert not aws.fake.living
 
@@ -291,13 +291,13 @@ def test_a_rehearsal_in_bad_weather_as_a_user_types_it(tmp_path: Path) -> None:
     limits = ("constraints.deadline=30m", "constraints.objective=min_cost", "constraints.confidence=0.5")
     changes = words(*ON_EC2, *SPOT, *limits)
     command = (sys.executable, "-m", "rubberband.cli", "run", "digits.yaml", *changes)
-    told = ran(
+    text = ran(
         {**os.environ, "PYTHONPATH": str(ROOT)},
         tmp_path,
         "tests.ec2",
         *("--dir", str(tmp_path / "aws"), *weather, "--", *command),
     )
-    assert "digits: done in" in told
-    assert re.search(r"taken\s+away\s+by\s+the\s+provider", told)  # named, among what --verbose shows
-    assert "still there" not in told
-    assert re.search(r"the bill: 0\.\d+ USD for \d+ instances", told)
+    assert "digits: done in" in text
+    assert re.search(r"taken\s+away\s+by\s+the\s+provider", text)  # named, among what --verbose shows
+    assert "still there" not in text
+    assert re.search(r"the bill: 0\.\d+ USD for \d+ instances", text)

@@ -127,20 +127,20 @@ class Walk:
         charged = {"rent": sum(line.cost_usd for line in bill.lines if line.instance_id not in head)}
         for side in beside:
             charged[side.line] = charged.get(side.line, 0.0) + side.cost_usd
-        told = {line["line"]: line["usd"] for line in json.loads(report)["bill"]}
+        found = {line["line"]: line["usd"] for line in json.loads(report)["bill"]}
         workers = len({side.instance_id for side in beside})
         for line, kind in LINES.items():
-            print(f"{line:22} charged {charged[kind]:.6f} told {told[line]:.6f}")
-            assert told[line] == pytest.approx(charged[kind], abs=TENTH_OF_A_CENT), line
+            print(f"{line:22} charged {charged[kind]:.6f} told {found[line]:.6f}")
+            assert found[line] == pytest.approx(charged[kind], abs=TENTH_OF_A_CENT), line
         for line, usd_per_hour in (("root volumes", 75 * 0.08 / 720.0), ("public IPv4 addresses", 0.005)):
             most_usd = charged[LINES[line]] + workers * (AROUND_S + 60.0) / 3600.0 * usd_per_hour
-            assert charged[LINES[line]] <= told[line] + 1e-9 <= most_usd, line
+            assert charged[LINES[line]] <= found[line] + 1e-9 <= most_usd, line
         ends = re.findall(r"the head ran for .*: (\d+\.\d+) USD with its address", down)
         head_usd = sum(line.cost_usd for line in bill.lines if line.instance_id in head)
         head_usd += sum(side.cost_usd for side in bill.beside if side.instance_id in head and side.line == "address")
         print(f"{'head':22} charged {head_usd:.6f} told {ends}")
         assert float(ends[0]) == pytest.approx(head_usd, abs=TENTH_OF_A_CENT)
-        sum_usd = sum(told[line] for line in LINES) + float(ends[0])
+        sum_usd = sum(found[line] for line in LINES) + float(ends[0])
         print(f"{'sum':22} charged {bill.total_usd:.6f} told {sum_usd:.6f}")
         assert sum_usd == pytest.approx(bill.total_usd, abs=CENT / 2)
 
@@ -158,10 +158,10 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
 
 def torn_down(walk: Walk, report: str) -> None:
     """End the head and what `aws setup` made: nothing stays, and the bill is what was told."""
-    told = walk.says("cloud", "down", "-y")
+    refused = walk.says("cloud", "down", "-y")
     walk.says("aws", "teardown", "-y", "--delete-checkpoints")
     assert "nothing to delete" in walk.says("aws", "teardown", "-y")
-    walk.holds_the_bill(report, told)
+    walk.holds_the_bill(report, refused)
     assert walk.left() == {}
 
 

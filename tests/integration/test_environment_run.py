@@ -55,8 +55,8 @@ def test_trials_get_variables_and_secrets_and_nothing_keeps_a_secret(command_lin
     assert "changed by a trial" not in log
     assert "ValueError: the server refuses ***" in log
     report = command_line.shows("report", "guarded", "--verbose")
-    told = {"output": output, "errors": errors, "log": log, "report": report, "json": json.dumps(result.to_json())}
+    message = {"output": output, "errors": errors, "log": log, "report": report, "json": json.dumps(result.to_json())}
     kept = {str(path): path.read_bytes() for path in command_line.home.rglob("*") if path.is_file()}
-    assert [name for name, text in told.items() if TOKEN in text] == []
+    assert [name for name, text in message.items() if TOKEN in text] == []
     assert [path for path, content in kept.items() if TOKEN.encode() in content] == []
     assert command_line.nothing_left()

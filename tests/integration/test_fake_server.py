@@ -64,11 +64,11 @@ def outcome(clients: Callable[[str], Any], service: str, method: str, params: Ma
 
 def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
     """Every operation of the fake, called so that each has something to say; with what came of it."""
-    told: list[tuple[str, str, Any]] = []
+    lines: list[tuple[str, str, Any]] = []
 
     def ask(service: str, method: str, **params: Any) -> Any:
         answer = outcome(clients, service, method, params)
-        told.append((service, method, answer))
+        lines.append((service, method, answer))
         return answer
 
     image = ask("ec2", "describe_images", Filters=[{"Name": "architecture", "Values": ["x86_64"]}])["Images"][0]
@@ -173,7 +173,7 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
         ask("scheduler", "delete_schedule", Name=schedule["Name"])
     ask("pricing", "get_products", ServiceCode="AmazonEC2", Filters=[price_filter], FormatVersion="aws_v1")
     set_up(ask)
-    return told
+    return lines
 
 
 def set_up(ask: Callable[..., Any]) -> None:
@@ -223,8 +223,8 @@ def test_boto3_gets_from_the_server_what_it_gets_in_process(tmp_path: Path) -> N
     expected = a_life(fakes[0].session("admin").client)
     with FakeServer(fakes[1], tmp_path) as fresh:
         clients: dict[str, Any] = {}
-        told = a_life(lambda service: clients.setdefault(service, client(fresh, service)))
-    for served, known in zip(told, expected, strict=True):
+        found = a_life(lambda service: clients.setdefault(service, client(fresh, service)))
+    for served, known in zip(found, expected, strict=True):
         assert served == known
     called = {(call.service, call.operation) for call in fresh.fake.calls}
     assert called == {operation for operation in OPERATIONS if operation[0] != "s3"}
@@ -454,16 +454,16 @@ def test_an_administrator_is_outside_the_vpc(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "text"),
     [
         (["--capacity", "g4dn.xlarge"], "TYPE[:ZONE][:MARKET]=N"),
         (["--quota", "L-00000000=3"], "L-DB2E81BA"),
     ],
 )
-def test_options_that_say_nothing_are_refused(options: list[str], told: str) -> None:
+def test_options_that_say_nothing_are_refused(options: list[str], text: str) -> None:
     refused = rehearse(options, "true")
     assert refused.returncode == 2
-    assert told in refused.stderr.replace("\n", " ")
+    assert text in refused.stderr.replace("\n", " ")
 
 
 def test_a_command_that_does_not_exist_is_reported(tmp_path: Path) -> None:

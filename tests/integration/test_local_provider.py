@@ -467,13 +467,13 @@ def test_one_whose_head_does_not_answer_can_be_given_back(
     open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_node, "head_command", lambda *_, **__: ("sleep", "1000"))
-    provider, told = open_provider(), list[ProviderError]()
+    provider, lines = open_provider(), list[ProviderError]()
 
     def launch() -> None:
         try:
             provider.launch("a")
         except ProviderError as error:
-            told.append(error)
+            lines.append(error)
 
     asking = threading.Thread(target=launch)
     asking.start()
@@ -481,7 +481,7 @@ def test_one_whose_head_does_not_answer_can_be_given_back(
     with pytest.raises(ProviderError, match="never launched"):
         provider.release("a")
     asking.join()
-    assert [str(error) for error in told] == ["it was released while the Ray head started"]
+    assert [str(error) for error in lines] == ["it was released while the Ray head started"]
 
 
 RAISED = "Exception: The current node timed out during startup. This could happen because some of the raylet failed"
@@ -490,7 +490,7 @@ FATAL = "[2026-01-02 03:04:05,678 E 10 10] (raylet) main.cc:9: Failed to connect
 
 
 @pytest.mark.parametrize(
-    ("session", "told"),
+    ("session", "message"),
     [
         ({}, f"ray start: {RAISED}"),
         ({"raylet.out": "[2026-01-02 03:04:05,678 I 10 10] (raylet) main.cc:1: failed over"}, f"ray start: {RAISED}"),
@@ -499,7 +499,7 @@ FATAL = "[2026-01-02 03:04:05,678 E 10 10] (raylet) main.cc:9: Failed to connect
     ],
 )
 def test_the_line_that_best_explains_why_a_node_did_not_start(
-    tmp_path: Path, session: dict[str, str], told: str
+    tmp_path: Path, session: dict[str, str], message: str
 ) -> None:
     logs = tmp_path / "session_latest" / "logs"
     logs.mkdir(parents=True)
@@ -507,4 +507,4 @@ def test_the_line_that_best_explains_why_a_node_did_not_start(
         (logs / name).write_text(f"{text}\n")
     log = tmp_path / "a.log"
     log.write_text(f"Traceback (most recent call last):\n  File x\n{RAISED}\nsome more words\n")
-    assert last_words(log, str(tmp_path)) == told
+    assert last_words(log, str(tmp_path)) == message

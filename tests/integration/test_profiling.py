@@ -226,9 +226,9 @@ class Forgetful(VirtualBackend):
     """Trials pass no checkpoint: of the start-up of whatever goes on, 2 s are training again."""
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
-        return [told for event in super().next_events(wake_at) for told in self._told(event)]
+        return [text for event in super().next_events(wake_at) for text in self._with_batches(event)]
 
-    def _told(self, event: Event) -> Sequence[Event]:
+    def _with_batches(self, event: Event) -> Sequence[Event]:
         if isinstance(event, TrialReported):
             return [replace(event, saved_iterations=0)]
         if isinstance(event, TrialStarted) and event.attempt > 1:
@@ -282,7 +282,7 @@ MODEL = GoodputProfile(
 def adaptive(*noise_scales: float | None, faults: Faults | None = None) -> AdaptiveBackend:
     """Two instances of two GPUs; an iteration takes at least ten steps at M0."""
     backend = AdaptiveBackend("profiling", OFFER, PROFILE, metric="loss", faults=faults)
-    return backend.told_by(MODEL, *noise_scales)
+    return backend.reporting(MODEL, *noise_scales)
 
 
 def test_a_sweep_over_batch_sizes_gives_a_model_of_goodput() -> None:

@@ -143,8 +143,8 @@ def test_a_release_that_breaks_is_reported_once_and_asked_for_until_it_works(
         events: list[Event] = []
         eventually(lambda: bool(events.extend(mailbox.take(10.0)) or events))
     assert events == [InstanceReleased(occurred_at=10.0, instance="a", ended_at=3.0, running_at=2.0)]
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ["instance a is not released yet; retrying: OSError: [Errno 28] No space left on device"]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["instance a is not released yet; retrying: OSError: [Errno 28] No space left on device"]
 
 
 def test_parts_of_one_machine_that_are_given_up_have_one_fault(
@@ -181,8 +181,8 @@ def test_a_release_of_which_the_provider_has_no_record_is_left_to_the_lease_and_
     eventually(lambda: bool(events.extend(mailbox.take(10.0)) or events))
     assert [type(event) for event in events] == [InstanceReleased]
     assert provider.asked.count("release") == 1
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ["instance a cannot be given back, and ends with its lease: line 7 is damaged"]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["instance a cannot be given back, and ends with its lease: line 7 is damaged"]
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -201,14 +201,14 @@ def test_a_launch_whose_answer_is_lost_is_released_and_never_refused_once_it_ran
     provider.broken = set()
     events: list[Event] = []
     eventually(lambda: len(events.extend(mailbox.take(10.0)) or events) >= 1 + runs)
-    reason, told = "OSError: [Errno 28] No space left on device", {"occurred_at": 10.0, "instance": "a"}
+    reason, lines = "OSError: [Errno 28] No space left on device", {"occurred_at": 10.0, "instance": "a"}
     if runs:
         assert events == [
-            InstanceRunning(running_at=2.0, ended_at=3.0, **told),
-            InstanceLost(ended_at=3.0, reason=reason, **told),
+            InstanceRunning(running_at=2.0, ended_at=3.0, **lines),
+            InstanceLost(ended_at=3.0, reason=reason, **lines),
         ]
     else:
-        assert events == [InstanceRefused(reason=reason, **told)]
+        assert events == [InstanceRefused(reason=reason, **lines)]
 
 
 @pytest.mark.parametrize("ended_at", [None, 3.0])

@@ -217,7 +217,7 @@ def test_a_metric_that_no_trial_reports_is_reported_at_once(command_line: Comman
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "text"),
     [
         ("entrypoint=nosuch:Sleepy", "no module 'nosuch'"),
         ("resources.checkpoints=/dev/null/here", "checkpoints cannot be written"),
@@ -225,9 +225,9 @@ def test_a_metric_that_no_trial_reports_is_reported_at_once(command_line: Comman
         ("resources.gpus_per_trial={min: 3, max: 3}", "no whole multiple"),
     ],
 )
-def test_bad_input_is_refused_before_anything_starts(command_line: CommandLine, override: str, told: str) -> None:
+def test_bad_input_is_refused_before_anything_starts(command_line: CommandLine, override: str, text: str) -> None:
     code = 3 if "deadline" in override else 2
-    assert told in command_line.refuses("run", "sleepy.yaml", "-s", override, exit_code=code)
+    assert text in command_line.refuses("run", "sleepy.yaml", "-s", override, exit_code=code)
     assert command_line.processes() == []
     assert not (command_line.home / "experiments" / "sleepy" / "journal.db").exists()
 

@@ -113,7 +113,7 @@ def test_tokens_are_made_listed_and_revoked_without_a_server(home: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         (("--host", "0.0.0.0", "--no-auth"), "--no-auth"),
         (("--host", "0.0.0.0"), "--host-name"),
@@ -136,9 +136,9 @@ def test_tokens_are_made_listed_and_revoked_without_a_server(home: Path) -> None
         (("--store", "sqlite://"), "is lost when"),
     ],
 )
-def test_nonsense_is_refused_in_one_line(home: Path, words: tuple[str, ...], told: str) -> None:
+def test_nonsense_is_refused_in_one_line(home: Path, words: tuple[str, ...], text: str) -> None:
     error = refused("serve", "--port", "0", *words)
-    assert told in error
+    assert text in error
     assert "\n" not in error
 
 
@@ -167,8 +167,8 @@ def test_a_store_has_one_server(store_url: str, tmp_path: Path) -> None:
         folder.mkdir()
     first, second = (Settings(home=folder, store=store_url) for folder in homes)
     stores = [open_store(store_url, folder) for folder in homes]
-    told = "another server uses the store"
-    with only_server(first, stores[0]), pytest.raises(InputError, match=told), only_server(second, stores[1]):
+    text = "another server uses the store"
+    with only_server(first, stores[0]), pytest.raises(InputError, match=text), only_server(second, stores[1]):
         pass
     stores[0].close()
     with only_server(second, stores[1]):
@@ -184,8 +184,8 @@ def test_a_sqlite_store_has_one_server_under_all_of_its_names(tmp_path: Path) ->
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("store", "link")]
     first, second = (Settings(home=folder, store=url) for folder, url in zip(homes, urls, strict=True))
     stores = [open_store(url, tmp_path) for url in urls]
-    told = "another server uses the store"
-    with only_server(first, stores[0]), pytest.raises(InputError, match=told), only_server(second, stores[1]):
+    text = "another server uses the store"
+    with only_server(first, stores[0]), pytest.raises(InputError, match=text), only_server(second, stores[1]):
         pass
     for store in stores:
         store.close()

@@ -35,8 +35,8 @@ KILLS = 20
 def prepare(home: Path, *, pause_s: float = 0.0, ways: dict[str, str]) -> Path:
     """Say how stand-ins go; gives the journal that they copy."""
     journal = template(home / "template")
-    told = {"template": str(journal), "now": time.time(), "pause_s": pause_s, "ways": ways}
-    (home / "stand-in.json").write_text(json.dumps(told))
+    words = {"template": str(journal), "now": time.time(), "pause_s": pause_s, "ways": ways}
+    (home / "stand-in.json").write_text(json.dumps(words))
     return journal
 
 

@@ -72,15 +72,15 @@ def test_the_feed_has_every_event_once_during_any_writing(store_url: str) -> Non
     count, names = 60, ("a", "b", "common")
     store = Store(store_url)
     writers = [writer(store_url, "append", name, count) for name in ("a", "b")]
-    told: list[tuple[int, str, int | None]] = []
+    lines: list[tuple[int, str, int | None]] = []
     deadline = time.monotonic() + PATIENCE_S
-    while len(told) < count * len(names) and time.monotonic() < deadline:
-        told += [(event.id, event.experiment, event.seq) for event in store.feed(after=told[-1][0] if told else 0)]
+    while len(lines) < count * len(names) and time.monotonic() < deadline:
+        lines += [(event.id, event.experiment, event.seq) for event in store.feed(after=lines[-1][0] if lines else 0)]
     assert [process.wait(PATIENCE_S) for process in writers] == [0, 0]
-    assert all(a[0] < b[0] for a, b in pairwise(told))
+    assert all(a[0] < b[0] for a, b in pairwise(lines))
     for name in names:
-        assert [seq for _, experiment, seq in told if experiment == name] == list(range(count))
-    assert [(event.id, event.experiment, event.seq) for event in store.feed()] == told
+        assert [seq for _, experiment, seq in lines if experiment == name] == list(range(count))
+    assert [(event.id, event.experiment, event.seq) for event in store.feed()] == lines
     store.close()
 
 
@@ -172,9 +172,9 @@ def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(store_url: str)
     store = Store(store_url)
     with store._database.writing() as connection:
         connection.execute(NUMBERS.update().where(NUMBERS.c.name == "version").values(value=99))
-    with pytest.raises(InputError, match=r"newer version of rubberband .* 99") as told:
+    with pytest.raises(InputError, match=r"newer version of rubberband .* 99") as refused:
         Store(store_url)
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(refused.value)
     store.close()
 
 
@@ -220,9 +220,9 @@ def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> Non
     ],
 )
 def test_a_url_of_no_use_is_one_clear_line_without_the_password(url: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said) as told:
+    with pytest.raises(InputError, match=said) as refused:
         Store(url)
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(refused.value)
     folder = ExperimentFolder(home=tmp_path, name="test", store=url)
     settings = Settings(home=tmp_path, store=url)
     assert "s3cret" not in repr(folder) + repr(settings)
@@ -230,20 +230,20 @@ def test_a_url_of_no_use_is_one_clear_line_without_the_password(url: str, said: 
 
 def test_a_driver_that_is_not_installed_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(InputError, match=r"psycopg.*pip install 'rubberband-tune\[postgres\]'") as told:
+    with pytest.raises(InputError, match=r"psycopg.*pip install 'rubberband-tune\[postgres\]'") as refused:
         Store("postgres://ann:s3cret@host/x")
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(refused.value)
 
 
 def test_a_server_that_is_not_there_is_one_clear_line_without_the_password(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"postgresql://ann:s3cret@127.0.0.1:{closed.getsockname()[1]}/x"
-        with pytest.raises(JournalError, match="check that the server runs") as told:
+        with pytest.raises(JournalError, match="check that the server runs") as refused:
             Store(url)
         with pytest.raises(JournalError, match="check that the server runs") as read:
             ExperimentFolder(home=tmp_path, name="test", store=url).require()
-    assert "s3cret" not in str(told.value) + str(read.value)
+    assert "s3cret" not in str(refused.value) + str(read.value)
 
 
 def test_a_database_that_does_not_keep_utf_8_is_refused_with_the_remedy(postgresql: sql.URL) -> None:
@@ -349,9 +349,9 @@ def test_a_truncated_write_is_reported_and_leaves_nothing(postgresql_url: str) -
             cut_off(postgresql_url)
             store._extend(connection, [entry("a", 1)])
 
-    with pytest.raises(JournalError, match=r"cannot be written: .*check that the server runs") as told:
+    with pytest.raises(JournalError, match=r"cannot be written: .*check that the server runs") as refused:
         write()
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(refused.value)
     assert store.feed() == []
     store.close()
 

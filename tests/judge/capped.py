@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from tests.judge.jobs import Told
+from tests.judge.jobs import PlannedJob
 from tests.judge.verdict import within
 from tests.judge.virtual import VirtualRuns, virtual_runs
 
@@ -22,8 +22,8 @@ class Capped:
     runs: int
     confidence: float
     """Promised."""
-    told: float
-    """P that both limits are kept, as told."""
+    predicted: float
+    """P that both limits are kept, as predicted."""
     kept: int
     """Runs that came to their end within both limits, with replanning."""
     kept_fixed: int
@@ -39,40 +39,40 @@ class Capped:
         return _chance(self.kept, self.runs, self.confidence) < _BROKEN
 
 
-def capped_of(told: Told, runs: int) -> Capped:
+def capped_of(planned: PlannedJob, runs: int) -> Capped:
     """Run a job with replanning and without; more often where the promise seems to be broken."""
-    found = _capped(told, runs, "first")
+    found = _capped(planned, runs, "first")
     if _chance(found.kept, found.runs, found.confidence) >= _SUSPICIOUS:
         return found
-    return _capped(told, 5 * runs, "second")
+    return _capped(planned, 5 * runs, "second")
 
 
-def _capped(told: Told, runs: int, seed: str) -> Capped:
-    limits, odds = told.constraints, told.told.odds
+def _capped(planned: PlannedJob, runs: int, seed: str) -> Capped:
+    limits, odds = planned.constraints, planned.estimate.odds
     job = replace(
-        told.job,
+        planned.job,
         max_cost_usd=limits.max_cost_usd,
         min_gpus_per_trial=limits.min_gpus_per_trial,
         max_gpus_per_trial=limits.max_gpus_per_trial,
     )
-    weather = f"capped {told.question.seed} {seed}"
+    weather = f"capped {planned.question.seed} {seed}"
     replanned = virtual_runs(replace(job, replan=True), runs, weather)
     fixed = virtual_runs(job, runs, weather)
     assert limits.max_cost_usd is not None, "it is capped"
     return Capped(
-        seed=told.question.seed,
+        seed=planned.question.seed,
         runs=runs,
         confidence=1.0 if odds is None else limits.confidence,
-        told=1.0 if odds is None else odds.p_both,
-        kept=_kept(told, replanned),
-        kept_fixed=_kept(told, fixed),
+        predicted=1.0 if odds is None else odds.p_both,
+        kept=_kept(planned, replanned),
+        kept_fixed=_kept(planned, fixed),
         above_cap=int((replanned.cost_usd > limits.max_cost_usd + 1e-6).sum()),
         stopped=int((~replanned.is_done).sum()),
     )
 
 
-def _kept(told: Told, runs: VirtualRuns) -> int:
-    return int((within(told.constraints, runs.time_s, runs.cost_usd) & runs.is_done).sum())
+def _kept(planned: PlannedJob, runs: VirtualRuns) -> int:
+    return int((within(planned.constraints, runs.time_s, runs.cost_usd) & runs.is_done).sum())
 
 
 def _chance(kept: int, runs: int, share: float) -> float:

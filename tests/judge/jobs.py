@@ -33,20 +33,20 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What the planner told of a job, and the job as the executor takes it."""
+class PlannedJob:
+    """What the planner answered for a job, and the job as the executor takes it."""
 
     question: Question
-    told: Estimate
+    estimate: Estimate
     job: Job
 
     @property
     def constraints(self) -> PlanningConstraints:
         """The limits of the chosen instance type."""
-        return self.told.constraints
+        return self.estimate.constraints
 
 
-def told_of(kind: str, seed: int) -> Told:
+def planned_job(kind: str, seed: int) -> PlannedJob:
     """Return the random job of a seed with its plan; its limits are widened until there is one."""
     source = random.Random(f"{kind} {seed}")
     while True:
@@ -59,14 +59,14 @@ def told_of(kind: str, seed: int) -> Told:
         slack = source.uniform(1.02, 1.8)
         for _ in range(10):
             limited = _limited(source, question, slack * shortest.job.prediction.jct_s)
-            told = _planned(limited, limited.objective)
-            if told.job is not None and told.feasible:
-                job = job_of(limited.brackets, told.job, told.offer, told.profile)
-                limits = told.constraints
+            estimate = _planned(limited, limited.objective)
+            if estimate.job is not None and estimate.feasible:
+                job = job_of(limited.brackets, estimate.job, estimate.offer, estimate.profile)
+                limits = estimate.constraints
                 job = replace(job, deadline_s=limits.deadline_s, confidence=limits.confidence)
-                reserve = Reserve() if told.problem.reserve is None else told.problem.reserve
+                reserve = Reserve() if estimate.problem.reserve is None else estimate.problem.reserve
                 job = replace(job, objective=limited.objective, release_margin_s=reserve.margin_s)
-                return Told(question=limited, told=told, job=job)
+                return PlannedJob(question=limited, estimate=estimate, job=job)
             slack *= 1.15
 
 

@@ -13,7 +13,7 @@ from rubberband.spec.search import sha
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
-from tests.judge.jobs import KINDS, told_of
+from tests.judge.jobs import KINDS, planned_job
 from tests.judge.simulation import simulate
 from tests.judge.verdict import agreement_of, both, verdict_of
 from tests.judge.virtual import plain, virtual_runs
@@ -79,9 +79,9 @@ def test_it_takes_and_costs_what_the_executor_does(job: Job) -> None:
 
 @pytest.mark.parametrize("name", [name for name, job in CERTAIN.items() if not job.is_divided])
 def test_predictions_without_noise_are_exact(name: str) -> None:
-    told, found = CERTAIN[name].prediction, simulate(*plain(CERTAIN[name]), draws=1)
-    assert found.time_s == pytest.approx(told.jct_s)
-    assert found.cost_usd == pytest.approx(told.cost_usd)
+    predicted, found = CERTAIN[name].prediction, simulate(*plain(CERTAIN[name]), draws=1)
+    assert found.time_s == pytest.approx(predicted.jct_s)
+    assert found.cost_usd == pytest.approx(predicted.cost_usd)
 
 
 @pytest.mark.parametrize("margin_s", [0.0, 60.0])
@@ -100,14 +100,14 @@ def test_it_needs_the_money_that_the_executor_keeps_back(name: str, margin_s: fl
 
 @pytest.mark.parametrize(("kind", "seed", "runs"), [("asha", 6, 60), ("spot", 4, 80), ("hyperband", 0, 80)])
 def test_it_agrees_with_the_executor_where_times_vary(kind: str, seed: int, runs: int) -> None:
-    assert agreement_of(told_of(kind, seed), runs, draws=2000).worst < 4.0
+    assert agreement_of(planned_job(kind, seed), runs, draws=2000).worst < 4.0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_agrees_with_the_executor_on_random_jobs(kind: str) -> None:
     """Three figures of 12 jobs each: the largest of 36 differences is within 4 standard errors."""
-    found = [agreement_of(told_of(kind, seed), 500) for seed in range(12)]
+    found = [agreement_of(planned_job(kind, seed), 500) for seed in range(12)]
     uninterrupted = [each for each in found if each.left_spot == 0.0]
     assert max(each.worst for each in uninterrupted) < 4.0
     assert np.sqrt(np.mean([each.time_z**2 for each in uninterrupted])) < 1.8
@@ -121,7 +121,7 @@ def test_queued_trials_are_as_slow_in_the_next_stage_as_those_that_started_first
     assert np.std(found.time_s) / np.mean(found.time_s) > 0.1
 
 
-TOLD = [
+SEEDS = [
     ("waves", 1),
     ("waves", 5),
     ("waves", 8),
@@ -136,10 +136,10 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "seed"), TOLD)
+@pytest.mark.parametrize(("kind", "seed"), SEEDS)
 def test_predictions_are_what_happens(kind: str, seed: int) -> None:
     """Odds within a point, mean time and cost within 1 %, beyond what sampling explains."""
-    verdict = verdict_of(told_of(kind, seed), 8000)
+    verdict = verdict_of(planned_job(kind, seed), 8000)
     assert not verdict.beyond, verdict
 
 
@@ -147,5 +147,5 @@ def test_predictions_are_what_happens(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", ["waves", "hyperband", "function", "types"])
 def test_predictions_are_what_happens_on_random_jobs(kind: str) -> None:
     """`bench_judge` has the figures of asha, busy spot markets and budgets on them: some are off by more."""
-    beyond = [verdict for verdict in (verdict_of(told_of(kind, seed)) for seed in range(40)) if verdict.beyond]
+    beyond = [verdict for verdict in (verdict_of(planned_job(kind, seed)) for seed in range(40)) if verdict.beyond]
     assert not beyond

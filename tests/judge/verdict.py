@@ -10,14 +10,14 @@ import numpy as np
 from rubberband.executor.core.job import Job
 from rubberband.values.plan import PlanningConstraints
 from tests.judge.cluster import Bools, Floats
-from tests.judge.jobs import Told
+from tests.judge.jobs import PlannedJob
 from tests.judge.simulation import Outcome, simulate
 from tests.judge.virtual import VirtualRuns, plain, virtual_runs
 
 FIRST_DRAWS, DRAWS = 4_000, 24_000
 """Draws of the first look, and of a second one."""
 ODDS, SHARE = 0.01, 0.01
-"""What is told may be off by a point of odds, and by 1 % of the mean time and cost, beyond what sampling allows."""
+"""Predictions may be off by a point of odds, and by 1 % of the mean time and cost, beyond what sampling allows."""
 _SURE = 3.0
 """Standard errors of the simulation that count as sampling error."""
 _NEAR = 0.7
@@ -26,16 +26,16 @@ _NEAR = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A told figure beside the judged one."""
+    """A predicted figure beside the judged one."""
 
-    told: float
+    predicted: float
     judged: float
     error: float
     """Standard error of the judged one."""
 
     def off(self, *, relative: bool) -> float:
-        """Return told less judged, as a share of the judged one where `relative`."""
-        difference = self.told - self.judged
+        """Return predicted less judged, as a share of the judged one where `relative`."""
+        difference = self.predicted - self.judged
         return difference / max(self.judged, 1e-9) if relative else difference
 
     def is_beyond(self, allowed: float, *, relative: bool) -> bool:
@@ -46,7 +46,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was told of a job, and what is true."""
+    """What was predicted of a job, and what is true."""
 
     kind: str
     seed: int
@@ -73,27 +73,29 @@ class Verdict:
         )
 
 
-def verdict_of(told: Told, draws: int | None = None) -> Verdict:
-    """Judge what is told of a job: by few draws first, and by many new ones where these leave it unclear."""
-    first = _judged(told, FIRST_DRAWS if draws is None else draws, 1)
+def verdict_of(planned: PlannedJob, draws: int | None = None) -> Verdict:
+    """Judge what is predicted of a job: by few draws first, and by many new ones where these leave it unclear."""
+    first = _judged(planned, FIRST_DRAWS if draws is None else draws, 1)
     if draws is not None or not first.is_unclear:
         return first
-    return _judged(told, DRAWS, 2)
+    return _judged(planned, DRAWS, 2)
 
 
-def _judged(told: Told, draws: int, seed: int) -> Verdict:
-    assert told.told.job is not None, "a plan was found"
-    prediction, odds = told.told.job.prediction, told.told.job.odds
-    work, terms, noise = plain(told.job)
-    is_capped = told.constraints.max_cost_usd is not None
+def _judged(planned: PlannedJob, draws: int, seed: int) -> Verdict:
+    assert planned.estimate.job is not None, "a plan was found"
+    prediction, odds = planned.estimate.job.prediction, planned.estimate.job.odds
+    work, terms, noise = plain(planned.job)
+    is_capped = planned.constraints.max_cost_usd is not None
     found = simulate(work, terms, noise, draws=draws, seed=seed, money=is_capped)
-    kept = within(told.constraints, found.time_s, found.needed_usd)
+    kept = within(planned.constraints, found.time_s, found.needed_usd)
     return Verdict(
-        kind=told.question.kind,
-        seed=told.question.seed,
-        odds=Figure(told=1.0 if odds is None else odds.p_both, judged=float(kept.mean()), error=_error(kept)),
-        time_s=Figure(told=prediction.jct_s, judged=float(found.time_s.mean()), error=_error(found.time_s)),
-        cost_usd=Figure(told=prediction.cost_usd, judged=float(found.cost_usd.mean()), error=_error(found.cost_usd)),
+        kind=planned.question.kind,
+        seed=planned.question.seed,
+        odds=Figure(predicted=1.0 if odds is None else odds.p_both, judged=float(kept.mean()), error=_error(kept)),
+        time_s=Figure(predicted=prediction.jct_s, judged=float(found.time_s.mean()), error=_error(found.time_s)),
+        cost_usd=Figure(
+            predicted=prediction.cost_usd, judged=float(found.cost_usd.mean()), error=_error(found.cost_usd)
+        ),
     )
 
 
@@ -131,12 +133,12 @@ class Agreement:
         return max(abs(self.time_z), abs(self.cost_z), abs(self.odds_z))
 
 
-def agreement_of(told: Told, runs: int, draws: int = 20_000) -> Agreement:
+def agreement_of(planned: PlannedJob, runs: int, draws: int = 20_000) -> Agreement:
     """Compare the simulation with virtual runs of the executor, without a cap and as planned."""
-    kind, seed = told.question.kind, told.question.seed
-    job = replace(told.job, max_cost_usd=None)
+    kind, seed = planned.question.kind, planned.question.seed
+    job = replace(planned.job, max_cost_usd=None)
     found, seen = both(job, runs, draws, f"{kind} {seed}")
-    limits = replace(told.constraints, max_cost_usd=None)
+    limits = replace(planned.constraints, max_cost_usd=None)
     kept = [within(limits, each.time_s, each.cost_usd) for each in (found, seen)]
     return Agreement(
         kind=kind,

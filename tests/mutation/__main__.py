@@ -41,7 +41,7 @@ class Judged:
     mutant: Mutant
     verdict: Verdict
     took_s: float
-    told: str
+    output: str
     """The first test that failed, or why there is no verdict."""
 
     @property
@@ -113,12 +113,12 @@ def _pytest(tree: Path, tests: Iterable[str], timeout_s: float, *options: str) -
         start_new_session=True,
     )
     try:
-        told, _ = run.communicate(timeout=timeout_s)
+        expected, _ = run.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         os.killpg(run.pid, 9)
         run.communicate()
         raise
-    return subprocess.CompletedProcess(run.args, run.returncode, told)
+    return subprocess.CompletedProcess(run.args, run.returncode, expected)
 
 
 def _passes_unchanged(tree: Path, mutants: Sequence[Mutant]) -> bool:
@@ -143,7 +143,7 @@ def _judge_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> list[Judged]
             found = _judge(mutant, tree)
         finally:
             free.put(tree)
-        print(f"{found.verdict:8}{found.took_s:6.1f} s  {mutant.name:40} {found.told}", flush=True)
+        print(f"{found.verdict:8}{found.took_s:6.1f} s  {mutant.name:40} {found.output}", flush=True)
         return found
 
     with ThreadPoolExecutor(len(trees)) as pool:
@@ -153,8 +153,8 @@ def _judge_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> list[Judged]
 def _judge(mutant: Mutant, tree: Path) -> Judged:
     began = time.monotonic()
 
-    def judged(verdict: Verdict, told: str) -> Judged:
-        return Judged(mutant=mutant, verdict=verdict, took_s=time.monotonic() - began, told=told)
+    def judged(verdict: Verdict, output: str) -> Judged:
+        return Judged(mutant=mutant, verdict=verdict, took_s=time.monotonic() - began, output=output)
 
     path = tree / mutant.file
     text = path.read_text("utf-8") if path.exists() else ""

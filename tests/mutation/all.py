@@ -18,10 +18,10 @@ from tests.mutation import (
     memory,
     money,
     plans,
+    predictions,
     profiles,
     ray_tune,
     service,
-    told,
     training,
 )
 from tests.mutation.mutant import Mutant
@@ -32,7 +32,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *clouds.MUTANTS,
     *ec2.MUTANTS,
     *plans.MUTANTS,
-    *told.MUTANTS,
+    *predictions.MUTANTS,
     *training.MUTANTS,
     *gangs.MUTANTS,
     *homes.MUTANTS,

@@ -187,7 +187,7 @@ def test_a_seed_is_one_run() -> None:
         return outcome.case, outcome.ended, outcome.bill_usd, outcome.num_events, outcome.story
 
     for seed in range(5):
-        assert story(run_seed(seed, told=True)) == story(run_seed(seed, told=True))
+        assert story(run_seed(seed, keeps_story=True)) == story(run_seed(seed, keeps_story=True))
 
 
 def test_the_weather_brings_everything_that_it_names() -> None:

@@ -23,8 +23,8 @@ def _quiet() -> Iterator[None]:
 
 def failures(seeds: Iterable[int]) -> list[str]:
     """One line for each run that goes wrong, with the command that replays it."""
-    told = map(run_seed, seeds)
-    return [f"{replay_command(one.seed)}  # {'; '.join(one.outcome.wrong)}" for one in told if one.outcome.wrong]
+    text = map(run_seed, seeds)
+    return [f"{replay_command(one.seed)}  # {'; '.join(one.outcome.wrong)}" for one in text if one.outcome.wrong]
 
 
 def test_no_harm_is_done_in_some_outages() -> None:

@@ -162,9 +162,9 @@ def test_stages_add_up_to_the_means() -> None:
 
 
 def test_limits_that_cannot_be_kept_are_reported_with_a_remedy_that_works() -> None:
-    with pytest.raises(InfeasibleError, match=r"with confidence 0\.95") as told:
+    with pytest.raises(InfeasibleError, match=r"with confidence 0\.95") as refused:
         plan(STAGES, NOISY, OFFER, replace(LIMITS, deadline_s=100.0))
-    enough = replace(LIMITS, deadline_s=math.ceil(told.value.shortest_jct_s) * 1.01)
+    enough = replace(LIMITS, deadline_s=math.ceil(refused.value.shortest_jct_s) * 1.01)
     planned = plan(STAGES, NOISY, OFFER, enough)
     assert planned.odds is not None
     assert planned.odds.p_both >= 0.95

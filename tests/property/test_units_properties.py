@@ -83,7 +83,7 @@ def test_rounded_parts_add_up(parts: list[float], unit: float) -> None:
     assert all(abs(step - part) <= unit * 1.01 + 1e-6 for step, part in zip(steps, parts, strict=True))
 
 
-def is_an_experiment_or_told_in_one_line(content: str | bytes) -> bool:
+def is_an_experiment_or_refused_in_one_line(content: str | bytes) -> bool:
     try:
         return isinstance(parse_experiment(content), Experiment)
     except InputError as error:
@@ -93,13 +93,13 @@ def is_an_experiment_or_told_in_one_line(content: str | bytes) -> bool:
 @given(st.binary(max_size=200) | st.text(max_size=200) | yaml_like)
 @settings(max_examples=examples(300), deadline=None)
 def test_any_text_is_an_experiment_or_an_input_error(content: str | bytes) -> None:
-    assert is_an_experiment_or_told_in_one_line(content)
+    assert is_an_experiment_or_refused_in_one_line(content)
 
 
 @given(st.integers(0, len(EXAMPLE)), st.integers(0, 40), yaml_like)
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_slip_in_the_example_is_an_experiment_or_an_input_error(start: int, length: int, typed: str) -> None:
-    assert is_an_experiment_or_told_in_one_line(EXAMPLE[:start] + typed + EXAMPLE[start + length :])
+    assert is_an_experiment_or_refused_in_one_line(EXAMPLE[:start] + typed + EXAMPLE[start + length :])
 
 
 NUMBERS = st.floats(-1e6, 1e6).map("{:g}".format) | st.integers(0, 10**6).map(str)

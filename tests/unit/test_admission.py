@@ -56,8 +56,8 @@ def test_a_second_experiment_is_promised_only_what_the_first_one_leaves(service:
     assert refused.status_code == 422
     problem = refused.json()
     assert problem["type"] == "/problems/infeasible"
-    told = r"the pool is promised to others: the plan can start in 2m\d+s and ends in [45]m(\d+s)?, for 0.24 USD"
-    assert re.match(told, problem["detail"]), problem["detail"]
+    expected = r"the pool is promised to others: the plan can start in 2m\d+s and ends in [45]m(\d+s)?, for 0.24 USD"
+    assert re.match(expected, problem["detail"]), problem["detail"]
     assert "set constraints.deadline=" in problem["detail"]
     assert "\n" not in problem["detail"]
     deadline = problem["nearest_words"]["deadline"]
@@ -175,18 +175,18 @@ def test_a_submission_is_planned_again_where_others_took_its_room(
 
 
 def test_a_plan_is_stored_before_its_experiment_counts(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    lines: list[str] = []
 
     async def keep(self: Plans) -> None:
-        told.append("plans")
+        lines.append("plans")
 
     def require_fit(self: Admission, promise: Promise) -> None:
-        told.append("promise")
+        lines.append("promise")
 
     monkeypatch.setattr(NearPlans, "keep", keep)
     monkeypatch.setattr(Admission, "require_fit", require_fit)
     assert submit(service, "one", **TIGHT).status_code == 201
-    assert told[:2] == ["plans", "promise"]
+    assert lines[:2] == ["plans", "promise"]
 
 
 @pytest.mark.parametrize("instances", [4, 8])
@@ -332,7 +332,7 @@ def test_a_deadline_that_leaves_no_time_to_start_is_refused_with_one_that_does(s
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "text"),
     [
         (
             {"resources__gpus_per_trial": {"min": 4}},
@@ -343,21 +343,21 @@ def test_a_deadline_that_leaves_no_time_to_start_is_refused_with_one_that_does(s
     ],
 )
 def test_an_experiment_that_the_pool_cannot_promise_is_refused_in_one_line(
-    service: FakeService, changes: dict[str, Any], told: str
+    service: FakeService, changes: dict[str, Any], text: str
 ) -> None:
     answer = submit(service, "large", **changes)
     assert answer.status_code == 422
-    assert told in answer.json()["detail"]
+    assert text in answer.json()["detail"]
     assert "\n" not in answer.json()["detail"]
 
 
 def test_a_larger_max_instances_is_lowered_and_said(service: FakeService) -> None:
     wide = {**TIGHT, "resources__max_instances": 3}
-    told = ["pool: small has 2 instances of 1 GPU; max_instances is 2 instead of 3."]
+    lines = ["pool: small has 2 instances of 1 GPU; max_instances is 2 instead of 3."]
     preview = service.client.post("/v1/plans", json=words(**wide)).json()
-    assert [note for note in preview["notes"] if note.startswith("pool:")] == told
+    assert [note for note in preview["notes"] if note.startswith("pool:")] == lines
     made = submit(service, "one", **wide)
-    assert (made.status_code, made.json()["notes"]) == (201, told)
+    assert (made.status_code, made.json()["notes"]) == (201, lines)
     assert submit(service, "two", constraints__deadline=None).json()["notes"] == []
 
 
@@ -390,7 +390,7 @@ def test_a_months_budget_counts_what_is_spent_and_what_is_planned(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "text"),
     [
         (["--weight", "ci=2"], "--weight 'ci=2' needs a pool"),
         (["--pool", "pool.yaml", "--weight", "ci=0"], "--weight 'ci=0' is not NAME=N with N above 0"),
@@ -410,7 +410,7 @@ def test_a_months_budget_counts_what_is_spent_and_what_is_planned(tmp_path: Path
     ],
 )
 def test_options_of_a_pool_are_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], text: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pool = "instances: 2\ngpus_per_instance: 1\nprovider: virtual\n"
@@ -419,7 +419,7 @@ def test_options_of_a_pool_are_refused_in_one_line(
     (tmp_path / "wrong.yaml").write_text(f"{pool}policy: nosuch\n")
     (tmp_path / "blind.yaml").write_text(f"{pool}policy: tiresias\n")
     done = CliRunner().invoke(cli.app, ["serve", *options])
-    assert told in str(done.exception)
+    assert text in str(done.exception)
     assert "\n" not in str(done.exception)
 
 

@@ -21,7 +21,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
         yield made
 
 
-def told(answer: Any) -> tuple[int, str, str]:
+def problem_of(answer: Any) -> tuple[int, str, str]:
     """The status, the kind and the detail of a problem."""
     assert answer.headers["content-type"] == "application/problem+json"
     body = answer.json()
@@ -56,7 +56,7 @@ def told(answer: Any) -> tuple[int, str, str]:
     ],
 )
 def test_a_missing_resource_is_not_found(service: FakeService, path: str) -> None:
-    assert told(service.client.get(path))[:2] == (404, "not-found")
+    assert problem_of(service.client.get(path))[:2] == (404, "not-found")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_missing_resource_is_not_found(service: FakeService, path: str) -> Non
 )
 def test_a_wrong_method_shows_the_right_ones(service: FakeService, method: str, path: str, allowed: str) -> None:
     answer = service.client.request(method, path)
-    status, kind, detail = told(answer)
+    status, kind, detail = problem_of(answer)
     assert (status, kind) == (405, "method-not-allowed")
     assert answer.headers["allow"] == allowed
     assert allowed in detail
@@ -93,7 +93,7 @@ def test_a_wrong_method_shows_the_right_ones(service: FakeService, method: str, 
 )
 def test_a_wrong_query_names_itself(service: FakeService, path: str, loc: str, word: str) -> None:
     answer = service.client.get(path)
-    status, kind, detail = told(answer)
+    status, kind, detail = problem_of(answer)
     assert (status, kind) == (422, "invalid")
     assert loc in detail
     assert word in detail
@@ -102,7 +102,7 @@ def test_a_wrong_query_names_itself(service: FakeService, path: str, loc: str, w
 
 @pytest.mark.parametrize("cursor", ["x", "é", "AAAA", "eyJ4IjoxfQ", "W05hTiwgIngiXQ", "../../x", "a" * 399])
 def test_a_forged_cursor_is_refused(service: FakeService, cursor: str) -> None:
-    assert told(service.client.get("/v1/experiments", params={"cursor": cursor}))[:2] == (422, "invalid")
+    assert problem_of(service.client.get("/v1/experiments", params={"cursor": cursor}))[:2] == (422, "invalid")
 
 
 BODIES: list[tuple[bytes, str, int]] = [
@@ -141,7 +141,7 @@ def test_a_body_that_does_not_fit_is_refused(
     if b"os:system" in body and path == "/v1/plans":
         assert answer.status_code == 200
         return
-    assert told(answer)[0] == status
+    assert problem_of(answer)[0] == status
     assert [known.name for known in service.store.submissions().items] == ["there"]
 
 
@@ -166,13 +166,13 @@ def test_limits_that_do_not_fit_are_refused(service: FakeService, body: bytes, s
     answer = service.client.post(
         "/v1/experiments/there/extend", content=body, headers={"content-type": "application/json"}
     )
-    assert told(answer)[0] == status
+    assert problem_of(answer)[0] == status
     assert service.runs.extended == []
 
 
 def test_limits_are_json(service: FakeService) -> None:
     answer = service.client.post("/v1/experiments/there/extend", content=b"max_cost: 5")
-    assert told(answer)[:2] == (415, "unsupported-media-type")
+    assert problem_of(answer)[:2] == (415, "unsupported-media-type")
 
 
 def test_an_unexpected_error_gives_a_reference_and_nothing_else(
@@ -182,7 +182,7 @@ def test_an_unexpected_error_gives_a_reference_and_nothing_else(
     service.runs.failure = RuntimeError("the password is swordfish")
     with caplog.at_level(logging.ERROR, "rubberband.api"):
         answer = service.client.get("/v1/experiments/broken")
-    status, kind, detail = told(answer)
+    status, kind, detail = problem_of(answer)
     assert (status, kind) == (500, "internal")
     assert "swordfish" not in answer.text
     assert answer.json()["reference"] in detail
@@ -204,7 +204,7 @@ def test_an_unexpected_error_is_a_page_for_a_browser(service: FakeService, monke
 def test_a_store_that_does_not_answer_is_unavailable(service: FakeService) -> None:
     service.add("away")
     service.runs.failure = JournalError("the store is away")
-    assert told(service.client.get("/v1/experiments/away"))[:2] == (503, "unavailable")
+    assert problem_of(service.client.get("/v1/experiments/away"))[:2] == (503, "unavailable")
 
 
 def test_a_browser_is_shown_a_page(service: FakeService) -> None:
@@ -215,7 +215,7 @@ def test_a_browser_is_shown_a_page(service: FakeService) -> None:
 
 
 def test_a_program_is_never_shown_a_page(service: FakeService) -> None:
-    assert told(service.client.get("/v1/experiments/none", headers={"accept": "text/html"}))[0] == 404
+    assert problem_of(service.client.get("/v1/experiments/none", headers={"accept": "text/html"}))[0] == 404
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.slug)
@@ -239,11 +239,11 @@ def test_head_is_get_without_a_body(service: FakeService, path: str) -> None:
 
 def test_a_body_that_is_too_large_is_refused(service: FakeService) -> None:
     answer = service.client.post("/v1/plans", content=b" " * (50 << 20), headers={"content-type": "application/json"})
-    assert told(answer)[:2] == (413, "too-large")
+    assert problem_of(answer)[:2] == (413, "too-large")
 
 
 def test_an_error_quotes_no_more_of_a_request_than_people_read(service: FakeService) -> None:
     answer = service.client.post("/v1/experiments", json={**words(), "x" * 200_000: 1})
-    status, kind, detail = told(answer)
+    status, kind, detail = problem_of(answer)
     assert (status, kind) == (422, "invalid")
     assert 100 < len(detail) <= MOST_NAMED

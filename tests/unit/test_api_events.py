@@ -34,7 +34,7 @@ def parts(service: FakeService) -> Service:
     return found
 
 
-async def told(chunks: AsyncIterator[bytes], count: int) -> list[dict[str, Any]]:
+async def events_of(chunks: AsyncIterator[bytes], count: int) -> list[dict[str, Any]]:
     """Return the data of the next `count` events."""
     found: list[dict[str, Any]] = []
     async for chunk in chunks:
@@ -54,8 +54,8 @@ def test_a_stream_shows_what_was_and_what_comes(service: FakeService) -> None:
 
     async def follow() -> list[dict[str, Any]]:
         chunks = stream(parts(service), 0, None)
-        before = await told(chunks, PAGE + 7)
-        waiting = asyncio.create_task(told(chunks, 5))
+        before = await events_of(chunks, PAGE + 7)
+        waiting = asyncio.create_task(events_of(chunks, 5))
         await asyncio.sleep(0)
         await asyncio.to_thread(service.store.append, entries("b", 1, 5))
         service.feed.wake()
@@ -72,7 +72,7 @@ def test_a_stream_shows_what_was_and_what_comes(service: FakeService) -> None:
 def test_a_stream_continues_after_the_last_id_and_of_one_experiment(service: FakeService) -> None:
     service.store.append(entries("a", 1, 5) + entries("b", 1, 5))
     middle = service.store.feed(limit=3)[-1].id
-    found = service.client.wait(told(stream(parts(service), middle, "a"), 2))
+    found = service.client.wait(events_of(stream(parts(service), middle, "a"), 2))
     assert [(one["experiment"], one["seq"]) for one in found] == [("a", 4), ("a", 5)]
 
 
@@ -158,7 +158,7 @@ def test_many_streams_of_one_token_ask_the_store_together_and_not_for_each_event
 
     async def follow() -> list[list[dict[str, Any]]]:
         may_read = partial(doorkeeper.still_good, Bearer(text))
-        streams = [asyncio.create_task(told(stream(parts(service), 0, None, may_read), 30)) for _ in range(20)]
+        streams = [asyncio.create_task(events_of(stream(parts(service), 0, None, may_read), 30)) for _ in range(20)]
         for begin in range(1, 31):
             await asyncio.to_thread(service.store.append, entries("a", begin, 1))
             service.feed.wake()
@@ -180,13 +180,13 @@ def test_streams_that_are_behind_read_what_is_remembered_no_longer(
         slow, quick, picky = (stream(parts(service), 0, only) for only in (None, None, "b"))
         for chunks in (slow, quick, picky):
             await anext(chunks)
-        waiting = [asyncio.create_task(told(quick, 40)), asyncio.create_task(told(picky, 20))]
+        waiting = [asyncio.create_task(events_of(quick, 40)), asyncio.create_task(events_of(picky, 20))]
         for begin in range(1, 21):
             await asyncio.to_thread(service.store.append, entries("a", begin, 1) + entries("b", begin, 1))
             service.feed.wake()
             await asyncio.sleep(0)
         await asyncio.gather(*waiting)
-        return [await told(slow, 40), *(task.result() for task in waiting)]
+        return [await events_of(slow, 40), *(task.result() for task in waiting)]
 
     slow, quick, picky = service.client.wait(follow())
     assert slow == quick

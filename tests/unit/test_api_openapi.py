@@ -128,14 +128,14 @@ def _examples(document: dict[str, Any], content: dict[str, Any]) -> list[Any]:
 
 
 def test_errors_are_problems_and_every_kind_is_reported(document: dict[str, Any]) -> None:
-    told: set[str] = set()
+    expected: set[str] = set()
     for path, method, operation in operations(document):
         for status, response in operation["responses"].items():
             content = _resolved(document, response).get("content", {})
             if int(status) >= 400 and path != "/readyz":
                 assert set(content) == {MEDIA_TYPE}, (method, path, status)
-                told |= set(content[MEDIA_TYPE]["examples"])
-    assert {kind.slug for kind in KINDS} - told <= {"foreign-origin", "method-not-allowed"}
+                expected |= set(content[MEDIA_TYPE]["examples"])
+    assert {kind.slug for kind in KINDS} - expected <= {"foreign-origin", "method-not-allowed"}
 
 
 def test_tokens_are_asked_for_but_where_there_is_nothing_to_tell(document: dict[str, Any]) -> None:

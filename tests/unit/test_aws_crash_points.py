@@ -116,15 +116,15 @@ def points(calls: int, every: int = 1) -> Iterator[dict[str, object]]:
 
 def judge(folder: Path, every: int = 1) -> int:
     """Tell the stories and judge each by what really lives and was billed; how many there were."""
-    told = 0
+    expected = 0
     for point in points(calls_of_a_run(folder / "fair"), every):
-        world = story(folder / str(told), **point)  # type: ignore[arg-type]
-        told += 1
+        world = story(folder / str(expected), **point)  # type: ignore[arg-type]
+        expected += 1
         assert world.living == [], f"an orphan: {point}"
         assert all(line.billed_s <= LEASE_S for line in world.fake.bill().lines), f"longer than a lease: {point}"
         bought = Counter(name_in(one.tags, one.launch_index) for one in world.fake.instances)
         assert all(count == 1 for count in bought.values()), f"a double launch, {bought}: {point}"
-    return told
+    return expected
 
 
 def test_no_orphan_and_no_double_launch_at_some_crash_points(quick_folder: Path) -> None:

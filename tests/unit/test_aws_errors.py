@@ -85,7 +85,7 @@ _BY_POLICY = (
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "text"),
     [
         (boto.NoCredentialsError(), r"no AWS credentials .*aws configure"),
         (boto.PartialCredentialsError(provider="env", cred_var="X"), r"no AWS credentials"),
@@ -124,11 +124,11 @@ _BY_POLICY = (
         (boto.TokenRetrievalError(provider="sso", error_msg="Token has expired"), r"run `aws sso login`"),
     ],
 )
-def test_messages_for_users(error: Exception, told: str) -> None:
+def test_messages_for_users(error: Exception, text: str) -> None:
     import re
 
     line = explain(error)
-    assert re.search(told, line)
+    assert re.search(text, line)
     assert "\n" not in line
     assert "SECRET" not in line
 

@@ -161,7 +161,7 @@ def test_a_full_zone_is_passed_over_and_none_is_an_error(account: Account) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         ({"head_profile": "lost"}, r"resources\.aws\.head_profile: EC2 knows no instance profile 'lost'"),
         (
@@ -171,8 +171,8 @@ def test_a_full_zone_is_passed_over_and_none_is_an_error(account: Account) -> No
         ({"key_name": "lost"}, r"there is no key pair 'lost'"),
     ],
 )
-def test_a_mismatch_is_refused(account: Account, words: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_a_mismatch_is_refused(account: Account, words: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
         head_of(account, **words)
     assert account.fake.instances == ()
 
@@ -271,13 +271,13 @@ def test_down_that_is_throttled_is_one_line(account: Account) -> None:
 
 
 def test_up_shows_what_the_head_costs_and_the_command_for_a_run(account: Account, file: Path) -> None:
-    code, told = say("cloud", "up", "digits.yaml", "-s", "constraints.max_cost=5")
+    code, text = say("cloud", "up", "digits.yaml", "-s", "constraints.max_cost=5")
 
-    assert code == 0, told
+    assert code == 0, text
     (head,) = account.fake.instances
-    assert "rubberband run digits.yaml -s constraints.max_cost=5 --on head" in told
+    assert "rubberband run digits.yaml -s constraints.max_cost=5 --on head" in text
     assert re.search(
-        r"m7i-flex\.large, 0\.1\d* USD an hour\) costs money until `rubberband cloud down`, and stops itself", told
+        r"m7i-flex\.large, 0\.1\d* USD an hour\) costs money until `rubberband cloud down`, and stops itself", text
     )
     assert f"s3://{account.bucket}/packages/digits/folders/digits.zip" in head.user_data
 
@@ -312,10 +312,10 @@ def test_up_from_a_folder_beside_the_file_s_takes_the_file_s(
     (file.parent / "notes").mkdir()
     monkeypatch.chdir(file.parent / "notes")
 
-    code, told = say("cloud", "up", "../digits.yaml")
+    code, text = say("cloud", "up", "../digits.yaml")
 
-    assert code == 0, told
-    assert "rubberband run ../digits.yaml --on head" in told
+    assert code == 0, text
+    assert "rubberband run ../digits.yaml --on head" in text
     archive = account.fake.world.buckets[account.bucket]["packages/digits/folders/digits.zip"]
     assert "0/digits.py" in zipfile.ZipFile(io.BytesIO(archive)).namelist()
 
@@ -329,31 +329,31 @@ def test_up_without_prices_works_and_says_why(account: Account, file: Path) -> N
         else None
     )
 
-    code, told = say("cloud", "up", "digits.yaml")
+    code, text = say("cloud", "up", "digits.yaml")
 
-    assert code == 0, told
-    assert "x may not pricing:GetProducts" in told
-    assert "the head (m7i-flex.large, its price is not known) costs money until `rubberband cloud down`" in told
+    assert code == 0, text
+    assert "x may not pricing:GetProducts" in text
+    assert "the head (m7i-flex.large, its price is not known) costs money until `rubberband cloud down`" in text
 
 
 def test_up_is_for_ec2(account: Account, file: Path) -> None:
-    code, told = say("cloud", "up", "digits.yaml", "-s", "resources.provider=local")
+    code, text = say("cloud", "up", "digits.yaml", "-s", "resources.provider=local")
 
     assert code != 0
-    assert "local needs no head" in told
+    assert "local needs no head" in text
 
 
 def test_down_asks_before_it_ends_a_run(account: Account, file: Path) -> None:
     worker(account, "i-001")
 
-    code, told = say("cloud", "down", "digits.yaml")
+    code, text = say("cloud", "down", "digits.yaml")
     assert code != 0
-    assert "1 of digits; terminate them anyway with --yes" in told
+    assert "1 of digits; terminate them anyway with --yes" in text
     assert len(living(account.session, "rubberband")) == 1
 
-    code, told = say("cloud", "down", "digits.yaml", "--yes")
-    assert code == 0, told
-    assert "ended i-001 of digits" in told
+    code, text = say("cloud", "down", "digits.yaml", "--yes")
+    assert code == 0, text
+    assert "ended i-001 of digits" in text
     assert say("cloud", "down")[1].startswith("owner rubberband has nothing running in us-east-1")
 
 
@@ -362,10 +362,10 @@ def test_down_counts_the_head_as_ec2_does(account: Account, monkeypatch: pytest.
     head_of(account)
     account.sleep(3600.0)
     monkeypatch.setattr("time.time", lambda: account.now)
-    (told,) = re.findall(r"the head ran for .*: (\d\.\d+) USD with its address", say("cloud", "down", "-y")[1])
+    (expected,) = re.findall(r"the head ran for .*: (\d\.\d+) USD with its address", say("cloud", "down", "-y")[1])
     bill = account.fake.bill()
     charged_usd = bill.rent_usd + bill.side_usd("address")
-    assert float(told) == pytest.approx(charged_usd, abs=0.005), "it is rounded to the cent"
+    assert float(expected) == pytest.approx(charged_usd, abs=0.005), "it is rounded to the cent"
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -375,16 +375,16 @@ def test_down_asks_before_it_ends_a_head_with_its_journals(account: Account, sto
     if stopped:
         account.fake.power_off(head.instance_id)
 
-    code, told = say("cloud", "down")
+    code, text = say("cloud", "down")
     assert code != 0
-    assert f"the head {head.instance_id}, whose disk has the journals and reports" in told
+    assert f"the head {head.instance_id}, whose disk has the journals and reports" in text
     assert len(living(account.session, "rubberband")) == 1
 
-    code, told = say("cloud", "down", "-y")
-    assert code == 0, told
-    assert "ended head (i-" in told
-    assert ("the head ran for " in told) is not stopped
-    assert ("its address, beside its disk; reports have the part" in told) is not stopped
+    code, text = say("cloud", "down", "-y")
+    assert code == 0, text
+    assert "ended head (i-" in text
+    assert ("the head ran for " in text) is not stopped
+    assert ("its address, beside its disk; reports have the part" in text) is not stopped
 
 
 def test_down_names_what_is_left_in_other_regions(account: Account) -> None:
@@ -394,13 +394,13 @@ def test_down_names_what_is_left_in_other_regions(account: Account) -> None:
         Fault.unavailable() if call.operation == "DescribeInstances" and call.region == "eu-west-2" else None
     )
 
-    code, told = say("cloud", "down")
+    code, text = say("cloud", "down")
 
-    assert code == 0, told
-    assert told.startswith("owner rubberband has nothing running in us-east-1")
-    assert f"left in eu-west-1: head ({head.instance_id}, m7i-flex.large in eu-west-1a), until" in told
-    assert "`rubberband cloud down --region eu-west-1 --owner rubberband`" in told
-    assert "whether owner rubberband has instances in eu-west-2 is not known: AWS is busy or broken" in told
+    assert code == 0, text
+    assert text.startswith("owner rubberband has nothing running in us-east-1")
+    assert f"left in eu-west-1: head ({head.instance_id}, m7i-flex.large in eu-west-1a), until" in text
+    assert "`rubberband cloud down --region eu-west-1 --owner rubberband`" in text
+    assert "whether owner rubberband has instances in eu-west-2 is not known: AWS is busy or broken" in text
     assert len(living(there, "rubberband")) == 1
 
 
@@ -410,9 +410,9 @@ def test_down_without_the_right_to_list_regions_says_so(account: Account) -> Non
         if call.operation == "DescribeRegions"
         else None
     )
-    code, told = say("cloud", "down")
-    assert code == 0, told
-    assert "in other regions is not known: x may not ec2:DescribeRegions" in told
+    code, text = say("cloud", "down")
+    assert code == 0, text
+    assert "in other regions is not known: x may not ec2:DescribeRegions" in text
 
 
 @pytest.mark.parametrize("stopping", [False, True])
@@ -422,10 +422,10 @@ def test_up_starts_a_head_that_stopped_itself(account: Account, file: Path, stop
     account.fake.power_off(head.instance_id)
     account.sleep(0 if stopping else 60)
 
-    code, told = say("cloud", "up", "digits.yaml")
+    code, text = say("cloud", "up", "digits.yaml")
 
-    assert code == 0, told
-    assert f"head {head.instance_id} (m7i-flex.large, us-east-1a) was stopped and is started again" in told
+    assert code == 0, text
+    assert f"head {head.instance_id} (m7i-flex.large, us-east-1a) was stopped and is started again" in text
     assert len(account.fake.instances) == 1
     assert account.fake.instances[0].state(account.now) == "running"
 
@@ -442,18 +442,18 @@ def test_a_stopped_head_whose_zone_is_full_says_so(account: Account) -> None:
 
 def test_up_checks_the_account_before_it_rents_a_head(account: Account, file: Path) -> None:
     account.fake.world.quotas_vcpus["L-DB2E81BA"] = 0.0
-    code, told = say("cloud", "up", "digits.yaml")
+    code, text = say("cloud", "up", "digits.yaml")
     assert code != 0
-    assert "resources.instance_type" in told
-    assert "L-DB2E81BA" in told
+    assert "resources.instance_type" in text
+    assert "L-DB2E81BA" in text
     assert account.fake.instances == ()
 
 
 def test_on_the_free_plan_up_says_what_to_change(account: Account, file: Path) -> None:
     account.fake.world.free_plan = True
-    code, told = say("cloud", "up", "digits.yaml")
+    code, text = say("cloud", "up", "digits.yaml")
     assert code != 0
-    assert "the account is on AWS's Free plan, which rents no GPUs: upgrade to the paid plan" in told
+    assert "the account is on AWS's Free plan, which rents no GPUs: upgrade to the paid plan" in text
     assert account.fake.instances == ()
 
 
@@ -463,11 +463,11 @@ def test_a_head_is_of_a_type_that_the_free_plan_has(account: Account) -> None:
 
 
 def test_up_of_a_network_mount_is_checked_on_the_head(account: Account, file: Path) -> None:
-    code, told = say(
+    code, text = say(
         "cloud", "up", "digits.yaml", "-s", "resources.checkpoints=/mnt/efs", "-s", "resources.market=spot"
     )
-    assert code == 0, told
-    assert "copy the experiment's folder to it" in told
+    assert code == 0, text
+    assert "copy the experiment's folder to it" in text
 
 
 def test_a_head_that_bursts_is_not_charged_for_it(account: Account) -> None:

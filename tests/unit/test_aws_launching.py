@@ -164,12 +164,12 @@ def test_a_refusal_shows_every_zone_and_is_final(world: World) -> None:
     world.fake.set_capacity(0)
     driver = world.driver()
     no_room = r"^g5\.xlarge in us-east-1a, us-east-1b: EC2 has no room \(InsufficientInstanceCapacity\); add"
-    with pytest.raises(ProviderError, match=no_room) as told:
+    with pytest.raises(ProviderError, match=no_room) as refused:
         driver.launch("a")
     world.fake.set_capacity(None)
     with pytest.raises(ProviderError) as again:
         driver.launch("a")
-    assert str(again.value) == str(told.value)
+    assert str(again.value) == str(refused.value)
     with pytest.raises(ProviderError, match="never launched"):
         driver.release("a")
     assert world.look(driver) == {}

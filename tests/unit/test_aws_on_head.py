@@ -106,10 +106,10 @@ def test_a_run_on_the_head_sends_the_folder_starts_a_unit_and_follows_it(account
     head, logs = Head(account), [shown(b"plan\n"), shown(b"best: lr=0.1\n", exit_code=4)]
     head.answers = lambda what, words: {"started": True} if what == "start" else logs.pop(0)
 
-    code, told = say("run", "digits.yaml", "--on", "head", "-s", "constraints.max_cost=1")
+    code, text = say("run", "digits.yaml", "--on", "head", "-s", "constraints.max_cost=1")
 
-    assert code == 4, told
-    assert "plan\nbest: lr=0.1\n" in told
+    assert code == 4, text
+    assert "plan\nbest: lr=0.1\n" in text
     (what, words), *looks = head.asked
     assert (what, words["name"]) == ("start", "digits")
     assert words["words"][:4] == ["run", "digits.yaml", "-s", "constraints.max_cost=1"]
@@ -145,9 +145,9 @@ def test_a_run_that_the_month_has_no_room_for_is_not_started(
 
 def test_a_run_without_a_cap_or_that_is_refused_rents_no_head(account: Account, file: Path) -> None:
     file.write_text(file.read_text().replace(", max_cost: 2", ""))
-    code, told = say("run", "digits.yaml", "--on", "head")
+    code, text = say("run", "digits.yaml", "--on", "head")
     assert code != 0
-    assert "max_cost" in told
+    assert "max_cost" in text
     assert account.fake.instances == ()
 
 
@@ -168,9 +168,9 @@ def test_no_door_rents_a_head_beyond_the_policy(
     home = file.parents[1] / "home"
     home.mkdir(exist_ok=True)
     (home / "policy.yaml").write_text(policy)
-    code, told = say(*door)
+    code, text = say(*door)
     assert code != 0
-    assert POLICIES[policy] in told
+    assert POLICIES[policy] in text
     assert account.fake.instances == ()
 
 
@@ -181,9 +181,9 @@ def test_a_head_of_a_type_of_one_s_own_is_within_the_policy(
     home = file.parents[1] / "home"
     home.mkdir(exist_ok=True)
     (home / "policy.yaml").write_text("instance_types: [g5.*]")
-    code, told = say(*door, "-s", "resources.aws.head_instance_type=c7i.xlarge")
+    code, text = say(*door, "-s", "resources.aws.head_instance_type=c7i.xlarge")
     assert code != 0
-    assert "instance_types of policy.yaml: 'c7i.xlarge' is not one of g5.*" in told
+    assert "instance_types of policy.yaml: 'c7i.xlarge' is not one of g5.*" in text
     assert account.fake.instances == ()
 
 
@@ -191,9 +191,9 @@ def test_a_run_goes_on_on_a_head_only_within_the_policy_of_today(account: Accoun
     head, home = Head(account), file.parents[1] / "home"
     head.answers = lambda what, words: {"start": {"started": True}, "ask": bill(2.0, 0.5)}.get(what, ENDED)
     assert say("run", "digits.yaml", "--on", "head")[0] == 0
-    for policy, told in (("max_usd_per_run: 1", "max_cost is 2.00 USD"), ("instance_types: [p5.*]", "'g5.xlarge'")):
+    for policy, text in (("max_usd_per_run: 1", "max_cost is 2.00 USD"), ("instance_types: [p5.*]", "'g5.xlarge'")):
         (home / "policy.yaml").write_text(policy)
-        assert f"{policy.partition(':')[0]} of policy.yaml: {told}" in say("resume", "digits", "--on", "head", "-y")[1]
+        assert f"{policy.partition(':')[0]} of policy.yaml: {text}" in say("resume", "digits", "--on", "head", "-y")[1]
     (home / "policy.yaml").write_text("regions: [eu-west-1]")
     assert say("status", "digits", "--on", "head")[0] == 0, "one that runs is not rented anew"
     account.fake.power_off(account.fake.living[0].instance_id)
@@ -212,9 +212,9 @@ def test_ctrl_c_leaves_the_run_going_and_says_how_to_follow_it(account: Account,
         return {"started": True}
 
     head.answers = answers
-    code, told = say("run", "digits.yaml", "--on", "head")
+    code, text = say("run", "digits.yaml", "--on", "head")
     assert code != 0
-    assert "digits continues on the head: `rubberband status digits --on head --watch` follows it" in told
+    assert "digits continues on the head: `rubberband status digits --on head --watch` follows it" in text
     assert [what for what, _ in head.asked] == ["start", "look"]
     assert len(account.fake.living) == 1
 
@@ -231,11 +231,11 @@ def test_credentials_that_expire_leave_the_run_going_and_say_how_to_go_on(accoun
         return {"started": True}
 
     head.answers = answers
-    code, told = say("run", "digits.yaml", "--on", "head")
+    code, text = say("run", "digits.yaml", "--on", "head")
     assert code != 0
     assert len(looks) == 1
-    assert "credentials have expired" in told
-    assert told.endswith("; digits continues on the head: `rubberband status digits --on head --watch` follows it")
+    assert "credentials have expired" in text
+    assert text.endswith("; digits continues on the head: `rubberband status digits --on head --watch` follows it")
     account.fake.fault = None
     assert len(account.fake.living) == 1
 
@@ -251,8 +251,8 @@ def test_commands_are_asked_as_typed_on_the_head_that_runs_the_experiment(accoun
     (Path(file.parents[1]) / "home" / "heads" / "digits.json").write_text(json.dumps(kept))
     account.fake.in_region("eu-west-1").world.runs_command = head._run
 
-    code, told = say("status", "-o", "json", "digits", "--on", "head")
-    assert (code, told.startswith("fine\nnote\n")) == (3, True)
+    code, text = say("status", "-o", "json", "digits", "--on", "head")
+    assert (code, text.startswith("fine\nnote\n")) == (3, True)
     assert say("logs", "digits", "1", "--on=head")[0] == 3
     assert [words["words"] for _, words in head.asked] == [
         ["status", "--output", "json", "digits"],
@@ -276,10 +276,10 @@ def test_a_report_of_a_stopped_head_starts_it_and_comes_through_the_bucket(accou
     home.mkdir(exist_ok=True)
     (home / "aws.yaml").write_text(f"bucket: {account.bucket}\nregion: us-east-1\n")
 
-    code, told = say("report", "digits", "--html", "page.html", "--on", "head")
+    code, text = say("report", "digits", "--html", "page.html", "--on", "head")
 
-    assert code == 0, told
-    assert f"the head {started} has stopped and is started again" in told
+    assert code == 0, text
+    assert f"the head {started} has stopped and is started again" in text
     assert head.asked[0][1]["words"] == ["report", "--html", "{file}.html", "digits"]
     assert (file.parent / "page.html").read_bytes() == page
     assert "heads/answers/1.json" not in account.fake.world.buckets[account.bucket]
@@ -302,10 +302,10 @@ def test_runs_on_the_head_count_in_the_month_of_here(account: Account, file: Pat
     assert "the head stopped" in say("run", "digits.yaml", "--on", "head")[1]
     assert committed_usd(home, time.time()) == pytest.approx(2.0)
     assert committed_usd(home, month_end(time.time())) == pytest.approx(2.0), "it may still run next month"
-    code, told = say("run", "digits.yaml", "--on", "head")
+    code, text = say("run", "digits.yaml", "--on", "head")
     assert code != 0
-    assert "max_usd_per_month of policy.yaml: 2.00 USD of 3.00 USD are spent or may be" in told
-    assert "`rubberband ps --on head` asks the head for its part anew" in told
+    assert "max_usd_per_month of policy.yaml: 2.00 USD of 3.00 USD are spent or may be" in text
+    assert "`rubberband ps --on head` asks the head for its part anew" in text
 
     head.answers = lambda what, words: bill(2.0, 0.0, [0.0, 0.0])
     assert say("status", "digits", "--on", "head")[0] == 0
@@ -324,8 +324,8 @@ def test_a_resume_on_the_head_may_spend_what_is_left_of_its_max_cost(account: Ac
     assert say("run", "digits.yaml", "--on", "head")[0] == 0
     for limit, begins in (("1.99", False), ("2.01", True)):
         (home / "policy.yaml").write_text(f"max_usd_per_month: {limit}\n")
-        code, told = say("resume", "digits", "--on", "head")
-        assert (code == 0) == begins, told
+        code, text = say("resume", "digits", "--on", "head")
+        assert (code == 0) == begins, text
 
 
 def test_the_rate_at_live_prices_is_checked_before_a_head_is_rented(
@@ -343,9 +343,9 @@ def test_down_of_a_stopped_head_asks_it_for_nothing(account: Account, file: Path
     head = Head(account)
     account.fake.power_off(head.remote().instance_id)
     account.sleep(60)
-    code, told = say("cloud", "down", "digits.yaml", "-y")
+    code, text = say("cloud", "down", "digits.yaml", "-y")
     assert (code, head.asked) == (0, [])
-    assert "are not copied" not in told, "it did so before it stopped itself"
+    assert "are not copied" not in text, "it did so before it stopped itself"
 
 
 def test_a_head_that_has_ended_spends_no_more(account: Account, file: Path) -> None:
@@ -363,14 +363,14 @@ def test_more_money_for_a_run_on_the_head_is_within_the_policy_of_here(account: 
     assert say("run", "digits.yaml", "--on", "head")[0] == 0
     head.answers = lambda what, words: bill(2.0, 0.5)
     (home / "policy.yaml").write_text("max_usd_per_run: 4\n")
-    code, told = say("extend", "digits", "--max-cost", "5", "-y", "--on", "head")
+    code, text = say("extend", "digits", "--max-cost", "5", "-y", "--on", "head")
     assert code != 0
-    assert "max_usd_per_run of policy.yaml" in told
+    assert "max_usd_per_run of policy.yaml" in text
     assert all(words["words"][0] == "status" for what, words in head.asked if what == "ask")
     (home / "policy.yaml").write_text("max_usd_per_month: 3\n")
-    code, told = say("extend", "digits", "--max-cost", "4", "-y", "--on", "head")
+    code, text = say("extend", "digits", "--max-cost", "4", "-y", "--on", "head")
     assert code != 0
-    assert "this may cost 2.00 USD" in told
+    assert "this may cost 2.00 USD" in text
     assert say("extend", "digits", "--max-cost", "3", "--dry-run", "--on", "head")[0] == 0
     assert committed_usd(home, time.time()) == pytest.approx(2.0), "it was only shown"
     assert say("extend", "digits", "--max-cost", "3", "-y", "--on", "head")[0] == 0
@@ -385,9 +385,9 @@ def test_a_head_of_other_code_is_brought_up_to_date_before_a_run(account: Accoun
     head = Head(account)
     head.made_of = ["", None]
     head.answers = lambda what, words: {"started": True} if what == "start" else ENDED
-    code, told = say("run", "digits.yaml", "--on", "head")
-    assert code == 0, told
-    assert "the head has other code, packages or settings than digits needs" in told
+    code, text = say("run", "digits.yaml", "--on", "head")
+    assert code == 0, text
+    assert "the head has other code, packages or settings than digits needs" in text
     assert head.remade == 1
     assert head.asked[0][1]["made_of"] == sent_made_of(account, account.fake.living[0].instance_id)
 
@@ -396,9 +396,9 @@ def test_a_head_of_other_code_is_brought_up_to_date_before_a_run(account: Accoun
 def test_a_head_of_other_code_that_stays_so_runs_nothing(account: Account, file: Path, code: int, why: str) -> None:
     head = Head(account)
     head.made_of, head.remakes = ["0123 an older one"], code
-    failed, told = say("run", "digits.yaml", "--on", "head")
+    failed, text = say("run", "digits.yaml", "--on", "head")
     assert failed != 0
-    assert why in told
+    assert why in text
     assert head.asked == []
 
 
@@ -406,8 +406,8 @@ def test_up_gives_a_head_that_runs_the_code_and_the_folder_of_here(account: Acco
     head = Head(account)
     head.remote()
     head.made_of = ["", None]
-    code, told = say("cloud", "up", "digits.yaml")
-    assert code == 0, told
+    code, text = say("cloud", "up", "digits.yaml")
+    assert code == 0, text
     assert head.remade == 1
     assert head.fetched[0].startswith(f"s3://{account.bucket}/packages/digits/folders/digits.zip#sha256=")
 
@@ -419,9 +419,9 @@ def test_a_resume_on_a_head_of_other_code_is_refused(account: Account, file: Pat
     assert say("resume", "digits", "--on", "head")[0] == 0
     assert head.asked[-2][1]["words"] == ["resume", "--yes", "digits"]
     count, head.made_of = len(head.asked), ["another ./wheels/rubberband_tune-0-py3-none-any.whl[ray,aws]"]
-    code, told = say("resume", "digits", "--on", "head")
+    code, text = say("resume", "digits", "--on", "head")
     assert code != 0
-    assert "other code or packages than digits was started with" in told
+    assert "other code or packages than digits was started with" in text
     assert len(head.asked) == count
     head.answers = lambda what, words: {"exit": 0, "out": "", "err": "", "file": None}
     assert "the head's rubberband is ./wheels/rubberband_tune-0-py3" in say("status", "digits", "--on", "head")[1]
@@ -437,9 +437,9 @@ def test_a_new_run_has_its_free_name_here_too(account: Account, file: Path) -> N
         return {"started": True} if what == "start" else ENDED
 
     head.answers = answers
-    code, told = say("run", "digits.yaml", "--new", "--on", "head")
-    assert code == 0, told
-    assert "the name digits is taken: this run is digits-3" in told
+    code, text = say("run", "digits.yaml", "--new", "--on", "head")
+    assert code == 0, text
+    assert "the name digits is taken: this run is digits-3" in text
     (start,) = [words for what, words in head.asked if what == "start"]
     assert start["name"] == "digits-3"
     assert start["words"][2:4] == ["-s", "name=digits-3"]
@@ -464,8 +464,8 @@ def test_commands_that_ask_for_experiments_are_sent_to_the_head(account: Account
         ("cancel", "digits"): ["cancel", "digits"],
         ("extend", "digits", "--deadline", "2h", "-n"): ["extend", "--deadline", "2h", "--dry-run", "digits"],
     }.items():
-        code, told = say(*words, "--on", "head")
-        assert code == 0, told
+        code, text = say(*words, "--on", "head")
+        assert code == 0, text
         assert head.asked[-1][1]["words"] == sent
     assert (file.parent / "t.csv").read_bytes() == b"trial\n0\n"
 
@@ -510,9 +510,9 @@ def test_down_copies_the_journals_of_a_head_that_runs(account: Account, file: Pa
     head = Head(account)
     head.answers = lambda what, words: {"at": words["store"] + "/copies/i-1.zip"}
     head.remote()
-    code, told = say("cloud", "down", "digits.yaml", "-y")
-    assert code == 0, told
-    assert f"copied the head's journals to s3://{account.bucket}/heads/copies/i-1.zip" in told
+    code, text = say("cloud", "down", "digits.yaml", "-y")
+    assert code == 0, text
+    assert f"copied the head's journals to s3://{account.bucket}/heads/copies/i-1.zip" in text
     assert account.fake.living == ()
 
 

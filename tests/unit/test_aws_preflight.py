@@ -52,7 +52,7 @@ def test_the_example_can_be_rented_for_in_a_rehearsal(account: Account) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         ({"instance_type": "g5.xlage"}, r"EC2 has no type 'g5\.xlage' in us-east-1; did you mean 'g5\.xlarge'"),
         ({"checkpoints": None}, r"resources\.checkpoints: .*give s3://bucket/prefix"),
@@ -65,8 +65,8 @@ def test_the_example_can_be_rented_for_in_a_rehearsal(account: Account) -> None:
         ({"aws": {"owner": "me"}}, r"may not ec2:CreateSecurityGroup.*driver\.json.* must name owner me here"),
     ],
 )
-def test_bad_input_is_refused_with_the_remedy(account: Account, words: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told) as refused:
+def test_bad_input_is_refused_with_the_remedy(account: Account, words: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text) as refused:
         looked_at(account, offer(words.get("instance_type", "g5.xlarge")), **words)
 
     assert "\n" not in str(refused.value)
@@ -133,8 +133,8 @@ def test_a_driver_that_instances_cannot_reach_is_sent_to_the_head(account: Accou
     with pytest.raises(InputError, match=r"this machine is in vpc-elsewhere \(eu-west-1\)"):
         preflight(resources, [offer()], session=account.session, place=elsewhere)
 
-    told = account.resources(aws={"driver_address": "127.0.0.1"})
-    notes = preflight(told, [offer()], session=account.session)
+    found = account.resources(aws={"driver_address": "127.0.0.1"})
+    notes = preflight(found, [offer()], session=account.session)
     assert any("must reach this machine at 127.0.0.1" in note for note in notes)
 
 
@@ -187,13 +187,13 @@ def test_an_aws_that_breaks_is_one_line(account: Account) -> None:
         looked_at(account)
 
 
-@pytest.mark.parametrize(("now", "told"), [(90.0, "90 s ahead of AWS's"), (-400.0, "400 s behind AWS's")])
-def test_a_clock_that_is_off_is_reported(now: float, told: str) -> None:
+@pytest.mark.parametrize(("now", "text"), [(90.0, "90 s ahead of AWS's"), (-400.0, "400 s behind AWS's")])
+def test_a_clock_that_is_off_is_reported(now: float, text: str) -> None:
     answer = {"ResponseMetadata": {"HTTPHeaders": {"date": "Thu, 01 Jan 1970 00:00:00 GMT"}}}
     check_clock(answer, 5.0)
     check_clock({}, now)
     check_clock({"ResponseMetadata": {"HTTPHeaders": {"date": "today"}}}, now)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=text):
         check_clock(answer, now)
 
 
@@ -209,7 +209,7 @@ rubberband: 18:14:25 ending
 
 
 @pytest.mark.parametrize(
-    ("shown", "told"),
+    ("shown", "text"),
     [
         (
             SETUP,
@@ -230,8 +230,8 @@ rubberband: 18:14:25 ending
         ("", ""),
     ],
 )
-def test_the_last_words_name_the_step_and_what_it_said(shown: str, told: str) -> None:
-    assert client.last_words(shown) == told
+def test_the_last_words_name_the_step_and_what_it_said(shown: str, text: str) -> None:
+    assert client.last_words(shown) == text
 
 
 def machine_of(account: Account) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def test_a_type_that_cannot_show_the_latest_shows_what_it_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "told"),
+    ("shown", "text"),
     [
         ("", ""),
         ("Linux boots\n", ""),
@@ -294,5 +294,5 @@ def test_a_type_that_cannot_show_the_latest_shows_what_it_has() -> None:
         ),
     ],
 )
-def test_a_boot_step_that_takes_too_long_is_named(shown: str, told: str) -> None:
-    assert client.current_step(shown) == told
+def test_a_boot_step_that_takes_too_long_is_named(shown: str, text: str) -> None:
+    assert client.current_step(shown) == text

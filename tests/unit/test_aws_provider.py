@@ -71,8 +71,8 @@ def test_an_instance_that_is_never_shown_ends_with_the_lease_that_it_boots_with(
     billed_usd = world.fake.bill().rent_usd
     assert shown.running_at is not None
     assert shown.ended_at is not None
-    told_usd = (shown.ended_at - shown.running_at) * 1.006 / 3600.0
-    assert billed_usd <= told_usd <= billed_usd + 1.006 * (SHUTDOWN_S + 90.0) / 3600.0
+    ledger_usd = (shown.ended_at - shown.running_at) * 1.006 / 3600.0
+    assert billed_usd <= ledger_usd <= billed_usd + 1.006 * (SHUTDOWN_S + 90.0) / 3600.0
 
 
 def test_the_boot_step_of_an_instance_that_is_not_ready_is_shown(world: World) -> None:

@@ -119,8 +119,8 @@ class Chaos:
             assert _ORDER[before.state] <= _ORDER[status.state], (before, status)
             if before.state == "terminated":
                 assert replace(status, hour_prices_usd=before.hour_prices_usd) == before
-            told, tells = before.hour_prices_usd or (), status.hour_prices_usd or ()
-            assert tells[: len(told)] == told or tells == (0.0,)
+            expected, tells = before.hour_prices_usd or (), status.hour_prices_usd or ()
+            assert tells[: len(expected)] == expected or tells == (0.0,)
             if before.running_at is not None:
                 assert status.running_at == before.running_at
             self.seen[name] = status

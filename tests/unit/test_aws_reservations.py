@@ -100,7 +100,7 @@ def test_machines_have_the_reservations_subnet_alone_and_builders_are_not_in_it(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         ({"instance_type": "g4dn.xlarge"}, rf"{NAME} is of g4dn.xlarge, and g5.xlarge is asked for"),
         ({"platform": "SUSE Linux"}, r"is for SUSE Linux \(default tenancy\)"),
@@ -113,13 +113,13 @@ def test_machines_have_the_reservations_subnet_alone_and_builders_are_not_in_it(
     ],
 )
 def test_a_reservation_that_does_not_fit_is_refused_before_anything_is_rented(
-    account: Account, words: dict[str, Any] | None, told: str
+    account: Account, words: dict[str, Any] | None, text: str
 ) -> None:
     if words is not None:
         reserve(account.fake.world, **words)
     resources = account.resources(aws={"reservation": NAME})
 
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=text):
         checked(resources, [offer()], session=account.session, place=account.place)
     assert not [call for call in account.fake.calls if call.operation == "RunInstances" and call.took_effect]
 
@@ -211,7 +211,7 @@ def experiment(account: Account, **words: Any) -> Experiment:
 PROFILE = Profile(seconds_per_iteration={1: 600.0, 2: 300.0, 4: 150.0, 8: 80.0})
 
 
-def told(account: Account, home: Path, **words: Any) -> tuple[str, ...]:
+def notes_of(account: Account, home: Path, **words: Any) -> tuple[str, ...]:
     asked = experiment(account, **words)
     return answer(
         asked, PROFILE, live_prices_and_quotas(asked, home), PlanningOptions(now=account.now, clock=lambda: 0.0)
@@ -219,13 +219,13 @@ def told(account: Account, home: Path, **words: Any) -> tuple[str, ...]:
 
 
 def test_a_plan_names_the_price_and_the_window_of_a_block_beside_on_demand(account: Account, tmp_path: Path) -> None:
-    notes = told(account, tmp_path, instance_type="p5.48xlarge", max_instances=2)
+    notes = notes_of(account, tmp_path, instance_type="p5.48xlarge", max_instances=2)
     (note,) = [one for one in notes if "a capacity block" in one]
     assert "a capacity block of 1 day with" in note
     assert "from 2027-01-18 11:30 UTC in us-east-1a" in note, "the cheapest, not the next"
     assert note.startswith("on demand the instances cost ")
     assert f"costs {31.464 * 24:.2f} USD" in note or f"costs {31.464 * 48:,.2f} USD" in note
-    assert not any("capacity block" in one for one in told(account, tmp_path))
+    assert not any("capacity block" in one for one in notes_of(account, tmp_path))
     assert "PurchaseCapacityBlock" not in account.operations()
 
 

@@ -80,7 +80,7 @@ def test_an_image_is_given_by_its_id_or_by_a_parameter(account: Account, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         ({"image": "ami-00000000000000000"}, "images belong to one region"),
         ({"image": "ssm:/aws/service/none"}, "there is no SSM parameter /aws/service/none in us-east-1"),
@@ -90,9 +90,9 @@ def test_an_image_is_given_by_its_id_or_by_a_parameter(account: Account, tmp_pat
     ],
 )
 def test_a_missing_or_unfit_resource_is_refused(
-    account: Account, tmp_path: Path, words: dict[str, Any], told: str
+    account: Account, tmp_path: Path, words: dict[str, Any], text: str
 ) -> None:
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=text):
         resolved(account, tmp_path, **words)
 
 
@@ -161,20 +161,20 @@ def test_a_vpc_on_dedicated_hardware_is_refused(account: Account, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("paid", "told"),
+    ("paid", "text"),
     [
         ({"usage": "RunInstances:0010"}, r"as Red Hat Enterprise Linux \(RunInstances:0010\)"),
         ({"product_codes": ("8s1m4e",)}, r"as a product of AWS Marketplace \(8s1m4e\)"),
     ],
 )
 def test_an_image_that_is_charged_by_the_hour_is_refused(
-    account: Account, tmp_path: Path, paid: dict[str, Any], told: str
+    account: Account, tmp_path: Path, paid: dict[str, Any], text: str
 ) -> None:
     image_id = resolved(account, tmp_path).image
     images = account.fake.world.images
     images[image_id] = replace(images[image_id], **paid)
 
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=text):
         resolved(account, tmp_path, image=image_id)
     images[image_id] = replace(images[image_id], usage="RunInstances:00g0", product_codes=())
     resolved(account, tmp_path, image=image_id)
@@ -381,7 +381,7 @@ def test_a_package_that_was_never_installed_has_no_version_to_ask_an_index_for(
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "text"),
     [
         ("http://packages.example.org/simple/", r"write https://HOST/PATH"),
         ("https://ann:s3cret@packages.example.org/simple/", r"packages\.example\.org has a user name or a password"),
@@ -390,8 +390,8 @@ def test_a_package_that_was_never_installed_has_no_version_to_ask_an_index_for(
         ("https://[packages", "is no URL"),
     ],
 )
-def test_an_index_that_instances_cannot_be_given_is_refused_without_its_secret(url: str, told: str) -> None:
-    with pytest.raises(ValidationError, match=told) as refused:
+def test_an_index_that_instances_cannot_be_given_is_refused_without_its_secret(url: str, text: str) -> None:
+    with pytest.raises(ValidationError, match=text) as refused:
         Aws(index_url=url)
     assert "s3cret" not in refused.value.errors()[0]["msg"]
 
@@ -438,7 +438,7 @@ def test_a_wheel_that_needs_something_else_has_another_name(tmp_path: Path) -> N
 
 
 def test_the_drivers_place_is_what_its_metadata_service_shows() -> None:
-    told = {
+    found = {
         "placement/availability-zone": "eu-west-1b",
         "placement/region": "eu-west-1",
         "mac": "0e:aa",
@@ -448,7 +448,7 @@ def test_the_drivers_place_is_what_its_metadata_service_shows() -> None:
         "local-ipv4": "10.0.0.9",
         "instance-id": "i-1",
     }
-    place = own_place(told.get)
+    place = own_place(found.get)
 
     assert place is not None
     assert (place.address, place.vpc, place.region, place.zone) == ("10.0.0.9", "vpc-1", "eu-west-1", "eu-west-1b")
@@ -511,7 +511,7 @@ def test_an_instance_prints_the_digest_of_the_drivers_wheel(
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "told"),
+    ("path", "content", "text"),
     [
         ("cloud/aws/worker.sh", b"shutdown -h now", "rubberband/cloud/aws/worker.sh was changed"),
         ("planner/search.py", None, "rubberband/planner/search.py is missing"),
@@ -519,14 +519,14 @@ def test_an_instance_prints_the_digest_of_the_drivers_wheel(
     ],
 )
 def test_an_installation_that_is_not_as_it_was_installed_is_refused(
-    installed: Path, path: str, content: bytes | None, told: str
+    installed: Path, path: str, content: bytes | None, text: str
 ) -> None:
     if content is None:
         (installed / path).unlink()
     else:
         (installed / path).write_bytes(content)
 
-    with pytest.raises(InputError, match=rf"changed after its installation \({told}\); reinstall it"):
+    with pytest.raises(InputError, match=rf"changed after its installation \({text}\); reinstall it"):
         installing.build_wheel(installed)
 
 

@@ -51,9 +51,9 @@ NOTHING: dict[str, Any] = {"roles": [], "profiles": {}, "buckets": [], "budgets"
 def test_a_new_account_gets_all_that_a_run_needs_and_no_file_needs_a_bucket(
     account: Account, home: Path, tmp_path: Path
 ) -> None:
-    code, told = say("setup", "--yes", "--budget", "20", "--email", "me@example.org")
+    code, text = say("setup", "--yes", "--budget", "20", "--email", "me@example.org")
 
-    assert code == 0, told
+    assert code == 0, text
     world = account.fake.world
     (bucket,) = world.buckets
     facts = world.facts(bucket)
@@ -97,10 +97,10 @@ def test_a_second_setup_changes_nothing(account: Account) -> None:
     say("setup", "--yes", "--types", "g5.*")
     before = len(account.fake.calls)
 
-    code, told = say("setup")
+    code, text = say("setup")
 
-    assert code == 0, told
-    assert "nothing to do" in told
+    assert code == 0, text
+    assert "nothing to do" in text
     assert [call.operation for call in account.fake.calls[before:] if not call.operation.startswith(READS)] == []
 
 
@@ -109,10 +109,10 @@ def test_quotas_are_not_asked_for_again_once_aws_refused(account: Account) -> No
     for one in account.fake.world.quota_requests:
         one["Status"] = "DENIED"
 
-    code, told = say("setup")
+    code, text = say("setup")
 
-    assert (code, len(account.fake.world.quota_requests)) == (0, 2), told
-    assert "AWS did not grant them" in told
+    assert (code, len(account.fake.world.quota_requests)) == (0, 2), text
+    assert "AWS did not grant them" in text
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_quotas_are_not_asked_for_again_once_aws_refused(account: Account) -> No
 def test_a_half_made_setup_is_completed(account: Account, home: Path, operation: str, took_effect: bool) -> None:
     left_to_fail = [Fault.server_error(took_effect=took_effect)]
     account.fake.fault = lambda call: left_to_fail.pop() if call.operation == operation and left_to_fail else None
-    code, told = say("setup", "--yes")
-    assert (code, "run it again" in told) == (1, True), told
+    code, text = say("setup", "--yes")
+    assert (code, "run it again" in text) == (1, True), text
     assert remembered(home) is None
 
-    code, told = say("setup", "--yes")
+    code, text = say("setup", "--yes")
 
-    assert code == 0, told
+    assert code == 0, text
     assert len(account.fake.world.buckets) == 1
     assert account.fake.world.profiles == {name: name for name in ("rubberband-head", "rubberband-worker")}
     assert "nothing to do" in say("setup")[1]
@@ -139,17 +139,17 @@ def test_a_role_that_iam_does_not_know_yet_is_waited_for(account: Account, monke
     late = [Fault(error=FakeError("NoSuchEntity", "The role with name rubberband-head cannot be found.", 404))]
     account.fake.fault = lambda call: late.pop() if call.operation == "PutRolePolicy" and late else None
 
-    code, told = say("setup", "--yes")
+    code, text = say("setup", "--yes")
 
-    assert (code, late) == (0, []), told
+    assert (code, late) == (0, []), text
     assert "nothing to do" in say("setup")[1]
 
 
 def test_the_free_plan_is_named_and_changes_nothing(account: Account) -> None:
     assert "free plan" not in say("setup", "--yes")[1]
     account.fake.world.free_plan = True
-    code, told = say("check")
-    assert (code, "free plan" in told) == (0, True), told
+    code, text = say("check")
+    assert (code, "free plan" in text) == (0, True), text
 
 
 def test_checkpoints_in_the_folder_of_packages_are_refused(home: Path) -> None:
@@ -160,10 +160,10 @@ def test_checkpoints_in_the_folder_of_packages_are_refused(home: Path) -> None:
 
 
 def test_a_dry_run_prints_every_policy_and_makes_nothing(account: Account) -> None:
-    code, told = say("setup")
+    code, text = say("setup")
     assert code != 0
-    assert "--yes" in told
-    code, told = say("setup", "--dry-run")
+    assert "--yes" in text
+    code, text = say("setup", "--dry-run")
 
     assert code == 0
     for name in (
@@ -172,7 +172,7 @@ def test_a_dry_run_prints_every_policy_and_makes_nothing(account: Account) -> No
         "OnlyReadWhatOthersRun",
         "aws:SourceAccount",
     ):
-        assert name in told
+        assert name in text
     assert changes(account) == []
 
 
@@ -186,11 +186,11 @@ def test_roles_of_earlier_instructions_are_brought_to_the_least_rights(account: 
     wide["Statement"].append({"Effect": "Allow", "Action": "kms:Decrypt", "Resource": "*"})
     role.policies["rubberband"] = json.dumps(wide)
 
-    code, told = say("setup", "--yes")
+    code, text = say("setup", "--yes")
 
     assert code == 0
-    assert "detach AmazonSSMManagedInstanceCore" in told
-    assert "correct policy rubberband" in told
+    assert "detach AmazonSSMManagedInstanceCore" in text
+    assert "correct policy rubberband" in text
     assert managed not in role.attached
     assert "kms:" not in role.policies["rubberband"]
     assert role.tags == {"rubberband:owner": "rubberband"}
@@ -245,11 +245,11 @@ def test_a_wrong_setup_is_refused_in_one_line(
     if before is not None:
         before(account)
 
-    code, told = say("setup", "--yes", *words)
+    code, text = say("setup", "--yes", *words)
 
     assert code == 1
-    assert said in told
-    assert len(told.strip().splitlines()) == 1
+    assert said in text
+    assert len(text.strip().splitlines()) == 1
     assert changes(account) == []
 
 
@@ -259,9 +259,9 @@ def test_a_user_without_the_rights_is_refused(
 ) -> None:
     monkeypatch.setattr("rubberband.cloud.aws.calls.open_aws", lambda region: account.fake.session(principal))
 
-    code, told = say("setup", "--yes")
+    code, text = say("setup", "--yes")
 
-    assert (code, said in told) == (1, True), told
+    assert (code, said in text) == (1, True), text
 
 
 def test_a_bucket_of_ones_own_keeps_its_settings_and_outlives_a_teardown(account: Account, home: Path) -> None:
@@ -279,26 +279,26 @@ def test_a_bucket_of_ones_own_keeps_its_settings_and_outlives_a_teardown(account
 def test_another_region_does_not_take_the_bucket_away_from_the_first(account: Account, home: Path) -> None:
     remember(home, Remembered(bucket="mine", region="eu-west-1"))
 
-    code, told = say("setup", "--yes", "--region", "us-east-1")
+    code, text = say("setup", "--yes", "--region", "us-east-1")
 
-    assert (code, "--region eu-west-1" in told) == (1, True), told
+    assert (code, "--region eu-west-1" in text) == (1, True), text
     assert changes(account) == []
 
 
 def test_check_names_what_is_missing_and_checks_a_file_as_before_a_run(account: Account, tmp_path: Path) -> None:
-    code, told = say("check")
-    assert (code, "missing:" in told, "rubberband aws setup" in told) == (1, True, True), told
+    code, text = say("check")
+    assert (code, "missing:" in text, "rubberband aws setup" in text) == (1, True, True), text
     say("setup", "--yes")
-    code, told = say("check")
-    assert (code, "all is there" in told) == (0, True), told
+    code, text = say("check")
+    assert (code, "all is there" in text) == (0, True), text
 
     file = tmp_path / "digits.yaml"
     file.write_text(Path("examples/digits-aws.yaml").read_text().replace("install: scikit-learn", "install: none"))
-    code, told = say("check", str(file))
-    assert (code, "no quota for g4dn.xlarge" in told) == (1, True), told
+    code, text = say("check", str(file))
+    assert (code, "no quota for g4dn.xlarge" in text) == (1, True), text
     account.fake.world.quotas_vcpus = dict.fromkeys(account.fake.world.quotas_vcpus, 64.0)
-    code, told = say("check", str(file))
-    assert (code, "all is there" in told) == (0, True), told
+    code, text = say("check", str(file))
+    assert (code, "all is there" in text) == (0, True), text
     assert account.fake.living == ()
 
 
@@ -307,9 +307,9 @@ def test_a_teardown_leaves_nothing_of_its_own(account: Account, home: Path) -> N
     (bucket,) = account.fake.world.buckets
     account.fake.world.buckets[bucket]["packages/digits/wheels/a.whl"] = b"1"
 
-    code, told = say("teardown", "--yes")
+    code, text = say("teardown", "--yes")
 
-    assert code == 0, told
+    assert code == 0, text
     assert left(account) == NOTHING
     assert not (home / BUCKET_FILE).exists()
     assert "nothing to delete" in say("teardown", "--yes")[1]
@@ -323,9 +323,9 @@ def test_checkpoints_are_deleted_only_where_that_is_said(account: Account) -> No
 
     assert say("teardown", "--yes")[0] == 0
     assert left(account) == {**NOTHING, "buckets": [bucket]}
-    code, told = say("teardown", "--yes", "--delete-checkpoints")
+    code, text = say("teardown", "--yes", "--delete-checkpoints")
 
-    assert (code, left(account)) == (0, NOTHING), told
+    assert (code, left(account)) == (0, NOTHING), text
 
 
 def test_a_teardown_that_was_cut_off_is_completed(account: Account) -> None:
@@ -340,16 +340,16 @@ def test_a_teardown_that_was_cut_off_is_completed(account: Account) -> None:
 def test_a_teardown_is_refused_while_instances_live_and_leaves_roles_of_others(account: Account) -> None:
     say("setup", "--yes")
     started(account)
-    code, told = say("teardown", "--yes")
-    assert (code, "rubberband cloud down" in told) == (1, True), told
+    code, text = say("teardown", "--yes")
+    assert (code, "rubberband cloud down" in text) == (1, True), text
     (instance,) = account.fake.living
     account.fake.break_down(instance.instance_id)
     account.sleep(120.0)
     account.fake.world.roles["rubberband-head"].tags.clear()
 
-    code, told = say("teardown", "--yes")
+    code, text = say("teardown", "--yes")
 
-    assert (code, left(account)["roles"]) == (0, ["rubberband-head"]), told
+    assert (code, left(account)["roles"]) == (0, ["rubberband-head"]), text
 
 
 def test_a_teardown_sees_instances_of_other_regions(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,9 +362,9 @@ def test_a_teardown_sees_instances_of_other_regions(account: Account, monkeypatc
         lambda region: regions.get(region, Account(region=region)).fake.session("admin"),
     )
 
-    code, told = say("teardown", "--yes")
+    code, text = say("teardown", "--yes")
 
-    assert (code, "1 instance in eu-west-1" in told) == (1, True), told
+    assert (code, "1 instance in eu-west-1" in text) == (1, True), text
     assert left(account)["roles"]
 
 
@@ -484,11 +484,11 @@ def test_a_request_that_is_open_is_waited_for_and_holds_up_nothing(account: Acco
     quotas = account.session.client("service-quotas")
     quotas.request_service_quota_increase(ServiceCode="ec2", QuotaCode="L-DB2E81BA", DesiredValue=4.0)
 
-    code, told = say("setup", "--yes")
+    code, text = say("setup", "--yes")
 
-    assert (code, (home / BUCKET_FILE).exists()) == (0, True), told
-    assert "4 were asked for on" in told
-    assert "for 16, run this again then" in told
+    assert (code, (home / BUCKET_FILE).exists()) == (0, True), text
+    assert "4 were asked for on" in text
+    assert "for 16, run this again then" in text
     account.fake.world.quotas_vcpus["L-DB2E81BA"] = 4.0
     account.fake.world.quota_requests[0]["Status"] = "APPROVED"
     assert "ask AWS for 16 vCPUs" in say("setup", "--yes")[1]
@@ -498,9 +498,9 @@ def test_a_request_that_is_open_is_waited_for_and_holds_up_nothing(account: Acco
 def test_a_profile_that_iam_never_settles_is_an_error(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rubberband.cloud.aws.account._PAUSES_S", (0.0, 0.0))
     account.fake.fault = lambda call: Fault(error=NOT_YET) if call.operation == "AddRoleToInstanceProfile" else None
-    code, told = say("setup", "--yes")
-    assert (code, "cannot be found" in told) == (1, True), told
-    assert "are left, run it again" in told
+    code, text = say("setup", "--yes")
+    assert (code, "cannot be found" in text) == (1, True), text
+    assert "are left, run it again" in text
 
 
 def test_a_budget_is_of_a_month(account: Account) -> None:

@@ -31,12 +31,12 @@ def test_an_instance_that_is_protected_keeps_no_other_alive(account: Account) ->
     account.fake.world.instances[mine].protected = True
     account.sleep(60)
 
-    code, told = say("cloud", "down", "-y")
+    code, text = say("cloud", "down", "-y")
 
     assert code != 0
     assert [one.instance_id for one in living(account.session, "rubberband")] == [mine]
-    assert f"`aws ec2 modify-instance-attribute --instance-id {mine} --no-disable-api-termination" in told
-    assert "4 others have ended" in told
+    assert f"`aws ec2 modify-instance-attribute --instance-id {mine} --no-disable-api-termination" in text
+    assert "4 others have ended" in text
     account.fake.world.instances[mine].protected = False
     assert say("cloud", "down", "-y")[0] == 0
     assert living(account.session, "rubberband") == ()
@@ -63,37 +63,37 @@ def test_with_credentials_of_another_account_commands_say_so_and_no_money_is_fre
     here = account.fake.world.account
     _in_another_account(account, monkeypatch)
 
-    code, told = say("cloud", "down", "-y")
+    code, text = say("cloud", "down", "-y")
 
-    assert code == 0, told
-    assert f"owner rubberband has nothing running in us-east-1 of account {OTHER}" in told
-    assert f"not looked at: account {here} (us-east-1, owner rubberband)" in told
-    assert "AWS_PROFILE" in told
+    assert code == 0, text
+    assert f"owner rubberband has nothing running in us-east-1 of account {OTHER}" in text
+    assert f"not looked at: account {here} (us-east-1, owner rubberband)" in text
+    assert "AWS_PROFILE" in text
     assert committed_usd(home, account.now) == pledged > 0.0
     for command in ("status", "resume"):
-        code, told = say(command, "digits", "--on", "head")
+        code, text = say(command, "digits", "--on", "head")
         assert code != 0
-        assert f"digits runs in account {here}, and these credentials are of {OTHER}" in told
+        assert f"digits runs in account {here}, and these credentials are of {OTHER}" in text
 
 
 def test_down_names_other_owners_where_it_finds_nothing(account: Account) -> None:
     worker(account, "i-001", owner="alice")
-    code, told = say("cloud", "down")
-    assert code == 0, told
+    code, text = say("cloud", "down")
+    assert code == 0, text
     assert (
         "owner alice has 1 instance there; `rubberband cloud down --region us-east-1 --owner alice` terminates them"
-        in told
+        in text
     )
 
 
 @pytest.mark.parametrize(
-    ("at", "told_so"),
+    ("at", "outcome"),
     [
         ("look", "digits continues on the head: `rubberband status digits --on head --watch` follows it"),
         ("start", "whether digits was started is not known: `rubberband status digits --on head` shows it"),
     ],
 )
-def test_a_login_that_expires_says_what_becomes_of_the_run(account: Account, file: Path, at: str, told_so: str) -> None:
+def test_a_login_that_expires_says_what_becomes_of_the_run(account: Account, file: Path, at: str, outcome: str) -> None:
     head, expired = Head(account), []
 
     def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
@@ -104,11 +104,11 @@ def test_a_login_that_expires_says_what_becomes_of_the_run(account: Account, fil
         return Fault(error=FakeError("ExpiredTokenException", "The token is expired", 400)) if expired else None
 
     head.answers, account.fake.fault = answers, fault
-    code, told = say("run", "digits.yaml", "--on", "head")
+    code, text = say("run", "digits.yaml", "--on", "head")
 
     assert code != 0
-    assert "the credentials have expired" in told
-    assert told_so in told
+    assert "the credentials have expired" in text
+    assert outcome in text
 
 
 def test_a_head_that_was_terminated_in_the_console_is_said_at_once(account: Account, file: Path) -> None:
@@ -122,12 +122,12 @@ def test_a_head_that_was_terminated_in_the_console_is_said_at_once(account: Acco
 
     head.answers = answers
     begun_at = account.now
-    code, told = say("run", "digits.yaml", "--on", "head")
+    code, text = say("run", "digits.yaml", "--on", "head")
 
     assert code != 0
-    assert "was terminated, and the journals on its disk with it" in told
-    assert "`rubberband cloud down` ends what it rented now" in told
-    assert "goes on" not in told
+    assert "was terminated, and the journals on its disk with it" in text
+    assert "`rubberband cloud down` ends what it rented now" in text
+    assert "goes on" not in text
     assert account.now - begun_at < 200
 
 
@@ -173,9 +173,9 @@ def test_keys_that_consoles_hand_out_are_not_sent(tmp_path: Path, name: str) -> 
 
 def test_a_bucket_that_keeps_all_versions_is_said(account: Account) -> None:
     account.fake.world.facts(account.bucket).keeps_versions = True
-    code, told = say("aws", "setup", "--bucket", account.bucket, "--dry-run")
-    assert code == 0, told
-    assert "it keeps every version: checkpoints that are deleted stay, and are paid for" in told
+    code, text = say("aws", "setup", "--bucket", account.bucket, "--dry-run")
+    assert code == 0, text
+    assert "it keeps every version: checkpoints that are deleted stay, and are paid for" in text
     account.fake.world.facts(account.bucket).lifecycle = [
         {"ID": "mine", "Status": "Enabled", "Filter": {}, "NoncurrentVersionExpiration": {"NoncurrentDays": 1}}
     ]

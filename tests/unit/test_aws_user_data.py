@@ -523,7 +523,7 @@ def test_install_reads_requirements_wheels_and_none(install: str, requirements: 
 
 
 @pytest.mark.parametrize(
-    ("install", "told"),
+    ("install", "text"),
     [
         ("'torch", "unclosed quote"),
         ("s3://b/folder", "is not a wheel"),
@@ -536,8 +536,8 @@ def test_install_reads_requirements_wheels_and_none(install: str, requirements: 
         (f"https://example.org/{OTHER}-0.1.0-py3-none-any.whl", "another project"),
     ],
 )
-def test_an_uninstallable_requirement_is_refused(install: str, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_an_uninstallable_requirement_is_refused(install: str, text: str) -> None:
+    with pytest.raises(InputError, match=text):
         installation(install, python="3.11", ray="2")
 
 

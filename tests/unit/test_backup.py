@@ -215,17 +215,17 @@ def test_a_real_run_is_restored_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "text"),
     [
         ("home/backup", "is in the home"),
         (".", "has it; back up to a folder outside of it"),
         ("full", "exists already; choose a folder that is new or empty"),
     ],
 )
-def test_a_backup_has_a_folder_of_its_own(home: Path, tmp_path: Path, place: str, told: str) -> None:
+def test_a_backup_has_a_folder_of_its_own(home: Path, tmp_path: Path, place: str, text: str) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=text):
         taken(home, tmp_path / place)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["file"]
 
@@ -459,17 +459,17 @@ def test_a_backup_that_was_cut_off_is_not_restored(home: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "text"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"), r"journal\.db has changed"),
         (lambda path: path.unlink(), r"journal\.db is missing"),
     ],
 )
-def test_a_damaged_backup_changes_nothing(home: Path, tmp_path: Path, damage: Any, told: str) -> None:
+def test_a_damaged_backup_changes_nothing(home: Path, tmp_path: Path, damage: Any, text: str) -> None:
     taken(home, tmp_path / "backup")
     damage(tmp_path / "backup" / "home" / "experiments" / "one" / "journal.db")
     before = sorted(path for path in home.rglob("*") if path.name not in ("backup.lock", "server.lock"))
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=text):
         put_back(tmp_path / "backup", home)
     assert sorted(path for path in home.rglob("*") if path.name not in ("backup.lock", "server.lock")) == before
 

@@ -80,12 +80,12 @@ USES = st.builds(
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 60.0), st.lists(USES, max_size=4)), max_size=5))
-def test_history_never_goes_backwards(told: list[tuple[float, list[BatchUse]]]) -> None:
+def test_history_never_goes_backwards(lines: list[tuple[float, list[BatchUse]]]) -> None:
     reports, at = [], 5.0
-    for iterations, (took_s, uses) in enumerate(told, start=1):
+    for iterations, (took_s, uses) in enumerate(lines, start=1):
         at += took_s
         reports.append(a_report(at, iterations, *uses))
     history = batch_history(reports, 5.0)
-    assert len(history) == sum(len(uses) for _, uses in told)
+    assert len(history) == sum(len(uses) for _, uses in lines)
     assert all(0.0 <= s.start_s <= s.end_s <= at - 5.0 + 1e-6 for s in history)
     assert all(a.end_s <= b.start_s + 1e-6 and a.progress <= b.progress for a, b in pairwise(history))

@@ -80,9 +80,9 @@ def test_the_budget_that_would_do_is_named_and_does(service: FakeService) -> Non
     (remedy,) = problem["remedies"]
     (change,) = remedy["changes"]
     assert change["key"] == "constraints.max_cost"
-    with pytest.raises(InfeasibleError) as told:
+    with pytest.raises(InfeasibleError) as refused:
         raise_for(httpx.Response(422, json=problem))
-    assert told.value.remedies[0].changes[0].setting == f"constraints.max_cost={change['value']}"
+    assert refused.value.remedies[0].changes[0].setting == f"constraints.max_cost={change['value']}"
     made = submit(service, "two", constraints__max_cost=change["value"], **fast)
     assert made.status_code == 201, made.json()
 

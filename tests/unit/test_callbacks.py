@@ -91,10 +91,10 @@ def test_a_callback_hears_of_every_report_and_every_sync_in_order(tmp_path: Path
     assert (first.name, first.metric, first.num_trials, first.is_resumed) == ("digits-sha", "accuracy", 27, False)
     assert first.experiment["search"]["metric"] == "accuracy"
     assert last == result
-    told = {(report.trial, report.iterations): report for report in kept.of(ReportInfo)}
+    text = {(report.trial, report.iterations): report for report in kept.of(ReportInfo)}
     curves = {(trial.trial, done): (at, metrics) for trial in result.trials for at, done, metrics in trial.curve}
-    assert {key: (report.elapsed_s, report.metrics) for key, report in told.items()} == curves
-    assert all(report.config == result.trials[report.trial].config for report in told.values())
+    assert {key: (report.elapsed_s, report.metrics) for key, report in text.items()} == curves
+    assert all(report.config == result.trials[report.trial].config for report in text.values())
     syncs = kept.of(SyncInfo)
     assert [sync.stage for sync in syncs] == [0, 1, 2, 3]
     assert [tuple(sorted(sync.promoted)) for sync in syncs[:-1]] == [stage.promoted for stage in result.stages[:-1]]
@@ -124,8 +124,8 @@ def test_a_callback_hears_of_trials_that_failed_for_good(tmp_path: Path) -> None
     failures: dict[tuple[int, int], FailureKind] = {(1, 1): "raised", (2, 1): "raised", (2, 2): "died"}
     found = recorded(faults=Faults(failures=failures))
     with closing(JournalFollower(found.put(tmp_path))) as follower:
-        told = [each.notice for each in Translator(follower).read()]
-    (failed,) = [each for each in told if isinstance(each, FailureInfo)]
+        lines = [each.notice for each in Translator(follower).read()]
+    (failed,) = [each for each in lines if isinstance(each, FailureInfo)]
     assert (failed.trial, failed.iterations) == (2, 0)
     assert failed.config == found.setup["configurations"][2]
     assert failed.failure

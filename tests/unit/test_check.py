@@ -149,9 +149,9 @@ def test_plans_on_spot_that_assume_other_checkpoints_than_the_trial_writes_are_n
         resources = {**experiment(None).resources.model_dump(exclude_unset=True, by_alias=True), **words}
         return checked(code, "Seldom", resources=resources).remarks
 
-    (told,) = remarks(market="spot", spot={"price_per_hour": 0.3})
-    assert "checkpoint_every is 5" in told
-    assert told.endswith("write -s resources.spot.checkpoint_iterations=5")
+    (text,) = remarks(market="spot", spot={"price_per_hour": 0.3})
+    assert "checkpoint_every is 5" in text
+    assert text.endswith("write -s resources.spot.checkpoint_iterations=5")
     assert not remarks(market="spot", spot={"price_per_hour": 0.3, "checkpoint_iterations": 5})
     assert not remarks()
 

@@ -123,7 +123,7 @@ def test_a_warm_cache_answers_without_boto3(
     fake: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "cloud", "prices", "-o", "json") == 0
-    told = printed_json(capsys)
+    text = printed_json(capsys)
     code = (
         "import sys\nfrom rubberband import cli\nsys.argv = ['rubberband', 'cloud', 'prices', '-o', 'json']\n"
         "try:\n    cli.main()\nfinally:\n    "
@@ -131,7 +131,7 @@ def test_a_warm_cache_answers_without_boto3(
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    assert json.loads(done.stdout) == told
+    assert json.loads(done.stdout) == text
 
 
 def test_without_boto3_the_catalogue_is_shown_and_how_to_install_it(tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def test_a_trial_goes_back_to_the_checkpoint_before_and_then_to_its_beginning_an
     for _ in range(3):
         story.report(3, 0.9)
     assert story.state.trials[3].status is TrialStatus.PAUSED
-    told = summarise(story.state, SETUP, story.at).setbacks
-    assert [(s.trial, s.from_iterations, s.to_iterations) for s in told] == [(3, 2, 1), (3, 1, 0)]
+    text = summarise(story.state, SETUP, story.at).setbacks
+    assert [(s.trial, s.from_iterations, s.to_iterations) for s in text] == [(3, 2, 1), (3, 1, 0)]
 
 
 def test_after_it_went_back_the_checkpoint_that_it_went_back_to_is_kept() -> None:

@@ -31,8 +31,8 @@ CAPPED = dataclasses.replace(JOB, deadline_s=60.0, max_cost_usd=0.15, release_ma
 
 def extend(story: Story, request: str = "r-1", **limits: float | None) -> None:
     job = story.controller.job
-    told = {"deadline_s": job.deadline_s, "max_cost_usd": job.max_cost_usd, **limits}
-    assert story.tell(LimitsChanged, request=request, **told) == []
+    fields = {"deadline_s": job.deadline_s, "max_cost_usd": job.max_cost_usd, **limits}
+    assert story.tell(LimitsChanged, request=request, **fields) == []
 
 
 def ended_by_budget(job: Job = CAPPED) -> Story:

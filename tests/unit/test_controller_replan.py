@@ -47,10 +47,10 @@ def planned(story: Story, *instances: int) -> list[Command]:
     decision = decide(story.state, story.at)
     chosen = tuple(StagePlan(instances=count, gpus_per_trial=1) for count in instances)
     plan = Plan(stages=(*story.state.plan.stages[: decision.stage], *chosen))
-    return story.tell(RestPlanned, **{**told_of(decision), "plan": plan, "changed": True})
+    return story.tell(RestPlanned, **{**fields_of(decision), "plan": plan, "changed": True})
 
 
-def told_of(decision: RestPlanned) -> dict[str, object]:
+def fields_of(decision: RestPlanned) -> dict[str, object]:
     return {field.name: getattr(decision, field.name) for field in dataclasses.fields(decision)[1:]}
 
 
@@ -104,14 +104,14 @@ def test_the_rest_is_planned_for_the_trials_that_are_left() -> None:
     story.report(3, 0.8)
     decision = decide(story.state, story.at)
     assert decision.predicted[0].duration_s == 20.0
-    assert kinds(story.tell(RestPlanned, **told_of(decision)))[-1] == "StartTrial"
+    assert kinds(story.tell(RestPlanned, **fields_of(decision)))[-1] == "StartTrial"
 
 
 def test_a_trial_may_take_longer_before_it_hangs_once_it_is_known_to_be_slower() -> None:
     story = synced()
     decision = decide(story.state, story.at)
     slower = dataclasses.replace(decision, profile=Profile(seconds_per_iteration={1: 100.0, 2: 60.0}))
-    story.tell(RestPlanned, **told_of(slower))
+    story.tell(RestPlanned, **fields_of(slower))
     for trial in story.state.running():
         story.tell(TrialStarted, trial=trial.trial, attempt=trial.attempt)
     first = min(trial.progress_at for trial in story.state.running())
@@ -156,8 +156,8 @@ def test_a_forecast_notes_that_instances_start_sooner_than_declared() -> None:
     assert seen_offer.provision_delay_s + seen_offer.init_delay_s < 20.0
     now_held = held(story.state.lanes[0], story.at)
     rest = predict(job.stages[1:], Plan(stages=grown.stages[1:]), job.profile, seen_offer, now_held)
-    told = told_of(decision) | {"plan": grown, "predicted": rest.stages, "profile": job.profile}
-    assert kinds(story.tell(RestPlanned, **told)) == ["LaunchInstance"]
+    fields = fields_of(decision) | {"plan": grown, "predicted": rest.stages, "profile": job.profile}
+    assert kinds(story.tell(RestPlanned, **fields)) == ["LaunchInstance"]
     assert forecast(story.state, story.at).jct_s == pytest.approx(story.at - 101.0 + rest.jct_s)
 
 
@@ -165,12 +165,12 @@ def test_the_forecast_of_a_stage_knows_how_fast_its_trials_are() -> None:
     story = synced()
     job = story.controller.job
     decision = decide(story.state, story.at)
-    told = told_of(decision) | {"plan": job.plan, "changed": False, "own": {}}
-    story.tell(RestPlanned, **told)
+    fields = fields_of(decision) | {"plan": job.plan, "changed": False, "own": {}}
+    story.tell(RestPlanned, **fields)
     average_s = forecast(story.state, story.at).jct_s
     again = synced()
     own = {1: OwnSpeed(factor=1.5, error=0.0), 3: OwnSpeed(factor=1.2, error=0.0)}
-    again.tell(RestPlanned, **told | {"own": own})
+    again.tell(RestPlanned, **fields | {"own": own})
     run_s = 2 * job.profile.iteration_s(1)
     assert forecast(again.state, again.at).jct_s == pytest.approx(average_s + 0.5 * run_s)
 
@@ -180,7 +180,7 @@ def test_the_forecast_learns_how_fast_a_trial_is_while_it_runs() -> None:
     story = synced(job)
     decision = decide(story.state, story.at)
     slow = {1: OwnSpeed(factor=1.0, error=0.3), 3: OwnSpeed(factor=1.0, error=0.0)}
-    story.tell(RestPlanned, **told_of(decision) | {"plan": job.plan, "own": slow})
+    story.tell(RestPlanned, **fields_of(decision) | {"plan": job.plan, "own": slow})
     story.tell(TrialStarted, trial=1, attempt=story.state.trials[1].attempt)
     before_s = forecast(story.state, story.at).jct_s
     story.at += 2.0 * job.profile.iteration_s(1)

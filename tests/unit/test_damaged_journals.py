@@ -56,7 +56,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(app, words)
 
 
-def told(result: Result) -> str:
+def refusal(result: Result) -> str:
     """The one line of a refusal."""
     assert isinstance(result.exception, DamagedJournalError), result.exception or result.output
     line = str(result.exception)
@@ -71,13 +71,13 @@ def test_a_truncated_journal_is_reported_and_left_as_it_is(
     left = whole[: min(len(whole) - 1, round(share * len(whole)))]
     folder.journal.write_bytes(left)
     for command in ("resume", "status", "cancel", "logs"):
-        line = told(run(command, "one"))
+        line = refusal(run(command, "one"))
         assert line.startswith("the journal of 'one' is damaged (")
         assert f"restore {folder.journal} from a backup, or " in line
     found = salvage(folder)
     report = run("report", "one")
     if found is None or not found.events:
-        assert "none of its events can be read" in told(report)
+        assert "none of its events can be read" in refusal(report)
     else:
         assert report.exit_code == 0
         assert "warning: the journal of 'one' is damaged" in report.stderr
@@ -111,7 +111,7 @@ def test_a_broken_page_that_no_event_is_in_keeps_a_resume_from_writing(whole: by
     broken = bytearray(folder.journal.read_bytes())
     broken[512 * (page - 1) + 8 : 512 * page] = bytes(504)
     folder.journal.write_bytes(broken)
-    assert "damaged" in told(run("resume", "one"))
+    assert "damaged" in refusal(run("resume", "one"))
     assert folder.journal.read_bytes() == bytes(broken)
 
 

@@ -60,13 +60,13 @@ def line(state: str = "running", *, words: dict[str, Any] | None = None, reason:
 
 
 def test_a_running_experiment_shows_where_it_is_and_what_it_spent() -> None:
-    told = line()
-    assert (told.share, told.progress) == (0.25, "stage 1 (2 of 4), 30 of 120 iterations")
-    assert (told.cost, told.cap, told.spent) == ("0.2500", "1.00", 0.25)
+    found = line()
+    assert (found.share, found.progress) == (0.25, "stage 1 (2 of 4), 30 of 120 iterations")
+    assert (found.cost, found.cap, found.spent) == ("0.2500", "1.00", 0.25)
     assert line(planned_cost_usd=1.2).cost == "0.25", "as the page and the terminal tell it"
-    assert told.best == "accuracy 0.912346"
-    assert (told.slack, told.mood) == ("1m20s to spare", "good")
-    assert (told.at, told.began) == (NOW - 100.0, True)
+    assert found.best == "accuracy 0.912346"
+    assert (found.slack, found.mood) == ("1m20s to spare", "good")
+    assert (found.at, found.began) == (NOW - 100.0, True)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_running_experiment_shows_where_it_is_and_what_it_spent() -> None:
     [(390.0, "10s to spare", "warn"), (400.0, "on time", "warn"), (460.0, "1m late", "bad")],
 )
 def test_the_slack_is_between_the_expected_end_and_the_deadline(forecast_s: float, slack: str, mood: str) -> None:
-    told = line(forecast_jct_s=forecast_s)
-    assert (told.slack, told.mood) == (slack, mood)
+    found = line(forecast_jct_s=forecast_s)
+    assert (found.slack, found.mood) == (slack, mood)
 
 
 def test_a_run_past_its_deadline_is_late_despite_its_forecast() -> None:
@@ -83,34 +83,34 @@ def test_a_run_past_its_deadline_is_late_despite_its_forecast() -> None:
 
 
 def test_an_ended_run_is_measured_by_its_own_end() -> None:
-    told = line("done", jct_s=390.0, forecast_jct_s=None, started_at=NOW - 5000.0)
-    assert (told.slack, told.mood, told.share) == ("10s to spare", "good", 1.0)
-    assert told.progress == "4 stages, 16 trials"
+    found = line("done", jct_s=390.0, forecast_jct_s=None, started_at=NOW - 5000.0)
+    assert (found.slack, found.mood, found.share) == ("10s to spare", "good", 1.0)
+    assert found.progress == "4 stages, 16 trials"
 
 
 def test_a_run_that_ended_otherwise_says_why_and_shows_no_slack() -> None:
-    told = line("budget", reason="max_cost 1.00 USD is spent;\nextend it")
-    assert (told.slack, told.reason) == ("", "max_cost 1.00 USD is spent; extend it")
+    found = line("budget", reason="max_cost 1.00 USD is spent;\nextend it")
+    assert (found.slack, found.reason) == ("", "max_cost 1.00 USD is spent; extend it")
 
 
 def test_a_run_before_its_start_has_its_cap_from_the_file() -> None:
-    told = line("queued", words={"constraints": {"max_cost": 4}})
-    assert (told.progress, told.cap, told.spent, told.share) == ("waits for a free slot", "4.00", 0.0, 0.0)
-    assert (told.at, told.began) == (NOW - 130.0, False)
+    found = line("queued", words={"constraints": {"max_cost": 4}})
+    assert (found.progress, found.cap, found.spent, found.share) == ("waits for a free slot", "4.00", 0.0, 0.0)
+    assert (found.at, found.began) == (NOW - 130.0, False)
 
 
 def test_a_queued_run_that_waits_for_money_says_so_in_every_view() -> None:
     why = "it waits for money: budget of ann: 0.35 USD of 0.30 USD are spent or planned this month"
-    told = line("queued", reason=why)
-    assert (told.progress, told.reason) == ("waits", why)
+    found = line("queued", reason=why)
+    assert (found.progress, found.reason) == ("waits", why)
     waiting = Submission(name="one", state=ExperimentState.QUEUED, created_at=0.0, changed_at=0.0, reason=why)
     assert sentence(waiting, None) == f"I{why[1:]}."
     assert headline(experiment_view(waiting)) == f"one: queued: {why}"
 
 
 def test_without_a_deadline_or_a_cap_there_is_none() -> None:
-    told = line(deadline_s=None, max_cost_usd=None)
-    assert (told.slack, told.cap, told.spent) == ("no deadline", "", None)
+    found = line(deadline_s=None, max_cost_usd=None)
+    assert (found.slack, found.cap, found.spent) == ("no deadline", "", None)
 
 
 def test_every_state_is_in_one_list_besides_all() -> None:
@@ -186,13 +186,13 @@ AT = 1_800_000_000.0
 """2027-01-15T08:00:00Z"""
 
 
-def told(said: dict[str, Any]) -> dict[str, str]:
+def facts_of(said: dict[str, Any]) -> dict[str, str]:
     row = Submission(name="one", state=ExperimentState.QUEUED, created_at=AT, changed_at=AT, words=said)
     return dict(facts(row, AT))
 
 
 def test_code_place_search_and_limits_are_reported() -> None:
-    assert told(words(entrypoint="examples.digits:DigitsTrial")) == {
+    assert facts_of(words(entrypoint="examples.digits:DigitsTrial")) == {
         "runs": "examples.digits:DigitsTrial",
         "on": "up to 8 x p3.8xlarge (virtual)",
         "searches": "27 configurations (sha), for the highest accuracy",
@@ -212,12 +212,12 @@ def test_code_place_search_and_limits_are_reported() -> None:
     ],
 )
 def test_a_deadline_is_shown_by_the_time_that_is_left(deadline: str | None, words_of_it: str) -> None:
-    assert told({"constraints": {"deadline": deadline}})["deadline"] == words_of_it
+    assert facts_of({"constraints": {"deadline": deadline}})["deadline"] == words_of_it
 
 
 @pytest.mark.parametrize("said", [{}, {"search": None, "resources": 3, "constraints": "x"}])
 def test_unknown_values_are_left_out(said: dict[str, Any]) -> None:
-    assert set(told(said)) <= {"deadline", "max_cost", "profile"}
+    assert set(facts_of(said)) <= {"deadline", "max_cost", "profile"}
 
 
 def test_a_file_that_is_planned_again_has_its_deadline_from_the_start() -> None:
@@ -339,8 +339,8 @@ def test_replans_are_decisions_that_changed_the_plan() -> None:
     )
     changed = dataclasses.replace(stayed, changed=True)
     for decisions, text, note in (((stayed,), "0", "of 1 look"), ((stayed, changed), "1", "of 2 looks")):
-        told = dataclasses.replace(result, decisions=decisions)
-        (line,) = [line for line in figures_of([one("a", told)]) if line.title == "replans"]
+        found = dataclasses.replace(result, decisions=decisions)
+        (line,) = [line for line in figures_of([one("a", found)]) if line.title == "replans"]
         assert (line.cells[0].text, line.cells[0].note) == (text, note)
 
 

@@ -106,8 +106,8 @@ def test_the_form_says_before_a_submission_what_the_pool_would_refuse(tmp_path: 
     with fake_service(tmp_path, pool=shared()) as service:
 
         def reason(**changes: Any) -> str:
-            told: str = service.client.post("/plan/check", json=words(**changes)).json()["reason"]
-            return told
+            text: str = service.client.post("/plan/check", json=words(**changes)).json()["reason"]
+            return text
 
         assert reason() == ""
         assert reason(resources__max_instances=9) == "", "it gets those that there are"

@@ -135,8 +135,8 @@ class Pool:
     def obey(self, name: str, most: int, promised: int | None = None, recall: str = "at_checkpoint") -> None:
         """Let a driver hold what it was asked for."""
         story = self.stories[name]
-        told = {"max_instances": most, "promised_instances": promised, "recall": recall}
-        story.tell(AllotmentChanged, request=f"r-{story.at}", **told)
+        fields = {"max_instances": most, "promised_instances": promised, "recall": recall}
+        story.tell(AllotmentChanged, request=f"r-{story.at}", **fields)
         self.sharing._asked.clear()  # its requests have other ids
 
     def decide(self) -> dict[str, int | None]:
@@ -151,13 +151,13 @@ class Pool:
             seen = SimpleNamespace(controller=self.stories[name].controller, header=header, now=self.now)
             members.append(Member(row=row, follower=cast(JournalFollower, seen), waits=name in self.waits))
         self.sharing.round(members)
-        told: dict[str, DriverRequest] = {}
+        expected: dict[str, DriverRequest] = {}
         for name in self.rows:
             inbox = Inbox(self.folder(name).inbox)
             for asked in inbox.pending():
-                told[name] = asked
+                expected[name] = asked
                 inbox.discard(asked.id)
-        return told
+        return expected
 
 
 def test_experiments_share_the_pool_by_its_policy_and_hear_it_once(tmp_path: Path) -> None:
@@ -214,9 +214,9 @@ def test_gpus_that_are_promised_to_another_are_given_back_at_once(tmp_path: Path
     pool.decide()
     pool.store.kept = [Promise(experiment="two", start_at=100.0, spans=[(2, 50.0)])]
     pool.add("two")
-    told = pool.asked()
-    assert (told["one"].max_instances, told["one"].recall) == (0, "at_once")
-    assert told["two"].max_instances == 2
+    answer = pool.asked()
+    assert (answer["one"].max_instances, answer["one"].recall) == (0, "at_once")
+    assert answer["two"].max_instances == 2
     pool.stories["two"] = begun(dataclasses.replace(WIDE, name="two"))
     pool.now += DECIDE_EVERY_S
     assert "one" not in pool.asked(), "it still gives them back, and needs no milder word"
@@ -278,8 +278,8 @@ def test_promised_gpus_wait_some_minutes_for_a_store_and_are_lent_until_it_is_ba
     assert pool.decide() == {"other": 4}
     pool.obey("other", 4)
     pool.stories["promised"].tell(DriverResumed, live=(), ended=())
-    told = pool.asked()
-    assert {name: asked.max_instances for name, asked in told.items()} == {"promised": 3, "other": 1}
+    text = pool.asked()
+    assert {name: asked.max_instances for name, asked in text.items()} == {"promised": 3, "other": 1}
 
 
 def test_a_cap_that_was_set_by_hand_is_set_right(tmp_path: Path) -> None:
@@ -346,8 +346,8 @@ def test_a_token_with_more_weight_gets_more(tmp_path: Path) -> None:
     large = dataclasses.replace(WIDE, offer=dataclasses.replace(JOB.offer, max_instances=8))
     pool.add("ann-1", owner="ann", job=large)
     pool.add("bob-1", owner="bob", job=large)
-    told = pool.decide()
-    assert (told["ann-1"] or 0) >= (told["bob-1"] or 0)
+    answer = pool.decide()
+    assert (answer["ann-1"] or 0) >= (answer["bob-1"] or 0)
 
 
 class Broker:

@@ -150,8 +150,8 @@ def compile_both(reader: Reader, block: Block) -> None:
     for name in block.title.split(" -> "):
         compile((reader.folder / name).read_text(encoding="utf-8"), name, "exec")
     gone, new = (sum(line.startswith(sign) for line in block.text.splitlines()) for sign in "-+")
-    told = block.page.read_text(encoding="utf-8")
-    assert re.search(rf"\b{gone}\b(?: lines)?(?: of them)?[^.]*\b{new}\b", told), (
+    found = block.page.read_text(encoding="utf-8")
+    assert re.search(rf"\b{gone}\b(?: lines)?(?: of them)?[^.]*\b{new}\b", found), (
         f"{block}: {gone} lines go and {new} come"
     )
 
@@ -204,8 +204,8 @@ def test_the_messages_of_troubleshooting_are_ours() -> None:
 def test_the_states_of_an_experiment_are_all_reported() -> None:
     api = json.loads((ROOT / "tests/unit/openapi.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs/concepts.md").read_text(encoding="utf-8")
-    told = re.findall(r"^\| `(\w+)` \|", page.partition("## States")[2], re.MULTILINE)
-    assert told == api["components"]["schemas"]["ExperimentState"]["enum"]
+    found = re.findall(r"^\| `(\w+)` \|", page.partition("## States")[2], re.MULTILINE)
+    assert found == api["components"]["schemas"]["ExperimentState"]["enum"]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_the_experiment_of_the_page_on_pools_runs_on_its_pool(tmp_path: Path, mo
     page = blocks(ROOT / "docs/pool.md")
     reader = Reader(tmp_path)
     reader.save(next(block for block in page if block.title == "team.yaml"))
-    (told,) = [block for block in page if "rubberband run" in block.text]
-    up, run, *_ = [command.words for command in commands(told.text)]
-    reader.run(_commands(told, f"{up}\n..."))
-    reader.run(_commands(told, f"{run.replace('rubberband run', 'rubberband estimate')} {PROFILED}\n..."))
+    (found,) = [block for block in page if "rubberband run" in block.text]
+    up, run, *_ = [command.words for command in commands(found.text)]
+    reader.run(_commands(found, f"{up}\n..."))
+    reader.run(_commands(found, f"{run.replace('rubberband run', 'rubberband estimate')} {PROFILED}\n..."))

@@ -27,7 +27,7 @@ from tests.builders.virtual_runs import run_virtual
 FINISH = Finish(outcome="done", reason="")
 
 
-class Told(Controller):
+class ScriptedController(Controller):
     """Answers each event with the next of its answers: orders, and how far the budget reaches then."""
 
     def __init__(self, answers: Sequence[tuple[Command | None, float]]) -> None:
@@ -48,17 +48,17 @@ class Listening:
     """A backend that keeps what it is told."""
 
     def __init__(self, rounds: Sequence[Sequence[Event]]) -> None:
-        self.told: list[object] = []
+        self.calls: list[object] = []
         self._rounds = list(rounds)
 
     def now(self) -> float:
         return 0.0
 
     def hold_until(self, instant: float) -> None:
-        self.told.append(instant)
+        self.calls.append(instant)
 
     def execute(self, command: Command) -> None:
-        self.told.append(command)
+        self.calls.append(command)
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         return self._rounds.pop(0)
@@ -90,10 +90,10 @@ def test_the_least_reach_of_several_orders_counts_for_leases(
     backend = Listening([[TICK] * len(answers), [TICK]])
     journal = MemoryJournal()
     journal.append([Started(occurred_at=0.0)])
-    controller = Told([(None, math.inf), (None, math.inf), *answers, (FINISH, math.inf)])
+    controller = ScriptedController([(None, math.inf), (None, math.inf), *answers, (FINISH, math.inf)])
     assert drive(controller, backend, journal) == FINISH
     orders = [order for order, _ in answers if order is not None]
-    assert backend.told == [math.inf, until, *orders, math.inf]
+    assert backend.calls == [math.inf, until, *orders, math.inf]
 
 
 def test_the_error_of_an_impossible_transition_has_the_story_of_its_trial() -> None:

@@ -101,9 +101,9 @@ def test_a_function_that_returns_without_a_report_fails_in_one_line(store: Check
 
     (failure,) = run(idle, store)
     assert isinstance(failure, SegmentFailure)
-    told = "idle() returned without a report; call rubberband.report({'loss': ...}) once per iteration, "
-    told += "or return its metrics in a dict if it trains in one go"
-    assert (failure.kind, failure.message) == ("raised", told)
+    expected = "idle() returned without a report; call rubberband.report({'loss': ...}) once per iteration, "
+    expected += "or return its metrics in a dict if it trains in one go"
+    assert (failure.kind, failure.message) == ("raised", expected)
 
 
 def test_metrics_that_a_function_returns_without_a_report_are_its_report(store: CheckpointStore, capfd: Any) -> None:

@@ -58,7 +58,7 @@ def test_single_values_are_set_as_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "told"),
+    ("body", "kind", "text"),
     [
         (b"", MALFORMED, "not JSON"),
         (b"{", MALFORMED, "line 1, column 2"),
@@ -80,10 +80,10 @@ def test_single_values_are_set_as_on_the_command_line() -> None:
         (body_of(words(constraints__deadline="soon")), INVALID, "constraints.deadline: 'soon'"),
     ],
 )
-def test_invalid_experiments_in_json_are_reported(body: bytes, kind: Kind, told: str) -> None:
+def test_invalid_experiments_in_json_are_reported(body: bytes, kind: Kind, text: str) -> None:
     found = problem(body)
     assert found.kind is kind
-    assert told in found.detail
+    assert text in found.detail
 
 
 def test_invalid_experiments_in_yaml_are_reported_with_their_line() -> None:
@@ -107,7 +107,7 @@ def test_other_types_are_not_read(media_type: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "text"),
     [
         ("deadline", "set 'deadline' is not key=value"),
         ("name.x=1", "set name.x: name is no mapping"),
@@ -116,10 +116,10 @@ def test_other_types_are_not_read(media_type: str) -> None:
         ("constraints.max_cost=.inf", "set constraints.max_cost: "),
     ],
 )
-def test_a_value_that_cannot_be_set_is_reported(override: str, told: str) -> None:
+def test_a_value_that_cannot_be_set_is_reported(override: str, text: str) -> None:
     found = problem(body_of(words()), "application/json", override)
     assert found.kind is INVALID
-    assert told in found.detail
+    assert text in found.detail
 
 
 json_values = st.recursive(

@@ -166,7 +166,7 @@ def test_an_interrupted_run_holds_no_instances() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "text"),
     [
         ({}, "experiment already has these limits; give a later deadline or a larger max_cost"),
         ({"deadline_s": 220.0, "max_cost_usd": 9.0}, "experiment already has these limits"),
@@ -174,20 +174,20 @@ def test_an_interrupted_run_holds_no_instances() -> None:
         ({"max_cost_usd": 8.5}, "max_cost: 8.50 USD is less than the present 9.00 USD; give more"),
     ],
 )
-def test_an_invalid_extension_is_refused(limits: dict[str, float], told: str) -> None:
+def test_an_invalid_extension_is_refused(limits: dict[str, float], text: str) -> None:
     job = dataclasses.replace(TIGHT, max_cost_usd=9.0)
     stopped = run(job, until=in_the_first_stage)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=text):
         extension(stopped.state, stopped.state.now, **limits)
 
 
 def test_without_a_limit_there_is_none_to_raise() -> None:
     stopped = run(CHEAPEST, until=in_the_first_stage)
-    for limits, told in [
+    for limits, text in [
         ({"deadline_s": 900.0}, "deadline: the experiment has none"),
         ({"max_cost_usd": 9.0}, "max_cost: "),
     ]:
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=text):
             extension(stopped.state, stopped.state.now, **limits)
 
 
@@ -250,7 +250,7 @@ def test_a_present_deadline_counts_from_the_start_however_long_it_waited_for_tha
 
 
 @pytest.mark.parametrize(
-    ("deadline", "max_cost_usd", "told"),
+    ("deadline", "max_cost_usd", "text"),
     [
         ("31m", None, "deadline: 31m is before the present one, 32m; give a later one"),
         ("2027-01-15T08:20:00Z", None, "2027-01-15T08:20:00Z is before the present one, 2027-01-15T08:30:00Z"),
@@ -263,9 +263,9 @@ def test_a_present_deadline_counts_from_the_start_however_long_it_waited_for_tha
     ],
 )
 def test_words_that_extend_nothing_are_refused_in_the_same_words(
-    deadline: object, max_cost_usd: float | None, told: str
+    deadline: object, max_cost_usd: float | None, text: str
 ) -> None:
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=text):
         of_words(started(), deadline, max_cost_usd, profiling_s=120.0, profiling_cost_usd=0.5)
 
 

@@ -119,8 +119,8 @@ def test_the_history_shows_the_prices_that_are_billed() -> None:
     line = rental.fake.bill().lines[0]
     assert (line.instance_type, line.market, line.zone) == ("p3.2xlarge", "spot", ZONE)
     assert (line.running_at, line.ended_at, line.billed_s) == (START + 20, None, 7200.0)
-    told = [(point["Timestamp"].timestamp(), float(point["SpotPrice"])) for point in _history(rental)]
-    hours = [next(price for since, price in told if since <= START + 20 + hour * 3600.0) for hour in (0, 1)]
+    lines = [(point["Timestamp"].timestamp(), float(point["SpotPrice"])) for point in _history(rental)]
+    hours = [next(price for since, price in lines if since <= START + 20 + hour * 3600.0) for hour in (0, 1)]
     assert len(set(hours)) == 2
     assert line.cost_usd == pytest.approx(sum(hours))
 

@@ -430,16 +430,16 @@ def test_a_lease_that_is_over_is_not_extended() -> None:
 
 
 def test_machines_are_reported_of_boots_and_ends_once(rental: Rental) -> None:
-    told: list[tuple[str, str]] = []
-    rental.fake.on_boot = lambda one: told.append(("boot", one.instance_id))
-    rental.fake.on_end = lambda one: told.append(("end", one.instance_id))
+    lines: list[tuple[str, str]] = []
+    rental.fake.on_boot = lambda one: lines.append(("boot", one.instance_id))
+    rental.fake.on_end = lambda one: lines.append(("end", one.instance_id))
     ran, never_ran = rental.launch(), rental.launch()
     rental.ec2.terminate_instances(InstanceIds=[never_ran])
     rental.clock.sleep(20)
     rental.fake.tick()
     rental.fake.power_off(ran)
     rental.fake.power_off(ran)
-    assert told == [("end", never_ran), ("boot", ran), ("end", ran)]
+    assert lines == [("end", never_ran), ("boot", ran), ("end", ran)]
 
 
 def test_a_machine_may_call_back_while_it_is_notified(rental: Rental) -> None:

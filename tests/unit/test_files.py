@@ -66,9 +66,9 @@ def test_an_installation_without_sources_has_a_schema_without_descriptions(monke
     monkeypatch.setattr("inspect.getsource", gone)
     found = json.loads(experiment_schema())["properties"]["batch"]
     monkeypatch.undo()
-    told = json.loads(SCHEMA.read_text(encoding="utf-8"))["properties"]["batch"]
-    assert told.pop("description")
-    assert found == told
+    answer = json.loads(SCHEMA.read_text(encoding="utf-8"))["properties"]["batch"]
+    assert answer.pop("description")
+    assert found == answer
 
 
 def test_the_published_schema_holds_what_can_only_be_planned() -> None:

@@ -65,17 +65,17 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 def worker(tmp_path: Path, **extra: str) -> dict[str, Any]:
     """What a worker finds that Ray's raylet starts."""
-    script, told, folder = tmp_path / "script.py", tmp_path / "told.json", tmp_path / "folder"
+    script, answer, folder = tmp_path / "script.py", tmp_path / "told.json", tmp_path / "folder"
     script.write_text(_SCRIPT.replace('"code"', '"fork_tests_code"'))
     folder.mkdir(exist_ok=True)
-    told.unlink(missing_ok=True)
+    answer.unlink(missing_ok=True)
     environment = os.environ | extra | {"RUBBERBAND_DIRECTORY": str(tmp_path), worker_start.WORKER_SCRIPT: str(script)}
-    command = [sys.executable, worker_start.__file__, str(told), "--two=2"]
+    command = [sys.executable, worker_start.__file__, str(answer), "--two=2"]
     with open(tmp_path / "output", "wb") as output:
         subprocess.run(command, cwd=folder, env=environment, stdout=output, check=True, timeout=_PATIENCE_S)
-    eventually(told.exists, "what the worker says")
-    found: dict[str, Any] = json.loads(told.read_text())
-    assert found["words"] == [str(told), "--two=2"]
+    eventually(answer.exists, "what the worker says")
+    found: dict[str, Any] = json.loads(answer.read_text())
+    assert found["words"] == [str(answer), "--two=2"]
     assert found["folder"] == str(folder)
     assert found["environment"].items() >= environment.items()
     assert (tmp_path / "output").read_text() == "begun\n"

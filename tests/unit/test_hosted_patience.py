@@ -22,9 +22,9 @@ def lost() -> JournalError:
     try:
         sql.create_engine(parse_url(GONE)).connect()
     except sql.exc.OperationalError as error:
-        told = JournalError("the journal cannot be read: connection refused")
-        told.__cause__ = error
-        return told
+        refused = JournalError("the journal cannot be read: connection refused")
+        refused.__cause__ = error
+        return refused
     raise AssertionError("nothing listens there")
 
 

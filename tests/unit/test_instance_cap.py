@@ -81,8 +81,8 @@ def test_a_trial_between_two_checkpoints_goes_on_to_the_next() -> None:
     set_cap(story, 1)
     instance = story.state.fleet.leaving()[0].instance
     trial = next(t.trial for t in story.state.running() if t.gang[0].instance == instance)
-    told = {"trial": trial, "attempt": 1, "metrics": {"score": 0.1}}
-    assert story.tell(TrialReported, iterations=1, checkpoint=None, saved_iterations=0, **told) == []
+    fields = {"trial": trial, "attempt": 1, "metrics": {"score": 0.1}}
+    assert story.tell(TrialReported, iterations=1, checkpoint=None, saved_iterations=0, **fields) == []
     assert "StopTrial" in kinds(story.report(trial, 0.1))
 
 

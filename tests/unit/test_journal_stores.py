@@ -111,9 +111,9 @@ def test_an_unknown_name_is_reported_with_the_known_ones(make: Callable[[str], E
     folder = make("test")
     with pytest.raises(
         InputError, match=r"experiment 'nosuch' not found in (sqlite|postgresql).*; known: test$"
-    ) as told:
+    ) as refused:
         read(dataclasses.replace(folder, name="nosuch"))
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(refused.value)
 
 
 def test_looking_into_an_empty_store_makes_nothing(store_url: str, tmp_path: Path) -> None:
@@ -130,25 +130,25 @@ def test_durable_events_are_on_the_disk_before_they_count(store_url: str, durabl
     database = Database(store_url, what="a test", remedy="none")
     with database.writing(durable=durable) as connection:
         asked = "PRAGMA synchronous" if database.is_sqlite else "SHOW synchronous_commit"
-        told = connection.exec_driver_sql(asked).scalar_one()
-    assert told == ((2 if durable else 1) if database.is_sqlite else ("on" if durable else "off"))
+        found = connection.exec_driver_sql(asked).scalar_one()
+    assert found == ((2 if durable else 1) if database.is_sqlite else ("on" if durable else "off"))
     database.close()
 
 
 def test_a_crash_of_the_database_takes_no_event_of_a_driver_that_goes_on(postgresql_url: str) -> None:
     """Nor of a simulated run: its next event would come after a gap."""
-    journal, told = Journal(postgresql_url, "test", create=True), []
+    journal, lines = Journal(postgresql_url, "test", create=True), []
     journal.create(created_at=1.0, job=JOB, setup={})
     journal.durable = False
 
     def look(connection: sql.Connection, *_: object) -> None:
-        told.append(connection.connection.cursor().execute("SHOW synchronous_commit").fetchone())
+        lines.append(connection.connection.cursor().execute("SHOW synchronous_commit").fetchone())
 
     sql.event.listen(journal._database.engine, "before_cursor_execute", look)
     journal.append(EVENTS[:1])
     sql.event.remove(journal._database.engine, "before_cursor_execute", look)
     journal.close()
-    assert set(told) == {("on",)}
+    assert set(lines) == {("on",)}
 
 
 def test_a_driver_whose_place_was_taken_does_nothing_more(store_url: str) -> None:

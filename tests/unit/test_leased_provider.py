@@ -122,11 +122,11 @@ class Story:
 
 @pytest.fixture
 def story(monkeypatch: pytest.MonkeyPatch) -> Story:
-    told = Story()
-    monkeypatch.setattr(pool, "RemoteAgent", told.agent)
+    found = Story()
+    monkeypatch.setattr(pool, "RemoteAgent", found.agent)
     monkeypatch.setattr(pool, "Connection", NoConnection)
-    told.cluster = attend(told.below)
-    return told
+    found.cluster = attend(found.below)
+    return found
 
 
 def test_machines_that_run_have_an_agent_until_they_are_released(story: Story) -> None:

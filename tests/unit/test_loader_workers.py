@@ -149,8 +149,8 @@ class Curriculum(Augmented):
         self.shared = torch.zeros(2)
 
     def __getitem__(self, index):
-        told = [self.epoch, self.options["levels"][0], self.table[0], float(self.shared[0])]
-        return {"index": index, "x": torch.tensor(told[:3], dtype=torch.float64), "told": told[3], "pid": os.getpid()}
+        lines = [self.epoch, self.options["levels"][0], self.table[0], float(self.shared[0])]
+        return {"index": index, "x": torch.tensor(lines[:3], dtype=torch.float64), "told": lines[3], "pid": os.getpid()}
 
 
 def curricula(data):
@@ -173,18 +173,18 @@ def test_loader_workers_see_what_a_hook_changes_in_the_dataset(store, change):
         curricula(self.data)[change](iterations)
 
     def loss(self, model, batch):
-        told = batch["x"].tolist()[0] + batch["told"].tolist()[:1]
-        self.seen.append((told, batch["pid"].tolist()[0]))
+        found = batch["x"].tolist()[0] + batch["told"].tolist()[:1]
+        self.seen.append((found, batch["pid"].tolist()[0]))
         return (model(batch["x"]) ** 2).mean()
 
     trial = made(1, train_dataset=dataset, on_iteration=on_iteration, loss=loss)
     assert len(reports(run(trial, store))) == 3
     if change == "nothing":
-        assert {tuple(told) for told, _ in trial.seen} == {(0.0,) * 4}
+        assert {tuple(found) for found, _ in trial.seen} == {(0.0,) * 4}
         assert len({pid for _, pid in trial.seen}) == 1, "the loader worker stays"
     else:
         place = list(curricula(None)).index(change)
-        assert [told[place] for told, _ in trial.seen] == [1.0] * 3 + [2.0] * 3 + [3.0] * 3
+        assert [found[place] for found, _ in trial.seen] == [1.0] * 3 + [2.0] * 3 + [3.0] * 3
 
 
 @pytest.mark.parametrize(

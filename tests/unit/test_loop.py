@@ -227,12 +227,12 @@ class Drawing(Exact):
 
 def test_every_step_of_every_iteration_draws_anew_and_the_same_after_a_restore(store):
     Drawing.drawn.clear()
-    told = reports(train(Drawing, store))
+    found = reports(train(Drawing, store))
     straight = list(Drawing.drawn)
-    assert len(set(straight)) == len(straight) > len(told) > 1
+    assert len(set(straight)) == len(straight) > len(found) > 1
     Drawing.drawn.clear()
-    reports(train(Drawing, store, from_iterations=1, checkpoint=told[0].checkpoint))
-    assert Drawing.drawn == straight[len(straight) // len(told) :]
+    reports(train(Drawing, store, from_iterations=1, checkpoint=found[0].checkpoint))
+    assert Drawing.drawn == straight[len(straight) // len(found) :]
 
 
 def test_a_trial_notes_each_iteration_and_names_the_metric_of_a_plateau(store, capsys):

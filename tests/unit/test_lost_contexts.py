@@ -128,13 +128,13 @@ def workers(tmp_path: Path, on_sick: Any) -> Workers:
 
 def test_a_gpu_that_fails_twice_makes_its_instance_sick(tmp_path: Path) -> None:
     found: list[tuple[str, str]] = []
-    told = threading.Event()
-    place = workers(tmp_path, lambda *sick: (found.append(sick), told.set()))
+    answer = threading.Event()
+    place = workers(tmp_path, lambda *sick: (found.append(sick), answer.set()))
     place.note_gpu_failure(0, "ECC")
     place.note_gpu_failure(1, "ECC")
-    assert not told.wait(0.05)
+    assert not answer.wait(0.05)
     place.note_gpu_failure(0, "CUDA error: ECC")
-    assert told.wait(10.0)
+    assert answer.wait(10.0)
     place.note_gpu_failure(0, "ECC")
     threads = [each for each in threading.enumerate() if each.name == "sick-0"]
     for each in threads:

@@ -105,7 +105,7 @@ def at(noise_scale: float, profile: Profile) -> dict[int, float]:
     return planning.seconds_per_iteration(later, OFFER.gpus, [1, 2, 4])
 
 
-def told(noise_scale: float | None) -> tuple[BatchUse, ...]:
+def batches(noise_scale: float | None) -> tuple[BatchUse, ...]:
     return (
         BatchUse(
             instances=1,
@@ -127,7 +127,7 @@ def seen_at(noise_scales: list[float], pace: float, profile: Profile, gpus: int 
     state = seen({gpus: [[pace * at(phi, profile)[gpus]] * 3 for phi in noise_scales]}, profile=profile)
     for phi, trial in zip(noise_scales, state.trials, strict=False):
         for report in trial.reports:
-            report.batches = told(phi)
+            report.batches = batches(phi)
     return state
 
 
@@ -145,12 +145,12 @@ def test_iterations_in_which_the_batch_was_still_being_found_are_not_taken_for_s
     state = seen_at([200.0] * 4, 3.0, profile)
     for trial in state.trials:
         for report in trial.reports:
-            (use,) = told(200.0)
+            (use,) = batches(200.0)
             report.batches = (use, dataclasses.replace(use, batch_size=4 * use.batch_size))
     assert measured(state).findings == ""
     for trial in state.trials:
         for report in trial.reports:
-            report.batches = told(None)
+            report.batches = batches(None)
     assert measured(state).findings == ""
 
 
@@ -178,7 +178,7 @@ def test_a_noise_scale_that_is_not_known_or_as_profiled_changes_nothing(phi: flo
     state = seen({1: [[at(phi or 200.0, profile)[1]] * 3] * 4}, profile=profile)
     for trial in state.trials:
         for report in trial.reports:
-            report.batches = told(phi)
+            report.batches = batches(phi)
     found = measured(state)
     assert found.profile is state.job.profile
     assert found.findings == ""
@@ -188,7 +188,7 @@ def test_without_a_model_batches_that_are_reported_change_nothing() -> None:
     state = seen({1: [[10.0, 10.0]] * 4})
     for trial in state.trials:
         for report in trial.reports:
-            report.batches = told(5000.0)
+            report.batches = batches(5000.0)
     assert measured(state).profile is state.job.profile
 
 
@@ -237,7 +237,9 @@ def test_a_run_is_planned_again_with_the_noise_scale_it_has_come_to(phi: float, 
     stages = (Stage(trials=8, iterations=4), Stage(trials=2, iterations=12))
     job = planned_job(stages, profile, PlanningConstraints(deadline_s=3600.0, max_gpus_per_trial=4))
     truth = dataclasses.replace(profile, seconds_per_iteration=at(phi, profile))
-    backend = VirtualBackend(job.name, OFFER, truth, metric=job.metric, slowdown=pace, batches_of=lambda *_: told(phi))
+    backend = VirtualBackend(
+        job.name, OFFER, truth, metric=job.metric, slowdown=pace, batches_of=lambda *_: batches(phi)
+    )
     controller, _, finish = run_virtual(job, backend=backend)
     assert finish.outcome == "done"
     decision = controller.state.decisions[0]

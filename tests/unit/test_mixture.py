@@ -155,25 +155,25 @@ def test_types_of_another_model_stand_in_where_their_speed_is_known_and_memory_s
     assert [one.instance_type for one in found] == ["g6.xlarge"]
 
 
-@pytest.mark.parametrize(("balance", "told"), [("auto", 1), ("equal", 0)])
-def test_an_estimate_says_what_is_assumed_of_types_that_stand_in(balance: str, told: int) -> None:
+@pytest.mark.parametrize(("balance", "expected"), [("auto", 1), ("equal", 0)])
+def test_an_estimate_says_what_is_assumed_of_types_that_stand_in(balance: str, expected: int) -> None:
     experiment = an_experiment(batch={"balance": {"policy": balance}})
     profiles = experiment.loaded_profiles()
     assert profiles is not None
     options = candidates(experiment, profiles, 0.0)
     assert stand_in_speeds(experiment, options[0], options) == {"g6.xlarge": 0.5}
     notes = mixture_notes(experiment, options[0], options, 2)
-    assert len(notes) == told
-    if told:
+    assert len(notes) == expected
+    if expected:
         assert notes[0] == (
             "instances: g6.xlarge is used instead of g5.xlarge where that is sold out, and is 0.5x as fast by the "
             "profile. An iteration of a gang on 2 instances, one of them g6.xlarge, takes 1.33x as long; speeds add up."
         )
 
 
-@pytest.mark.parametrize(("training", "told"), [({}, 1), ({"max_staleness": 4}, 0)])
+@pytest.mark.parametrize(("training", "expected"), [({}, 1), ({"max_staleness": 4}, 0)])
 def test_an_estimate_of_asynchronous_training_counts_with_the_updates_of_each(
-    training: dict[str, Any], told: int
+    training: dict[str, Any], expected: int
 ) -> None:
     model = {"compute_s": 0.3, "up_s": 0.05, "server_s": 0.1, "down_s": 0.05}
     table = {
@@ -191,8 +191,8 @@ def test_an_estimate_of_asynchronous_training_counts_with_the_updates_of_each(
     assert profiles is not None
     options = candidates(experiment, profiles, 0.0)
     notes = mixture_notes(experiment, options[0], options, 2)
-    assert len(notes) == told
-    if told:
+    assert len(notes) == expected
+    if expected:
         assert notes[0] == (
             "instances: g6.xlarge is used instead of g5.xlarge where that is sold out, and is 0.5x as fast by the "
             "profile. An iteration of a gang on 2 instances, one of them g6.xlarge, takes 1.31x as long; each worker "

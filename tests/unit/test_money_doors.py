@@ -162,8 +162,8 @@ def test_an_experiment_of_the_queue_waits_while_what_runs_leaves_no_money(
     house.store.change("other", at=house.clock(), summary=Summary(cost_usd=0.2))
     limited(house, 0.3)
     with house.open():
-        told = eventually(lambda: reason if (reason := house.row("late").reason) else None)
-        assert told.startswith("it waits for money: budget of : 0.20 USD of 0.30 USD are spent or planned this month")
+        text = eventually(lambda: reason if (reason := house.row("late").reason) else None)
+        assert text.startswith("it waits for money: budget of : 0.20 USD of 0.30 USD are spent or planned this month")
         assert house.row("late").state is QUEUED
         house.store.change("other", at=house.clock(), summary=Summary(cost_usd=0.05))
         assert house.wait("late", DONE).attempt == 1
@@ -213,7 +213,7 @@ def test_two_submissions_at_the_same_moment_do_not_get_the_same_money(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited(house, 0.3, limits=ServiceLimits(max_running=0))
-    require, both, told = Budgets.require, threading.Barrier(2, timeout=0.2), list[str]()
+    require, both, lines = Budgets.require, threading.Barrier(2, timeout=0.2), list[str]()
 
     def slow(*arguments: Any, **named: Any) -> None:
         require(*arguments, **named)
@@ -222,9 +222,9 @@ def test_two_submissions_at_the_same_moment_do_not_get_the_same_money(
 
     def submit(runs: ExperimentRuns, name: str) -> None:
         try:
-            told.append(runs.submit(experiment(name), admitted_usd=0.2).state.value)
+            lines.append(runs.submit(experiment(name), admitted_usd=0.2).state.value)
         except HttpProblem as problem:
-            told.append(problem.kind.slug)
+            lines.append(problem.kind.slug)
 
     monkeypatch.setattr(Budgets, "require", slow)
     with house.open() as runs:
@@ -233,7 +233,7 @@ def test_two_submissions_at_the_same_moment_do_not_get_the_same_money(
             thread.start()
         for thread in threads:
             thread.join()
-    assert sorted(told) == ["not-allowed-here", "queued"]
+    assert sorted(lines) == ["not-allowed-here", "queued"]
 
 
 def test_an_extended_experiment_of_the_queue_counts_with_its_new_plan(house: House) -> None:
@@ -377,9 +377,9 @@ def test_a_broker_that_does_not_answer_is_said_and_started_and_its_bill_is_never
     asked = Budgets(replace(POOL, folder=str(folder.path), max_usd_per_month=5.0), service.store)
     with pytest.raises(
         HttpProblem, match=r"the broker of pool team does not answer .* is not known; try again"
-    ) as told:
+    ) as refused:
         asked.bill_usd()
-    assert (told.value.kind, started) == (UNAVAILABLE, [folder])
+    assert (refused.value.kind, started) == (UNAVAILABLE, [folder])
 
 
 def test_a_summary_has_the_cost_of_the_profile_and_the_part_of_the_latest_month() -> None:

@@ -69,17 +69,17 @@ def team(home: Path, cap_usd: float) -> Iterator[PoolFolder]:
 @pytest.mark.usefixtures("trials")
 def test_an_estimate_warns_of_a_plan_that_the_cap_does_not_cover_and_a_run_refuses_it(home: Path) -> None:
     with team(home, 0.5):
-        told = estimate(home=home, **words())
+        text = estimate(home=home, **words())
         with pytest.raises(InfeasibleError) as refused:
             tune(home=home, check=False, verbose=0, **words())
-    assert told.feasible
-    cost = format_usd(told.estimate.prediction.cost_usd)
+    assert text.feasible
+    cost = format_usd(text.estimate.prediction.cost_usd)
     left = format_usd(0.5 - SPENT_USD)
     assert str(refused.value) == (
         f"pool team's max_usd_per_month: {format_usd(SPENT_USD)} of 0.50 USD are spent in November 2026, {left} are "
         f"left, and this plan costs {cost}; set a lower constraints.max_cost, make the search smaller, or raise the cap"
     )
-    assert f"pool: a run is refused now: {refused.value}." in told.notes
+    assert f"pool: a run is refused now: {refused.value}." in text.notes
     assert not (home / "experiments" / "small").exists(), "nothing was begun"
 
 

@@ -50,8 +50,8 @@ def test_a_plan_leaves_what_giving_its_instances_back_may_cost() -> None:
 def test_a_refusal_after_measuring_says_what_that_took_of_the_limits() -> None:
     soonest = planned({"objective": "min_time", "max_cost": 1000})
     deadline = {"deadline": f"{soonest.prediction.jct_s + 5.0:.0f}s"}
-    told = r"cannot be met: .*; measuring took 40s and 0\.0200 USD of the limits; raise the deadline to"
-    with pytest.raises(InfeasibleError, match=told):
+    text = r"cannot be met: .*; measuring took 40s and 0\.0200 USD of the limits; raise the deadline to"
+    with pytest.raises(InfeasibleError, match=text):
         plan_job(experiment(deadline, **FREE), PROFILE, spent=Spent(seconds=40.0, cost_usd=0.02), most_usd=5.0)
 
 
@@ -93,15 +93,15 @@ def test_an_estimate_calls_feasible_what_a_run_accepts(resources: dict[str, Any]
     for share in (0.99, 1.01, 1.06):
         limits = {"objective": objective, "max_cost": round(share * cost_usd, 6), "deadline": "1h"}
         asked = experiment(limits, **FREE, **resources)
-        told = answer(
+        found = answer(
             asked, PROFILE, PricesAndQuotas(), PlanningOptions(now=0.0, clock=itertools.repeat(0.0).__next__)
         ).estimate
-        if told.job is not None:
-            assert plan_job(asked, PROFILE, now=0.0).plan == told.job.plan
+        if found.job is not None:
+            assert plan_job(asked, PROFILE, now=0.0).plan == found.job.plan
             continue
-        with pytest.raises(InfeasibleError, match=re.escape(str(told.reason))):
+        with pytest.raises(InfeasibleError, match=re.escape(str(found.reason))):
             plan_job(asked, PROFILE, now=0.0)
-        (change,) = told.remedies[0].changes
+        (change,) = found.remedies[0].changes
         assert change.key == "constraints.max_cost"
         assert isinstance(change.value, float)
         assert plan_job(_capped(asked, change.value), PROFILE, now=0.0).plan
@@ -137,11 +137,11 @@ def test_odds_count_the_money_that_is_kept_back() -> None:
     assert free.prediction.cost is not None
     limits = {"max_cost": free.prediction.cost.p95 + 0.01, "confidence": 0.5}
     asked = experiment(limits, **FREE)
-    told = answer(
+    found = answer(
         asked, noisy, PricesAndQuotas(), PlanningOptions(now=0.0, clock=itertools.repeat(0.0).__next__)
     ).estimate
-    assert told.odds is not None
-    assert told.odds.p_budget < 0.93, "the bill itself stays within max_cost with 95 %"
+    assert found.odds is not None
+    assert found.odds.p_budget < 0.93, "the bill itself stays within max_cost with 95 %"
 
 
 def test_a_function_has_one_gpu_by_default(tmp_path: Path) -> None:

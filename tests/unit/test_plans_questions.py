@@ -78,8 +78,8 @@ def test_a_feasible_answer_is_the_estimate_and_its_id() -> None:
     assert profiles is not None
     expected = answer(experiment, profiles, PricesAndQuotas(), PlanningOptions(now=0.0, clock=lambda: 0.0)).to_json()
     assert status == 200
-    told = json.loads(body)
-    assert told | {"planning_s": 0.0} == json.loads(json.dumps(expected)) | {"id": asking.id}
+    found = json.loads(body)
+    assert found | {"planning_s": 0.0} == json.loads(json.dumps(expected)) | {"id": asking.id}
 
 
 @pytest.mark.parametrize("changes", [{"constraints__deadline": "10s"}, {"constraints__max_cost": 0.001}])
@@ -125,21 +125,21 @@ def conversation(*lines: str) -> list[dict[str, Any]]:
     questions, answers = io.BytesIO("".join(f"{line}\n" for line in lines).encode()), io.BytesIO()
     serve(questions, answers, NOWHERE, live=False)
     answers.seek(0)
-    told = []
+    found = []
     while line := answers.readline():
-        told.append(json.loads(line))
-        answers.read(told[-1].get("length", 0))
-    return told
+        found.append(json.loads(line))
+        answers.read(found[-1].get("length", 0))
+    return found
 
 
 def test_questions_are_answered_in_turn_until_there_are_none() -> None:
     good, bad = json.dumps(asked(words())), json.dumps(asked(words(), body="{"))
     without = json.dumps(asked(words(profile=None)))
-    told = conversation(good, "plan", good, "skip", bad, without, "plan", good, "plan")
-    known = {"id": told[0]["id"], "good_s": None}
-    assert [each.get("problem") or each.get("status") or each for each in told] == [
+    text = conversation(good, "plan", good, "skip", bad, without, "plan", good, "plan")
+    known = {"id": text[0]["id"], "good_s": None}
+    assert [each.get("problem") or each.get("status") or each for each in text] == [
         *(known, 200, known, "malformed"),
-        *({"id": told[4]["id"], "good_s": None}, "profile-missing"),
+        *({"id": text[4]["id"], "good_s": None}, "profile-missing"),
         *(known, 200),
     ]
-    assert Experiment(**told[1]["words"]) == Experiment(**words())
+    assert Experiment(**text[1]["words"]) == Experiment(**words())

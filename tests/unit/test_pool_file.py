@@ -98,7 +98,7 @@ def test_a_part_of_an_instance_has_its_share_of_the_price(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "cap", "told", "most"),
+    ("given", "cap", "lines", "most"),
     [
         ({"max_instances": 3}, None, [], 3),
         ({}, None, [], 3),
@@ -123,14 +123,14 @@ def test_a_part_of_an_instance_has_its_share_of_the_price(tmp_path: Path) -> Non
     ],
 )
 def test_a_number_of_instances_above_the_pools_is_lowered_and_said(
-    tmp_path: Path, given: dict[str, Any], cap: float | None, told: list[str], most: int
+    tmp_path: Path, given: dict[str, Any], cap: float | None, lines: list[str], most: int
 ) -> None:
     _up(tmp_path, **({} if cap is None else {"max_usd_per_hour": cap}))
     notes: list[str] = []
     found = on_pool({"name": "a", "resources": {"pool": "team", **given}}, tmp_path, notes.append)
-    assert (found["resources"]["max_instances"], notes) == (most, told)
+    assert (found["resources"]["max_instances"], notes) == (most, lines)
     on_pool(found, tmp_path, notes.append)
-    assert notes == told, "once"
+    assert notes == lines, "once"
 
 
 def test_a_cap_that_pays_for_no_instance_is_reported() -> None:

@@ -209,10 +209,10 @@ def test_without_credentials_the_cache_is_used_and_then_the_catalogue(world: Wor
     assert dict(table) == dict(catalogue())
     assert len(table.notes) == 1
     assert "there are no AWS credentials" in table.notes[0]
-    told = world.table("g5.xlarge")
+    found = world.table("g5.xlarge")
     world.now += 10 * ON_DEMAND_GOOD_S
     later = world.table("g5.xlarge", principal="nobody")
-    assert later == told
+    assert later == found
     assert later.notes == table.notes
 
 
@@ -300,8 +300,8 @@ def test_a_type_that_the_region_lacks_is_refused(world: World) -> None:
     with pytest.raises(InputError, match=r"AWS has no p6-b200.48xlarge in us-east-1; .* region \(it is in us-e"):
         offer(resources(instance_type="p6-b200.48xlarge"), table=table)
     world.fake.world.offers = lambda machine, zone: machine.name != "g4dn.xlarge"
-    told = r"AWS has no g4dn.xlarge in us-east-1; choose another type or region \(here there is g4dn.2xlarge, .*; it"
-    with pytest.raises(InputError, match=told):
+    text = r"AWS has no g4dn.xlarge in us-east-1; choose another type or region \(here there is g4dn.2xlarge, .*; it"
+    with pytest.raises(InputError, match=text):
         offer(resources(instance_type="g4dn.xlarge"), table=world.live(instance_type="g4dn.xlarge"))
     with pytest.raises(InputError, match=r"'g5.xlrge' is not in the catalogue; did you mean 'g5.xlarge'"):
         offer(resources(instance_type="g5.xlrge"), table=world.live(instance_type="g5.xlrge"))

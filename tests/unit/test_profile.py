@@ -6,7 +6,7 @@ from rubberband.values.profile import Profile
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "lines"),
     [
         ({1: 10.0}, []),
         ({1: 10.0, 2: 6.0, 4: 4.0}, []),
@@ -16,10 +16,10 @@ from rubberband.values.profile import Profile
         ({1: 1.0, 8: 2.0}, ["nothing is measured between 1 and 8 GPUs", "slower with 8 GPUs (2 s) than with 1 (1 s)"]),
     ],
 )
-def test_gaps_and_times_that_go_up_are_legal_and_reported(table: dict[int, float], told: list[str]) -> None:
+def test_gaps_and_times_that_go_up_are_legal_and_reported(table: dict[int, float], lines: list[str]) -> None:
     notes = Profile(seconds_per_iteration=table).notes()
-    assert len(notes) == len(told)
-    assert all(part in note and "\n" not in note for note, part in zip(notes, told, strict=True))
+    assert len(notes) == len(lines)
+    assert all(part in note and "\n" not in note for note, part in zip(notes, lines, strict=True))
 
 
 def test_a_gap_is_linear_in_throughput() -> None:

@@ -81,9 +81,9 @@ def test_repeated_training_is_paid_for_and_the_report_says_why() -> None:
     paid = paid_time(story.state, story.at)
     assert (before.repeated_gpu_s, paid.repeated_gpu_s) == (20.0, 20.0)
     assert paid.training_gpu_s - before.training_gpu_s == 1.0
-    told = render(result(story))
-    assert "trained again" in told
-    assert f"in 4 trials the function {WITHOUT_CHECKPOINT}" in told
+    text = render(result(story))
+    assert "trained again" in text
+    assert f"in 4 trials the function {WITHOUT_CHECKPOINT}" in text
 
 
 def test_a_replan_counts_repeated_training_and_not_as_slowness() -> None:

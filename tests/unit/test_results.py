@@ -133,9 +133,9 @@ def test_best_prints_the_configuration(says: Any) -> None:
     lines = says("best", "digits-sha").splitlines()
     assert lines[0].startswith("accuracy=0.9")
     assert [line.split(":")[0] for line in lines[1:]] == ["  lr", "  momentum", "  hidden", "  optimizer"]
-    told = json.loads(says("best", "digits-sha", "-o", "json"))
-    assert set(told["configuration"]) == {"lr", "momentum", "hidden", "optimizer"}
-    assert lines[0].startswith(f"accuracy={told['metrics']['accuracy']:.6g} (trial {told['trial']}, ")
+    answer = json.loads(says("best", "digits-sha", "-o", "json"))
+    assert set(answer["configuration"]) == {"lr", "momentum", "hidden", "optimizer"}
+    assert lines[0].startswith(f"accuracy={answer['metrics']['accuracy']:.6g} (trial {answer['trial']}, ")
 
 
 def test_best_of_a_run_without_reports_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

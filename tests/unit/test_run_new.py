@@ -136,5 +136,5 @@ def test_a_limit_by_hand_is_refused_where_a_pool_allots_the_instances(home: Path
         assert done.exit_code == 0, done.output
     else:
         assert isinstance(done.exception, InputError)
-        told = "experiment 'template' is running: pool team allots its instances; change its weight instead"
-        assert str(done.exception) == told
+        text = "experiment 'template' is running: pool team allots its instances; change its weight instead"
+        assert str(done.exception) == text

@@ -131,7 +131,7 @@ def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(house: House
 
 
 @pytest.mark.parametrize(
-    ("way", "state", "told"),
+    ("way", "state", "text"),
     [
         ("refuse", REFUSED, "no plan meets the deadline of 1s"),
         ("vanish", REFUSED, "ended before the experiment started"),
@@ -139,12 +139,12 @@ def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(house: House
         ("cut", INTERRUPTED, "resume it to continue"),
     ],
 )
-def test_how_a_process_ends_that_does_not_finish(house: House, way: str, state: ExperimentState, told: str) -> None:
+def test_how_a_process_ends_that_does_not_finish(house: House, way: str, state: ExperimentState, text: str) -> None:
     house.tell(one=way)
     with house.open() as runs:
         runs.submit(experiment())
         row = house.wait("one", state)
-    assert told in row.reason
+    assert text in row.reason
     assert len(house.starts()) == (way != "vanish")
 
 
@@ -164,12 +164,12 @@ def test_a_name_is_taken_once(house: House) -> None:
     with house.open() as runs:
         runs.submit(experiment(), request="r1")
         assert runs.submit(experiment(), request="r1").name == "one"
-        with pytest.raises(HttpProblem, match="taken") as told:
+        with pytest.raises(HttpProblem, match="taken") as refused:
             runs.submit(experiment(), request="r2")
         with pytest.raises(HttpProblem, match="taken"):
             runs.submit(experiment())
         house.wait("one", DONE)
-    assert told.value.kind.status == 409
+    assert refused.value.kind.status == 409
     assert len(house.starts()) == 1
 
 
@@ -298,13 +298,13 @@ def test_an_action_that_a_state_forbids_is_a_conflict_with_a_remedy(house: House
             (runs.resume, "no", "another name"),
         ]
         for act, name, remedy in asked:
-            with pytest.raises(HttpProblem, match=remedy) as told:
+            with pytest.raises(HttpProblem, match=remedy) as refused:
                 act(name)
-            assert told.value.kind.status == 409
+            assert refused.value.kind.status == 409
         for act in (runs.cancel, runs.resume, runs.result, runs.lines):
-            with pytest.raises(HttpProblem, match="not found") as told:
+            with pytest.raises(HttpProblem, match="not found") as refused:
                 act("nobody")
-            assert told.value.kind.status == 404
+            assert refused.value.kind.status == 404
 
 
 def test_a_result_can_be_had_before_while_and_after_it_runs(house: House) -> None:

@@ -98,9 +98,9 @@ def test_a_budget_that_is_more_than_may_be_spent_here_is_not_gone_on_with(house:
     cut_off(template(house.home), at=3)
     house.set(limits=ServiceLimits(max_cost_usd=5.0))
     with house.open() as runs:
-        for name, told in (("template", "none is not allowed here"), ("dear", "6.00 USD is not allowed here")):
+        for name, text in (("template", "none is not allowed here"), ("dear", "6.00 USD is not allowed here")):
             house.wait(name, INTERRUPTED)
-            with pytest.raises(HttpProblem, match=told):
+            with pytest.raises(HttpProblem, match=text):
                 runs.resume(name)
     assert house.starts() == []
 
@@ -150,14 +150,14 @@ def test_a_journal_that_is_read_slowly_holds_up_no_other_experiment(
             house.wait(name, DONE)
         eventually(lambda: all(runs._watcher.follower(name) is None for name in ("slow", "quick")))
         monkeypatch.setattr(Journals, "_read", slow)
-        told: list[Any] = []
-        reader = threading.Thread(target=lambda: told.append(runs.result("slow")))
+        lines: list[Any] = []
+        reader = threading.Thread(target=lambda: lines.append(runs.result("slow")))
         reader.start()
         assert began.wait(60.0)
         assert runs.result("quick") is not None
         go.set()
         reader.join()
-    assert told[0].outcome == "done"
+    assert lines[0].outcome == "done"
 
 
 def test_a_run_of_another_home_is_not_driven_twice(house: House) -> None:

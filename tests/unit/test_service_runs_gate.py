@@ -28,8 +28,8 @@ NARROW = {
 }
 
 
-@pytest.mark.parametrize(("narrow", "told"), [("provider", "virtual is not allowed"), ("cost", "5.00 USD is more")])
-def test_narrowing_the_allowed_code_refuses_queued_runs(house: House, narrow: str, told: str) -> None:
+@pytest.mark.parametrize(("narrow", "text"), [("provider", "virtual is not allowed"), ("cost", "5.00 USD is more")])
+def test_narrowing_the_allowed_code_refuses_queued_runs(house: House, narrow: str, text: str) -> None:
     house.set(limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment("waits", max_cost=5.0))
@@ -40,7 +40,7 @@ def test_narrowing_the_allowed_code_refuses_queued_runs(house: House, narrow: st
         for name in ("waits", "ordered"):
             reason = house.wait(name, REFUSED).reason
             assert "the operator changed what may be run" in reason
-            assert told in reason
+            assert text in reason
     assert house.starts() == []
 
 
@@ -110,8 +110,8 @@ def test_runs_that_failed_by_themselves_or_run_by_hand_are_not_restarted(house: 
         runs.submit(experiment())
         house.wait("one", INTERRUPTED)
         folder = ExperimentFolder(home=house.home, name="one")
-        told = {"attempt": 1, "exit_code": 1, "error": "no", "at": 0.0}
-        folder.ending.write_text(json.dumps(told))
+        found = {"attempt": 1, "exit_code": 1, "error": "no", "at": 0.0}
+        folder.ending.write_text(json.dumps(found))
         house.wait("template", INTERRUPTED)
     for name in ("one", "template"):
         assert house.store.change(name, at=0.0, state=RUNNING)

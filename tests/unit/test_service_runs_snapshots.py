@@ -57,7 +57,7 @@ def row(state: ExperimentState, attempt: int = 1) -> Submission:
     return Submission(name="one", state=state, created_at=0.0, changed_at=0.0, words=words, attempt=attempt)
 
 
-def told(exit_code: int, attempt: int = 1) -> Ending:
+def ending(exit_code: int, attempt: int = 1) -> Ending:
     return Ending(attempt=attempt, exit_code=exit_code, error="this went wrong", at=0.0)
 
 
@@ -67,9 +67,9 @@ def told(exit_code: int, attempt: int = 1) -> Ending:
         (STARTING, AT_WORK, STARTING),
         (STARTING, replace(BEGUN, at_work=True), RUNNING),
         (STARTING, replace(BEGUN, at_work=True, outcome=DONE), DONE),
-        (STARTING, replace(SIGNED, ending=told(2)), REFUSED),
-        (STARTING, replace(SIGNED, ending=told(3)), REFUSED),
-        (STARTING, replace(SIGNED, ending=told(130)), CANCELLED),
+        (STARTING, replace(SIGNED, ending=ending(2)), REFUSED),
+        (STARTING, replace(SIGNED, ending=ending(3)), REFUSED),
+        (STARTING, replace(SIGNED, ending=ending(130)), CANCELLED),
         (STARTING, SIGNED, INTERRUPTED),
         (STARTING, BEGUN, INTERRUPTED),
         (STARTING, replace(BEGUN, outcome=DONE), DONE),
@@ -100,14 +100,14 @@ def test_a_resumed_run_keeps_waiting_while_its_journal_shows_the_earlier_end() -
 
 
 def test_an_ending_of_an_earlier_process_is_not_that_of_this_one() -> None:
-    sight = replace(BEGUN, mark=HostMark(pid=1, attempt=2, started_at=0.0), ending=told(1, attempt=1))
+    sight = replace(BEGUN, mark=HostMark(pid=1, attempt=2, started_at=0.0), ending=ending(1, attempt=1))
     found = snapshot_of(row(RUNNING, attempt=2), sight)
     assert found is not None
     assert "ended unexpectedly" in found.reason
 
 
 def test_the_last_words_of_its_process_are_the_reason() -> None:
-    found = snapshot_of(row(RUNNING), replace(BEGUN, ending=told(1)))
+    found = snapshot_of(row(RUNNING), replace(BEGUN, ending=ending(1)))
     assert found == ExperimentSnapshot(state=INTERRUPTED, reason="this went wrong; resume it to continue")
 
 
@@ -148,9 +148,9 @@ def test_an_order_and_how_its_process_ended_outlive_a_power_cut(
     folder.order.write_bytes(folder.order.read_bytes().replace(b"{", b'{"most_hours":1,', 1))
     with pytest.raises(InputError, match=r"order\.json has 'most_hours', unknown to this version .* install"):
         read_order(folder)
-    write_ending(folder, told(3))
+    write_ending(folder, ending(3))
     power.cut()
-    assert read_ending(folder) == told(3)
+    assert read_ending(folder) == ending(3)
 
 
 FAILED = (Failure(seq=7, trial=1, lines=("attempt 1 raised: no", "Traceback")),)

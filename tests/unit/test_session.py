@@ -77,9 +77,9 @@ def test_a_virtual_run_that_was_cut_off_resumes_at_its_own_time(folder: Experime
     assert result.resumes == 1
 
 
-@pytest.mark.parametrize(("num_events", "is_told"), [(0, False), (12, True)])
+@pytest.mark.parametrize(("num_events", "is_printed"), [(0, False), (12, True)])
 def test_a_resume_names_the_files_that_changed_since_trials_were_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_events: int, is_told: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_events: int, is_printed: bool
 ) -> None:
     for name in ("net", "same"):
         (tmp_path / f"{name}.py").write_text("SCALE = 1.0\n")
@@ -95,10 +95,10 @@ def test_a_resume_names_the_files_that_changed_since_trials_were_trained(
     assert capsys.readouterr().err == ""
     with contextlib.suppress(Killed):
         session.run(made, view=dying_after(num_events + 2))
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == is_told
-    if is_told:
-        assert re.fullmatch(r"code: \S*net.py, \S*same.py changed since the first trials were trained; .*", told[0])
+    found = capsys.readouterr().err.splitlines()
+    assert len(found) == is_printed
+    if is_printed:
+        assert re.fullmatch(r"code: \S*net.py, \S*same.py changed since the first trials were trained; .*", found[0])
 
 
 def test_a_pickled_trial_is_resumed_as_it_was_and_its_modules_as_they_are(tmp_path: Path) -> None:

@@ -172,8 +172,8 @@ def test_a_line_says_the_size(limits: dict[str, Any], within: str) -> None:
     found = estimated(experiment({"type": "sha", "num_samples": 5, "max_t": 13}, limits), to_size=True)
     assert found.size is not None
     number = found.size.number
-    told = f"{number} configurations fit {within} (num_samples: {number}); no more do"
-    assert size_line("sized", found.estimate.constraints, found.size) == f"sized: {told}"
+    expected = f"{number} configurations fit {within} (num_samples: {number}); no more do"
+    assert size_line("sized", found.estimate.constraints, found.size) == f"sized: {expected}"
     assert found.estimate.brackets[0][0].trials == number
     assert found.to_json()["size"] == {"key": "num_samples", "number": number, "trials": number}
 

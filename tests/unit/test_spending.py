@@ -145,8 +145,8 @@ def test_a_price_that_is_known_after_an_instance_has_gone_is_in_what_is_left_of_
     state = story.state
     at_once_usd = budget.spending(state).spent_usd(state.now)
     story.tell(InstancePriced, instance="i-002", hour_prices_usd=hour_usd)
-    told_usd, spent_usd = budget.bill_usd(state, state.now), budget.spending(state).spent_usd(state.now)
-    assert spent_usd == pytest.approx(told_usd)
+    ledger_usd, spent_usd = budget.bill_usd(state, state.now), budget.spending(state).spent_usd(state.now)
+    assert spent_usd == pytest.approx(ledger_usd)
     assert abs(spent_usd - at_once_usd) > 0.005
 
 

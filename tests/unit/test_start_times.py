@@ -198,8 +198,8 @@ def test_the_command_line_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     record(tmp_path / "home", [START], at=1.0)
     after = CliRunner().invoke(app, ["estimate", str(file), "-o", "json"])
     assert (before.exit_code, after.exit_code) == (0, 0)
-    told = [json.loads(result.stdout) for result in (before, after)]
-    assert [any("the file says 15s" in note for note in each["notes"]) for each in told] == [False, True]
+    lines = [json.loads(result.stdout) for result in (before, after)]
+    assert [any("the file says 15s" in note for note in each["notes"]) for each in lines] == [False, True]
 
 
 def test_the_service_counts_it_and_distinguishes_old_answers_from_new_ones(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_a_change_changes_what_it_names_if_it_may_and_shows_each_new_state(
     model = {name: submission(name) for name in "ab"}
     for one in model.values():
         store.add(one)
-    told = [(name, "queued", None, "") for name in "ab"]
+    lines = [(name, "queued", None, "") for name in "ab"]
     for at, (name, state, expected, reason, attempt) in enumerate(changes, start=2):
         now = model.get(name)
         may = now is not None and (expected is None or now.state in expected)
@@ -222,10 +222,10 @@ def test_a_change_changes_what_it_names_if_it_may_and_shows_each_new_state(
         kept = {key: value for key, value in given.items() if value is not None}
         model[name] = dataclasses.replace(now, changed_at=float(at), **kept)  # type: ignore[arg-type]
         if model[name].state is not now.state:
-            told.append((name, model[name].state, now.state, model[name].reason))
+            lines.append((name, model[name].state, now.state, model[name].reason))
     assert {name: store.submission(name) for name in "ab"} == model
     events = [(e.experiment, e.data["state"], e.data["before"], e.data["reason"]) for e in store.feed()]
-    assert events == told
+    assert events == lines
 
 
 def test_changed_values_come_back(store: Store) -> None:

@@ -96,15 +96,15 @@ def test_a_server_that_was_replaced_changes_nothing_until_it_has_the_store_again
 
 def test_no_write_ends_after_another_server_has_begun(stores: tuple[Store, Store], postgresql_url: str) -> None:
     first, second = stores
-    taker, told = threading.Thread(target=second.take, args=(BEN,)), list[str]()
+    taker, lines = threading.Thread(target=second.take, args=(BEN,)), list[str]()
     with first._writing() as connection:
         end_holder(postgresql_url)
         taker.start()
         taker.join(0.3)
-        told.append("began" if not taker.is_alive() else "waits")
+        lines.append("began" if not taker.is_alive() else "waits")
         connection.execute(sql.insert(SUBMISSIONS).values(first._row(submission("a")) | {"owner": "first"}))
     taker.join()
-    assert told == ["waits"]
+    assert lines == ["waits"]
     assert second.submission("a") is not None
     with pytest.raises(JournalError, match="another server"):
         first.add(submission("b"))
@@ -134,8 +134,8 @@ def test_an_experiment_belongs_to_the_home_that_accepted_it(store_url: str) -> N
         rows = {row.name: row for row in store.submissions().items}
         assert rows.pop("elsewhere").reason.startswith("it belongs to the home where it began: only the service there")
         assert {name: row.home for name, row in rows.items()} == dict.fromkeys(rows, "" if ours else "gpu-1:/home/ann")
-        told = "it belongs to the home gpu-1:/home/ann: only the service there"
-        assert [rows[name].reason.startswith(told) for name in ("old", "waits", "a")] == [not ours] * 3
+        expected = "it belongs to the home gpu-1:/home/ann: only the service there"
+        assert [rows[name].reason.startswith(expected) for name in ("old", "waits", "a")] == [not ours] * 3
         assert not rows["over"].reason
         store.close()
     store = Store(store_url)

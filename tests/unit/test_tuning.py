@@ -46,7 +46,7 @@ def measured(
     def make_backend(_folder: object, spec: RunSpec, offer: Offer, *_: object) -> VirtualBackend:
         metric = spec.experiment.search.metric
         if spec.experiment.batch.policy == "goodput":
-            return AdaptiveBackend("test", offer, PROFILE, metric=metric).told_by(MODEL, 500.0)
+            return AdaptiveBackend("test", offer, PROFILE, metric=metric).reporting(MODEL, 500.0)
         return VirtualBackend("test", offer, PROFILE, metric=metric, faults=faults)
 
     monkeypatch.setattr("rubberband.running.profile.make_ray_backend", make_backend)

@@ -118,12 +118,12 @@ def test_the_text_fits_eighty_columns() -> None:
 def test_a_gain_compares_all_training_at_the_first_batch_and_at_the_last() -> None:
     result = adaptive_result()
     model, *_ = result.trials[0].batches
-    told = [(64, 100.0, 1.0), (128, 300.0, 0.5), (128, 100.0, 0.5)]
+    lines = [(64, 100.0, 1.0), (128, 300.0, 0.5), (128, 100.0, 0.5)]
     batches = tuple(
         dataclasses.replace(
             model, batch_size=size, steps=round(6 * speed), throughput=speed, efficiency=part, goodput=speed * part
         )
-        for size, speed, part in told
+        for size, speed, part in lines
     )
     best = dataclasses.replace(result.trials[0], batches=batches)
     row = batch_sizes(dataclasses.replace(result, trials=(best,), best=best), None).rows[0]

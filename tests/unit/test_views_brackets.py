@@ -18,7 +18,7 @@ from rubberband.views.report.tables import stages
 from rubberband.views.story import planned_spans, story
 from tests.builders.brackets import divided
 from tests.builders.virtual_runs import run_virtual
-from tests.builders.watching import pictures, told
+from tests.builders.watching import narration, pictures
 
 
 def job() -> Job:
@@ -40,7 +40,7 @@ def result() -> Result:
 
 
 def test_lines_name_the_bracket_and_its_stage() -> None:
-    lines = [line.partition("  ")[2] for line in told(job()).splitlines()]
+    lines = [line.partition("  ")[2] for line in narration(job()).splitlines()]
     assert lines[0].startswith("test: 8 trials in 4 stages of 3 brackets, planned ")
     assert "bracket 0 stage 0: 4 trials x 1 iteration; launching 2: 0 -> 2 instances" in lines
     assert "bracket 1 stage 0: 2 trials x 3 iterations; launching 1: 0 -> 1 instance" in lines
@@ -107,7 +107,7 @@ def test_the_page_and_the_report_name_them(result: Result) -> None:
         ("2.0", "2 of 2", "done"),
         ("1.0", "6 of 6", "done"),
     ]
-    told = {entry.what: entry.text for entry in story(result)}
-    assert told["SYNC of bracket 0 stage 0"].startswith("1 of 4 trials promoted")
-    assert told["SYNC of bracket 1 stage 0"].startswith("2 of 2 trials finished")
+    answer = {entry.what: entry.text for entry in story(result)}
+    assert answer["SYNC of bracket 0 stage 0"].startswith("1 of 4 trials promoted")
+    assert answer["SYNC of bracket 1 stage 0"].startswith("2 of 2 trials finished")
     assert "2.0" in render_html(result)

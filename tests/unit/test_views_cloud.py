@@ -38,7 +38,7 @@ from rubberband.views.report.tables import incidents, purchases, update_line
 from tests.builders.memory import MemoryPoolJournal
 from tests.builders.pools import OFFER, lending_pool
 from tests.builders.results import UPDATES, a_job, a_result, render
-from tests.builders.watching import pictures, told
+from tests.builders.watching import narration, pictures
 
 
 def spot_job() -> Job:
@@ -68,7 +68,7 @@ def result(faults: Faults = TAKEN) -> Result:
 
 
 def test_the_lines_name_market_price_and_what_is_taken_away() -> None:
-    text = told(spot_job(), TAKEN)
+    text = narration(spot_job(), TAKEN)
     assert "launching 3 on spot: 0 -> 3 instances" in text
     assert "i-001 ready after 47s (1 of 3 instances): spot at 0.13 USD/h" in text
     assert "i-002 PREEMPTED (taken away by the provider): 3 -> 2 instances; trials 2, 3 will resume" in text
@@ -154,8 +154,8 @@ def test_money_is_reported_with_its_limit() -> None:
 
 
 def test_why_it_was_interrupted_is_reported_once() -> None:
-    told = headline(view("interrupted") | {"reason": "its process has ended; resume it to continue"})
-    assert told == "digits: interrupted: its process has ended; resume it to continue"
+    found = headline(view("interrupted") | {"reason": "its process has ended; resume it to continue"})
+    assert found == "digits: interrupted: its process has ended; resume it to continue"
 
 
 def _snapshot() -> dict[str, Any]:

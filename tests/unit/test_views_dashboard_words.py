@@ -24,17 +24,17 @@ RUNNING, DONE = ExperimentState.RUNNING, ExperimentState.DONE
 
 
 def submission(state: ExperimentState = RUNNING, reason: str = "", **summary: Any) -> Submission:
-    told = Summary(**{"started_at": 1000.0, "stages": 3} | summary)
-    return Submission(name="digits", state=state, created_at=1000.0, changed_at=1000.0, reason=reason, summary=told)
+    found = Summary(**{"started_at": 1000.0, "stages": 3} | summary)
+    return Submission(name="digits", state=state, created_at=1000.0, changed_at=1000.0, reason=reason, summary=found)
 
 
 def test_a_running_experiment_is_reported_in_one_sentence() -> None:
     result = cut_short(30, job=a_job(deadline_s=300.0), cancel=False)
-    told = sentence(submission(forecast_jct_s=200.0, forecast_cost_usd=0.05), result)
+    text = sentence(submission(forecast_jct_s=200.0, forecast_cost_usd=0.05), result)
     left_s = 200.0 - result.actual_jct_s
-    assert told.startswith("Stage ")
-    assert f"ends in about {duration(left_s)}, 1m40s before the deadline" in told
-    assert told.endswith("of 1.00 USD spent.")
+    assert text.startswith("Stage ")
+    assert f"ends in about {duration(left_s)}, 1m40s before the deadline" in text
+    assert text.endswith("of 1.00 USD spent.")
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,17 @@ def test_the_sentence_holds_the_forecast_against_the_deadline(forecast_s: float,
 def test_a_run_about_to_restart_says_so_and_shows_no_old_forecast(state: ExperimentState) -> None:
     result = cut_short(30, job=a_job(deadline_s=300.0), cancel=True)
     known = submission(state, reason="it was killed", forecast_jct_s=result.actual_jct_s)
-    told = sentence(known, result)
-    assert "resumes from its checkpoints" in told
-    assert told.endswith("It was killed.")
+    text = sentence(known, result)
+    assert "resumes from its checkpoints" in text
+    assert text.endswith("It was killed.")
     assert not [note for card in cards(known, result) for note in card.notes if "forecast" in note]
 
 
 def test_without_limits_none_are_reported() -> None:
     result = cut_short(30, job=a_job(deadline_s=None, max_cost_usd=None), cancel=False)
-    told = sentence(submission(forecast_jct_s=200.0), result)
-    assert "deadline" not in told
-    assert told.endswith(" USD spent.")
+    text = sentence(submission(forecast_jct_s=200.0), result)
+    assert "deadline" not in text
+    assert text.endswith(" USD spent.")
     assert [card.notes[0] for card in cards(submission(), result)[:2]] == ["no deadline", "no max_cost"]
 
 
@@ -73,8 +73,8 @@ def test_every_state_has_words(state: ExperimentState, begun: bool) -> None:
 
 def test_a_reason_is_reported_once() -> None:
     result = dataclasses.replace(a_result(), outcome="failed", reason="the disk is full")
-    told = sentence(submission(ExperimentState.FAILED, reason="the disk is full"), result)
-    assert told.lower().count("the disk is full") == 1
+    found = sentence(submission(ExperimentState.FAILED, reason="the disk is full"), result)
+    assert found.lower().count("the disk is full") == 1
 
 
 def test_a_run_that_ended_after_its_deadline_is_late() -> None:
@@ -113,9 +113,9 @@ def test_history_has_syncs_replans_and_extensions() -> None:
         at_s=50.0, deadline_before_s=100.0, deadline_s=200.0, max_cost_before_usd=1.0, max_cost_usd=None
     )
     result = dataclasses.replace(a_result(a_job(replan=True)), extensions=(granted,))
-    told = {entry.kind: entry for entry in story(result)}
-    assert {"sync", "extended"} <= set(told)
-    assert told["extended"].text == "deadline 3m20s instead of 1m40s, no max_cost instead of 1.00 USD"
+    answer = {entry.kind: entry for entry in story(result)}
+    assert {"sync", "extended"} <= set(answer)
+    assert answer["extended"].text == "deadline 3m20s instead of 1m40s, no max_cost instead of 1.00 USD"
     assert sum(entry.kind == "sync" for entry in story(result)) == 3
 
 
@@ -224,15 +224,15 @@ def test_batches_that_adapt_are_columns() -> None:
 
 def test_losses_and_their_causes_come_first() -> None:
     assert troubles(a_result()) == []
-    told = troubles(a_result(faults=FAULTS))
-    assert [trouble.what for trouble in told] == [
+    text = troubles(a_result(faults=FAULTS))
+    assert [trouble.what for trouble in text] == [
         "1 of 12 trials failed",
         "1 of 12 trials failed",
         "1 of 12 trials failed and was tried again",
     ]
-    assert told[1].why == "not a number: fault (trial 7)"
-    assert [trouble.severe for trouble in told] == [True, True, False]
-    assert all("(trial " in trouble.why for trouble in told)
+    assert text[1].why == "not a number: fault (trial 7)"
+    assert [trouble.severe for trouble in text] == [True, True, False]
+    assert all("(trial " in trouble.why for trouble in text)
     lost = troubles(a_result(faults=Faults(lost_after_s={"i-001": 20.0}, refused={"i-002"})))
     assert [trouble.what for trouble in lost if "instance" in trouble.what] == [
         "1 instance was lost",
@@ -246,7 +246,7 @@ def test_many_causes_are_counted() -> None:
         dataclasses.replace(trial, status="failed", failure=f"raised: {min(trial.trial, 5)}", failures=4)
         for trial in result.trials
     )
-    told = troubles(dataclasses.replace(result, trials=trials))
-    assert told[0].what == "7 of 12 trials failed"
-    assert told[0].why == "raised: 5 (trials 5, 6, 7, 8, 9, 10, 11)"
-    assert [told[-1].what, told[-1].why] == ["3 of 12 trials failed", "for 3 other causes"]
+    found = troubles(dataclasses.replace(result, trials=trials))
+    assert found[0].what == "7 of 12 trials failed"
+    assert found[0].why == "raised: 5 (trials 5, 6, 7, 8, 9, 10, 11)"
+    assert [found[-1].what, found[-1].why] == ["3 of 12 trials failed", "for 3 other causes"]

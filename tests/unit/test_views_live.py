@@ -21,7 +21,7 @@ from rubberband.views.live import view as live
 from rubberband.views.live.narration import Narrator
 from rubberband.views.live.view import Progress, TerminalView, observe, open_view, stage_table, summary
 from tests.builders.results import FAULTS, a_job
-from tests.builders.watching import pictures, told, watch
+from tests.builders.watching import narration, pictures, watch
 
 WHOLE_RUN = """\
 0s  digits: 12 trials in 3 stages, planned 1m57s and 0.0202 USD; deadline 20m; max_cost 1.00 USD
@@ -48,11 +48,11 @@ forecast 1m57s, 0.0202 USD
 
 
 def test_a_whole_run_in_plain_lines() -> None:
-    assert told() == WHOLE_RUN
+    assert narration() == WHOLE_RUN
 
 
 def test_each_decision_of_a_replan_is_reported_in_one_line() -> None:
-    lines = told(a_job(replan=True, deadline_s=130.0)).splitlines()
+    lines = narration(a_job(replan=True, deadline_s=130.0)).splitlines()
     at_sync = [line for line in lines if line.startswith("1m10s")]
     assert "promoted 4 of 12 (trials 0, 1, 2, 3); stopped 8" in at_sync[0]
     assert "forecast 1m57s, 0.0202 USD" in at_sync[0]
@@ -64,7 +64,7 @@ def test_each_decision_of_a_replan_is_reported_in_one_line() -> None:
 
 
 def test_failures_say_why_and_what_follows() -> None:
-    lines = told(faults=FAULTS).splitlines()
+    lines = narration(faults=FAULTS).splitlines()
     assert [line for line in lines if " failed, " in line] == [
         "58s  trial 2 failed, raised: fault; retrying (1 of 1)",
         "1m10s  trial 7 failed, not a number: fault; given up",
@@ -75,7 +75,7 @@ def test_failures_say_why_and_what_follows() -> None:
 
 
 def test_a_lost_instance_is_reported_with_its_trials_and_its_replacement() -> None:
-    text = told(faults=Faults(lost_after_s={"i-002": 20.0}))
+    text = narration(faults=Faults(lost_after_s={"i-002": 20.0}))
     assert re.search(
         r"55s  i-002 lost \(.+\): 3 -> 2 instances; trials 2, 3 will resume from the last checkpoint\n"
         r"55s  launching 1: 2 -> 3 instances\n",
@@ -84,20 +84,20 @@ def test_a_lost_instance_is_reported_with_its_trials_and_its_replacement() -> No
 
 
 def test_a_refused_instance_is_reported_with_what_follows() -> None:
-    text = told(faults=Faults(refused={"i-003"}))
+    text = narration(faults=Faults(refused={"i-003"}))
     assert "i-003 refused: no capacity for i-003; retrying in 10s\n10s  launching 1: 2 -> 3 instances\n" in text
-    text = told(faults=Faults(refused={f"i-{number:03d}" for number in range(3, 30)}))
+    text = narration(faults=Faults(refused={f"i-{number:03d}" for number in range(3, 30)}))
     assert "; continuing with 2 instances\n" in text
     assert "stage 0: training 12 trials on 2 instances x 2 GPUs" in text
 
 
 def test_an_early_end_says_why_and_gives_everything_back() -> None:
     turns = iter([False] * 4 + [True] * 9)
-    text = told(cancelled=lambda: next(turns, True))
+    text = narration(cancelled=lambda: next(turns, True))
     assert "ending (cancelled by the user): 3 -> 0 instances, releasing i-001, i-002, i-003\n" in text
     assert text.splitlines()[-1].split("  ")[1].startswith("cancelled: best score=0.5 (trial 0, 1 iteration)")
-    assert "stopped to keep the budget: best" in told(a_job(max_cost_usd=0.02))
-    nowhere = told(faults=Faults(refused={f"i-{number:03d}" for number in range(30)}))
+    assert "stopped to keep the budget: best" in narration(a_job(max_cost_usd=0.02))
+    nowhere = narration(faults=Faults(refused={f"i-{number:03d}" for number in range(30)}))
     assert "failed: no trial reported" in nowhere
 
 
@@ -146,7 +146,7 @@ def test_a_resume_shows_the_remaining_limits() -> None:
 
 def test_instances_are_held_until_they_are_gone() -> None:
     turns = iter([False] * 4)
-    text = told(cancelled=lambda: next(turns, True))
+    text = narration(cancelled=lambda: next(turns, True))
     ends = re.findall(r"i-\d+ released; (\d) instances? held", text)
     assert ends == ["2", "1", "0"]
 

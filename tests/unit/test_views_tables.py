@@ -133,9 +133,9 @@ def test_profiling_and_resumes_are_reported() -> None:
     whole = formatting.usd(result.actual_cost_usd + 0.0123)
     assert f"Profiling before the start took 31s and 0.0123 USD more, {whole} USD in all" in text
     assert " USD and 0.0123 USD for its profile (planned" in text
-    told = costs(Submission(name="one", state=ExperimentState.DONE, created_at=0.0, changed_at=0.0), result)
-    assert told["cost_usd"] == pytest.approx(sum(line["usd"] for line in told["bill"]))
-    assert told["cost_usd"] == result.whole_cost_usd == pytest.approx(result.actual_cost_usd + 0.0123)
+    message = costs(Submission(name="one", state=ExperimentState.DONE, created_at=0.0, changed_at=0.0), result)
+    assert message["cost_usd"] == pytest.approx(sum(line["usd"] for line in message["bill"]))
+    assert message["cost_usd"] == result.whole_cost_usd == pytest.approx(result.actual_cost_usd + 0.0123)
     assert "resumed 2 times" in text
 
 

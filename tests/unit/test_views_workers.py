@@ -37,8 +37,14 @@ def _small_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use(**changes: Any) -> BalanceUse:
-    told: dict[str, Any] = {"shares": (48, 0), "compute_s": (0.5, 0.7), "step_s": 0.5, "equal_step_s": 1.0, "steps": 30}
-    return BalanceUse(**told | changes)
+    fields: dict[str, Any] = {
+        "shares": (48, 0),
+        "compute_s": (0.5, 0.7),
+        "step_s": 0.5,
+        "equal_step_s": 1.0,
+        "steps": 30,
+    }
+    return BalanceUse(**fields | changes)
 
 
 def unequal_result() -> Result:
@@ -107,11 +113,11 @@ def test_a_worker_without_samples_is_named_in_the_notes_of_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "text"),
     [((1024, 8), "1,024 / 8"), ((0.0312, 0.5), "0.0312 / 0.5"), (tuple(range(1, 65)), "1 to 64")],
 )
-def test_shares_and_times_are_short(values: tuple[float, ...], told: str) -> None:
-    assert worker_values(values) == told
+def test_shares_and_times_are_short(values: tuple[float, ...], text: str) -> None:
+    assert worker_values(values) == text
 
 
 def test_a_loss_of_time_is_not_called_a_saving() -> None:
@@ -129,10 +135,10 @@ def test_the_live_view_says_the_shares_once_and_keeps_them_in_its_summary() -> N
             lines.extend(line.plain for line in summary(observe(JOB, controller.state), controller.state.now))
 
         controller, _, _ = run_virtual(JOB, backend=backend, observers=[watch])
-    told = [line for line in stream.getvalue().splitlines() if "unequal" in line]
+    found = [line for line in stream.getvalue().splitlines() if "unequal" in line]
     saves = "96 / 96 / 32 / 32 samples per step; balancing saves 50 % against equal shares (model from measured times)"
-    assert len(told) == 1
-    assert told[0].endswith(f"trial 0: unequal workers: {saves}")
+    assert len(found) == 1
+    assert found[0].endswith(f"trial 0: unequal workers: {saves}")
     assert f"workers  trial 0: {saves}" in lines
     assert summarise(controller.state, configurations(JOB), backend.now()).trials[0].balance
 
@@ -144,10 +150,10 @@ def test_a_straggler_is_named_when_it_is_known_and_its_replacement_is_explained(
     with open_view(job, lambda: 0.0, stream, False) as view:
         run_virtual(job, slow, observers=[view])
     assert "; the step would be shorter without i-002 GPU 0, i-002 GPU 1" in stream.getvalue()
-    told = "i-002 holds up trial 0 and is replaced once another one is ready; this is expected to save "
-    assert told in stream.getvalue()
+    text = "i-002 holds up trial 0 and is replaced once another one is ready; this is expected to save "
+    assert text in stream.getvalue()
     result = a_result(job, slow)
-    assert told in render(result)
+    assert text in render(result)
     assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
     assert [entry.kind for entry in story(result)].count("replaced") == 1
 
@@ -156,8 +162,8 @@ def test_the_replacement_of_an_instance_on_which_a_trial_hung_is_explained() -> 
     stream, job = io.StringIO(), dataclasses.replace(JOB, hung_replacements=1)
     with open_view(job, lambda: 0.0, stream, False) as view:
         run_virtual(job, Faults(slow={"i-002": 500.0}), observers=[view])
-    told = "i-002 is replaced once another one is ready: trial 2 hung, and no other trial there has reported since"
-    assert told in stream.getvalue()
+    text = "i-002 is replaced once another one is ready: trial 2 hung, and no other trial there has reported since"
+    assert text in stream.getvalue()
 
 
 def test_workers_that_are_equal_for_a_while_make_no_further_line() -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 
 def main(home: Path, name: str, lock: int) -> int:
-    told = json.loads((home / "stand-in.json").read_text())
-    way = told.get("ways", {}).get(name, "")
+    found = json.loads((home / "stand-in.json").read_text())
+    way = found.get("ways", {}).get(name, "")
     folder = home / "experiments" / name
     order = json.loads((folder / "order.json").read_text())
     if way == "vanish":
@@ -35,14 +35,14 @@ def main(home: Path, name: str, lock: int) -> int:
     print(f"{name}: at work", flush=True)
     with open(folder / "driver.lock", "w") as driver:
         fcntl.flock(driver, fcntl.LOCK_EX)
-        run(home, folder, name, told, way)
+        run(home, folder, name, found, way)
     if way == "cut":
         return 1
     return end(folder, order["attempt"], 0, "", told["now"])
 
 
-def run(home: Path, folder: Path, name: str, told: dict[str, object], way: str) -> None:
-    template = sqlite3.connect(str(told["template"]))
+def run(home: Path, folder: Path, name: str, answer: dict[str, object], way: str) -> None:
+    template = sqlite3.connect(str(answer["template"]))
     events = template.execute("SELECT seq, occurred_at, kind, body FROM events ORDER BY seq").fetchall()
     if not (folder / "journal.db").exists():
         begin(folder, name, template, told["now"])
@@ -57,7 +57,7 @@ def run(home: Path, folder: Path, name: str, told: dict[str, object], way: str) 
             while way == "hold" and home.exists() and not (home / "go").exists():
                 time.sleep(0.01)
         journal.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", (name, *event))
-        time.sleep(float(str(told.get("pause_s", 0.0))))
+        time.sleep(float(str(answer.get("pause_s", 0.0))))
     journal.close()
 
 

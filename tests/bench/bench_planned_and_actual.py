@@ -5,7 +5,7 @@ planned and what happened, the profile's spread (that of a single iteration), an
 row of each has the mean difference and the largest. `--parts` also says where the seconds went: the start of instances,
 start-ups, first iterations of an attempt, later ones, and what was planned for each. Prints figures, asserts none.
 
-Run: python -m tests.bench.bench_told_and_seen [digits|scaling|function|one ...] [--runs N] [--busy] [--parts]
+Run: python -m tests.bench.bench_planned_and_actual [digits|scaling|function|one ...] [--runs N] [--busy] [--parts]
 
 With `--busy` a process with an endless loop runs beside them. They need a machine on which nothing else runs.
 """
@@ -165,15 +165,15 @@ def run(name: str, place: Path) -> Seen:
     scores = "scheduler: {type: stages, stages: [{trials: 12, iterations: 1}]}"
     (place / "function.yaml").write_text(WORDS.format(name="function", function="train", scheduler=trains))
     (place / "one.yaml").write_text(WORDS.format(name="one", function="score", scheduler=scores))
-    home, told = place / "home", place / "told"
+    home, found = place / "home", place / "told"
     environment = os.environ | {"RUBBERBAND_HOME": str(home), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "rubberband.cli", "run", FILES[name]]
     if name == "digits":  # it has the time on a busy machine too: the plan, the fastest one, is the same
         command += ["-s", "constraints.deadline=30m"]
-    with open(told, "w") as output:
+    with open(found, "w") as output:
         code = subprocess.run(command, cwd=place, env=environment, stdout=output, stderr=output).returncode
     if code:
-        raise SystemExit(f"{' '.join(command)} ended with {code}:\n{told.read_text()}")
+        raise SystemExit(f"{' '.join(command)} ended with {code}:\n{found.read_text()}")
     folder = ExperimentFolder(home=home, name=name)
     journal = Journal(sqlite_url(folder.journal), folder.name)
     header = journal.header()
@@ -195,7 +195,7 @@ def print_parts(seen: Seen) -> None:
             f"    {name}: runs {record.running_at - record.requested_at:.2f} s after the order "
             f"(planned {offer.provision_delay_s:.2f}), ready {ready_s:.2f} s later (planned {offer.init_delay_s:.2f})"
         )
-    for stage, told in zip(seen.state.stages, seen.result.stages, strict=True):
+    for stage, text in zip(seen.state.stages, seen.result.stages, strict=True):
         took_s = float("nan") if stage.ended_at is None else stage.ended_at - stage.started_at
         uses = [use for use in state.allocations if use.stage == stage.stage]
         starts_s = [use.training_at - use.started_at for use in uses if use.training_at is not None]
@@ -206,7 +206,7 @@ def print_parts(seen: Seen) -> None:
             laters_s += times[1:]
         gpus = len(uses[0].gang) if uses else 1
         print(
-            f"    stage {stage.stage}: {took_s:.2f} s (planned {told.planned_s:.2f}); {len(uses)} starts of "
+            f"    stage {stage.stage}: {took_s:.2f} s (planned {text.planned_s:.2f}); {len(uses)} starts of "
             f"{_seconds(starts_s)} s (planned {profile.trial_startup_s:.3f}), first iterations {_seconds(firsts_s)} s, "
             f"{len(laters_s)} later {_seconds(laters_s)} s (planned {profile.iteration_s(gpus):.3f})"
         )

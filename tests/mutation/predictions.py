@@ -1,4 +1,4 @@
-"""Planted bugs of what is told: odds, mean time and mean cost that do not happen."""
+"""Planted bugs of predictions: odds, mean time and mean cost that do not happen."""
 
 from __future__ import annotations
 
