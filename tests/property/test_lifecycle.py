@@ -122,8 +122,8 @@ class Story(RuleBasedStateMachine):
                 assert not self.life.over
                 assert self._count(InstanceInterrupted) == 0
             case InstancePriced():
-                told = [e.hour_prices_usd for e in self.heard if isinstance(e, InstanceRunning | InstancePriced)]
-                assert event.hour_prices_usd not in told[-1:]
+                prices = [e.hour_prices_usd for e in self.heard if isinstance(e, InstanceRunning | InstancePriced)]
+                assert event.hour_prices_usd not in prices[-1:]
             case InstanceRefused():
                 assert not ran, "it ran, and is billed"
                 assert not ended
@@ -151,9 +151,9 @@ class Story(RuleBasedStateMachine):
         billed_s = max(0.0, (ends[0] if ends else self.now) - began_at)
         assert billed_s >= self.billed_s
         self.billed_s = billed_s
-        told = [event.ended_at for event in self.heard if isinstance(event, InstanceLost | InstanceReleased)]
-        if told and self.life.ended_at is not None:
-            assert told[-1] == self.life.ended_at
+        ends = [event.ended_at for event in self.heard if isinstance(event, InstanceLost | InstanceReleased)]
+        if ends and self.life.ended_at is not None:
+            assert ends[-1] == self.life.ended_at
         if self.life.ended_at is not None and self.life.running_at is not None:
             assert self.life.ended_at >= self.life.running_at
 

@@ -23,7 +23,7 @@ def main(home: Path, name: str, lock: int) -> int:
     order = json.loads((folder / "order.json").read_text())
     if way == "vanish":
         return 1
-    mark = {"pid": os.getpid(), "attempt": order["attempt"], "started_at": told["now"]}
+    mark = {"pid": os.getpid(), "attempt": order["attempt"], "started_at": found["now"]}
     os.ftruncate(lock, 0)
     os.pwrite(lock, json.dumps(mark).encode(), 0)
     with open(home / "starts.log", "a") as starts:
@@ -31,21 +31,21 @@ def main(home: Path, name: str, lock: int) -> int:
     if way == "silent":
         return 1
     if way == "refuse":
-        return end(folder, order["attempt"], 3, "no plan meets the deadline of 1s", told["now"])
+        return end(folder, order["attempt"], 3, "no plan meets the deadline of 1s", found["now"])
     print(f"{name}: at work", flush=True)
     with open(folder / "driver.lock", "w") as driver:
         fcntl.flock(driver, fcntl.LOCK_EX)
         run(home, folder, name, found, way)
     if way == "cut":
         return 1
-    return end(folder, order["attempt"], 0, "", told["now"])
+    return end(folder, order["attempt"], 0, "", found["now"])
 
 
 def run(home: Path, folder: Path, name: str, answer: dict[str, object], way: str) -> None:
     template = sqlite3.connect(str(answer["template"]))
     events = template.execute("SELECT seq, occurred_at, kind, body FROM events ORDER BY seq").fetchall()
     if not (folder / "journal.db").exists():
-        begin(folder, name, template, told["now"])
+        begin(folder, name, template, answer["now"])
     template.close()
     journal = sqlite3.connect(folder / "journal.db", isolation_level=None)
     journal.execute("PRAGMA journal_mode=WAL")
