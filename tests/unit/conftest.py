@@ -1,4 +1,4 @@
-"""What several files of tests begin with."""
+"""What several files of tests begin with; each fixture imports its own, as the service takes half a second."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from rubberband.cloud.aws import installing
 from tests.builders.fake_cuda import fake_cuda as fake_cuda
-from tests.builders.fake_ec2 import World
-from tests.builders.fake_runs import FakeService, fake_service
-from tests.builders.service_runs import House, template
+
+if TYPE_CHECKING:
+    from tests.builders.fake_ec2 import World
+    from tests.builders.fake_runs import FakeService
+    from tests.builders.service_runs import House
 
 
 @pytest.fixture(scope="module")
 def done_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The journal of a run that is done, which the processes of a house's experiments take theirs from."""
+    from tests.builders.service_runs import template
+
     return template(tmp_path_factory.mktemp("template"))
 
 
 @pytest.fixture
 def house(tmp_path: Path, done_run: Path) -> Iterator[House]:
     """A home with its store, and experiments whose processes are stood in for."""
+    from tests.builders.service_runs import House
+
     made = House(tmp_path, done_run)
     yield made
     made.store.close()
@@ -33,6 +40,8 @@ def house(tmp_path: Path, done_run: Path) -> Iterator[House]:
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[FakeService]:
     """The service in this process, over experiments that no process runs."""
+    from tests.builders.fake_runs import fake_service
+
     with fake_service(tmp_path) as made:
         yield made
 
@@ -40,6 +49,8 @@ def service(tmp_path: Path) -> Iterator[FakeService]:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     """An account of the fake EC2 and a driver's folder."""
+    from tests.builders.fake_ec2 import World
+
     return World(tmp_path)
 
 
