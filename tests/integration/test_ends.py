@@ -21,12 +21,14 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.spec.pool import PoolFolder
 from tests.builders.command_line import EXPERIMENT, PATIENCE_S, CommandLine
 from tests.builders.server_process import serving
+from tests.builders.waiting import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 
 ENDS = ("SIGINT", "SIGTERM", "SIGHUP")
 TWICE = [(name, times) for name in ENDS for times in (1, 2)]
 BETWEEN_S = 0.3
+"""As a user who presses Ctrl-C twice: the second signal comes while the first is obeyed."""
 
 
 def _send(process: subprocess.Popen[str], name: str, times: int) -> tuple[int, float]:
@@ -52,6 +54,11 @@ def _held(driver: subprocess.Popen[str], line: str) -> None:
         assert read, f"the driver never said {line!r}"
 
 
+def _imports(pid: int) -> None:
+    """Wait until a process amid its imports has a library of them, and is not through."""
+    eventually(lambda: any("pydantic_core" in file.path for file in psutil.Process(pid).memory_maps()), "its imports")
+
+
 def _left(command_line: CommandLine) -> str:
     """Return the processes and locks that a driver left."""
     gone = command_line.nothing_left()
@@ -67,7 +74,7 @@ def _left(command_line: CommandLine) -> str:
 
 
 PHASES: dict[str, Callable[[CommandLine, subprocess.Popen[str]], object]] = {
-    "imports": lambda _, driver: time.sleep(0.4),
+    "imports": lambda _, driver: _imports(driver.pid),
     "planned": lambda _, driver: _held(driver, "plan: "),
     "starting": lambda run, driver: run.wait_for(driver, lambda found: bool(found.instances)),
     "training": lambda run, driver: run.wait_for(driver, lambda found: found.trials[0].iterations >= 1),
@@ -185,7 +192,7 @@ def test_a_service_leaves_nothing(tmp_path: Path, phase: str, name: str, times: 
         environment = {**CommandLine(tmp_path).environment, "RUBBERBAND_HOME": str(tmp_path / "home")}
         program = [sys.executable, "-m", "rubberband.cli", "serve", "--port", "0"]
         process = subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True)
-        time.sleep(0.7)
+        _imports(process.pid)
         code, seconds = _send(process, name, times)
     with serving(tmp_path / "home") as again:  # which another server's lock would refuse
         left = "" if again.process.poll() is None else "its lock"

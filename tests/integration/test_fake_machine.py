@@ -300,7 +300,7 @@ def test_a_machine_boots_after_its_delay(tmp_path: Path) -> None:
 
 
 DYING_CLOUD = """
-import sys, time
+import sys
 from pathlib import Path
 from tests.ec2.rehearsal import rehearsal
 from tests.builders.waiting import eventually
@@ -310,17 +310,20 @@ with rehearsal(Path(sys.argv[1])) as aws:
     says(aws, machine, "ready")
     eventually(lambda: len(aws.machines.processes()) >= 3, "its processes")
     print(*aws.machines.processes(), flush=True)
-    time.sleep(600)
+    sys.stdin.read()
 """
 
 
 def test_machines_end_when_the_cloud_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", DYING_CLOUD, str(tmp_path)]
-    cloud = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    cloud = subprocess.Popen(command, text=True, cwd=Path(__file__).parents[2], **pipes)
+    assert cloud.stdin is not None
     assert cloud.stdout is not None
     processes = [int(word) for word in cloud.stdout.readline().split()]
     cloud.stdout.close()
     assert len(processes) >= 3
     cloud.kill()
     cloud.wait()
+    cloud.stdin.close()
     eventually(lambda: not any(map(psutil.pid_exists, processes)), "the end of the machines")

@@ -409,7 +409,8 @@ def curl(address: str, *options: str) -> tuple[int, str]:
 
 
 REHEARSED = """
-import sys, time, boto3
+import sys, boto3
+from tests.builders.waiting import eventually
 ec2 = boto3.client("ec2")
 image = ec2.describe_images(Filters=[{"Name": "architecture", "Values": ["x86_64"]}])["Images"][0]["ImageId"]
 tags = [{"Key": "rubberband:owner", "Value": "rubberband"}, {"Key": "rubberband:instance", "Value": "i-001"}]
@@ -420,8 +421,7 @@ ec2.run_instances(
     UserData="#!/bin/bash\\necho up; sleep 600",
 )
 wanted = [{"Name": "instance-state-name", "Values": sys.argv[2:]}]
-while not ec2.describe_instances(Filters=wanted)["Reservations"]:
-    time.sleep(0.05)
+eventually(lambda: ec2.describe_instances(Filters=wanted)["Reservations"], "the instance")
 print("done")
 sys.exit(7)
 """

@@ -32,21 +32,21 @@ from tests.builders.conversation import nothing_left, processes_of
 from tests.builders.waiting import eventually
 
 DRIVER = """
-import sys, time
+import sys
 from pathlib import Path
 from rubberband.cloud.provider import HeadError
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.ray_head import ray_node
 from tests.builders import fake_nodes
+from tests.builders.waiting import eventually
 ray_node.head_command, ray_node.instance_command = fake_nodes.head_command, fake_nodes.instance_command
 directory = Path(sys.argv[1])
 lease_s, devices, token_path = float(sys.argv[2]), sys.argv[3:], directory / "token"
 provider = LocalProvider("crash", directory, 2, lease_s, devices=devices, token_path=token_path)
 provider.launch("a")
-while provider.describe()[0].state == "pending":
-    time.sleep(0.02)
+eventually(lambda: provider.describe()[0].state != "pending", "its start")
 print("launched", flush=True)
-time.sleep(1000)
+sys.stdin.read()
 """
 
 Open = Callable[..., LocalProvider]
@@ -84,7 +84,8 @@ def _crashed_driver(directory: Path, lease_s: float, devices: Sequence[str] = ()
     root = str(Path(__file__).parents[2])
     search = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-c", DRIVER, str(directory), str(lease_s), *devices]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": search}) as driver:
+    pipes, environment = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}, {**os.environ, "PYTHONPATH": search}
+    with subprocess.Popen(command, env=environment, **pipes) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == b"launched\n"
         driver.kill()

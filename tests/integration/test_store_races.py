@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -73,9 +72,14 @@ def test_the_feed_has_every_event_once_during_any_writing(store_url: str) -> Non
     store = Store(store_url)
     writers = [writer(store_url, "append", name, count) for name in ("a", "b")]
     lines: list[tuple[int, str, int | None]] = []
-    deadline = time.monotonic() + PATIENCE_S
-    while len(lines) < count * len(names) and time.monotonic() < deadline:
-        lines += [(event.id, event.experiment, event.seq) for event in store.feed(after=lines[-1][0] if lines else 0)]
+
+    def read() -> bool:
+        lines.extend(
+            (event.id, event.experiment, event.seq) for event in store.feed(after=lines[-1][0] if lines else 0)
+        )
+        return len(lines) >= count * len(names)
+
+    eventually(read, "all events")
     assert [process.wait(PATIENCE_S) for process in writers] == [0, 0]
     assert all(a[0] < b[0] for a, b in pairwise(lines))
     for name in names:

@@ -567,7 +567,9 @@ def test_a_second_run_of_a_name_is_refused_while_the_first_runs(root: Path) -> N
     run = root / "opt/rubberband/runs" / ("1" * 8)
     run.mkdir(parents=True)
     (run / "name").write_text("digits")
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(run / "script")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()", str(run / "script")], stdin=subprocess.PIPE
+    )
     try:
         (run / "pid").write_text(str(process.pid))
         eventually(lambda: str(run) in Path(f"/proc/{process.pid}/cmdline").read_text(), "the program that it is to be")
@@ -576,7 +578,7 @@ def test_a_second_run_of_a_name_is_refused_while_the_first_runs(root: Path) -> N
         assert on_head.look(key=None, name="digits", offset=0)["lives"]
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert not on_head.look(key=None, name="digits", offset=0)["lives"]
 
 

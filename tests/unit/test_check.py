@@ -74,7 +74,7 @@ class Greedy(Good):
 class Hangs(Good):
     def iterate(self):
         open(os.path.join(os.path.dirname(__file__), "hangs"), "w").close()
-        time.sleep(1000)
+        threading.Event().wait()
 
 class Gpu(Good):
     def iterate(self): raise RuntimeError("Found no NVIDIA driver on your system")
@@ -220,11 +220,11 @@ def test_a_file_that_is_no_python_is_shown_at_its_line(code: Path) -> None:
 
 def test_nothing_of_a_trial_outlives_its_check(code: Path, tmp_path: Path) -> None:
     (code / "starting.py").write_text(
-        "import pathlib, subprocess, time\n"
+        "import pathlib, subprocess, threading\n"
         "def train(config):\n"
         f"    child = subprocess.Popen(['sleep', '1000'])\n"
         f"    pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
-        "    time.sleep(1000)\n"
+        "    threading.Event().wait()\n"
     )
     asked = experiment("starting:train")
     with open(os.devnull, "wb") as nothing, pytest.raises(KeyboardInterrupt):

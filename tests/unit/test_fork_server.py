@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -176,28 +175,32 @@ def test_an_environment_that_has_no_room_is_not_forked(tmp_path: Path, serve: Se
     assert worker(tmp_path)["imported"]
 
 
-@pytest.mark.parametrize("source", [_TRAIN, "import time\ntime.sleep(1000)"], ids=["serving", "importing"])
+@pytest.mark.parametrize("source", [_TRAIN, "import threading\nthreading.Event().wait()"], ids=["serving", "importing"])
 def test_the_server_ends_with_a_driver_that_is_killed(tmp_path: Path, source: str) -> None:
-    (tmp_path / "fork_tests_code.py").write_text(source)
+    begun = "from pathlib import Path\nPath(__file__).with_name('begun').touch()\n"
+    (tmp_path / "fork_tests_code.py").write_text(begun + source)
     driver = subprocess.Popen(
         [
             sys.executable,
             "-c",
-            "import sys, time\nfrom pathlib import Path\n"
+            "import sys\nfrom pathlib import Path\n"
             "from rubberband.executor.ray.fork_server import ForkServer\n"
             "from rubberband.executor.training.entrypoint import Entrypoint\n"
             "entrypoint = Entrypoint.parse('fork_tests_code:train', search_path=[sys.argv[1]])\n"
             "server = ForkServer('test', Path(sys.argv[1]), entrypoint)\n"
-            "print(server._process.pid, flush=True)\ntime.sleep(1000)",
+            "print(server._process.pid, flush=True)\nsys.stdin.read()",
             str(tmp_path),
         ],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
+    assert driver.stdin is not None
     assert driver.stdout is not None
     server = psutil.Process(int(driver.stdout.readline()))
-    time.sleep(1.0)  # it may be anywhere by then
+    eventually((tmp_path / "begun").exists, "the import of the user's code")
     driver.kill()
     driver.wait()
+    driver.stdin.close()
     driver.stdout.close()
     eventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, "the server's end")
 

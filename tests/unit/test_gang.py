@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,7 +70,9 @@ def left(monkeypatch: Any, destroy_s: float, abort_s: float, *, in_order: bool) 
     monkeypatch.setattr(gang.os, "_exit", lambda code: calls.append("exit"))
     gang.leave_group("cuda", in_order=in_order)
     over.set()
-    time.sleep(0.01)
+    for thread in threading.enumerate():
+        if thread.name == "rubberband leave":
+            thread.join()
     return calls
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -109,7 +110,7 @@ def test_a_sample_that_cannot_be_loaded_is_named(store):
 
 
 def test_a_loader_worker_that_hangs_is_ended_after_its_trace_is_printed(store, capfd):
-    trial = made(2, train_dataset=lambda self, config: Broken(lambda: time.sleep(600)), loader_timeout_s=6)
+    trial = made(2, train_dataset=lambda self, config: Broken(lambda: threading.Event().wait()), loader_timeout_s=6)
     failed = failure(run(trial, store))
     assert failed.kind == "hung"
     assert failed.message.startswith("loader workers gave no batch in loader_timeout_s=6 s; the trial's log shows")

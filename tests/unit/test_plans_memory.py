@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rubberband.api.plans.previews import Known, Memory, PlanAnswer, Plans
 from rubberband.api.problems import INVALID, HttpProblem
 from rubberband.api.store.schema import StoredPlan
 from tests.builders.plan_services import served
+from tests.builders.waiting import eventually
 
 
 def answer(id: str, size: int = 10) -> PlanAnswer:
@@ -68,12 +68,13 @@ def test_an_answer_is_stored_however_many_others_are_given(tmp_path: Path, monke
         async def others() -> None:
             for number in itertools.count():
                 plans._keep(stored(f"other-{number}"))
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # not so many that the first one is dropped
 
         keep_plans = plans._store.keep_plans
 
         def slowly(answers: Sequence[StoredPlan]) -> None:  # others are answered meanwhile
-            time.sleep(0.02)
+            newest = next(reversed(plans._kept))
+            eventually(lambda: busy.done() or next(reversed(plans._kept)) != newest, "another answer")
             keep_plans(answers)
 
         monkeypatch.setattr(plans._store, "keep_plans", slowly)

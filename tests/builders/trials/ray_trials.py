@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +41,7 @@ class Counter(Trial):
             case "end":
                 self.ended = True
             case "hang":
-                time.sleep(1000.0)
+                threading.Event().wait()
 
     def save(self) -> Any:
         """The count."""
