@@ -34,8 +34,8 @@ class Waiting:
     clock: Callable[[], float] = elapsed_s
     sleep: Callable[[float], None] = time.sleep
 
-    def looks(self, within_s: float, *, every_s: float) -> Iterator[None]:
-        """Yield once per look until `within_s` have passed, and sleep `every_s` after each."""
+    def polls(self, within_s: float, *, every_s: float) -> Iterator[None]:
+        """Yield once per poll until `within_s` have passed, and sleep `every_s` after each."""
         before = self.clock() + within_s
         while self.clock() < before:
             yield

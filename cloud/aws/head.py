@@ -153,7 +153,7 @@ def running_head(
 
 def _restart(session: AwsSession, instance_id: str, waiting: Waiting) -> None:
     """Start a stopped head, once it has stopped. Raises ProviderError if it does not start; botocore's errors."""
-    for _ in waiting.looks(_RUNNING_S, every_s=_LOOK_S):
+    for _ in waiting.polls(_RUNNING_S, every_s=_LOOK_S):
         try:
             session.client("ec2").start_instances(InstanceIds=[instance_id])
             return
@@ -312,7 +312,7 @@ def _ended_before(session: AwsSession, launched: Any) -> bool:
 
 def _the_only_one(session: AwsSession, owner: str, started: str, waiting: Waiting) -> Any:
     """Return the oldest head, as another may have been started at the same time; terminate ours if it is not that."""
-    for _ in waiting.looks(_RUNNING_S, every_s=_LOOK_S):
+    for _ in waiting.polls(_RUNNING_S, every_s=_LOOK_S):
         found = heads(session, owner)
         if any(one["InstanceId"] == started for one in found):
             if found[0]["InstanceId"] != started:
@@ -322,7 +322,7 @@ def _the_only_one(session: AwsSession, owner: str, started: str, waiting: Waitin
 
 
 def _until_running(session: AwsSession, instance_id: str, waiting: Waiting) -> Any:
-    for _ in waiting.looks(_RUNNING_S, every_s=_LOOK_S):
+    for _ in waiting.polls(_RUNNING_S, every_s=_LOOK_S):
         shown = _described(session, instance_id)
         state = shown["State"]["Name"] if shown is not None else "pending"
         if state == "running":
@@ -399,7 +399,7 @@ class RemoteHead:
         takes too long or fails.
         """
         last = ""
-        for _ in self.waiting.looks(READY_S, every_s=3 * _POLL_S):
+        for _ in self.waiting.polls(READY_S, every_s=3 * _POLL_S):
             code, out = self._ran("cat made-of 2> /dev/null || true", READY_S)
             said = out.strip()
             if code == 0:
@@ -498,7 +498,7 @@ class RemoteHead:
     def _ran(self, work: str, reach_s: float) -> tuple[int, str]:
         """Run a shell command on the head and return its exit code and output, or what its set-up says (75, 70)."""
         script, missed = _SCRIPT.format(region=shlex.quote(self.session.region), work=work), False
-        for _ in self.waiting.looks(reach_s, every_s=_POLL_S):
+        for _ in self.waiting.polls(reach_s, every_s=_POLL_S):
             sent = self._asked(lambda: self._sent(script))
             if sent is None and not missed:
                 self._require_there()
@@ -536,7 +536,7 @@ class RemoteHead:
     def _result(self, command_id: str) -> tuple[int, str] | None:
         """Return exit code and output of a command; None if it was not delivered."""
         ssm = self.session.client("ssm")
-        for _ in self.waiting.looks(_COMMAND_S + 90.0, every_s=_POLL_S / 2):
+        for _ in self.waiting.polls(_COMMAND_S + 90.0, every_s=_POLL_S / 2):
             found = self._asked(lambda: ssm.get_command_invocation(CommandId=command_id, InstanceId=self.instance_id))
             if found is None or found["Status"] in _PENDING:
                 continue

@@ -402,7 +402,7 @@ class Build:
 
     def _until_installed(self, builder: str) -> None:
         seen, shown_by = False, self._now.clock() + VISIBILITY_S
-        for _ in self._now.looks(LEASE_S + BOOT_S, every_s=_LOOK_S):
+        for _ in self._now.polls(LEASE_S + BOOT_S, every_s=_LOOK_S):
             with _next_look_instead():
                 if self._read(self._marker) == builder or self._image() is not None:
                     return
@@ -449,7 +449,7 @@ class Build:
         raise ProviderError(f"EC2 does not show the image rubberband-{owner}-{self._key}; build again")
 
     def _until_available(self, image: OwnImage) -> OwnImage:
-        for _ in self._now.looks(_MADE_S, every_s=_LOOK_S):
+        for _ in self._now.polls(_MADE_S, every_s=_LOOK_S):
             with _next_look_instead():
                 found = own_images(self._session, self._machines.owner, self._key)
                 shown = next((one for one in found if one.image_id == image.image_id), None)

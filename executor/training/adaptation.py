@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from rubberband.executor.training.agent import BatchAgent, BatchChoice, LookBudget
+from rubberband.executor.training.agent import BatchAgent, BatchChoice, ChoiceBudget
 from rubberband.executor.training.clocks import CudaLapClock, LapClock
 from rubberband.executor.training.failures import refused
 from rubberband.executor.training.gang import Gang
@@ -208,7 +208,7 @@ class AdaptiveBatching(Batching):
         assert segment.batch is not None
         check_gang(limits, segment.num_workers, self.least_per_gpu)
         self._interval = segment.batch.interval
-        self._looks = LookBudget()
+        self._looks = ChoiceBudget()
         self._halves = 0
         """Steps in halves since the last decision."""
         self._agent = BatchAgent(

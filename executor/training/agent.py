@@ -1,7 +1,7 @@
 """The agent of a trial: learns from timed steps and the noise scale which batch makes the most progress per second.
 
 PolluxAgent (OSDI '21, §4.1) for a gang whose GPUs the plan has chosen. Pure except for its clock. It runs on rank 0,
-and its knowledge is part of the checkpoint. `LookBudget` bounds the time of its looks.
+and its knowledge is part of the checkpoint. `ChoiceBudget` bounds the time of its choices.
 """
 
 from __future__ import annotations
@@ -275,13 +275,13 @@ def _typical(timings: Sequence[tuple[int, float]]) -> float:
 # budget bounds them all together, whether steps take a millisecond or a minute.
 
 
-LOOK_SHARE = 0.0075
+CHOICE_SHARE = 0.0075
 """Share of the time for looks: of what has passed, and of the whole segment's from its beginning, since what is learnt
 early is used for long. Together 1.5 % in the end."""
 
 
 @dataclass(slots=True)
-class LookBudget:
+class ChoiceBudget:
     """Time that one segment's training and its looks took, in seconds."""
 
     trained_s: float = 0.0
@@ -296,14 +296,14 @@ class LookBudget:
 
     def left_s(self, remaining_s: float) -> float:
         """Return what looks may still take now; `remaining_s` is the training that is left."""
-        return LOOK_SHARE * (2.0 * self.trained_s + remaining_s) - self.spent_s
+        return CHOICE_SHARE * (2.0 * self.trained_s + remaining_s) - self.spent_s
 
     def interval(self, least: int, step_s: float, remaining_s: float) -> int:
         """Return the steps until the next look: `least`, or more if the budget does not suffice by then."""
         missing_s = self.look_s - self.left_s(remaining_s)
-        return max(least, math.ceil(missing_s / (LOOK_SHARE * step_s)))
+        return max(least, math.ceil(missing_s / (CHOICE_SHARE * step_s)))
 
     def affordable(self, cost_s: float, interval: int, step_s: float, remaining_s: float) -> float:
         """Return how many times `cost_s` can be spent until the next look, beside it."""
-        left_s = self.left_s(remaining_s) + LOOK_SHARE * interval * step_s - self.look_s
+        left_s = self.left_s(remaining_s) + CHOICE_SHARE * interval * step_s - self.look_s
         return max(0.0, left_s) / cost_s

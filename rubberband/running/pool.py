@@ -314,7 +314,7 @@ def take_down(folder: PoolFolder) -> dict[str, Any]:
     pool = RemotePool(folder)
     usd = pool.status()["usd"]
     pool.stop()
-    for _ in Waiting().looks(CLOSE_S, every_s=0.1):
+    for _ in Waiting().polls(CLOSE_S, every_s=0.1):
         if not folder.is_up:
             return dict(usd)
     raise ProviderError(f"pool {folder.name} has not ended within {CLOSE_S:.0f} s; see {folder.log}, and try again")

@@ -484,7 +484,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/clock.py",
         old="return time.clock_gettime(_PASSING)",
         new="return time.monotonic()",
-        tests=("tests/unit/test_steady.py",),
+        tests=("tests/unit/test_clock.py",),
     ),
     Mutant(
         name="instant-in-local-time",

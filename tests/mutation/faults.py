@@ -230,6 +230,6 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/run/follower.py",
         old="            self._live = live and not self.header.kind.is_simulated\n            found",
         new="            self._live = False\n            found",
-        tests=("tests/unit/test_steady.py",),
+        tests=("tests/unit/test_clock.py",),
     ),
 )

@@ -904,7 +904,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="rubberband/running/profile_cache.py",
         old=' | {"types": list(types_of(experiment.resources))}',
         new="",
-        tests=("tests/unit/test_kept_profiles.py",),
+        tests=("tests/unit/test_profile_cache.py",),
     ),
     Mutant(
         name="profile-of-other-packages",
@@ -912,7 +912,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="rubberband/running/profile_cache.py",
         old='for name in ("image", "install", "setup")}',
         new='for name in ("image",)}',
-        tests=("tests/unit/test_kept_profiles.py",),
+        tests=("tests/unit/test_profile_cache.py",),
     ),
     Mutant(
         name="rest-of-a-running-run-counted-twice",

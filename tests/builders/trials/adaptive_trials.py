@@ -15,7 +15,7 @@ from rubberband.executor.training import agent
 
 if parent_process() is not None:  # in a gang's worker, and not in the process of the tests
     # Looks may take all the time: one that a busy machine delays would be the last of so short a training.
-    agent.LOOK_SHARE = 1.0
+    agent.CHOICE_SHARE = 1.0
 
 
 def not_a_number(initial: int, batch_size: int, noise_scale: float) -> float:

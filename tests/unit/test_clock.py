@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud import clock as steady
+from rubberband.cloud import clock as clocks
 from rubberband.cloud.clock import experiment_clock, time_of
 from rubberband.cloud.ray_head import instance
 from rubberband.cloud.ray_head.instance import STARTED, Record, load, release_marker, save
@@ -58,7 +58,7 @@ def test_a_driver_after_a_reboot_continues_after_the_last_that_was_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last_event_at = experiment_clock(tmp_path)()
-    monkeypatch.setattr(steady, "_boot", lambda: "another")
+    monkeypatch.setattr(clocks, "_boot", lambda: "another")
     step(monkeypatch, -HALF_AN_HOUR_S)
     assert time_of(tmp_path) < last_event_at, "a clock of another boot, or machine, tells nothing"
     assert experiment_clock(tmp_path, not_before=last_event_at)() >= last_event_at

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.executor.training import clocks
-from rubberband.executor.training.agent import LOOK_SHARE, LookBudget
+from rubberband.executor.training.agent import CHOICE_SHARE, ChoiceBudget
 from rubberband.executor.training.clocks import own_time
 
 
@@ -22,7 +22,7 @@ from rubberband.executor.training.clocks import own_time
     least=st.integers(1, 50),
 )
 def test_looks_take_two_shares_of_the_time_at_most_beside_the_first(step_s, look_s, extra_s, steps, least):
-    budget, done = LookBudget(), 0
+    budget, done = ChoiceBudget(), 0
     while done < steps:
         remaining_s = (steps - done) * step_s
         interval = least if not done else budget.interval(least, step_s, remaining_s)
@@ -31,11 +31,11 @@ def test_looks_take_two_shares_of_the_time_at_most_beside_the_first(step_s, look
         budget.spent_s += int(extra) * extra_s
         budget.spend(look_s)
         done += interval
-    assert budget.spent_s <= 2.0 * LOOK_SHARE * max(done, steps) * step_s + 2.0 * look_s
+    assert budget.spent_s <= 2.0 * CHOICE_SHARE * max(done, steps) * step_s + 2.0 * look_s
 
 
 def test_looks_come_as_often_as_asked_where_they_are_cheap():
-    budget = LookBudget(trained_s=100.0)
+    budget = ChoiceBudget(trained_s=100.0)
     budget.spend(0.001)
     assert budget.interval(20, 0.1, 1000.0) == 20
 
