@@ -9,9 +9,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rubberband.client.models import ExperimentDetail, ExtensionView
-from rubberband.errors import InputError
-from rubberband.executor.journal.folder import ExperimentFolder, open_folder
+from rubberband.client.models import ExperimentDetail, ExperimentView, ExtensionView
+from rubberband.errors import InputError, RubberbandError
+from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal.hosting import pool_of
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.reading import explaining
@@ -19,7 +19,7 @@ from rubberband.executor.logs.pages import PrintedLine, page, trial_files
 from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of
 from rubberband.states import Action, ExperimentState, Fact, obstacle, pool_sets_instances
 from rubberband.values.submission import Submission
-from rubberband.views.experiment import experiment_detail, extension_view
+from rubberband.views.experiment import experiment_detail, experiment_view, extension_view
 
 PAGE_LINES = 10_000
 FOLLOW_EVERY_S = 0.5
@@ -33,11 +33,18 @@ class LocalExperiment:
 
     def look(self) -> ExperimentDetail:
         """Return the answer of `GET /v1/experiments/NAME`. Raises JournalError."""
+        return experiment_detail(self._now(), self._follower.result())
+
+    def listed(self) -> ExperimentView:
+        """Return it as `GET /v1/experiments` lists it. Raises JournalError."""
+        return experiment_view(self._now())
+
+    def _now(self) -> Submission:
         follower, busy = self._follower, at_work(self._folder)
         follower.refresh(live=busy)
         header = follower.header
         outcome, reason = outcome_of(follower.controller)
-        row = Submission(
+        return Submission(
             name=header.name,
             state=outcome or (ExperimentState.RUNNING if busy else ExperimentState.INTERRUPTED),
             created_at=header.created_at,
@@ -46,7 +53,6 @@ class LocalExperiment:
             reason=reason if outcome or busy else follower.controller.state.stopped,
             summary=follower.summary(),
         )
-        return experiment_detail(row, follower.result())
 
     def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> ExtensionView:
         """Return the effect of other limits, and send them to the driver if `granted`. Raises InputError."""
@@ -136,5 +142,23 @@ def local_experiment(name: str) -> Iterator[LocalExperiment]:
     """Open an experiment of this machine. Raises InputError, with the existing names, if it is not here."""
     folder = open_folder(name)
     folder.require()
+    with _opened(folder) as found:
+        yield found
+
+
+@contextmanager
+def _opened(folder: ExperimentFolder) -> Iterator[LocalExperiment]:
     with explaining(folder), closing(JournalFollower(folder)) as follower:
         yield LocalExperiment(folder, follower)
+
+
+def local_experiments(home: Path, store: str | None) -> Iterator[ExperimentView]:
+    """Yield the experiments of a home (and a store of journals), by name, also those whose journal cannot be read."""
+    for folder in folders(home, store):
+        try:
+            with _opened(folder) as found:
+                yield found.listed()
+        except RubberbandError as error:
+            state = ExperimentState.UNREADABLE
+            unreadable = Submission(name=folder.name, state=state, created_at=0.0, changed_at=0.0, reason=str(error))
+            yield experiment_view(unreadable)

@@ -212,15 +212,14 @@ def _cut(text: str) -> str:
 
 def _all_listed(client: Client | None, search: str) -> list[Listed]:
     if client is None:
-        from rubberband.executor.journal.folder import folders
+        from rubberband.commands.local_experiment import local_experiments
         from rubberband.installation import default_home, default_store
         from rubberband.values.submission import matches
 
-        rows = (_listed(folder) for folder in folders(default_home(), default_store()))
-        return [row for row in rows if matches(search, row.name, row.state)]
+        here = map(_listed, local_experiments(default_home(), default_store()))
+        return [row for row in here if matches(search, row.name, row.state)]
     with client:
-        views = client.experiments(search=search)
-        return sorted((_listed_there(view) for view in views), key=lambda row: row.name)
+        return sorted(map(_listed, client.experiments(search=search)), key=lambda row: row.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,33 +240,7 @@ class Listed:
     """Cause of an early end, of waiting, or of a journal that cannot be read."""
 
 
-def _listed(folder: ExperimentFolder) -> Listed:
-    from rubberband.errors import RubberbandError
-    from rubberband.executor.journal.reading import read
-    from rubberband.states import EXPLAINED
-    from rubberband.views.formatting import printable
-
-    try:
-        result = read(folder)
-    except RubberbandError as error:
-        return Listed(name=folder.name, state="unreadable", reason=str(error))
-    state: str = result.outcome
-    if state == "unfinished":
-        state = "running" if folder.driven else "interrupted"
-    best = result.best
-    return Listed(
-        name=folder.name,
-        state=state,
-        trials=len(result.trials),
-        iterations=sum(trial.iterations for trial in result.trials),
-        jct_s=result.actual_jct_s,
-        cost_usd=result.whole_cost_usd,
-        best="" if best is None else f"{result.metric}={best.metrics[result.metric]:.6g} (trial {best.trial})",
-        reason=printable(result.reason) if state in EXPLAINED else "",
-    )
-
-
-def _listed_there(view: ExperimentView) -> Listed:
+def _listed(view: ExperimentView) -> Listed:
     from rubberband.states import EXPLAINED
     from rubberband.views.formatting import printable
 
