@@ -27,6 +27,9 @@ def install_hint(*extras: str) -> str:
 _EXTRAS = {
     "ray": "ray torch",
     "aws": "boto3 botocore s3transfer",
+    "gcs": "gcsfs fsspec",
+    "azure": "adlfs",
+    "hf": "huggingface_hub",
     "server": "fastapi starlette jinja2 prometheus_client python_multipart uvicorn",
     "client": "httpx httpx_sse",
     "postgres": "psycopg",
@@ -46,6 +49,36 @@ def require(what: str, *modules: str) -> None:
     if missing:
         extras = dict.fromkeys(_EXTRA_OF[module] for module in missing)
         raise InputError(f"{what} needs {' and '.join(missing)}; run {install_hint(*extras)}")
+
+
+STORE_DRIVERS = {
+    "s3": "boto3",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "hf": "huggingface_hub",
+    "memory": "fsspec",
+}
+"""Scheme of a checkpoint store -> the module that opens it; each writes an object whole or not at all."""
+
+
+def require_driver(url: str) -> str:
+    """Return the scheme of a checkpoint store; empty: it is a directory.
+
+    Raises InputError for one that is not supported, or whose module is not installed.
+    """
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme == "file":
+        return ""
+    if scheme not in STORE_DRIVERS:
+        raise InputError(
+            f"the checkpoint store {url} is not supported: {scheme}:// is unknown; give s3://bucket/prefix, gs://, "
+            "az://, abfs:// or hf://, or a directory that every instance sees (a path, or file:///path)"
+        )
+    require(f"the checkpoint store {url}", STORE_DRIVERS[scheme])
+    return scheme
 
 
 FEWEST_FILES = 256

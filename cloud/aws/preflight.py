@@ -46,6 +46,7 @@ from rubberband.cloud.aws.network import (
 from rubberband.cloud.aws.provider import check_lease
 from rubberband.cloud.aws.s3 import PACKAGES, is_bucket, owner_words, place_in, trouble
 from rubberband.errors import InputError, ProviderError
+from rubberband.installation import STORE_DRIVERS, require_driver
 from rubberband.spec.resources import Aws, Resources
 from rubberband.units import counted, shown
 from rubberband.values.offer import Offer
@@ -92,8 +93,12 @@ def check_store(session: AwsSession, resources: Resources, *, mounts: Sequence[s
     if is_bucket(url):
         yield from _check_bucket(session, url)
         return
-    if re.match("[a-z0-9]+://", url) and not url.startswith("file://"):
-        raise InputError(f"resources.checkpoints: {url} is not known; give s3://bucket/prefix, or a directory")
+    if scheme := require_driver(url):
+        yield (
+            f"checkpoints go to {url}: every instance needs {STORE_DRIVERS[scheme]} (resources.aws.install) and its "
+            "credentials (resources.secrets)"
+        )
+        return
     path = Path(unquote(urlsplit(url).path)) if url.startswith("file://") else Path(url).expanduser()
     kind = file_system(path.absolute(), _mounts() if mounts is None else mounts)
     if _NETWORK.fullmatch(kind):

@@ -25,7 +25,7 @@ from rubberband.errors import CheckpointError, CheckpointLostError, InputError, 
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.files import make_directories, new_file, sync_directory, write_atomically, write_new
-from rubberband.installation import require
+from rubberband.installation import require_driver
 from rubberband.units import counted, format_bytes
 
 MARK = "rubberband-store"
@@ -156,9 +156,9 @@ class CheckpointStore(ABC):
 
 
 def open_store(url: str) -> CheckpointStore:
-    """Return the store at `s3://bucket/prefix`, a directory path or a `file://` URL; make a missing directory.
+    """Return the store at a bucket's URL (s3, gs, az, abfs, hf), a path or a `file://` URL; make a missing directory.
 
-    Raises InputError for any other scheme, and if it cannot be written.
+    Raises InputError for any other scheme, for one whose driver is not installed, and if it cannot be written.
     """
     store = _store_at(url)
     store.check()
@@ -230,20 +230,18 @@ def _other(url: str, mark: str, found: str, lacking: str) -> StoreAwayError:
 
 def _store_at(url: str) -> CheckpointStore:
     """Return the unchecked store. Raises InputError."""
-    scheme, separator, _ = url.partition("://")
-    if not separator:
-        return _directory(Path(url))
-    if scheme == "s3":
-        require(f"the checkpoint store {url}", "boto3")
-        from rubberband.cloud.aws.s3 import S3Folder
+    scheme = require_driver(url)
+    if scheme:
+        from rubberband.executor.checkpoints.filesystems import FsspecFolder
         from rubberband.executor.checkpoints.objects import ObjectStore
 
+        if scheme != "s3":
+            return ObjectStore(FsspecFolder.parse(url))
+        from rubberband.cloud.aws.s3 import S3Folder
+
         return ObjectStore(S3Folder.parse(url))
-    if scheme != "file":
-        raise InputError(
-            f"the checkpoint store {url} is not supported: {scheme}:// is unknown; give s3://bucket/prefix, or a "
-            f"directory that every instance sees (a path, or file:///path)"
-        )
+    if "://" not in url:
+        return _directory(Path(url))
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise InputError(f"the checkpoint store {url} names the host {parts.netloc!r}; write file:///path")

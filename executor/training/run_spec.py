@@ -139,6 +139,6 @@ def _entrypoint(plain: Mapping[str, Any] | None) -> Entrypoint | None:
 
 def _store_url(url: str, run: str) -> str:
     """Return the URL of a run's checkpoints: paths absolute, as a resume may start elsewhere; in a bucket a folder."""
-    if url.startswith("s3://"):
+    if "://" in url and not url.startswith("file://"):
         return f"{url.rstrip('/')}/{run}"
     return url if "://" in url else os.path.abspath(os.path.expanduser(url))

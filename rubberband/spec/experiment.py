@@ -27,7 +27,7 @@ from pydantic import (
 
 from rubberband import markup
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.installation import require_ray
+from rubberband.installation import require_driver, require_ray
 from rubberband.spec.fields import (
     MODULE_ATTRIBUTE,
     Count,
@@ -357,13 +357,15 @@ class Experiment(Words):
     def require_runnable(self, *, is_lent: bool = False) -> None:
         """Raise InputError for an experiment that can only be planned.
 
-        That is EC2 without a checkpoint store or with other billing than EC2's, and what lacks Ray or its sampler.
+        That is EC2 without a checkpoint store or with other billing than EC2's, and what lacks Ray, its sampler or the
+        driver of its checkpoint store.
         A pool, which bills its instances by the second, need not be named if `is_lent`.
         """
         self.search.require_sampler()
         if not self.resources.kind.is_simulated:
             rented = ("boto3",) if self.resources.kind.is_rented else ()
             require_ray(f"resources.provider: {self.resources.provider}", *rented)
+            _require_store(self.resources.checkpoints)
         if self.resources.kind.is_rented:
             _require_ec2(self.resources, is_lent=is_lent or self.resources.pool is not None)
 
@@ -493,6 +495,16 @@ def _flat(words: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
+
+
+def _require_store(url: str | None) -> None:
+    if url is None:
+        return
+    if require_driver(url) == "memory":
+        raise InputError(
+            f"resources.checkpoints: {url} is in the memory of one process, which no worker sees; leave it out, or "
+            "give a directory or a bucket"
+        )
 
 
 def _require_ec2(resources: Resources, *, is_lent: bool) -> None:

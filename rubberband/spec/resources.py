@@ -209,8 +209,9 @@ class Resources(Words):
     log_limit_bytes: Annotated[Bytes, Field(ge=64_000)] = Field(LOG_LIMIT_BYTES, alias="log_limit")
     """Limit of a trial's log, at least 64KB; of a longer one the beginning and the end are kept."""
     checkpoints: Annotated[str, Field(min_length=1)] | None = None
-    """URL of the checkpoint store: a directory that every instance sees, or `s3://bucket/prefix`. By default one in the
-    experiment's folder, and on EC2 one in the bucket of `rubberband aws setup`."""
+    """URL of the checkpoint store: a directory that every instance sees, `s3://bucket/prefix`, or a bucket of Google
+    (`gs://`), Azure (`az://`, `abfs://`) or Hugging Face (`hf://`). By default one in the experiment's folder, and on
+    EC2 one in the bucket of `rubberband aws setup`."""
     env: Annotated[
         dict[Annotated[str, AfterValidator(variable_name)], Annotated[str, BeforeValidator(_text)]],
         Field(max_length=1000),

@@ -57,7 +57,7 @@ def test_the_example_can_be_rented_for_in_a_rehearsal(account: Account) -> None:
         ({"instance_type": "g5.xlage"}, r"EC2 has no type 'g5\.xlage' in us-east-1; did you mean 'g5\.xlarge'"),
         ({"checkpoints": None}, r"resources\.checkpoints: .*give s3://bucket/prefix"),
         ({"checkpoints": "s3://nowhere/c"}, "there is no bucket|put its name into"),
-        ({"checkpoints": "gs://bucket/c"}, r"gs://bucket/c is not known"),
+        ({"checkpoints": "ftp://host/c"}, r"the checkpoint store ftp://host/c is not supported"),
         ({"aws": {"image": "ami-00000000000000000"}}, r"resources\.aws\.image: there is no image"),
         ({"aws": {"key_name": "lost"}}, r"resources\.aws\.key_name: there is no key pair 'lost'"),
         ({"aws": {"worker_profile": "lost"}}, r"resources\.aws\.worker_profile: EC2 knows no instance profile 'lost'"),
@@ -71,6 +71,17 @@ def test_bad_input_is_refused_with_the_remedy(account: Account, words: dict[str,
 
     assert "\n" not in str(refused.value)
     assert account.fake.instances == ()
+
+
+def test_instances_need_the_driver_and_the_credentials_of_another_cloud_s_bucket(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rubberband.installation.find_spec", lambda _: object())
+    notes = list(check_store(account.session, account.resources(checkpoints="gs://bucket/c")))
+    assert notes == [
+        "checkpoints go to gs://bucket/c: every instance needs gcsfs (resources.aws.install) and its credentials "
+        "(resources.secrets)"
+    ]
 
 
 def test_without_credentials_the_remedy_is_to_get_some(account: Account) -> None:

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import BufferedIOBase
@@ -18,10 +19,13 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
+from rubberband import installation
 from rubberband.cloud.aws.s3 import S3Folder, _client, _open
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor import checkpoints
 from rubberband.executor.checkpoints import MARK, CheckpointStore, make_store, open_store, reopen_store
+from rubberband.executor.checkpoints.filesystems import FsspecFolder
+from rubberband.executor.checkpoints.objects import ObjectStore
 from tests.builders.power_cut import PowerCut
 
 Opener = Callable[[Path], CheckpointStore]
@@ -58,10 +62,39 @@ def s3(moto, monkeypatch) -> str:
     return "bucket"
 
 
-@pytest.fixture(params=[*STORES, "s3"])
-def store(request, tmp_path) -> CheckpointStore:
+@pytest.fixture(scope="module")
+def emulator() -> Iterator[str]:
+    """The address of an emulator of Google Cloud Storage."""
+    servers = pytest.importorskip("gcp_storage_emulator.server", reason="pip install gcp-storage-emulator")
+    pytest.importorskip("gcsfs", reason="pip install gcsfs")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = servers.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    server.start()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def gcs(emulator, monkeypatch) -> str:
+    """A bucket of the emulator that the environment leads to."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", emulator)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    return "bucket"
+
+
+@pytest.fixture(params=[*STORES, "s3", "gcs", "memory", "a directory by fsspec"])
+def store(request, tmp_path, monkeypatch) -> CheckpointStore:
     if request.param == "s3":
         return open_store(f"s3://{request.getfixturevalue('s3')}/some/prefix/")
+    if request.param == "gcs":
+        return open_store(f"gs://{request.getfixturevalue('gcs')}/{tmp_path.name}/prefix/")
+    if request.param == "memory":
+        return open_store(f"memory://{tmp_path.name}/prefix")
+    if request.param == "a directory by fsspec":
+        monkeypatch.setitem(installation.STORE_DRIVERS, "local", "fsspec")
+        (tmp_path / "by fsspec").mkdir()
+        return open_store(f"local://{tmp_path / 'by fsspec'}")
     return STORES[request.param](tmp_path)
 
 
@@ -177,8 +210,8 @@ def made(store) -> CheckpointStore:
 def forget(store: CheckpointStore, *names: str) -> None:
     """Take files away behind the store's back."""
     for name in names:
-        if store.url.startswith("s3://"):
-            S3Folder.parse(store.url).delete(name)
+        if isinstance(store, ObjectStore):
+            store.folder.delete(name)
         else:
             (Path(store.url) / name).unlink()
 
@@ -454,10 +487,67 @@ def test_where_nothing_can_be_written_opening_fails(tmp_path):
             open_store(url)
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/checkpoints", "http://host/x"])
+@pytest.mark.parametrize("url", ["http://host/x", "sftp://host/x", "simplecache::gs://bucket/x"])
 def test_another_scheme_is_not_supported(url):
-    with pytest.raises(InputError, match="not supported"):
+    with pytest.raises(InputError, match=r"not supported: .*:// is unknown; give s3://bucket/prefix, gs://, az://"):
         open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"),
+    [
+        ("gs://bucket/x", "gcsfs", "gcs"),
+        ("az://container/x", "adlfs", "azure"),
+        ("abfs://container@account.dfs.core.windows.net/x", "adlfs", "azure"),
+        ("hf://buckets/user/name/x", "huggingface_hub", "hf"),
+        ("s3://bucket/x", "boto3", "aws"),
+    ],
+)
+def test_a_missing_driver_is_named_with_the_command_that_installs_it(monkeypatch, url, module, extra):
+    monkeypatch.setattr(installation, "find_spec", lambda name: None)
+    with pytest.raises(InputError) as raised:
+        open_store(url)
+    assert str(raised.value) == (
+        f"the checkpoint store {url} needs {module}; run pip install 'rubberband-tune[{extra}]'"
+    )
+
+
+@pytest.mark.parametrize("url", ["memory://", "memory:///"])
+def test_a_store_without_a_bucket_is_refused(url):
+    with pytest.raises(InputError, match=r"names no bucket; write memory://bucket/prefix"):
+        open_store(url)
+
+
+def test_a_bucket_of_google_that_is_not_there_is_named_with_the_remedy(gcs):
+    with pytest.raises(InputError, match=r"written to gs://none/x: FileNotFoundError: .* set GOOGLE_APPLICATION_CRED"):
+        open_store("gs://none/x")
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs does
+def test_a_large_file_goes_to_google_and_back(gcs):
+    store, payload = open_store(f"gs://{gcs}/large"), os.urandom(20_000_000)
+    with store.file(store.save(0, 1, lambda path: path.write_bytes(payload) and None)) as path:
+        assert path.read_bytes() == payload
+
+
+def test_an_object_of_fsspec_that_may_not_be_read_is_lost_and_its_bucket_is_well(monkeypatch):
+    store = make_store("memory://unreadable/x")
+    before, newest = store.save(0, 1, b"before"), store.save(0, 2, b"newest")
+    fetch = FsspecFolder.fetch
+
+    def refused(folder: FsspecFolder, name: str, file: BufferedIOBase) -> None:
+        with folder._failing(name, "read"):
+            if newest.url.endswith(name):
+                raise OSError("Forbidden:\n403")
+        fetch(folder, name, file)
+
+    monkeypatch.setattr(FsspecFolder, "fetch", refused)
+    with pytest.raises(CheckpointLostError, match=r"\.ckpt could not be read: OSError: Forbidden: 403"):
+        store.load(newest)
+    assert store.load(before) == b"before"
+    monkeypatch.setattr(FsspecFolder, "get", lambda folder, _: refused(folder, name_of(newest), io.BytesIO()))
+    with pytest.raises(StoreAwayError, match=r"the checkpoint store memory://unreadable/x cannot be read: .*give acc"):
+        store.load(newest)
 
 
 def test_in_s3_two_experiments_do_not_mix(s3):
@@ -505,6 +595,14 @@ def test_a_bucket_that_is_gone_or_cannot_be_read_is_away(s3, monkeypatch):
     monkeypatch.setattr("rubberband.cloud.aws.s3._CONFIG", Config(retries={"max_attempts": 0}, connect_timeout=1))
     with pytest.raises(StoreAwayError, match=f"s3://{s3}/x cannot be read: .*; give access or put it back"):
         reopen_store(f"s3://{s3}/x", "a" * 32, [])
+
+
+def test_s3_of_another_provider_is_reached_by_its_endpoint(moto, s3, monkeypatch):
+    """MinIO, Ceph, R2 and others."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", moto.replace("127.0.0.1", "localhost"))
+    store = make_store(f"s3://{s3}/endpoint")
+    assert store.load(store.save(0, 1, b"bytes")) == b"bytes"
 
 
 def test_without_credentials_s3_says_so(s3, monkeypatch):

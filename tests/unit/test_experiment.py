@@ -344,6 +344,7 @@ def test_delays_are_durations_distributions_or_samples() -> None:
 
 HYPERBAND = {"type": "hyperband", "max_t": 9}
 EC2 = {"resources__provider": "aws", "resources__checkpoints": "s3://bucket"}
+LOCAL = {"resources__provider": "local"}
 
 
 def test_the_brackets_of_hyperband_share_one_list_of_trials() -> None:
@@ -360,6 +361,8 @@ def test_the_brackets_of_hyperband_share_one_list_of_trials() -> None:
         ({"resources__provider": "aws"}, "resources.checkpoints: missing, and instances of EC2 do not see"),
         (EC2 | {"resources__billing": "per_function"}, "resources.billing: per_function can be planned with, but EC2"),
         (EC2 | {"resources__minimum_billed": 0}, "resources.minimum_billed: 0 s can be planned with, but EC2 bills"),
+        (LOCAL | {"resources__checkpoints": "memory://a/b"}, "resources.checkpoints: memory://a/b is in the memory of"),
+        (LOCAL | {"resources__checkpoints": "ftp://a/b"}, "the checkpoint store ftp://a/b is not supported: ftp:// is"),
     ],
 )
 def test_plans_that_cannot_be_run(change: dict[str, Any], message: str) -> None:
@@ -367,6 +370,15 @@ def test_plans_that_cannot_be_run(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         Experiment(**words(**change)).require_runnable()
     assert str(caught.value).startswith(message)
+
+
+def test_the_missing_driver_of_a_store_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rubberband.installation.find_spec", lambda name: None if name == "gcsfs" else object())
+    with pytest.raises(InputError) as caught:
+        Experiment(**words(**LOCAL, resources__checkpoints="gs://bucket/x")).require_runnable()
+    assert str(caught.value) == (
+        "the checkpoint store gs://bucket/x needs gcsfs; run pip install 'rubberband-tune[gcs]'"
+    )
 
 
 def test_a_profile_forevery_instance_type(tmp_path: Path) -> None:
