@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rubberband.executor.training.trial import Trial, TrialContext, get_checkpoint, report
     from rubberband.running.estimating import estimate
     from rubberband.running.run import load_result, tune
-    from rubberband.spec.experiment import Experiment
+    from rubberband.spec.experiment import Experiment, command
     from rubberband.spec.loading import load_experiment
     from rubberband.spec.space import (
         choice,
@@ -72,6 +72,7 @@ __all__ = [
     "TrialContext",
     "__version__",
     "choice",
+    "command",
     "estimate",
     "get_checkpoint",
     "grid_search",
@@ -103,7 +104,7 @@ _MODULES = {
     "rubberband.executor.training.trial": "Trial TrialContext get_checkpoint report",
     "rubberband.executor.run.callbacks": "Callback FailureInfo ReportInfo RunInfo SyncInfo",
     "rubberband.executor.result.result": "Result",
-    "rubberband.spec.experiment": "Experiment",
+    "rubberband.spec.experiment": "Experiment command",
     "rubberband.spec.loading": "load_experiment",
     "rubberband.spec.space": (
         "choice grid_search lograndint loguniform qlograndint qloguniform qrandint qrandn quniform randint randn "

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import store_of
 from rubberband.executor.checkpoints.folders import is_archive, read_manifest
 from rubberband.executor.result.result import TrialResult
-from rubberband.executor.training.entrypoint import Entrypoint, Target
+from rubberband.executor.training.entrypoint import Code, Entrypoint
 from rubberband.executor.training.failures import one_line
 from rubberband.executor.training.runner import check_device, expect, unpack, unpickled
 from rubberband.executor.training.sampler import reseed, reseed_data
@@ -22,7 +22,7 @@ from rubberband.executor.training.trial import TrainFunction, Trial, TrialContex
 from rubberband.units import shown
 
 
-def restore_trial(found: TrialResult, target: Target | str, *, is_simulated: bool, device: str = "cpu") -> Any:
+def restore_trial(found: TrialResult, target: Code | str, *, is_simulated: bool, device: str = "cpu") -> Any:
     """Return the trial as its checkpoint left it; see `Result.load_best`.
 
     Raises InputError for a run without checkpoints, EntrypointError for no trial, CheckpointError if the checkpoint is
@@ -30,7 +30,7 @@ def restore_trial(found: TrialResult, target: Target | str, *, is_simulated: boo
     """
     with _checkpoint(found, is_simulated) as path:
         if isinstance(target, str):
-            target = Entrypoint.parse(target, (os.getcwd(),)).load()
+            target = cast("Code", Entrypoint.parse(target, (os.getcwd(),)).load())
         if isinstance(target, type) and issubclass(target, TorchTrial):
             return _torch(found, target, path, device)
         if isinstance(target, type) and issubclass(target, Trial):
@@ -149,14 +149,14 @@ def _function(found: TrialResult, target: TrainFunction, path: Path, device: str
     return _state(content, device)
 
 
-def _checked(content: Callable[[], dict[str, Any]], target: Target) -> dict[str, Any]:
+def _checked(content: Callable[[], dict[str, Any]], target: Code) -> dict[str, Any]:
     try:
         return content()
     except CheckpointError as error:
         raise _unlike(target, error) from error
 
 
-def _unlike(target: Target, error: Exception) -> CheckpointError:
+def _unlike(target: Code, error: Exception) -> CheckpointError:
     reason = " ".join(str(error).split()) if isinstance(error, CheckpointError) else one_line(error)
     what = "class" if isinstance(target, type) else "function"
     return CheckpointError(

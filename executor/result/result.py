@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import optuna
     import pandas
 
-    from rubberband.executor.training.entrypoint import Target
+    from rubberband.executor.training.entrypoint import Code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +354,7 @@ class Result:
 
         return to_study(self, storage)
 
-    def load_best(self, trial: Target | str, /, *, device: str = "cpu") -> Any:
+    def load_best(self, trial: Code | str, /, *, device: str = "cpu") -> Any:
         """Return the best trial, restored from its checkpoint in this process, without Ray.
 
         `trial` is the class or function that was trained, or its `module:attribute`. A `TorchTrial` has its `model` (in

@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shutil
 import sys
 import sysconfig
 import types
@@ -34,12 +35,15 @@ from rubberband.executor.training.torch_trial import (
 )
 from rubberband.executor.training.trial import TrainFunction, Trial
 from rubberband.installation import remedy_of, require_readable
+from rubberband.values.command import Command
 from rubberband.values.environment import Environment
 
 if TYPE_CHECKING:
     from rubberband.spec.experiment import Experiment
 
-Target = type[TorchTrial] | type[Trial] | TrainFunction
+Code = type[TorchTrial] | type[Trial] | TrainFunction
+"""A trial that is written in Python."""
+Target = Code | Command
 """Target of an entry point."""
 
 _MOST_PICKLED_BYTES = 50 * 10**6
@@ -60,6 +64,8 @@ class Entrypoint:
     """Absolute folders, searched before `sys.path`."""
     pickled: bytes | None = None
     """The object itself, by cloudpickle, if it is defined in `__main__`, a notebook or a function."""
+    command: Command | None = None
+    """The program that is run in place of a class or function; `module` is empty then."""
     environment: Environment = field(default_factory=Environment, compare=False)
     """Variables of the processes that load it. Not in the journal, which has the experiment's words."""
 
@@ -76,7 +82,7 @@ class Entrypoint:
         return cls(module=module, attribute=attribute, search_path=tuple(os.path.abspath(path) for path in search_path))
 
     @classmethod
-    def from_object(cls, target: Target) -> Entrypoint:
+    def from_object(cls, target: Code) -> Entrypoint:
         """Make it from a class or function: by name if a worker can import it, otherwise by value.
 
         Raises EntrypointError if it is no trial, cannot be pickled, or is too large for that.
@@ -105,6 +111,8 @@ class Entrypoint:
 
     def load(self) -> Target:
         """Import the target; the search path stays on `sys.path`, for later imports. Raises EntrypointError."""
+        if self.command is not None:
+            return self.command
         sys.path[:0] = [folder for folder in self.search_path if folder not in sys.path]
         importlib.invalidate_caches()
         target = self._import() if self.pickled is None else self._unpickle(self.pickled)
@@ -118,6 +126,9 @@ class Entrypoint:
         except EntrypointError as error:
             error.args = (self.environment.masked(str(error)),)
             raise
+        if isinstance(target, Command):
+            self._check_program(target, adaptive=adaptive, asynchronous=asynchronous)
+            return
         if asynchronous:
             self._check_asynchronous(target)
         if adaptive and not (isinstance(target, type) and issubclass(target, TorchTrial)):
@@ -134,6 +145,17 @@ class Entrypoint:
                 f"{max_gpus_per_trial}; set it to 1, or write a rubberband.TorchTrial"
             )
 
+    def _check_program(self, command: Command, *, adaptive: bool, asynchronous: bool) -> None:
+        program = command.words[0]
+        if "$" not in program and shutil.which(program, path=self._program_path(program)) is None:
+            raise EntrypointError(f"entrypoint.command: {program} is not here; install it, or give its path")
+        if adaptive or asynchronous:
+            key = "batch.policy: goodput" if adaptive else "training.mode: async"
+            raise EntrypointError(f"{self} is a program, which nobody can change from outside; leave out {key}")
+
+    def _program_path(self, program: str) -> str | None:
+        return self.search_path[0] if "/" in program and not os.path.isabs(program) else None
+
     def _check_asynchronous(self, target: Target) -> None:
         if not (isinstance(target, type) and issubclass(target, TorchTrial)):
             kind = "rubberband.Trial" if isinstance(target, type) else "function"
@@ -145,6 +167,8 @@ class Entrypoint:
             raise EntrypointError(f"{self} {asynchronous_fault}")
 
     def __str__(self) -> str:
+        if self.command is not None:
+            return str(self.command)
         return f"{self.module}:{self.attribute}"
 
     def _import(self) -> Any:
@@ -250,18 +274,52 @@ def content_of(entrypoint: Entrypoint) -> Mapping[str, str] | None:
     None if that does not say what the trial is: it is defined in a notebook or in a function, or cannot be found.
     """
     first = _first_file(entrypoint)
+    if entrypoint.command is not None:
+        return _content_of_program(entrypoint, entrypoint.command)
     if "<" in entrypoint.attribute or first is None:
         return None
     found = {"python": ".".join(map(str, sys.version_info[:2])), "rubberband": rubberband.__version__}
     return found | _walk(entrypoint.module, first, _Places(entrypoint.search_path), {})
 
 
+def _content_of_program(entrypoint: Entrypoint, command: Command) -> Mapping[str, str] | None:
+    """Return the content of a program: its words, and the files among them with what they import; None without any."""
+    folder = Path(entrypoint.search_path[0])
+    files = [path for word in command.words if "$" not in word and (path := folder / word).is_file()]
+    if not files:
+        return None
+    found = {"command": json.dumps(command.words), "rubberband": rubberband.__version__}
+    for path in files:
+        if path.suffix == ".py":
+            found |= _walk(path.stem, path, _Places((str(path.parent), *entrypoint.search_path)), {})
+        else:
+            found[path.name] = _digest_of(path)
+    return found
+
+
+def entrypoint_of(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Entrypoint:
+    """Return the entry point that an experiment has, without its environment; a name is not imported."""
+    from rubberband.spec.experiment import Program
+
+    trial = experiment.entrypoint
+    if isinstance(trial, Program):
+        place = os.path.abspath(next(iter(search_path), os.getcwd()))
+        return Entrypoint(module="", attribute="", search_path=(place,), command=trial.to_plain())
+    if isinstance(trial, str):
+        return Entrypoint.parse(trial, search_path=search_path or (os.getcwd(),))
+    return Entrypoint.from_object(trial)
+
+
 def with_trial(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Experiment:
-    """Return the experiment as one of a function if its trial is one: then a trial has one GPU by default."""
+    """Return the experiment as one of a function if its trial is one, or a program: one GPU by default then."""
+    from rubberband.spec.experiment import Program
+
     trial = experiment.entrypoint
     if trial is None or experiment.resources.kind.is_simulated:
         return experiment
-    if isinstance(trial, str):
+    if isinstance(trial, Program):
+        found = True
+    elif isinstance(trial, str):
         found = is_function(Entrypoint.parse(trial, search_path or (os.getcwd(),)))
     else:
         found = isinstance(trial, FunctionType)

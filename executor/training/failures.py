@@ -55,7 +55,7 @@ class RanOut(TrialFailure):
 
 
 class WorkerTrace(Exception):
-    """The trace-back of an exception in a loader worker, as the cause of the same exception here."""
+    """The trace-back of an exception in a loader worker, or the last lines of a program, as the cause of one here."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"

@@ -8,16 +8,13 @@ the driver to say.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import selectors
 import socket
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -32,6 +29,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from rubberband.executor.training.failures import GangBroken, Peers, TrialFailure
+from rubberband.executor.training.lifeline import Lifeline, accepted, connected
 from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import take_port
 
@@ -358,149 +356,3 @@ def leave_group(device: Device, *, in_order: bool) -> None:
                 return
     print("rubberband: NCCL does not let go of this worker's GPU; its process ends", file=sys.stderr, flush=True)
     os._exit(1)
-
-
-# Life lines: connections by which the workers of a gang learn at once that one of them failed, died or was lost. They
-# form a star around rank 0. A collective of NCCL does not return when another worker is gone, and a wait in the store
-# does not either. But the kernel closes the connections of a process that dies, and answers for one that is busy.
-
-
-_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A machine that answers nothing for 20 s is lost."""
-_NAMED_S = 5.0
-"""The longest time for a connection to say whose it is."""
-_FAREWELL = b"farewell"
-_MOST_BYTES = 2000
-
-
-class Lifeline:
-    """One worker's connections: to rank 0, or to all others. Each carries one message in each direction, or none."""
-
-    def __init__(self, rank: int, lines: Mapping[int, socket.socket], on_loss: Callable[[], None]) -> None:
-        """`on_loss` is called once, in a thread, when another worker failed or is gone; `broken` says why by then."""
-        self.broken = ""
-        self._rank = rank
-        self._lines = dict(lines)
-        self._on_loss = on_loss
-        self._mutex = threading.Lock()
-        self._is_over = False
-        _open.add(self)
-        self._thread = threading.Thread(target=self._watch, name="rubberband life line", daemon=True)
-        self._thread.start()
-
-    def fail(self, line: str) -> None:
-        """Report to the others that this worker failed; `line` says why."""
-        with self._mutex:
-            if self._is_over or self.broken:
-                return
-            self._is_over = True
-        self._send(f"worker {self._rank} failed: {line}".encode()[:_MOST_BYTES])
-
-    def leave(self) -> None:
-        """Leave in order: the others lose nothing."""
-        with self._mutex:
-            self._is_over = True
-        self._send(_FAREWELL)
-
-    def close(self) -> None:
-        """Close all connections; a worker that neither failed nor left is taken for lost."""
-        with self._mutex:
-            self._is_over = True
-        for line in self._lines.values():
-            _quietly(lambda line=line: line.shutdown(socket.SHUT_RDWR))  # type: ignore[misc]
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-        self.forget()
-
-    def forget(self) -> None:
-        """Close this process's ends alone, such as those that a forked process has."""
-        _open.discard(self)
-        for line in self._lines.values():
-            line.close()
-
-    def _watch(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            for rank, line in self._lines.items():
-                selector.register(line, selectors.EVENT_READ, (rank, bytearray()))
-            while selector.get_map():
-                for key, _ in selector.select():
-                    rank, said = key.data
-                    if not _hear(self._lines[rank], said):
-                        selector.unregister(key.fileobj)
-                        self._end_of(rank, bytes(said))
-
-    def _end_of(self, rank: int, said: bytes) -> None:
-        with self._mutex:
-            if said == _FAREWELL or self._is_over or self.broken:
-                return
-            self.broken = said.decode(errors="replace") or f"the process of worker {rank} is gone"
-        if self._rank == 0:
-            self._send(self.broken.encode())
-        self._on_loss()
-
-    def _send(self, message: bytes) -> None:
-        for line in self._lines.values():
-            _quietly(lambda line=line: (line.sendall(message), line.shutdown(socket.SHUT_WR)))  # type: ignore[misc]
-
-
-def accepted(listener: socket.socket, num_workers: int, timeout_s: float) -> dict[int, socket.socket]:
-    """Return rank 0's connections, by rank. Raises TimeoutError if a worker does not come."""
-    lines: dict[int, socket.socket] = {}
-    deadline = time.monotonic() + timeout_s
-    while len(lines) < num_workers - 1:
-        listener.settimeout(max(0.001, deadline - time.monotonic()))
-        line = listener.accept()[0]
-        line.settimeout(_NAMED_S)
-        try:
-            rank = int(line.recv(4).decode())
-        except (OSError, ValueError):
-            rank = 0
-        if not 0 < rank < num_workers or rank in lines:
-            line.close()
-            continue
-        lines[rank] = _kept_alive(line)
-    return lines
-
-
-def connected(host: str, port: int, rank: int, timeout_s: float) -> dict[int, socket.socket]:
-    """Return the connection of another worker to rank 0. Raises OSError."""
-    line = socket.create_connection((host, port), timeout_s)
-    line.sendall(f"{rank:04d}".encode())
-    return {0: _kept_alive(line)}
-
-
-def _kept_alive(line: socket.socket) -> socket.socket:
-    line.settimeout(None)
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):
-            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return line
-
-
-def _hear(line: socket.socket, said: bytearray) -> bool:
-    """Add what has come; return whether more may come."""
-    try:
-        found = line.recv(_MOST_BYTES)
-    except OSError:
-        return False
-    said += found
-    return bool(found)
-
-
-def _quietly(call: Callable[[], object]) -> None:
-    with contextlib.suppress(OSError):  # the other end is gone, or this one closed
-        call()
-
-
-# A process that a worker forks, such as a loader worker, would keep its connections open after its death.
-
-_open: weakref.WeakSet[Lifeline] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for each in list(_open):
-        each.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)

@@ -39,6 +39,7 @@ from rubberband.executor.training.segment import (
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import Device, Trial
 from rubberband.executor.training.worker_process import Leftovers, release_port
+from rubberband.values.command import Command
 
 _log = logging.getLogger(__name__)
 
@@ -208,6 +209,13 @@ def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closa
     """Make the trial for a segment; `resources` gets what must be closed after it, beside the runner itself."""
     target = entrypoint.load()
     resources.insert(0, Leftovers(segment.device))  # closed last
+    if isinstance(target, Command):
+        from rubberband.executor.training.command_runner import CommandRunner
+        from rubberband.executor.training.program_gang import ProgramGang
+
+        gang = ProgramGang.join(segment)
+        resources.append(gang)
+        return CommandRunner(target, segment, entrypoint.search_path[0], gang)
     if not isinstance(target, type):
         if segment.num_workers > 1:
             raise ValueError(f"{entrypoint} is a function and trains on one worker, not {segment.num_workers}")

@@ -17,7 +17,7 @@ import rubberband
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.training.entrypoint import Entrypoint, files_of
-from rubberband.spec.experiment import Experiment
+from rubberband.spec.experiment import Experiment, Program
 from rubberband.spec.samplers import trial_seed
 from rubberband.values.kinds import ProviderKind
 from rubberband.values.plan import Spent, total_iterations
@@ -122,7 +122,9 @@ class RunSpec:
         given = {key: value for key, value in plain.items() if key not in _OF_THE_EXPERIMENT}
         try:
             experiment = Experiment.kept(plain["experiment"])
-            return cls(**{**given, "experiment": experiment, "entrypoint": _entrypoint(plain["entrypoint"])})
+            return cls(
+                **{**given, "experiment": experiment, "entrypoint": _entrypoint(plain["entrypoint"], experiment)}
+            )
         except (TypeError, InputError) as error:  # a word that this version does not know
             raise JournalError(
                 f"the journal's setup is unknown to this version of rubberband ({rubberband.__version__}): {error}; "
@@ -130,11 +132,13 @@ class RunSpec:
             ) from None
 
 
-def _entrypoint(plain: Mapping[str, Any] | None) -> Entrypoint | None:
+def _entrypoint(plain: Mapping[str, Any] | None, experiment: Experiment) -> Entrypoint | None:
     if plain is None:
         return None
     pickled = None if plain["pickled"] is None else base64.b64decode(plain["pickled"])
-    return Entrypoint(**{**plain, "search_path": tuple(plain["search_path"]), "pickled": pickled})
+    program = experiment.entrypoint
+    command = program.to_plain() if isinstance(program, Program) else None
+    return Entrypoint(**{**plain, "search_path": tuple(plain["search_path"]), "pickled": pickled, "command": command})
 
 
 def _store_url(url: str, run: str) -> str:

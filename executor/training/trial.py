@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from rubberband.executor.checkpoints.folders import FolderCheckpoint
+from rubberband.executor.training import reporting
 
 if TYPE_CHECKING:
     from rubberband.executor.training.segment import Segment
@@ -116,27 +117,23 @@ def report(metrics: Mapping[str, float], *, checkpoint: Any = None) -> None:
     `Exception`, so that `finally` blocks and context managers run. A function that returns before that ends its trial:
     the latest metrics count at every later SYNC, and the trial trains no more.
 
-    Raises RuntimeError outside a function trial.
+    In a program (`entrypoint: {command: …}`), `checkpoint` is the path of a folder. Outside a search it prints
+    the metrics.
     """
-    _session("report").report(metrics, checkpoint)
+    session = current_session.get(None)
+    if session is None:
+        reporting.report(metrics, checkpoint)
+    else:
+        session.report(metrics, checkpoint)
 
 
 def get_checkpoint() -> Any:
     """Return the checkpoint from which this function trial resumes, or None when it starts from the beginning.
 
-    Raises RuntimeError outside a function trial.
+    In a program (`entrypoint: {command: …}`) that is the path of a folder; outside a search it is None.
     """
-    return _session("get_checkpoint").checkpoint()
-
-
-def _session(caller: str) -> Session:
     session = current_session.get(None)
-    if session is None:
-        raise RuntimeError(
-            f"rubberband.{caller}() works inside a function trial that rubberband runs, in the thread that it was "
-            f"called in"
-        )
-    return session
+    return reporting.checkpoint_folder() if session is None else session.checkpoint()
 
 
 # Ray Tune's report and get_checkpoint inside a function trial: they reach the trial's own session. Ray Tune looks its

@@ -20,7 +20,7 @@ from rubberband.cloud.offers import offers
 from rubberband.errors import Cancelled, EntrypointError, InputError
 from rubberband.executor.run.allowance import require_runnable
 from rubberband.executor.training.checking import CheckOrder, TrialCheck, TrialFault, check
-from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest, with_trial
+from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest, entrypoint_of, with_trial
 from rubberband.executor.training.segment import Segment
 from rubberband.files import make_directories, write_atomically
 from rubberband.installation import default_home
@@ -307,10 +307,7 @@ def named_entrypoint(experiment: Experiment, search_path: Sequence[str | os.Path
     if experiment.entrypoint is None:
         raise InputError("entrypoint: missing; name what to train, such as entrypoint: examples.digits:DigitsTrial")
     environment = experiment.resources.environment(os.environ)
-    if isinstance(experiment.entrypoint, str):
-        found = Entrypoint.parse(experiment.entrypoint, search_path=search_path or (os.getcwd(),))
-    else:
-        found = Entrypoint.from_object(experiment.entrypoint)
+    found = entrypoint_of(experiment, search_path)
     if found.pickled is not None and any(text.encode() in found.pickled for text in environment.masks()):
         raise InputError(
             f"entrypoint: {found} holds the value of a secret, which the journal would keep; read it inside of the "

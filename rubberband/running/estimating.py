@@ -15,7 +15,7 @@ from rubberband import markup
 from rubberband.errors import InputError, ProfileMissingError, briefly
 from rubberband.executor.result.batch_history import copied
 from rubberband.executor.run.allowance import with_allowance
-from rubberband.executor.training.entrypoint import Entrypoint, with_trial
+from rubberband.executor.training.entrypoint import entrypoint_of, with_trial
 from rubberband.installation import home_at
 from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_prices_and_quotas
@@ -90,10 +90,7 @@ def estimate(
     """
     place = home_at(home)
     experiment = with_trial(experiment_of(entrypoint, words, "estimate", place))
-    trial = experiment.entrypoint
-    found_entrypoint = Entrypoint.parse(trial, (os.getcwd(),)) if isinstance(trial, str) else None
-    if trial is not None and found_entrypoint is None:
-        found_entrypoint = Entrypoint.from_object(trial)
+    found_entrypoint = None if experiment.entrypoint is None else entrypoint_of(experiment)
     profiles = find_profiles(experiment, found_entrypoint, place, None, partial(print, file=sys.stderr), to_run=False)
     if profiles is None:
         raise ProfileMissingError(

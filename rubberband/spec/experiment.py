@@ -7,7 +7,8 @@ their units (`constraints.deadline_s`); the file's words are their aliases (`dea
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -45,11 +46,14 @@ from rubberband.spec.profile_file import InlineProfile, load_profile
 from rubberband.spec.resources import Resources
 from rubberband.spec.samplers import trial_seed
 from rubberband.spec.search import PROBE, Search
+from rubberband.spec.space import check_names
 from rubberband.spec.tracking import Trackers
 from rubberband.units import counted, format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
 from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance, BalancePolicy
+from rubberband.values.command import Command, Launch, Metrics, launcher_of, words_of
+from rubberband.values.command import check_names as check_command
 from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
 
@@ -232,6 +236,87 @@ def _profile_kind(value: Any) -> str:
     return _written_kind(value)
 
 
+class MetricsPlace(Words):
+    """Where a program's metrics are, if neither in its reports nor in its output."""
+
+    file: Annotated[str, Field(min_length=1)] | None = None
+    """A file to which it adds lines such as `loss=0.12` or `{"loss": 0.12}`."""
+    pattern: Annotated[str, Field(min_length=1)] | None = None
+    """A regular expression of a line, with a named group for each metric, such as `loss is (?P<loss>[0-9.]+)`."""
+
+    @model_validator(mode="after")
+    def _reads(self) -> MetricsPlace:
+        if self.pattern is not None:
+            try:
+                groups = re.compile(self.pattern).groupindex
+            except re.error as error:
+                raise fault(f"{shown(self.pattern)} is no regular expression ({error})", at="pattern") from None
+            if not groups:
+                raise fault(f"{shown(self.pattern)} names no metric; write (?P<loss>…) around a number", at="pattern")
+        if self.pattern is None and self.file is None:
+            raise fault("names neither a file nor a pattern; write report, stdout, file: … or pattern: …")
+        return self
+
+
+def _metrics_kind(value: Any) -> str:
+    return "place" if isinstance(value, Mapping | MetricsPlace) else "word"
+
+
+class Program(Words):
+    """A program as the trial: it is started for each segment, on every worker of the gang."""
+
+    command: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    """Its command line, as a text or as words. `${name}` is a parameter, `${args}` all of them as --name=value."""
+    metrics: Annotated[
+        Annotated[Literal["report", "stdout"], Tag("word")] | Annotated[MetricsPlace, Tag("place")],
+        Discriminator(_metrics_kind),
+    ] = "report"
+    """`report`: it calls rubberband.report; `stdout`: it prints lines such as `loss=0.12`."""
+    launch: Launch = "worker"
+    """Once for each worker of a gang, or (`machine`) once for each machine, for torchrun and the like."""
+
+    @model_validator(mode="after")
+    def _words(self) -> Program:
+        try:
+            launcher = launcher_of(words_of(self.command))
+        except InputError as error:
+            raise fault(str(error), at="command") from None
+        if launcher is not None and self.launch == "worker":
+            raise fault(
+                f"{launcher} starts workers itself, and would be started by each worker; write python train.py in its "
+                "place, or launch: machine",
+                at="command",
+            )
+        return self
+
+    def to_plain(self) -> Command:
+        """Return the value that a worker takes."""
+        place = self.metrics
+        metrics = Metrics(source=place) if isinstance(place, str) else Metrics(source="stdout", **place.model_dump())
+        return Command(words=words_of(self.command), metrics=metrics, launch=self.launch)
+
+    def __str__(self) -> str:
+        return str(self.to_plain())
+
+
+def command(
+    line: str | Sequence[str], /, *, metrics: str | Mapping[str, str] = "report", launch: Launch = "worker"
+) -> Program:
+    """Return a program as a trial, for `rubberband.tune`: `command("python train.py ${args}")`.
+
+    `line` is its command line, as a text or as words; `metrics` is "report", "stdout", {"file": …} or {"pattern": …};
+    see docs/commands.md. Raises InputError.
+    """
+    try:
+        return Program(command=line, metrics=metrics, launch=launch)
+    except ValidationError as error:
+        raise word_error(error) from None
+
+
+def _entrypoint_kind(value: Any) -> str:
+    return "program" if isinstance(value, Mapping | Program) else "code"
+
+
 def _entrypoint(value: Any) -> Any:
     if value is None or callable(value) or (isinstance(value, str) and MODULE_ATTRIBUTE.fullmatch(value)):
         return value
@@ -239,8 +324,17 @@ def _entrypoint(value: Any) -> Any:
 
 
 def entrypoint_words(value: Any) -> str | None:
-    """Return an entry point as the file has it: `module:attribute`; None if there is none."""
+    """Return an entry point in one text: `module:attribute`, or a program's command line; None if there is none."""
+    if isinstance(value, Program):
+        return str(value)
     return value if value is None or isinstance(value, str) else f"{value.__module__}:{value.__qualname__}"
+
+
+def _check_program(program: Program, search: Search) -> None:
+    try:
+        check_command(words_of(program.command), check_names(search.space))
+    except InputError as error:
+        raise fault(str(error), at=("entrypoint", "command")) from None
 
 
 def _version(value: Any) -> Any:
@@ -259,9 +353,14 @@ class Experiment(Words):
     version: Annotated[Literal[1], BeforeValidator(_version)] = 1
     name: Name
     entrypoint: Annotated[
-        Any,
-        PlainValidator(_entrypoint, json_schema_input_type=str | None),
-        PlainSerializer(entrypoint_words),
+        Annotated[Program, Tag("program")]
+        | Annotated[
+            Any,
+            PlainValidator(_entrypoint, json_schema_input_type=str | None),
+            PlainSerializer(entrypoint_words),
+            Tag("code"),
+        ],
+        Discriminator(_entrypoint_kind),
     ] = None
     """`module:attribute` of a trial, or (in Python) the class or function itself; needed to run, not to estimate."""
     search: Search
@@ -294,6 +393,8 @@ class Experiment(Words):
 
     @model_validator(mode="after")
     def _agrees(self) -> Experiment:
+        if isinstance(self.entrypoint, Program):
+            _check_program(self.entrypoint, self.search)
         _check_limits(self.search, self.constraints)
         _check_money(self.constraints, self.resources)
         if isinstance(self.profile, ProfilesByType):
@@ -310,7 +411,9 @@ class Experiment(Words):
         """
         found = cls(**{**without_removed(words), "name": "any", "entrypoint": None})
         # A trial that is defined in a function has a name which no file can have.
-        return found.model_copy(update={key: words.get(key) for key in ("name", "entrypoint")})
+        trial = words.get("entrypoint")
+        trial = Program.model_validate(trial) if isinstance(trial, Mapping) else trial
+        return found.model_copy(update={"name": words.get("name"), "entrypoint": trial})
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ Path = tuple[str | int, ...]
 MODULE_ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 """The name of a class or function of the user's: `examples.digits:DigitsTrial`."""
 
-_TAGS = {"scheduler", "profile", "provision_delay", "init_delay", "num_samples", "max_t"}
+_TAGS = {"scheduler", "profile", "provision_delay", "init_delay", "num_samples", "max_t", "entrypoint", "metrics"}
 
 
 class WordError(InputError):
@@ -214,10 +214,15 @@ def name_like(text: str) -> str:
 
 
 def name_of_trial(entrypoint: Any) -> str:
-    """Return a name for a class, a function or `module:attribute`, such as `digits` for DigitsTrial; maybe empty."""
+    """Return a name for a trial, such as `digits` for DigitsTrial and `train` for `python train.py`; maybe empty."""
+    command = entrypoint.get("command") if isinstance(entrypoint, Mapping) else getattr(entrypoint, "command", None)
+    if command is not None:
+        words = command.split() if isinstance(command, str) else [str(word) for word in command]
+        files = [word for word in words if word.endswith((".py", ".sh"))]
+        return name_like(re.split(r"[/.]", (files or words)[0])[-2 if files else -1]) if words else ""
     text = entrypoint if isinstance(entrypoint, str) else getattr(entrypoint, "__qualname__", "")
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", re.split(r"[:.]", text)[-1])
-    return name_like(words).removesuffix("-trial")
+    dashed = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", re.split(r"[:.]", text)[-1])
+    return name_like(dashed).removesuffix("-trial")
 
 
 def _name(value: Any) -> str:

@@ -135,7 +135,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="forked-processes-keep-life-lines",
         harm="a dead worker looks alive while its loader workers run",
-        file="executor/training/gang.py",
+        file="executor/training/lifeline.py",
         old="os.register_at_fork(after_in_child=_forget_all)",
         new="",
         tests=("tests/unit/test_lifeline.py",),
@@ -249,7 +249,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="vanished-machines-look-alive",
         harm="a gang waits for ever for a machine that lost its power or its network",
-        file="executor/training/gang.py",
+        file="executor/training/lifeline.py",
         old="    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)\n",
         new="",
         tests=("tests/unit/test_lifeline.py",),
@@ -257,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the-first-worker-aborts-before-it-warns",
         harm="workers hear of a loss when the first one has aborted, up to ten seconds later",
-        file="executor/training/gang.py",
+        file="executor/training/lifeline.py",
         old="        if self._rank == 0:\n            self._send(self.broken.encode())\n        self._on_loss()",
         new="        self._on_loss()\n        if self._rank == 0:\n            self._send(self.broken.encode())",
         tests=("tests/unit/test_lifeline.py",),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rubberband.executor.training import worker_process
-from rubberband.executor.training.gang import Lifeline, accepted, connected
+from rubberband.executor.training.lifeline import Lifeline, accepted, connected
 
 Gang = tuple[list[Lifeline], list[threading.Event]]
 

@@ -42,6 +42,7 @@ NAMES = [
     "TrialContext",
     "__version__",
     "choice",
+    "command",
     "estimate",
     "get_checkpoint",
     "grid_search",

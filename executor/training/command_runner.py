@@ -1,0 +1,346 @@
+"""A program as a trial: a process of its own for each segment, which reports through a socket or by what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rubberband.errors import CheckpointError
+from rubberband.executor.checkpoints import Payload
+from rubberband.executor.checkpoints.folders import pack, unpack
+from rubberband.executor.training.failures import TrainingEnded, WorkerTrace, refused
+from rubberband.executor.training.printed import BESIDE_S, Printed, Signature, signature
+from rubberband.executor.training.program import Program
+from rubberband.executor.training.program_gang import ProgramGang
+from rubberband.executor.training.reporting import CHECKPOINT, CONFIG, GO_ON, LINE
+from rubberband.executor.training.runner import Runner, Steps, clean_metrics
+from rubberband.executor.training.segment import Segment
+from rubberband.units import counted
+from rubberband.values.command import Command
+
+_MOST_SHOWN = 300
+"""Characters of the last lines in a failure's message; its details have them whole."""
+_LOOK_S = 0.02
+_FORMED_LOOK_S = 0.1
+_WORD_S = 3.0
+"""The longest wait for another worker's word, of which the end of this one's program may be a consequence."""
+_OF_PEERS = re.compile(
+    r"connection (reset|closed|refused)|broken pipe|gloo|nccl|processgroup|dist\w*error", re.IGNORECASE
+)
+"""In the last lines of a program whose collective broke."""
+
+
+class CommandRunner(Runner):
+    """Runs a command; every report, or every line with the metric, is one iteration. Rank 0's count."""
+
+    maps = True
+
+    def __init__(self, command: Command, segment: Segment, folder: str, gang: ProgramGang) -> None:
+        """`folder`: that of its process."""
+        self._command, self._segment, self._folder, self._gang = command, segment, folder, gang
+        self._place = Path(tempfile.mkdtemp(prefix="rubberband-program-"))
+        self._checkpoint = self._place / "checkpoint"
+        self._checkpoint.mkdir()
+        self._state_iterations = 0
+        """Iterations that the files of the latest checkpoint hold."""
+        self._packed = self._place / "packed"
+        """Those files, in an archive."""
+        self._signature: Signature = ()
+        self._iteration = 0
+        self._program: Program | None = None
+        self._printed: Printed | None = None
+        self._reports = _Reports(self._place / "line")
+        self._has_formed = segment.num_workers == 1 or command.launch == "machine"
+        self._formed_look_at = 0.0
+
+    def begin(self, payload: bytes | Path | None) -> int:
+        if payload is None:
+            pack(self._checkpoint, self._packed, iterations=0, metrics={})
+        return super().begin(payload)
+
+    def restore(self, payload: bytes | Path) -> int:
+        """Unpack the program's folder; return the iterations that it holds."""
+        if isinstance(payload, bytes):
+            self._packed.write_bytes(payload)
+        else:
+            shutil.copyfile(payload, self._packed)
+        held: int = unpack(payload, self._checkpoint)["iterations"]
+        if held > self._segment.from_iterations:
+            raise CheckpointError(
+                f"the checkpoint holds {counted(held, 'iteration')}, not {self._segment.from_iterations}"
+            )
+        self._state_iterations = self._iteration = held
+        return held
+
+    def saved_iterations(self, iterations: int) -> int:
+        return self._state_iterations
+
+    def steps(self, iterations: int) -> Steps:
+        self._iteration += 1
+        if self._program is None and (self._command.launch == "worker" or self._gang.place.local_rank == 0):
+            self._start()
+        if self._segment.rank > 0:
+            yield from self._follow()
+            return {}
+        found = yield from (self._reported() if self._command.metrics.source == "report" else self._read())
+        self._require_group()
+        return clean_metrics(found, self._segment.metric)
+
+    def _follow(self) -> Iterator[None]:
+        """Wait until rank 0 ends the segment, and end this worker's program then."""
+        while not self._gang.is_over:
+            self._gang.check()
+            code = None if self._program is None else self._program.poll()
+            if code:
+                raise self._failure(code)
+            yield
+            time.sleep(_LOOK_S)
+        if self._program is not None:
+            self._program.end()
+
+    def _reported(self) -> Steps:
+        """Wait for a report; the program waits for the next step then."""
+        self._reports.go_on()
+        while (found := self._reports.wait()) is None:
+            self._require_life()
+            yield
+        folder = self._checkpoint if found.checkpoint is None else Path(self._folder, found.checkpoint)
+        if found.checkpoint is not None or self._has_new_files():
+            self._take(self._iteration, found.metrics, folder)
+        return found.metrics
+
+    def _has_new_files(self) -> bool:
+        before, self._signature = self._signature, signature(self._checkpoint)
+        return before != self._signature
+
+    def _read(self) -> Steps:
+        """Wait for a line with the metric."""
+        assert self._printed is not None
+        self._printed.go_on()
+        while (line := self._printed.wait()) is None:
+            self._require_life()
+            yield
+        yield from self._printed.settle(
+            line, self._iteration, lambda iteration: self._take(iteration, line.metrics, self._checkpoint)
+        )
+        return line.metrics
+
+    def _take(self, iteration: int, metrics: Mapping[str, Any], folder: Path) -> None:
+        """Keep the files of a folder as the checkpoint after an iteration."""
+        kept = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        draft = self._place / "draft"
+        pack(folder, draft, iterations=iteration, metrics=kept)
+        draft.replace(self._packed)
+        self._state_iterations = iteration
+
+    def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
+        if is_last and self._state_iterations == 0 and self._segment.max_iterations != 1:
+            print(f"rubberband: {self._command} {self._unsaved()}", file=sys.stderr, flush=True)
+        copy = self._place / f"packed-{iterations}"
+        os.link(self._packed, copy)
+
+        def write(draft: Path) -> None:
+            shutil.copyfile(copy, draft)
+            copy.unlink()
+
+        return write
+
+    def _unsaved(self) -> str:
+        """Return why its trial would begin again after a pause."""
+        if not any(self._checkpoint.iterdir()):
+            return "saved nothing in ${checkpoint}; without it, trials are trained from zero after every stage"
+        return (
+            f"saved its files more than {BESIDE_S:g} s before or after it printed {self._segment.metric}, so nobody "
+            "knows their iteration: trials are trained from zero after every stage; let it print right after it saves, "
+            "or call rubberband.report"
+        )
+
+    def part(self) -> None:
+        self._gang.leave()
+
+    def close(self) -> None:
+        if self._program is not None:
+            self._program.end()
+        if self._printed is not None:
+            self._printed.finish()
+        self._reports.close()
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    def _start(self) -> None:
+        self._signature = signature(self._checkpoint)
+        segment, place, command = self._segment, self._gang.place, self._command
+        by_worker = command.launch == "worker"
+        places = {
+            "checkpoint": str(self._checkpoint),
+            "iterations": str(self._state_iterations),
+            "max_t": str(segment.max_iterations or segment.until_iterations),
+            "seed": str(segment.seed),
+            "gpus": str(place.local_size),
+            "machines": str(place.machines),
+            "machine_rank": str(place.machine),
+            "master_addr": place.address,
+            "master_port": str(place.port),
+        }
+        run = f"rubberband-{segment.trial}-{segment.attempt}"
+        environment = {
+            **os.environ,
+            **(place.variables(run) if by_worker else place.address_variables()),
+            **({} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}),
+            "PYTHONUNBUFFERED": "1",
+            LINE: str(self._place / "line"),
+            CHECKPOINT: str(self._checkpoint),
+            CONFIG: json.dumps(dict(segment.config)),
+        }
+        saves = any("${checkpoint}" in word for word in command.words)
+        self._printed = Printed(command.metrics, segment.metric, Path(self._folder), self._checkpoint, saves=saves)
+        reading, writing = os.pipe()
+        self._program = Program(command.line(segment.config, places), environment, self._folder, writing)
+        self._printed.watch(self._program, reading)
+
+    def _require_group(self) -> None:
+        """Raise TrialFailure if the programs of the gang train each on its own: at the first report, none has met."""
+        assert self._program is not None
+        if not self._has_formed and not self._looks_formed() and self._program.poll() is None:
+            size = self._segment.num_workers
+            raise refused(
+                f"{size} workers trained each on its own: call torch.distributed.init_process_group() in the program, "
+                "or set resources.gpus_per_trial.max to 1"
+            )
+        self._has_formed = True
+
+    def _looks_formed(self) -> bool:
+        self._has_formed = self._has_formed or self._gang.has_formed()
+        return self._has_formed
+
+    def _require_life(self) -> None:
+        """Raise what the program's end means, once all that it has reported is taken in."""
+        self._gang.check()
+        assert self._program is not None
+        assert self._printed is not None
+        if not self._has_formed and time.monotonic() >= self._formed_look_at:
+            self._formed_look_at = time.monotonic() + _FORMED_LOOK_S
+            self._looks_formed()
+        code = self._program.poll()
+        if code is None:
+            return
+        self._printed.finish()
+        if self._printed.has_lines or self._reports.has_more():
+            return
+        if code == 0 and self._iteration > 1:
+            self._gang.leave()
+            raise TrainingEnded
+        raise self._failure(code)
+
+    def _failure(self, code: int) -> Exception:
+        """Return why a program has ended too early: another worker's failure, if it follows from that."""
+        assert self._program is not None
+        assert self._printed is not None
+        seconds = time.monotonic() - self._program.began
+        self._printed.finish()
+        if self._segment.num_workers > 1 and any(_OF_PEERS.search(line) for line in self._printed.last):
+            deadline = time.monotonic() + _WORD_S
+            while not self._gang.broken and time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
+            self._gang.check()
+        after = f"after {seconds:.1f} s"
+        if code == 0:
+            line = (
+                f"{self._command} ended {after}, without a report of {self._segment.metric}; call rubberband.report, "
+                "or say in entrypoint.metrics where its metrics are"
+            )
+        else:
+            line = f"{self._command} ended with exit code {code} {after}"
+        last = " | ".join(line.strip() for line in self._printed.last)
+        if last:
+            line += f"; its last lines: {last if len(last) <= _MOST_SHOWN else f'…{last[-_MOST_SHOWN:]}'}"
+        failure = refused(line)
+        failure.__cause__ = WorkerTrace("\n".join(self._printed.last))
+        return failure
+
+
+class _Report:
+    def __init__(self, content: Mapping[str, Any], connection: socket.socket) -> None:
+        self.metrics: Mapping[str, Any] = content["metrics"]
+        self.checkpoint: str | None = content["checkpoint"]
+        self.connection = connection
+
+
+class _Reports:
+    """The socket at which a program reports."""
+
+    def __init__(self, path: Path) -> None:
+        self._found = deque[_Report]()
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._waiting: socket.socket | None = None
+        """The connection whose report waits for the next iteration."""
+
+    def go_on(self) -> None:
+        """Let the program train its next iteration."""
+        if self._waiting is not None:
+            with contextlib.suppress(OSError):
+                self._waiting.sendall(GO_ON)
+            self._waiting = None
+
+    def wait(self) -> _Report | None:
+        """Return the next report; None if none comes for a moment."""
+        if not self._found:
+            self._look(_LOOK_S)
+        if not self._found:
+            return None
+        found = self._found.popleft()
+        self._waiting = found.connection
+        return found
+
+    def has_more(self) -> bool:
+        """Whether a report has come that nobody has waited for."""
+        self._look(0)
+        return bool(self._found)
+
+    def close(self) -> None:
+        """Close the socket and its connections."""
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+
+    def _look(self, wait_s: float) -> None:
+        while ready := self._selector.select(wait_s):
+            for key, _ in ready:
+                key.data()
+            wait_s = 0
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        received = bytearray()
+
+        def read() -> None:
+            try:
+                some = connection.recv(2**16)
+            except OSError:
+                some = b""
+            if not some:
+                self._selector.unregister(connection)
+                connection.close()
+                return
+            received.extend(some)
+            while (end := received.find(b"\n")) >= 0:
+                line = bytes(received[:end])
+                del received[: end + 1]
+                self._found.append(_Report(json.loads(line), connection))
+
+        self._selector.register(connection, selectors.EVENT_READ, read)

@@ -1,0 +1,111 @@
+"""Starts a program, holds it, and ends it with all that it started: the parent of a trial's program.
+
+`program.py` starts this file with Python alone (-I -S): only the standard library is imported, which takes 20 ms. The
+worker's order comes through the pipe at stdin: a line of JSON with the words, environment and folder, and a letter when
+the program is to end. At the pipe's end, which is also the worker's death, the program's whole session ends. The
+program ends by the kernel if this process does (PR_SET_PDEATHSIG; it follows the thread that started it, and here is
+only one). Processes that leave the session become children of this one (PR_SET_CHILD_SUBREAPER) and end as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+
+PATIENCE_S = 10.0
+"""From SIGTERM until SIGKILL."""
+TERMINATE = b"t"
+_PDEATHSIG, _SUBREAPER = 1, 36
+_LOOK_S = 0.02
+
+
+def main() -> int:
+    """Run the program of the order; return its exit code as a shell tells it."""
+    order = json.loads(_line())
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_SUBREAPER, 1, 0, 0, 0)
+    program = _started(order, prctl)
+    with os.fdopen(order["answer"], "w") as answer:
+        answer.write(f"{program}\n")
+    ended, stop_at = os.pidfd_open(program), float("inf")
+    while time.monotonic() < stop_at:
+        wait_s = None if stop_at == float("inf") else max(0.0, stop_at - time.monotonic())
+        readable = select.select([0, ended], [], [], wait_s)[0]
+        word = os.read(0, 1) if 0 in readable and ended not in readable else b""
+        if ended in readable or (0 in readable and not word):
+            break
+        if word == TERMINATE:
+            _send(program, signal.SIGTERM)
+            _send(program, signal.SIGCONT)
+            stop_at = time.monotonic() + PATIENCE_S
+    return _end(program)
+
+
+def _line() -> bytes:
+    """Read the order; not a byte more, as what follows is for `select`."""
+    found = bytearray()
+    while not found.endswith(b"\n"):
+        some = os.read(0, 1)
+        if not some:
+            sys.exit()
+        found += some
+    return bytes(found)
+
+
+def _started(order: dict, prctl) -> int:  # type: ignore[no-untyped-def, type-arg]
+    guard = os.getpid()
+    program = os.fork()
+    if program:
+        return program
+    try:
+        os.setsid()
+        prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != guard:  # it was gone before
+            os._exit(1)
+        os.chdir(order["folder"])
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.execvpe(order["words"][0], order["words"], order["environment"])
+    except OSError as error:
+        print(f"{order['words'][0]}: {error.strerror}", file=sys.stderr, flush=True)
+    os._exit(127)
+
+
+def _send(program: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(program, number)
+
+
+def _end(program: int) -> int:
+    """End what is left of the session and of its descendants; return the program's exit code."""
+    _send(program, signal.SIGKILL)
+    _, status = os.waitpid(program, 0)
+    _send(program, signal.SIGKILL)
+    while children := _children():
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    break
+            except ChildProcessError:
+                break
+        time.sleep(_LOOK_S)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""A process that runs a trial's program, held by `guard.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rubberband.executor.training import guard
+
+_STOPPED_S = 0.2
+"""The longest wait until all of a session has stopped."""
+_LOOK_S = 0.001
+
+
+class Program:
+    """One start of a program."""
+
+    def __init__(self, words: list[str], environment: Mapping[str, str], folder: str, output: int) -> None:
+        """`output`: the pipe that it prints to; it is closed here."""
+        reading, writing = os.pipe()
+        order = {"words": words, "environment": dict(environment), "folder": folder, "answer": writing}
+        self.began = time.monotonic()
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[writing],
+            start_new_session=True,
+        )
+        os.close(output)
+        os.close(writing)
+        self._send(json.dumps(order).encode() + b"\n")
+        with os.fdopen(reading) as answer:
+            self._pid = int(answer.readline() or 0)
+
+    def poll(self) -> int | None:
+        """Return its exit code, of 128 and more for a signal; None while it runs."""
+        return self._guard.poll()
+
+    def stop(self) -> None:
+        """Stop it and what it started, until `go_on`; it may run a moment longer."""
+        self._signal(signal.SIGSTOP)
+
+    def pause(self) -> None:
+        """Stop it and what it started, until `go_on`, and wait until they have stopped."""
+        self.stop()
+        deadline = time.monotonic() + _STOPPED_S
+        while any(state in "RS" for _, state in _session(self._pid)) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
+    def go_on(self) -> None:
+        """Let it continue."""
+        self._signal(signal.SIGCONT)
+
+    def writes_in(self, folder: Path) -> bool:
+        """Whether a process of its session has a file of the folder open to write."""
+        return any(_writes(process, str(folder)) for process, _ in _session(self._pid))
+
+    def end(self) -> None:
+        """End it: SIGTERM, and SIGKILL to what is left 10 s later. Idempotent."""
+        assert self._guard.stdin is not None
+        if self._guard.stdin.closed:
+            return
+        self._send(guard.TERMINATE)
+        try:
+            self._guard.wait(guard.PATIENCE_S + 1.0)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            self._guard.wait()
+        with contextlib.suppress(OSError):
+            self._guard.stdin.close()
+        if self._guard.returncode < 0:  # the guard was killed, and cannot end the session
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._pid:  # its number is its own until the guard has seen its end
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, number)
+
+    def _send(self, content: bytes) -> None:
+        assert self._guard.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self._guard.stdin.write(content)
+            self._guard.stdin.flush()
+
+
+def _session(leader: int) -> Iterator[tuple[str, str]]:
+    """Iterate over the processes of a session and their states, as /proc has them."""
+    for process in os.listdir("/proc"):
+        if process.isdecimal():
+            with contextlib.suppress(OSError):
+                fields = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == leader:
+                    yield process, fields[0]
+
+
+def _writes(process: str, folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{process}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{process}/fd/{number}").startswith(f"{folder}/"):
+                    flags = re.search(r"flags:\s*(\d+)", Path(f"/proc/{process}/fdinfo/{number}").read_text())
+                    if flags is not None and int(flags[1], 8) & (os.O_WRONLY | os.O_RDWR):
+                        return True
+    return False

@@ -1,0 +1,235 @@
+"""The gang of a program: its workers meet, share out places and the GPUs of each machine, and end together.
+
+Nothing here imports torch. The workers connect to rank 0's as a star, at the port that it holds; the same connections
+are the life lines afterwards. The processes of the programs meet at another port, by torchrun's variables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rubberband.executor.training.failures import GangBroken, Peers
+from rubberband.executor.training.lifeline import Lifeline, accepted, connected
+from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.worker_process import release_port, take_port
+
+MEET_S = 60.0
+"""The longest wait of the workers for each other."""
+_RETRY_S = 0.05
+_MOST_BYTES = 2**20
+_LISTENS = "0A"
+"""State of a listening socket in /proc/net/tcp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A worker's place in the gang, as torchrun counts."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    machine: int
+    machines: int
+    address: str
+    """Of rank 0's machine."""
+    port: int
+    """Free there."""
+    gpus: str | None
+    """CUDA_VISIBLE_DEVICES of its program: all GPUs of the gang on its machine. None: as the worker's."""
+
+    def variables(self, run: str) -> dict[str, str]:
+        """Return torchrun's variables for this worker's process; `run` names the gang.
+
+        Source: PyTorch, torchrun (Elastic Launch), "Environment Variables".
+        """
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "NODE_RANK": str(self.machine),
+            "GROUP_RANK": str(self.machine),
+            "GROUP_WORLD_SIZE": str(self.machines),
+            "TORCHELASTIC_RUN_ID": run,
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            **self.address_variables(),
+        }
+
+    def address_variables(self) -> dict[str, str]:
+        """Return the variables that say where processes meet."""
+        return {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
+
+
+class ProgramGang(Peers):
+    """This worker's membership; `close` must be called in the end."""
+
+    def __init__(self, place: Place, line: Lifeline | None) -> None:
+        self.place = place
+        self._line = line
+
+    @classmethod
+    def join(cls, segment: Segment) -> ProgramGang:
+        """Meet the other workers of a segment. Raises GangBroken if one does not come."""
+        mine = _Worker.here(segment)
+        if segment.num_workers == 1:
+            release_port()
+            return cls(_places([mine], "127.0.0.1", _free_port())[0], None)
+        assert segment.rendezvous is not None
+        found = urlsplit(segment.rendezvous)
+        host, port = found.hostname or "", found.port or 0
+        meet = _meet_others if segment.rank == 0 else _meet_first
+        try:
+            lines, places = meet(host, port, segment, mine)
+        except (OSError, ValueError) as error:
+            raise GangBroken(f"the workers did not find each other at {host}: {error}") from error
+        return cls(places[segment.rank], Lifeline(segment.rank, lines, lambda: None))
+
+    @property
+    def broken(self) -> str:
+        """How the gang lost another worker, in one line; empty while it has all."""
+        return "" if self._line is None else self._line.broken
+
+    @property
+    def is_over(self) -> bool:
+        """Whether rank 0 has ended the segment in order."""
+        return self._line is not None and self._line.has_farewell
+
+    def check(self) -> None:
+        """Raise GangBroken if another worker failed or is gone."""
+        if self.broken:
+            raise GangBroken(self.broken)
+
+    def fail(self, line: str) -> None:
+        """Report to the others, at once, that this worker failed, and why."""
+        if self._line is not None:
+            self._line.fail(line)
+
+    def leave(self) -> None:
+        """Leave in order: rank 0's farewell ends the programs of the others."""
+        if self._line is not None:
+            self._line.leave()
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._line is not None:
+            self._line.close()
+
+    def has_formed(self) -> bool:
+        """Whether a process listens where the programs of the gang are to meet; asked on rank 0's machine."""
+        port = f"{self.place.port:04X}"
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            try:
+                rows = Path(table).read_text().splitlines()[1:]
+            except OSError:
+                continue
+            if any(row[3] == _LISTENS and row[1].endswith(f":{port}") for row in map(str.split, rows)):
+                return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """The words by which a worker tells the others of itself."""
+
+    rank: int
+    machine: str
+    gpus: str | None
+
+    @classmethod
+    def here(cls, segment: Segment) -> _Worker:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES") if segment.device == "cuda" else None
+        return cls(segment.rank, f"{socket.gethostname()} {boot}", gpus)
+
+
+def _places(workers: list[_Worker], address: str, port: int) -> list[Place]:
+    """Return the places of all workers, by rank; machines are numbered in the order of their first ranks."""
+    machines = dict[str, list[_Worker]]()
+    for worker in workers:
+        machines.setdefault(worker.machine, []).append(worker)
+    numbers = {name: number for number, name in enumerate(machines)}
+    found = []
+    for worker in workers:
+        here = machines[worker.machine]
+        masks = [each.gpus for each in here if each.gpus is not None]
+        place = Place(
+            rank=worker.rank,
+            size=len(workers),
+            local_rank=here.index(worker),
+            local_size=len(here),
+            machine=numbers[worker.machine],
+            machines=len(machines),
+            address=address,
+            port=port,
+            gpus=",".join(masks) if len(masks) == len(here) else None,
+        )
+        found.append(place)
+    return found
+
+
+_Met = tuple[dict[int, socket.socket], list[Place]]
+
+
+def _meet_others(host: str, port: int, segment: Segment, mine: _Worker) -> _Met:
+    held = take_port(port)
+    listener = socket.create_server(("", port)) if held is None else socket.socket(fileno=held)
+    with listener:
+        lines = accepted(listener, segment.num_workers, MEET_S)
+    workers = [mine]
+    for rank in sorted(lines):
+        found = _read(lines[rank])
+        workers.append(_Worker(rank, found["machine"], found["gpus"]))
+    free = _free_port()
+    answer = {"workers": [[worker.machine, worker.gpus] for worker in workers], "port": free}
+    for line in lines.values():
+        _write(line, answer)
+    return lines, _places(workers, host, free)
+
+
+def _meet_first(host: str, port: int, segment: Segment, mine: _Worker) -> _Met:
+    deadline = time.monotonic() + MEET_S
+    while True:
+        try:
+            lines = connected(host, port, segment.rank, MEET_S)
+            break
+        except ConnectionRefusedError:  # rank 0 does not listen yet
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_S)
+    _write(lines[0], {"machine": mine.machine, "gpus": mine.gpus})
+    answer = _read(lines[0])
+    workers = [_Worker(rank, machine, gpus) for rank, (machine, gpus) in enumerate(answer["workers"])]
+    return lines, _places(workers, host, answer["port"])
+
+
+def _write(line: socket.socket, content: Mapping[str, object]) -> None:
+    line.sendall(json.dumps(content).encode() + b"\n")
+
+
+def _read(line: socket.socket) -> Any:
+    """Read a line of JSON; not a byte more, as messages of the life line follow. Raises OSError, ValueError."""
+    line.settimeout(MEET_S)
+    found = bytearray()
+    while not found.endswith(b"\n") and len(found) < _MOST_BYTES:
+        some = line.recv(1)
+        if not some:
+            raise ConnectionResetError("a worker is gone")
+        found += some
+    line.settimeout(None)
+    return json.loads(found)
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

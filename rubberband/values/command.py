@@ -1,0 +1,171 @@
+"""A program as a trial: its command line, what it is given, and where its metrics are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rubberband.errors import InputError
+from rubberband.units import nearest, shown
+
+Launch = Literal["worker", "machine"]
+"""Whether a gang starts the program once for each worker, or once for each machine (for torchrun and the like)."""
+
+PLACES = {
+    "args": "all parameters, as --name=value",
+    "checkpoint": "the folder of the trial's checkpoint",
+    "iterations": "the iterations that are done",
+    "max_t": "the iterations of a trial that trains to the end",
+    "seed": "the trial's seed",
+    "gpus": "the GPUs of the gang on this machine",
+    "machines": "the machines of the gang",
+    "machine_rank": "the number of this machine in the gang",
+    "master_addr": "the address of the gang's first machine",
+    "master_port": "its free port",
+}
+"""Name in `${…}` -> meaning. A parameter may not have such a name."""
+
+_PLACE = re.compile(r"\$\$|\$\{([^}]*)\}")
+_ARGS = "${args}"
+_OF_A_SHELL = {"|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1", "&>"}
+_LAUNCHERS = {("torchrun",): "torchrun", ("accelerate", "launch"): "accelerate launch", ("deepspeed",): "deepspeed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Where a program's metrics are."""
+
+    source: Literal["report", "stdout"] = "report"
+    """`report`: it calls rubberband.report; `stdout`: lines such as `loss=0.12` or `{"loss": 0.12}`."""
+    file: str | None = None
+    """A file below its folder to which it adds such lines; None: its output."""
+    pattern: str | None = None
+    """A regular expression with a named group for each metric; None: `name=number` and JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """The program of a trial."""
+
+    words: tuple[str, ...]
+    """Its command line, with `${…}` in words."""
+    metrics: Metrics = Metrics()
+    launch: Launch = "worker"
+
+    def __str__(self) -> str:
+        text = shlex.join(self.words).replace("'${args}'", _ARGS)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+
+    def line(self, values: Mapping[str, Any], places: Mapping[str, str]) -> list[str]:
+        """Return the words to start, with the configuration's `values` and the `places` of one start.
+
+        Raises InputError for a parameter that this configuration lacks.
+        """
+        found = list[str]()
+        for word in self.words:
+            if word == _ARGS:
+                found += [f"--{name}={text_of(value)}" for name, value in values.items()]
+            else:
+                found.append(_PLACE.sub(lambda match: _filled(match, values, places), word))
+        return found
+
+
+def text_of(value: Any) -> str:
+    """Return a parameter's value as programs read it: true and false, null, JSON for lists, texts as they are."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _filled(match: re.Match[str], values: Mapping[str, Any], places: Mapping[str, str]) -> str:
+    name = match[1]
+    if name is None:
+        return "$"
+    if name in places:
+        return places[name]
+    if name not in values:
+        raise InputError(f"entrypoint.command: this configuration has no {name}; write ${{args}} for those that it has")
+    return text_of(values[name])
+
+
+def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command; a text is split as a shell does, and never given to one. Raises InputError."""
+    if not isinstance(command, str):
+        words = tuple(command)
+    else:
+        try:
+            words = tuple(shlex.split(command))
+        except ValueError as error:
+            raise InputError(f"{shown(command)} cannot be split into words ({error}); close the quotes") from None
+        for word in words:
+            if word in _OF_A_SHELL or word.startswith("~") or re.match(r"\$[A-Za-z_]", word):
+                raise InputError(
+                    f"{shown(word)} is for a shell, and no shell runs the command; write [bash, -c, {shown(command)}]"
+                )
+    if not words or not words[0]:
+        raise InputError("names no program; write one, such as python train.py ${args}")
+    return words if any("$" in word for word in words) else (*words, _ARGS)
+
+
+def check_names(words: Sequence[str], parameters: Collection[str]) -> None:
+    """Raise InputError for a `${…}` that nothing fills, or a parameter that has the name of a place."""
+    for name in parameters:
+        if name in PLACES:
+            raise InputError(f"the parameter {name} has the name of ${{{name}}} ({PLACES[name]}); rename it")
+    for word in words:
+        for name in named(word):
+            if name == "args" and word != _ARGS:
+                raise InputError(
+                    f"{shown(word)} has more than ${{args}}, which stands for several words; give it one of its own"
+                )
+            if name not in parameters and name not in PLACES:
+                raise InputError(f"${{{name}}} is no parameter; {nearest(name, [*parameters, *PLACES])}")
+
+
+def named(word: str) -> Iterator[str]:
+    """Iterate over the names in the `${…}` of a word."""
+    return (match[1] for match in _PLACE.finditer(word) if match[1] is not None)
+
+
+def unused(words: Sequence[str], parameters: Collection[str]) -> list[str]:
+    """Return the parameters that the command never names: they change nothing, unless it reads RUBBERBAND_CONFIG."""
+    if _ARGS in words:
+        return []
+    found = {name for word in words for name in named(word)}
+    return [name for name in parameters if name not in found]
+
+
+def launcher_of(words: Sequence[str]) -> str | None:
+    """Return the launcher that the command is, which starts workers itself; None: it is none."""
+    names = tuple(word.rpartition("/")[2] for word in words)
+    if names[:1] and names[0].startswith("python") and names[1:2] == ("-m",):
+        module = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
+        return module.get(words[2]) if len(words) > 2 else None
+    return next((name for begin, name in _LAUNCHERS.items() if names[: len(begin)] == begin), None)
+
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+_PAIR = re.compile(rf"(?<![\w./-])([A-Za-z_][\w./-]*)\s*[=:]\s*({_NUMBER})(?![\w.])", re.IGNORECASE)
+
+
+def metrics_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, float]:
+    """Return the metrics in a line of output: of the pattern's named groups, of a JSON object, or of `name=number`."""
+    if pattern is not None:
+        found = pattern.search(line)
+        groups = found.groupdict() if found is not None else {}
+        return {name: float(text) for name, text in groups.items() if text is not None and _is_number(text)}
+    text = line.strip()
+    if text.startswith("{"):
+        try:
+            content = json.loads(text)
+        except ValueError:
+            return {}
+        numbers = content.items() if isinstance(content, dict) else ()
+        return {str(name): float(value) for name, value in numbers if isinstance(value, int | float)}
+    return {name: float(number) for name, number in _PAIR.findall(text)}
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(_NUMBER, text.strip(), re.IGNORECASE) is not None

@@ -1,0 +1,133 @@
+"""The command line of a program: its words, its places, and the metrics that it prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rubberband
+from rubberband.errors import InputError
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.fields import name_of_trial
+from rubberband.values.command import Command, check_names, metrics_in, unused, words_of
+
+PLACES = {"checkpoint": "/run/out", "max_t": "9"}
+
+
+def test_a_command_gets_parameters_and_places() -> None:
+    command = Command(words=words_of("python train.py --lr ${lr} --out=${checkpoint}/last --epochs ${max_t}"))
+    found = command.line({"lr": 0.1}, PLACES)
+    assert found == ["python", "train.py", "--lr", "0.1", "--out=/run/out/last", "--epochs", "9"]
+
+
+def test_a_command_without_places_gets_all_parameters() -> None:
+    command = Command(words=words_of("python train.py"))
+    values = {"lr": 0.1, "big": True, "name": "a b", "layers": [1, 2], "none": None}
+    assert command.line(values, {})[2:] == ["--lr=0.1", "--big=true", "--name=a b", "--layers=[1, 2]", "--none=null"]
+
+
+def test_two_dollars_are_one() -> None:
+    assert Command(words=("echo", "$${x}", "${lr}")).line({"lr": 1}, {}) == ["echo", "${x}", "1"]
+
+
+@given(st.lists(st.text(min_size=1).filter(lambda word: "$" not in word and "\0" not in word), min_size=1))
+def test_a_list_is_taken_as_it_is(words: list[str]) -> None:
+    assert Command(words=(*words, "${args}")).line({}, {}) == words
+
+
+@given(st.lists(st.from_regex(r"[\w ./=\"'-]+", fullmatch=True), min_size=1))
+def test_a_text_is_split_as_a_shell_does(words: list[str]) -> None:
+    assert words_of(shlex.join(words)) == (*words, "${args}")
+
+
+@pytest.mark.parametrize("text", ["a | b", "a && b", "a > log", "python $HOME/x.py", "~/x.py", "a 2>&1"])
+def test_a_word_of_a_shell_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="no shell runs the command; write \\[bash, -c"):
+        words_of(text)
+
+
+def test_a_place_that_nothing_fills_is_refused() -> None:
+    with pytest.raises(InputError, match=r"\$\{lrr\} is no parameter; did you mean 'lr'"):
+        check_names(words_of("train ${lrr}"), ["lr"])
+    with pytest.raises(InputError, match="the parameter gpus has the name of"):
+        check_names(words_of("train"), ["gpus"])
+    assert unused(words_of("train ${lr}"), ["lr", "depth"]) == ["depth"]
+
+
+@pytest.mark.parametrize(
+    ("line", "metrics"),
+    [
+        ("epoch 3: loss=0.12, acc = .9 lr=1e-3", {"loss": 0.12, "acc": 0.9, "lr": 1e-3}),
+        ('{"loss": 0.5, "name": "x", "eval": {"a": 1}}', {"loss": 0.5}),
+        ("loss: 0.25 at 12:30:01", {"loss": 0.25}),
+        ("a.b/c=3 x=1.2.3 path=/a/b", {"a.b/c": 3.0}),
+        ("loss=nan", {"loss": math.nan}),
+        ("nothing", {}),
+        ("{broken loss", {}),
+    ],
+)
+def test_a_line_has_its_metrics(line: str, metrics: dict[str, float]) -> None:
+    assert json.dumps(metrics_in(line)) == json.dumps(metrics)
+
+
+def test_a_pattern_names_the_metrics() -> None:
+    pattern = re.compile(r"validation (?P<loss>\S+) after")
+    assert metrics_in("validation 0.5 after 3", pattern) == {"loss": 0.5}
+    assert metrics_in("validation none after 3", pattern) == {}
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z_]\w{0,9}", fullmatch=True), st.floats(-1e300, 1e300)))
+def test_what_a_program_prints_is_read(metrics: dict[str, float]) -> None:
+    assert metrics_in(" ".join(f"{name}={value}" for name, value in metrics.items())) == metrics
+    assert metrics_in(json.dumps(metrics)) == metrics
+
+
+WORDS = {
+    "name": "x",
+    "search": {
+        "space": {"lr": rubberband.uniform(0, 1)},
+        "scheduler": {"type": "sha", "num_samples": 2, "max_t": 2, "grace_period": 1, "reduction_factor": 2},
+        "metric": "loss",
+        "mode": "min",
+    },
+    "constraints": {"deadline": "10m"},
+    "profile": {"seconds_per_iteration": {1: 1}},
+    "resources": {"provider": "local", "max_instances": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "refusal"),
+    [
+        ({"command": "torchrun train.py"}, "torchrun starts workers itself.*launch: machine"),
+        ({"command": "accelerate launch train.py"}, "accelerate launch starts workers itself"),
+        ({"command": "python -m torch.distributed.run train.py"}, "torchrun starts workers itself"),
+        ({"command": "python train.py ${lrr}"}, "entrypoint.command: .*did you mean 'lr'"),
+        ({"command": "train", "metrics": "file"}, "entrypoint.metrics"),
+        ({"command": "train", "metrics": {"pattern": "loss (.*)"}}, "names no metric"),
+        ({"command": "train", "metrics": {"pattern": "("}}, "no regular expression"),
+        ({"command": ""}, "names no program"),
+        ({"command": "train", "launch": "gang"}, "entrypoint.launch"),
+        ({"comand": "train"}, "did you mean.*command"),
+    ],
+)
+def test_a_program_that_cannot_be_meant_is_refused(entrypoint: dict[str, object], refusal: str) -> None:
+    with pytest.raises(InputError, match=refusal):
+        Experiment(**WORDS, entrypoint=entrypoint)
+
+
+def test_a_program_is_a_value_in_python() -> None:
+    program = rubberband.command("bash -c 'echo loss=${lr}'", metrics="stdout")
+    written = {"command": "bash -c 'echo loss=${lr}'", "metrics": "stdout"}
+    assert Experiment(**WORDS, entrypoint=program).entrypoint == Experiment(**WORDS, entrypoint=written).entrypoint
+    assert str(program) == "bash -c 'echo loss=${lr}'"
+    assert name_of_trial(rubberband.command("python src/train.py")) == "train"
+    assert name_of_trial(rubberband.command("my_tool --fast")) == "my-tool"
+    with pytest.raises(InputError, match="metrics"):
+        rubberband.command("train", metrics="nowhere")
