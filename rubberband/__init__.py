@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     )
     from rubberband.executor.result.result import Result
     from rubberband.executor.run.callbacks import Callback, FailureInfo, ReportInfo, RunInfo, SyncInfo
+    from rubberband.executor.training.reporting import get_checkpoint, report
     from rubberband.executor.training.torch_trial import Mean, TorchTrial
-    from rubberband.executor.training.trial import Trial, TrialContext, get_checkpoint, report
+    from rubberband.executor.training.trial import Trial, TrialContext
     from rubberband.running.estimating import estimate
     from rubberband.running.run import load_result, tune
     from rubberband.spec.experiment import Experiment, command
@@ -101,7 +102,8 @@ _MODULES = {
     ),
     "rubberband.client.client": "AsyncClient Client",
     "rubberband.executor.training.torch_trial": "Mean TorchTrial",
-    "rubberband.executor.training.trial": "Trial TrialContext get_checkpoint report",
+    "rubberband.executor.training.reporting": "get_checkpoint report",
+    "rubberband.executor.training.trial": "Trial TrialContext",
     "rubberband.executor.run.callbacks": "Callback FailureInfo ReportInfo RunInfo SyncInfo",
     "rubberband.executor.result.result": "Result",
     "rubberband.spec.experiment": "Experiment command",

@@ -1,4 +1,7 @@
-"""`rubberband.report` and `rubberband.get_checkpoint` in a program. Only the standard library is imported."""
+"""`rubberband.report` and `rubberband.get_checkpoint`, in functions and in programs.
+
+Only the standard library is imported: a program imports this file into its own environment.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +9,103 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 LINE, CHECKPOINT, CONFIG = "RUBBERBAND_LINE", "RUBBERBAND_CHECKPOINT", "RUBBERBAND_CONFIG"
-"""Variables of the program: the socket of its reports, the folder of its checkpoint, its configuration as JSON."""
+"""Variables of a program: the socket of its reports, the folder of its checkpoint, its configuration as JSON."""
 GO_ON = b"g"
 
 _connections: dict[int, socket.socket] = {}
 """By process: a forked one has its own."""
 
 
-def report(metrics: Mapping[str, Any], checkpoint: str | os.PathLike[str] | None) -> None:
-    """Hand one iteration over, and wait until the next is wanted; outside a search print it."""
-    place = os.environ.get(LINE)
-    if place is None:
+class Session(Protocol):
+    """The runner of a function trial, for `report` and `get_checkpoint`."""
+
+    ended: bool
+    """Set before a report that is the trial's last."""
+
+    @property
+    def iteration(self) -> int:
+        """The number of the iteration that the function reports next, from 1."""
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
+        """Hand over one iteration and wait until the next is requested."""
+
+    def checkpoint(self) -> Any:
+        """Return the function's last checkpoint, or None."""
+
+
+current_session: ContextVar[Session] = ContextVar("rubberband function trial")
+"""Set in the thread of a function trial only."""
+in_functions: set[Session] = set()
+"""The function trials of this process that run."""
+
+
+def report(metrics: Mapping[str, float], *, checkpoint: Any = None) -> None:
+    """Report one iteration of a trial that is a function or a program, and wait until the next one is requested.
+
+    `checkpoint` is any picklable object from which a function can resume (see `get_checkpoint`); of a program, the path
+    of a folder, which is by default the one of `${checkpoint}`. A promoted trial resumes from it; iterations reported
+    after the last checkpoint are repeated then, and not counted again. A trial that never passes one starts from zero
+    after every stage, and whenever it moves: that works, with a warning, and costs time that no estimate includes.
+
+    `metrics` are at most 1,000 numbers, with names of at most 200 characters; the experiment's metric is one of them.
+    After the last iteration of a stage the call does not return. It ends a function by an exception that is no
+    `Exception`, so that `finally` blocks and context managers run; a program gets SIGTERM. A function that returns, or
+    a program that exits, before that ends its trial: the latest metrics count at every later SYNC, and the trial trains
+    no more. In a gang every rank may call it, and rank 0's call counts.
+
+    Outside a search it prints the metrics. Raises RuntimeError in another thread than that of a function trial.
+    """
+    session = _session("report")
+    if session is not None:
+        session.report(metrics, checkpoint)
+    elif LINE not in os.environ:
         print(" ".join(f"{name}={_plain(value)}" for name, value in metrics.items()), flush=True)
-        return
-    if os.environ.get("RANK", "0") != "0":
-        return
-    content = {"metrics": dict(metrics), "checkpoint": None if checkpoint is None else os.fspath(checkpoint)}
-    connection = _connections.get(os.getpid())
-    if connection is None:
-        connection = _connections[os.getpid()] = socket.socket(socket.AF_UNIX)
-        connection.connect(place)
-    connection.sendall(json.dumps(content, default=_plain).encode() + b"\n")
-    if connection.recv(1) != GO_ON:
-        raise SystemExit("rubberband: the search is over")
+    elif os.environ.get("RANK", "0") == "0":
+        _report_to_worker(metrics, checkpoint)
 
 
-def checkpoint_folder() -> str | None:
-    """Return the folder with the files of the trial's last checkpoint; None where there are none."""
+def get_checkpoint() -> Any:
+    """Return the checkpoint from which this trial resumes, or None when it starts from the beginning.
+
+    In a program that is the path of a folder. Outside a search it is None. Raises RuntimeError in another thread than
+    that of a function trial.
+    """
+    session = _session("get_checkpoint")
+    if session is not None:
+        return session.checkpoint()
     folder = os.environ.get(CHECKPOINT)
     return folder if folder is not None and os.path.isdir(folder) and os.listdir(folder) else None
 
 
+def _session(caller: str) -> Session | None:
+    session = current_session.get(None)
+    if session is None and in_functions:
+        raise RuntimeError(
+            f"rubberband.{caller}() works inside a function trial that rubberband runs, in the thread that it was "
+            f"called in"
+        )
+    return session
+
+
+def _report_to_worker(metrics: Mapping[str, Any], checkpoint: Any) -> None:
+    folder = None if checkpoint is None else os.path.abspath(checkpoint)
+    connection = _connections.get(os.getpid())
+    if connection is None:
+        connection = _connections[os.getpid()] = socket.socket(socket.AF_UNIX)
+        connection.connect(os.environ[LINE])
+    content = {"metrics": dict(metrics), "checkpoint": folder}
+    connection.sendall(json.dumps(content, default=_plain).encode() + b"\n")
+    if connection.recv(1) != GO_ON:
+        raise SystemExit("rubberband: the segment of this trial is over")
+
+
 def _plain(value: Any) -> Any:
-    """Return a number of NumPy or torch as one of Python."""
-    return value.item() if hasattr(value, "item") else value
+    """Return a number of NumPy or torch as one of Python; else its text, which counts as no number."""
+    try:
+        return value.item()
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return str(value)

@@ -34,12 +34,13 @@ from rubberband.executor.training.failures import (
     printable,
     refused,
 )
+from rubberband.executor.training.reporting import current_session, in_functions
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import (
     BatchReport,
     Segment,
 )
-from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext, current_session, flat, tune_session
+from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext, flat, tune_session
 from rubberband.executor.training.worker_process import ThreadSwitches
 from rubberband.units import counted, shown
 
@@ -587,6 +588,7 @@ class FunctionRunner(Runner):
 
     def _run(self) -> None:
         current_session.set(self)
+        in_functions.add(self)
         self._switches.put()
         reseed("train", self._segment.seed, self._state_iterations, self._segment.rank)
         error: BaseException | None = None
@@ -600,4 +602,5 @@ class FunctionRunner(Runner):
             pass
         except BaseException as raised:
             error = raised
+        in_functions.discard(self)
         self._answers.put(_Ended(error))

@@ -1,6 +1,7 @@
-"""The user's interface without torch: `Trial` for any framework, and the two calls of a function trial.
+"""The user's interface without torch: `Trial` for any framework, and Ray Tune's calls in functions.
 
-For PyTorch see `torch_trial.TorchTrial`, which comes with a training loop.
+`reporting` has the two calls of functions and programs. For PyTorch see `torch_trial.TorchTrial`, which comes with a
+training loop.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rubberband.executor.checkpoints.folders import FolderCheckpoint
-from rubberband.executor.training import reporting
+from rubberband.executor.training.reporting import Session
 
 if TYPE_CHECKING:
     from rubberband.executor.training.segment import Segment
@@ -81,59 +81,6 @@ class Trial(ABC):
 
     def close(self) -> None:  # noqa: B027 — optional hook
         """Release the resources of `setup`; called on every rank, also after a failure."""
-
-
-class Session(Protocol):
-    """The runner of a function trial, for `report` and `get_checkpoint`."""
-
-    ended: bool
-    """Set before a report that is the trial's last."""
-
-    @property
-    def iteration(self) -> int:
-        """The number of the iteration that the function reports next, from 1."""
-
-    def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
-        """Hand over one iteration and wait until the next is requested."""
-
-    def checkpoint(self) -> Any:
-        """Return the function's last checkpoint, or None."""
-
-
-current_session: ContextVar[Session] = ContextVar("rubberband function trial")
-"""Set in the thread of a function trial only."""
-
-
-def report(metrics: Mapping[str, float], *, checkpoint: Any = None) -> None:
-    """Report one iteration of a function trial, and wait until the next one is requested.
-
-    `checkpoint` is any picklable object from which the function can resume (see `get_checkpoint`). A promoted trial
-    resumes from it; iterations reported after the last checkpoint are repeated then, and not counted again. A function
-    that never passes one starts from zero after every stage, and whenever it moves: that works, with a warning at its
-    first report, and costs time that no estimate includes.
-
-    `metrics` are at most 1,000 numbers, with names of at most 200 characters; the experiment's metric is one of them.
-    After the last iteration of a stage the call does not return: it ends the function by an exception that is no
-    `Exception`, so that `finally` blocks and context managers run. A function that returns before that ends its trial:
-    the latest metrics count at every later SYNC, and the trial trains no more.
-
-    In a program (`entrypoint: {command: …}`), `checkpoint` is the path of a folder. Outside a search it prints
-    the metrics.
-    """
-    session = current_session.get(None)
-    if session is None:
-        reporting.report(metrics, checkpoint)
-    else:
-        session.report(metrics, checkpoint)
-
-
-def get_checkpoint() -> Any:
-    """Return the checkpoint from which this function trial resumes, or None when it starts from the beginning.
-
-    In a program (`entrypoint: {command: …}`) that is the path of a folder; outside a search it is None.
-    """
-    session = current_session.get(None)
-    return reporting.checkpoint_folder() if session is None else session.checkpoint()
 
 
 # Ray Tune's report and get_checkpoint inside a function trial: they reach the trial's own session. Ray Tune looks its

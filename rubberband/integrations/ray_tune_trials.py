@@ -24,14 +24,8 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.result.result import Result
 from rubberband.executor.run.callbacks import Callback, FailureInfo, ReportInfo, RunInfo, SyncInfo
-from rubberband.executor.training.trial import (
-    Trial,
-    TrialContext,
-    TuneStop,
-    current_session,
-    flat,
-    tune_session,
-)
+from rubberband.executor.training.reporting import current_session
+from rubberband.executor.training.trial import Trial, TrialContext, TuneStop, flat, tune_session
 from rubberband.units import shown
 
 if TYPE_CHECKING:

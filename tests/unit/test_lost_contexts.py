@@ -24,10 +24,10 @@ from rubberband.executor.ray.workers import Workers, last_line
 from rubberband.executor.training import failures, run, runner
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import describe
+from rubberband.executor.training.reporting import report
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.runner import RUNS_ON
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
-from rubberband.executor.training.trial import report
 from tests.builders.lost_context import ADVICE, cuda_error
 from tests.builders.segments import SEGMENT
 from tests.builders.stories import Story

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -318,11 +319,15 @@ def test_a_function_trains_on_one_worker(store):
     assert "trains on one worker, not 2" in failure(run(learn, store, num_workers=2)).message
 
 
-def test_outside_a_function_trial_there_is_nothing_to_report_to():
-    with pytest.raises(RuntimeError, match=r"rubberband\.report\(\) works inside a function trial"):
-        rubberband.report({"loss": 1.0})
-    with pytest.raises(RuntimeError, match=r"rubberband\.get_checkpoint\(\)"):
-        rubberband.get_checkpoint()
+def test_another_thread_of_a_function_trial_may_not_report(store):
+    def train(config: dict[str, Any]) -> None:
+        with ThreadPoolExecutor() as pool, pytest.raises(RuntimeError, match=r"rubberband\.report\(\) works inside"):
+            pool.submit(rubberband.report, {"loss": 1.0}).result()
+        with ThreadPoolExecutor() as pool, pytest.raises(RuntimeError, match=r"rubberband\.get_checkpoint\(\)"):
+            pool.submit(rubberband.get_checkpoint).result()
+        rubberband.report({"loss": 2.0})
+
+    assert run(train, store)[1].metrics == {"loss": 2.0}
 
 
 def test_trials_need_no_torch():
