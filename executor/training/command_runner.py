@@ -56,7 +56,7 @@ class CommandRunner(Runner):
         self._state_iterations = 0
         """Iterations that the files of the latest checkpoint hold."""
         self._packed = self._place / "packed"
-        """Those files, in an archive."""
+        """The archive of those files."""
         self._signature: Signature = ()
         self._iteration = 0
         self._program: Program | None = None
@@ -162,8 +162,8 @@ class CommandRunner(Runner):
         if not any(self._checkpoint.iterdir()):
             return "saved nothing in ${checkpoint}; without it, trials are trained from zero after every stage"
         return (
-            f"saved its files more than {BESIDE_S:g} s before or after it printed {self._segment.metric}, so nobody "
-            "knows their iteration: trials are trained from zero after every stage; let it print right after it saves, "
+            f"saved its files more than {BESIDE_S:g} s before or after it printed {self._segment.metric}, so their "
+            "iteration is not known: trials are trained from zero after every stage; print right after saving, "
             "or call rubberband.report"
         )
 
@@ -308,7 +308,7 @@ class _Reports:
         return found
 
     def has_more(self) -> bool:
-        """Whether a report has come that nobody has waited for."""
+        """Whether a report has come that no caller has waited for."""
         self._look(0)
         return bool(self._found)
 

@@ -151,7 +151,9 @@ class Entrypoint:
             raise EntrypointError(f"entrypoint.command: {program} is not here; install it, or give its path")
         if adaptive or asynchronous:
             key = "batch.policy: goodput" if adaptive else "training.mode: async"
-            raise EntrypointError(f"{self} is a program, which nobody can change from outside; leave out {key}")
+            raise EntrypointError(
+                f"{self} is a program, whose training loop cannot be changed from outside; leave out {key}"
+            )
 
     def _program_path(self, program: str) -> str | None:
         return self.search_path[0] if "/" in program and not os.path.isabs(program) else None

@@ -26,7 +26,7 @@ _LOOK_S = 0.02
 
 
 def main() -> int:
-    """Run the program of the order; return its exit code as a shell tells it."""
+    """Run the program of the order; return its exit code as a shell shows it."""
     order = json.loads(_line())
     prctl = ctypes.CDLL(None).prctl
     prctl(_SUBREAPER, 1, 0, 0, 0)

@@ -1,8 +1,8 @@
-"""Metrics that a program prints, or adds to a file; and the iteration that the files of its checkpoint belong to.
+"""Metrics that a program prints, or adds to a file; and the iteration of the files of its checkpoint.
 
-Nothing tells a program to wait after a line, so it is stopped (SIGSTOP) as soon as one is read. Its files are taken for
+A program does not wait after a line, so it is stopped (SIGSTOP) as soon as one is read. Its files are taken for
 those of the line's iteration if it saves them right before or right after it prints, and all are whole. Others are not
-taken, as nobody knows whether they belong to the line before or to the next one: the trial resumes from older files
+taken, as they may be those of the line before, or of the next one: the trial resumes from older files
 then, and repeats iterations. It never skips one.
 """
 
@@ -29,7 +29,7 @@ BESIDE_S = 0.05
 _QUIET_S = 0.05
 """How long files stay as they are until all are taken for saved."""
 _SHORTEST_S = 0.1
-"""Of shorter iterations the files are not taken: they may be those of the next one."""
+"""The shortest iteration whose files are taken: those of a shorter one may be those of the next."""
 _LAST_LINES = 20
 _CHUNK = 2**16
 
@@ -40,7 +40,7 @@ class Line:
 
     metrics: Mapping[str, float]
     at: float
-    """When it was read, in seconds since the epoch."""
+    """Time at which it was read, in seconds since the epoch."""
 
 
 class Printed:
@@ -87,7 +87,7 @@ class Printed:
 
     @property
     def has_lines(self) -> bool:
-        """Whether a line has come that nobody has waited for."""
+        """Whether a line has come that no caller has waited for."""
         return bool(self._lines)
 
     def settle(self, line: Line, iteration: int, take: Take) -> Iterator[None]:
@@ -165,7 +165,7 @@ class Printed:
             self._came.notify()
 
     def go_on(self) -> None:
-        """Let the program continue, unless it has printed a line that nobody has seen."""
+        """Let the program continue, unless it has printed a line that the runner has not seen."""
         assert self._program is not None
         with self._came:
             if not self._lines:
@@ -178,7 +178,7 @@ def _echo(content: bytes) -> None:
 
 
 Signature = tuple[tuple[str, int, int], ...]
-"""What tells one state of a folder from another: paths, sizes and times of its files."""
+"""State of a folder: paths, sizes and times of its files."""
 
 
 def signature(folder: Path) -> Signature:

@@ -40,7 +40,7 @@ class Place:
     machine: int
     machines: int
     address: str
-    """Of rank 0's machine."""
+    """Address of rank 0's machine."""
     port: int
     """Free there."""
     gpus: str | None
@@ -139,7 +139,7 @@ class ProgramGang(Peers):
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """The words by which a worker tells the others of itself."""
+    """A worker, as the others know it."""
 
     rank: int
     machine: str

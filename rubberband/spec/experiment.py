@@ -237,7 +237,7 @@ def _profile_kind(value: Any) -> str:
 
 
 class MetricsPlace(Words):
-    """Where a program's metrics are, if neither in its reports nor in its output."""
+    """Place of a program's metrics that it neither reports nor prints by itself as `name=number`."""
 
     file: Annotated[str, Field(min_length=1)] | None = None
     """A file to which it adds lines such as `loss=0.12` or `{"loss": 0.12}`."""

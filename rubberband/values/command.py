@@ -37,7 +37,7 @@ _LAUNCHERS = {("torchrun",): "torchrun", ("accelerate", "launch"): "accelerate l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """Where a program's metrics are."""
+    """Place of a program's metrics."""
 
     source: Literal["report", "stdout"] = "report"
     """`report`: it calls rubberband.report; `stdout`: lines such as `loss=0.12` or `{"loss": 0.12}`."""

@@ -112,7 +112,7 @@ def test_a_program_goes_on_from_its_files(trial: Trial, source: str, metrics: Me
 @pytest.mark.parametrize(
     "source", [SAVES_FIRST.replace("time.sleep(0.12)", "pass"), SAVES_EVALUATES_PRINTS, PRINTS_EVALUATES_SAVES]
 )
-def test_a_program_begins_again_where_nobody_knows_the_iteration_of_its_files(
+def test_a_program_begins_again_if_the_iteration_of_its_files_is_not_known(
     trial: Trial, source: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first = trial.run(source, metrics=PRINTED)

@@ -83,7 +83,7 @@ def test_a_pattern_names_the_metrics() -> None:
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]\w{0,9}", fullmatch=True), st.floats(-1e300, 1e300)))
-def test_what_a_program_prints_is_read(metrics: dict[str, float]) -> None:
+def test_printed_metrics_are_read_as_they_were(metrics: dict[str, float]) -> None:
     assert metrics_in(" ".join(f"{name}={value}" for name, value in metrics.items())) == metrics
     assert metrics_in(json.dumps(metrics)) == metrics
 
