@@ -94,8 +94,9 @@ def judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
     billed_usd, ledger_usd = provider.bill_usd(math.inf) - unknown_usd, bill_usd(state, known_until)
     if job.max_cost_usd is not None and billed_usd > job.max_cost_usd + 1e-6:
         wrong.append(f"the provider bills {billed_usd:.6f} USD of max_cost={job.max_cost_usd:.6f}")
-    before_started_usd = job.offer.head_cost_usd(LEASE_S)
-    if finish is not None and billed_usd > ledger_usd + before_started_usd + 1e-6:
+    # The head lives before Started, and until its lease ends after the death of a driver whose run had just ended.
+    unseen_usd = job.offer.head_cost_usd(LEASE_S + min(state.paused_s, LEASE_S * len(state.resumed_at)))
+    if finish is not None and billed_usd > ledger_usd + unseen_usd + 1e-6:
         wrong.append(f"the provider bills {billed_usd:.6f} USD and the ledger says {ledger_usd:.6f}")
     rent_usd = sum(instance_cost_usd(job, record, math.inf) for record in state.instances.values())
     # What ended at its lease, unwatched, is only known to have ended by then; an hour whose price is not known
