@@ -47,7 +47,7 @@ def _dies_between_servers(entrypoint: Entrypoint, segment: Segment, store: Check
 
     def announce_or_die(wire: Wire, header: dict[str, Any], size_bytes: int) -> None:
         if "number" in header and next(seen) == 10:
-            time.sleep(0.2)  # the first server has it
+            time.sleep(0.2)  # the first server has it by then, and nothing here hears of that
             os._exit(1)
         announce(wire, header, size_bytes)
 

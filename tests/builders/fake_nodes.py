@@ -6,6 +6,7 @@ import sys
 
 from rubberband.cloud.ray_head.instance import STARTED
 
+# They live until they are ended; of a test that is killed, they end by themselves.
 _JOINED = f"print({STARTED!r}, flush=True); "
 _HEAD = f"import socket, time; server = socket.create_server(('{{host}}', {{port}})); {_JOINED}time.sleep(1000)"
 _NODE = (

@@ -58,7 +58,7 @@ class Spinning(dist.ProcessGroup):
                 print("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(...)", file=sys.stderr)
                 sys.stderr.flush()
                 os.abort()
-            time.sleep(_LOOK_S)
+            time.sleep(_LOOK_S)  # NCCL's kernels spin, too
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         return _Work(self, self._inner.allreduce(tensors, opts or dist.AllreduceOptions()), tensors)

@@ -75,7 +75,7 @@ def boot(root: Path) -> None:
         _look_for_units(root, units)
         _run_what_is_due(root, units)
         _reap({unit.process.pid for unit in units.values() if unit.process})
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_S)  # units come as files, timers by real time, and ends of processes that are not its own
     _say("the machine ends" if os.getppid() == parent else "the cloud is gone: the machine ends")
     _end_processes()
 

@@ -55,7 +55,7 @@ class SlowStore(LocalCheckpointStore):
     """Takes longer than a collective may."""
 
     def save(self, trial: int, iterations: int, payload: Payload) -> CheckpointRef:
-        time.sleep(WAIT_S if iterations == 2 else 0.0)
+        time.sleep(WAIT_S if iterations == 2 else 0.0)  # collectives end by real time
         return LocalCheckpointStore.save(self, trial, iterations, payload)
 
 

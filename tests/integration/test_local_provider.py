@@ -367,6 +367,7 @@ def test_a_guard_that_is_slow_to_go_is_not_left_behind(tmp_path: Path, monkeypat
 
 def _patient_nodes(monkeypatch: pytest.MonkeyPatch, door: Path) -> None:
     """Nodes join once there is a file of their name in `door`."""
+    # A process without this repository: it looks for its file by itself.
     wait = (
         "import pathlib, time\nwhile not pathlib.Path({file!r}).exists(): time.sleep(0.02)\nprint({said!r}, flush=1)\n"
     )

@@ -128,7 +128,7 @@ def train(config):
             if config["x"] > 0:
                 raise
             print("swallowed", flush=True)
-            time.sleep(0.5)
+            time.sleep(0.5)  # so that its log stays short until it is ended
 """
 
 

@@ -101,7 +101,7 @@ def test_two_deaths_at_once_lose_nothing(team_with_pool: Team, pair: tuple[str, 
     team, rng = team_with_pool, random.Random(f"{pair} {seed}")
     runs = {"a": _run(team, "a"), "b": _run(team, "b")}
     team.until_training("a", "b")
-    time.sleep(rng.uniform(0.0, 3.0))
+    time.sleep(rng.uniform(0.0, 3.0))  # this sleep and those below: any moment is to be as good
     for victim in pair:
         _kill(runs[victim[-1]].pid if victim.startswith("driver") else _victim(team, victim, rng))
         time.sleep(rng.choice((0.0, 0.0, 1.0)))
@@ -128,7 +128,7 @@ def test_two_deaths_at_once_lose_nothing_of_a_service(team: Team, pair: tuple[st
                 client.submit(_submitted(name))
         if rng.random() < 0.7:
             team.until_training("a", "b")
-        time.sleep(rng.uniform(0.0, 6.0))
+        time.sleep(rng.uniform(0.0, 6.0))  # this sleep and those below: any moment is to be as good
         for victim in rng.sample(pair, 2):
             print(f"kill -9 of the {victim}")
             _kill(server.process.pid if victim == "service" else _victim(team, victim, rng))

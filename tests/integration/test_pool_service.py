@@ -27,7 +27,7 @@ class PacedDigits(DigitsTrial):
     samples_per_iteration = 640
 
     def on_iteration(self, model, iterations):
-        time.sleep(0.8)
+        time.sleep(0.8)  # deadlines of real training count real time
 '''
 EXPERIMENT = """
 version: 1

@@ -90,6 +90,7 @@ def _local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     monkeypatch.setattr(ray_node, "instance_command", fake_nodes.instance_command)
     provider = LocalProvider("conformance", tmp_path, 2, token_path=tmp_path / "token")
     provider.ensure_head()  # first: it starts slowly on a busy machine, while a lease runs
+    # Leases of real processes end in real time.
     return Rental(provider, lambda: time.sleep(0.02), time.time, lease_s=2.0, spot=False)
 
 
@@ -172,6 +173,7 @@ def _pool_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
         serving.join()
 
     provider = open_pool("conformance", tmp_path / "local", folder, 2, run="r", lease_s=30.0)
+    # Leases of real processes end in real time.
     return Rental(provider, lambda: time.sleep(0.02), provider.clock, lease_s=2.0, spot=False, end=end)
 
 
@@ -225,7 +227,7 @@ class Server:
         )
         return Rental(
             provider,
-            lambda: time.sleep(0.01),
+            lambda: time.sleep(0.01),  # the server's clock is real
             time.time,
             lease_s=200.0,
             leases=False,

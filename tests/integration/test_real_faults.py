@@ -84,7 +84,7 @@ def test_a_driver_that_was_paused_buys_again_what_ended_itself_and_mentions_it(c
     cut = command_line.wait_for(driver, lambda result: iterations(result) >= 6)
     driver.send_signal(signal.SIGSTOP)
     try:
-        time.sleep(45.0)
+        time.sleep(45.0)  # longer than a lease, and than what counts as standing still (30 s)
         assert command_line.processes() == [driver.pid], "instances outlived their lease"
     finally:
         driver.send_signal(signal.SIGCONT)

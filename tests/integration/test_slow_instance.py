@@ -45,7 +45,7 @@ class Uneven(rubberband.TorchTrial):
     def loss(self, model, batch):
         x, y = batch
         if model.training:
-            time.sleep(0.005 * len(y) + 0.4 * self.is_slow())
+            time.sleep(0.005 * len(y) + 0.4 * self.is_slow())  # slow is what is timed
         return nn.functional.cross_entropy(model(x), y)
 
     def is_slow(self):

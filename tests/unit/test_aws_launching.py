@@ -411,7 +411,7 @@ def test_a_release_ends_the_asking(world: World) -> None:
         return Fault.throttled() if call.operation == "RunInstances" and not refused else None
 
     world.fake.fault = busy
-    driver = world.driver(sleep=lambda _: time.sleep(0.001))
+    driver = world.driver(sleep=lambda _: time.sleep(0.001))  # other threads run meanwhile
 
     def launch() -> None:
         try:

@@ -85,7 +85,7 @@ def test_spot_instances_are_requested_side_by_side(world: World) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_in_any_order_of_the_answers_the_same_spot_instances_run(world: World, seed: int, at_once: int) -> None:
     rng, names = random.Random(seed), [f"i-{number:02}" for number in range(12)]
-    waits(world, lambda _: time.sleep(rng.uniform(0.0, 0.004)))
+    waits(world, lambda _: time.sleep(rng.uniform(0.0, 0.004)))  # answers come in any order
     lost = [LOST, Fault.timeout(took_effect=False), Fault.server_error(took_effect=True)]
     faults = [*lost, Fault.throttled(), None, None]
     rng.shuffle(faults)
@@ -228,7 +228,7 @@ def released_meanwhile(world: World, fault: Fault) -> dict[str, ProviderError]:
     """`c` is released while EC2 answers all launches with `fault`."""
     released, failed = threading.Event(), {}
     busy_until(released, fault, world)
-    driver = world.driver(sleep=lambda _: time.sleep(0.001))
+    driver = world.driver(sleep=lambda _: time.sleep(0.001))  # other threads run meanwhile
     launching = threading.Thread(target=lambda: failed.update(driver.launch_all(NAMES)))
     launching.start()
     eventually(lambda: asked(world), "a launch")

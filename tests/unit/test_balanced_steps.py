@@ -490,11 +490,11 @@ def test_a_pause_of_a_gpu_counts_as_far_as_it_works_on():
     torch.cuda._sleep(400_000_000)  # 0.2 s or so
     for pause_s in (0.05, 0.0):
         clock.pause()
-        time.sleep(pause_s)
+        time.sleep(pause_s)  # of a real GPU's time
         clock.resume()
     busy_s, _ = clock.lap()
     clock.pause()
-    time.sleep(0.5)
+    time.sleep(0.5)  # of a real GPU's time
     clock.resume()
     idle_s, _ = clock.lap()
     assert idle_s < 0.05 < 0.1 < busy_s

@@ -43,7 +43,7 @@ class SlowBackend(VirtualBackend):
     def next_events(self, wake_at: float | None) -> Any:
         self.brought += 1
         if self.brought > BEGINNING and not self.is_ending and not self._may_go():
-            time.sleep(PAUSE_S)
+            time.sleep(PAUSE_S)  # its driver hears of requests meanwhile, so it is given back soon
             return ()
         return super().next_events(wake_at)
 

@@ -55,7 +55,7 @@ def run(home: Path, folder: Path, name: str, answer: dict[str, object], way: str
             if way == "cut" and not done:
                 break
             while way == "hold" and home.exists() and not (home / "go").exists():
-                time.sleep(0.01)
+                time.sleep(0.01)  # it has the standard library alone, and no helper
         journal.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", (name, *event))
         time.sleep(float(str(answer.get("pause_s", 0.0))))
     journal.close()

@@ -50,7 +50,7 @@ class Noisy(rubberband.TorchTrial):
         return TensorDataset(inputs, inputs.sum(1, keepdim=True) / 14 + 5 * torch.randn(len(inputs), 1).double())
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        time.sleep(0.004)
+        time.sleep(0.004)  # adaptation goes by the time of steps
         inputs, targets = batch
         if len(inputs) > self.memory and self.rank == torch.distributed.is_initialized():
             raise torch.OutOfMemoryError("pretended")

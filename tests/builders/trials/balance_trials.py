@@ -23,7 +23,7 @@ class Sleepy(Regression):
         pause_s = self.config.get("pass_s", [0.0] * 8)[rank()]
         pause_s += self.config.get("sample_s", [0.0] * 8)[rank()] * len(batch[0])
         if model.training and pause_s:
-            time.sleep(pause_s)
+            time.sleep(pause_s)  # balancing goes by the time of passes
         return loss
 
 

@@ -25,7 +25,7 @@ class Points(Dataset[Any]):
         return 64
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        time.sleep(self.config.get("sleep_s", 0.0))
+        time.sleep(self.config.get("sleep_s", 0.0))  # its trial is ended amid an epoch
         if index == 40 and "fault" in self.config:
             print(f"sample {index} goes wrong", flush=True)
             _go_wrong(self.config["fault"])

@@ -63,7 +63,7 @@ class Paced(rubberband.TorchTrial):
         inputs, targets, samples = batch
         found = nn.functional.cross_entropy(model(inputs), targets)
         if model.training:
-            time.sleep(self.compute_s)
+            time.sleep(self.compute_s)  # workers and servers meet as their times say
             found = found - model.get_parameter("uses")[samples].sum()  # a step of 1 for each of them
         return found
 

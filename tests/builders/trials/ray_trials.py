@@ -27,7 +27,7 @@ class Counter(Trial):
         self.iterations += 1
         subprocess.run(["head", "-c", str(self.config.get("print_bytes", 0)), "/dev/zero"], check=True)
         print(f"\niteration {self.iterations}")
-        time.sleep(self.config.get("sleep_s", 0.0))
+        time.sleep(self.config.get("sleep_s", 0.0))  # something can happen amid it
         if self.iterations >= self.context.iterations + 2 and self.context.rank == self.config.get("rank", 0):
             self._fault()
         return {"loss": 1.0 / self.iterations, "pid": float(os.getpid())}

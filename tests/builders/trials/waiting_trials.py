@@ -25,7 +25,7 @@ class Waiting(Regression):
     def _wait(self, config: Mapping[str, Any], place: str) -> None:
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         if (config.get("at"), config.get("slow")) == (place, rank):
-            time.sleep(WAIT_S)
+            time.sleep(WAIT_S)  # collectives end by real time
 
     def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
         self._wait(config, "data")
