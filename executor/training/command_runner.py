@@ -57,6 +57,8 @@ class CommandRunner(Runner):
         """Iterations that the files of the latest checkpoint hold."""
         self._packed = self._place / "packed"
         """The archive of those files."""
+        self._has_news = False
+        """Whether they are newer than the checkpoint that was saved last."""
         self._signature: Signature = ()
         self._iteration = 0
         self._program: Program | None = None
@@ -86,6 +88,9 @@ class CommandRunner(Runner):
 
     def saved_iterations(self, iterations: int) -> int:
         return self._state_iterations
+
+    def saves_after(self, iterations: int) -> bool:
+        return self._has_news
 
     def steps(self, iterations: int) -> Steps:
         self._iteration += 1
@@ -143,11 +148,12 @@ class CommandRunner(Runner):
         draft = self._place / "draft"
         pack(folder, draft, iterations=iteration, metrics=kept)
         draft.replace(self._packed)
-        self._state_iterations = iteration
+        self._state_iterations, self._has_news = iteration, True
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
         if is_last and self._state_iterations == 0 and self._segment.max_iterations != 1:
             print(f"rubberband: {self._command} {self._unsaved()}", file=sys.stderr, flush=True)
+        self._has_news = False
         copy = self._place / f"packed-{iterations}"
         os.link(self._packed, copy)
 

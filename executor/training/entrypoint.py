@@ -313,15 +313,11 @@ def entrypoint_of(experiment: Experiment, search_path: Sequence[str | os.PathLik
 
 
 def with_trial(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Experiment:
-    """Return the experiment as one of a function if its trial is one, or a program: one GPU by default then."""
-    from rubberband.spec.experiment import Program
-
+    """Return the experiment as one of a function if its trial is one: then a trial has one GPU by default."""
     trial = experiment.entrypoint
     if trial is None or experiment.resources.kind.is_simulated:
         return experiment
-    if isinstance(trial, Program):
-        found = True
-    elif isinstance(trial, str):
+    if isinstance(trial, str):
         found = is_function(Entrypoint.parse(trial, search_path or (os.getcwd(),)))
     else:
         found = isinstance(trial, FunctionType)

@@ -142,7 +142,7 @@ def _train(
     for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1):
         metrics = yield from _iterate(runner, iterations, reports, started)
         is_last = iterations == segment.until_iterations or runner.ended
-        saves = is_last or iterations % runner.checkpoint_every == 0
+        saves = is_last or runner.saves_after(iterations)
         if is_first:
             payload: Payload | None = None
             if saves:

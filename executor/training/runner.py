@@ -182,6 +182,10 @@ class Runner(ABC):
         """Return how many of the `iterations` done the next checkpoint holds."""
         return iterations
 
+    def saves_after(self, iterations: int) -> bool:
+        """Return whether a checkpoint is saved after that iteration; the same on every rank. The last one always is."""
+        return iterations % self.checkpoint_every == 0
+
     @abstractmethod
     def steps(self, iterations: int) -> Steps:
         """Do the iteration after which `iterations` are done, with pauses in which reports may leave.

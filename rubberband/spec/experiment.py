@@ -509,6 +509,8 @@ class Experiment(Words):
     def max_gpus_per_trial(self, gpus_per_instance: int, known_gpus: int | None = None) -> int:
         """Return the most GPUs of a trial on instances of `gpus_per_instance`: as asked, or the largest that packs.
 
+        A program has one unless more are asked for: each worker of a gang would train on its own if it forms no group.
+
         `known_gpus` is the largest number that the profile knows; without a profile, trials stay within an instance.
 
         Raises InputError for more than 1 where the trial is a function.
@@ -524,6 +526,8 @@ class Experiment(Words):
             return 1
         if asked.max is not None:
             return asked.max
+        if isinstance(self.entrypoint, Program):  # it may not know of gangs
+            return asked.min
         most = gpus_per_instance if known_gpus is None else known_gpus
         if most > gpus_per_instance:
             most = min(most, self.resources.max_instances * gpus_per_instance) // gpus_per_instance * gpus_per_instance

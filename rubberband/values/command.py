@@ -31,6 +31,8 @@ PLACES = {
 
 _PLACE = re.compile(r"\$\$|\$\{([^}]*)\}")
 _ARGS = "${args}"
+_PLAIN = re.compile(r"""[^\s'"\\]+""")
+"""Words that are split from a text as they are."""
 _OF_A_SHELL = {"|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1", "&>"}
 _LAUNCHERS = {("torchrun",): "torchrun", ("accelerate", "launch"): "accelerate launch", ("deepspeed",): "deepspeed"}
 
@@ -57,7 +59,7 @@ class Command:
     launch: Launch = "worker"
 
     def __str__(self) -> str:
-        text = shlex.join(self.words).replace("'${args}'", _ARGS)
+        text = " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in self.words)
         return text if len(text) <= 60 else f"{text[:57]}..."
 
     def line(self, values: Mapping[str, Any], places: Mapping[str, str]) -> list[str]:

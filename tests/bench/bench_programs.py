@@ -1,0 +1,68 @@
+"""Prints what a program as a trial costs: the start of a segment, and reports through the line.
+
+python tests/bench/bench_programs.py [SEGMENTS] [REPORTS]
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
+from rubberband.values.command import Command, Metrics, words_of
+from tests.builders.segments import SEGMENT
+
+_PROGRAM = """
+import os, sys, rubberband
+for number in range(int(sys.argv[1])):
+    rubberband.report({"loss": 1.0 / (number + 1)})
+"""
+
+
+def segment_s(folder: Path, words: str, iterations: int, metrics: Metrics) -> float:
+    """Return the seconds of a segment of a program."""
+    command = Command(words=words_of(words), metrics=metrics)
+    entrypoint = Entrypoint(module="", attribute="", search_path=(str(folder),), command=command)
+    segment = replace(SEGMENT, until_iterations=iterations, max_iterations=iterations)
+    began = time.perf_counter()
+    found = list(run_segment(entrypoint, segment, open_store(str(folder / "store"))))
+    seconds = time.perf_counter() - began
+    assert found[-1].iterations == iterations, found
+    return seconds
+
+
+def alone_s(folder: Path, words: list[str]) -> float:
+    """Return the seconds of the program on its own."""
+    began = time.perf_counter()
+    subprocess.run(words, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Print the figures."""
+    segments, reports = (int(number) for number in (*sys.argv[1:], "9", "2000")[:2])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "train.py").write_text(_PROGRAM)
+        words = [sys.executable, "train.py", "1"]
+        pairs = [
+            (alone_s(folder, words), segment_s(folder, " ".join([*words, "$${args}"]), 1, Metrics()))
+            for _ in range(segments)
+        ]
+        alone, in_segment = (statistics.median(column) for column in zip(*pairs, strict=True))
+        print(f"a segment of one report: {in_segment:.3f} s; the program on its own: {alone:.3f} s; more by")
+        print(f"{in_segment - alone:.3f} s (medians of {segments}, in turn; load {os.getloadavg()[0]:.1f})")
+        seconds = segment_s(folder, f"{sys.executable} train.py {reports} $${{args}}", reports, Metrics())
+        print(f"{reports} reports in {seconds:.2f} s: {reports / seconds:.0f} a second; none saves files")
+
+
+if __name__ == "__main__":
+    main()
