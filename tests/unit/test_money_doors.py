@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +97,18 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.usefixtures("zone")
 def test_a_months_budget_is_whole_again_as_the_month_ends_in_utc_wherever_the_service_is(house: House) -> None:
     limited(house, 0.3, limits=ServiceLimits(max_running=0))
-    ends_at = month_end(house.clock())
-    house.clock.now = ends_at - 60.0
-    month, now = month_begin(house.clock()), house.clock()
-    spent = Summary(cost_usd=0.25, month_at=month, month_cost_usd=0.25)
+    november, december, january = (
+        datetime(*of, 1, tzinfo=UTC).timestamp() for of in ((2026, 11), (2026, 12), (2027, 1))
+    )
+    house.clock.now = december - 60.0
+    spent, now = Summary(cost_usd=0.25, month_at=november, month_cost_usd=0.25), house.clock()
     assert house.store.add(Submission(name="other", state=DONE, created_at=now, changed_at=now, summary=spent))
     with house.open() as runs:
         with pytest.raises(HttpProblem, match=r"0\.25 USD of 0\.30 USD are spent or planned this month"):
             runs.submit(experiment("one"), admitted_usd=0.2)
-        house.clock.now = ends_at
+        house.clock.now = december
         assert runs.submit(experiment("one"), admitted_usd=0.2).state is QUEUED
-        house.clock.now = month_end(ends_at) - 60.0
+        house.clock.now = january - 60.0
         with pytest.raises(HttpProblem, match=r"0\.20 USD of 0\.30 USD are spent or planned this month"):
             runs.submit(experiment("two"), admitted_usd=0.2)
 
