@@ -23,7 +23,7 @@ from rubberband.interrupts import ENDS, AtOnce
 _COMMANDS = {
     "init": ("init", "Write a commented experiment file for a trial."),
     "estimate": ("estimate", "Predict an experiment's time and cost; nothing is spent."),
-    "check": ("init", "Try one iteration of the trial; nothing is rented."),
+    "check": ("check", "Try one iteration of the trial; nothing is rented."),
     "profile": ("run", "Measure the profile that planning needs."),
     "run": ("run", "Plan an experiment, run it, and report."),
     "resume": ("run", "Resume an interrupted experiment."),

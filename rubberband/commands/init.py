@@ -1,4 +1,4 @@
-"""`rubberband init` and `check`: write an experiment file for a trial, and try one iteration of it."""
+"""`rubberband init`: write an experiment file for a trial or a program."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rubberband.commands.common import FileArgument, Overrides, TextFormat, TextOption, argument, option, print_json
+from rubberband.commands.common import argument, option
 from rubberband.errors import InputError
-
-if TYPE_CHECKING:
-    from rubberband.running.check import CheckReport
 
 if TYPE_CHECKING:
     from rubberband.running.check import CheckReport
@@ -413,78 +410,3 @@ class MyTrial(rubberband.Trial):
     def load(self, state):
         self.weight, self.velocity = state
 '''
-
-
-_STDERR = 2
-"""File descriptor: the trial prints there, as stdout is for the answer."""
-
-
-def check(
-    file: FileArgument,
-    limit: Annotated[str, typer.Option("--limit", metavar="DURATION", help="Time limit of the trial.")] = "5m",
-    output: TextOption = TextFormat.text,
-    overrides: Overrides = None,
-) -> None:
-    """Try one iteration of the trial; nothing is rented.
-
-    Imports the entry point, trains one iteration of one configuration, saves a checkpoint, restores it in a new trial,
-    and trains one more iteration if that takes only seconds. Reports the metrics, the size of the checkpoint and the
-    time of each step. The trial runs on this machine, in a process of its own, without Ray. Exit code 1: there are
-    problems; each is printed with its fix.
-    """
-    from rubberband.running.check import check_experiment
-    from rubberband.spec.loading import load_experiment
-    from rubberband.units import parse_duration
-
-    experiment = load_experiment(file, overrides or [])
-    search_path = (file.absolute().parent, Path.cwd())
-    limit_s = parse_duration(limit)
-    report = check_experiment(experiment, search_path=search_path, limit_s=limit_s, output=_STDERR)
-    if output is TextFormat.json:
-        print_json(report.to_json())
-    else:
-        for line in _lines(report):
-            print(line)
-    _show_problems(report)
-    if not report.ok:
-        raise typer.Exit(1)
-    if output is TextFormat.text:
-        print(f"{file} passes; run it: rubberband run {file}")
-
-
-def _lines(report: CheckReport) -> Iterator[str]:
-    """Iterate over the steps that were done, a line each."""
-    from rubberband.running.check import brief
-
-    trial, seconds = report.trial, report.trial.seconds
-    if trial.kind:
-        yield f"entry point    {report.entrypoint} ({trial.kind}), imported in {seconds['import']:.2f} s"
-        yield f"configuration  {brief(report.configuration)}"
-    if trial.metrics:
-        metrics = " ".join(f"{name}={value:.6g}" for name, value in trial.metrics.items())
-        set_up = f"on the {report.hardware}, after {seconds['set-up']:.2f} s of set-up"
-        yield f"iteration      {seconds['iteration']:.2f} s {set_up}: {metrics}"
-    if trial.checkpoint_bytes is not None:
-        size = f"{trial.checkpoint_bytes / 1e6:.3g} MB, saved in {seconds['save']:.2f} s"
-        restored = f", restored in {seconds['restore']:.2f} s" if _succeeded(report, "restore") else ""
-        went_on = ", and continued by another iteration" if _succeeded(report, "continue") else ""
-        yield f"checkpoint     {size}{restored}{went_on}"
-    if _succeeded(report, "gang"):
-        yield f"gang           two workers train what one trains, compared in {seconds['gang']:.2f} s"
-
-
-def _succeeded(report: CheckReport, step: str) -> bool:
-    return step in report.trial.seconds and not any(p.line.startswith(f"{step}: ") for p in report.trial.problems)
-
-
-def _show_problems(report: CheckReport) -> None:
-    from rubberband.files import home_notes
-    from rubberband.installation import default_home
-
-    for remark in (*report.remarks, *home_notes(default_home())):
-        print(f"note: {remark}", file=sys.stderr)
-    for problem in report.problems:
-        if problem.details:
-            print(problem.details, file=sys.stderr)
-    for problem in report.problems:
-        print(f"problem: {problem.line}", file=sys.stderr)
