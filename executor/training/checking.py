@@ -95,13 +95,15 @@ class TrialCheck:
     """Findings about a trial."""
 
     kind: str = ""
-    """TorchTrial, Trial or function."""
+    """TorchTrial, Trial, function or program."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     checkpoint_bytes: int | None = None
     checkpoint_every: int | None = None
     """Iterations between the checkpoints of its class; None: a function chooses them."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps continue and gang."""
+    """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps continue and gang.
+
+    Of a program, `iteration` is one without the start of the program, if that was seen (`next`)."""
     problems: list[TrialFault] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     step: str = "import"

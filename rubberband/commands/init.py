@@ -6,10 +6,11 @@ import ast
 import inspect
 import keyword
 import math
+import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from rubberband.errors import InputError
 
 if TYPE_CHECKING:
     from rubberband.running.check import CheckReport
+    from rubberband.running.program_options import Option, ProgramFindings
 
 DEFAULT_FILE = "experiment.yaml"
 MODULE = "my_trial"
@@ -31,12 +33,17 @@ _GUESSED_S = 10.0
 _USD_PER_HOUR = 3.06
 """Price of an instance with one GPU, which the file names."""
 _INSTANCES, _TRIALS, _MOST, _FACTOR = 2, 16, 16, 4
-_SERIAL = 16 + 4 * 4 + 16
-"""Iterations of the whole search: 16 trials of 1, 4 of 4 and 1 of 16 in the end, rounded up."""
+_MOST_PARAMETERS = 8
+"""Options of a program beyond which only those with usual names are searched."""
 
 
 TrialArgument = Annotated[
-    str | None, argument("TRIAL", "module:Class or module:function; without it, a small trial is written too.")
+    str | None,
+    argument(
+        "TRIAL",
+        "module:Class, module:function, a script such as train.py, or a command line in quotes; without it, a small "
+        "trial is written too.",
+    ),
 ]
 NewFileArgument = Annotated[Path | None, argument("FILE", f"The file to write. [default: {DEFAULT_FILE}]")]
 MetricOption = Annotated[
@@ -56,16 +63,14 @@ def init(
     """Write a commented experiment file for a trial.
 
     Finds the parameters that the trial reads from its configuration, and the metrics that it reports, and tries one
-    iteration. Ranges are guesses: adapt them. Without TRIAL, a small trial to start from is written as well. Nothing is
+    iteration. Of a program, the parameters are the options of its ArgumentParser: it runs until it parses them, and no
+    further. Ranges are guesses: adapt them. Without TRIAL, a small trial to start from is written as well. Nothing is
     overwritten.
     """
+    from rubberband.running.program_options import is_program
+
     path = file or Path(DEFAULT_FILE)
-    if trial is not None and trial.endswith(".py"):
-        raise InputError(
-            f"{trial} is a script; name the trial in it, such as `rubberband init {Path(trial).stem}:train`: a class "
-            "or a function of a configuration that reports its metrics (docs/write-a-trial.md)"
-        )
-    if trial is not None and file is None and ":" not in trial:
+    if trial is not None and file is None and ":" not in trial and not is_program(trial):
         path, trial = Path(trial), None
     _require_new(path)
     made = path.parent / f"{MODULE}.py" if trial is None else None
@@ -73,10 +78,10 @@ def init(
         trial = _write_trial(made)
     assert trial is not None
     try:
-        seen = _seen(trial, path)
+        seen = seen_in(trial, path)
         seen = seen if metric is None else replace(seen, metric=metric)
-        found = _tried(seen, trial, path, metric) if check else seen
-        _write(path, _text(found, trial, path))
+        found = _tried(seen, path, metric) if check else seen
+        _write(path, text_of(found, path))
     except BaseException:  # Ctrl-C too: a second try would not overwrite it
         if made is not None:
             made.unlink()
@@ -85,12 +90,18 @@ def init(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TrialFindings:
+class TrialFindings:
     """Findings about a trial: its source, and an iteration."""
 
+    entrypoint: str
+    """The lines of the file's entry point, after the key."""
+    name: str
     space: Mapping[str, tuple[str, str]]
     """Parameter -> its domain as the file writes it, and a comment."""
     metric: str
+    most: int = _MOST
+    """Iterations of a trial that trains to the end."""
+    remarks: tuple[str, ...] = ()
     iteration_s: float | None = None
     startup_s: float = 0.0
     problems: tuple[str, ...] = ()
@@ -126,8 +137,19 @@ def _write_trial(path: Path) -> str:
 # The trial's source.
 
 
-def _seen(trial: str, path: Path) -> _TrialFindings:
-    """Import a trial and read its source. Raises EntrypointError."""
+def seen_in(trial: str, path: Path) -> TrialFindings:
+    """Import a trial and read its source, or look at a program, for the file at `path`.
+
+    Raises EntrypointError, or InputError for a program that cannot be run as it is.
+    """
+    from rubberband.running.program_options import is_program, program_of
+
+    if is_program(trial):
+        return _of_program(program_of(trial, Path.cwd()), trial, path)
+    return _of_code(trial, path)
+
+
+def _of_code(trial: str, path: Path) -> TrialFindings:
     from rubberband.executor.training.entrypoint import Entrypoint
     from rubberband.executor.training.torch_trial import TorchTrial
 
@@ -139,10 +161,71 @@ def _seen(trial: str, path: Path) -> _TrialFindings:
     if not reported:
         reported = ["loss"] if isinstance(target, type) and issubclass(target, TorchTrial) else ["score"]
     better = [name for name in reported if _is_maximised(name)]
-    return _TrialFindings(
+    return TrialFindings(
+        entrypoint=trial,
+        name=_name(trial, path),
         space={name: _domain(name, default) for name, default in sorted(parameters.items())},
         metric=(better or reported)[0],
     )
+
+
+def _of_program(found: ProgramFindings, trial: str, path: Path) -> TrialFindings:
+    """Return the findings about a program, for the file at `path`, whose folder is the program's."""
+    folder, here = path.absolute().parent, Path.cwd()
+    words = [
+        os.path.relpath(here / word, folder) if folder != here and (here / word).is_file() else word
+        for word in found.words
+    ]
+    parameters, remarks = _most_telling(found)
+    space = {option.name: _domain_of(option) for option in parameters}
+    metrics = [name for name in found.reported if re.match("(val|valid|eval|test|dev)", name.lower())] or found.reported
+    better = [name for name in metrics if _is_maximised(name)]
+    source = "stdout # a line with the metric is an iteration" if found.prints else "report # rubberband.report({...})"
+    if not metrics:
+        remarks.append(
+            "no metric was found: let the program print lines such as loss=0.12 and write metrics: stdout, or let it "
+            "call rubberband.report"
+        )
+    return TrialFindings(
+        entrypoint=f"\n  command: {_command(words)}\n  metrics: {source}",
+        name=_name(Path(next((word for word in words if word.endswith((".py", ".sh"))), words[0])).stem, path),
+        space=space,
+        metric=(better or metrics or ["loss"])[0],
+        most=max(2, found.epochs or _MOST),
+        remarks=tuple(remarks),
+    )
+
+
+def _most_telling(found: ProgramFindings) -> tuple[list[Option], list[str]]:
+    """Return the parameters that are worth a search, and remarks."""
+    known = [
+        option for option in found.parameters if any(re.fullmatch(each, option.name.lower()) for each, _ in _KNOWN)
+    ]
+    remarks = list(found.remarks)
+    if len(found.parameters) <= _MOST_PARAMETERS or not known:
+        return list(found.parameters), remarks
+    remarks.append(f"{len(found.parameters) - len(known)} options are left out, whose names are unusual for a search")
+    return known, remarks
+
+
+def _command(words: Sequence[str]) -> str:
+    """Return a command line as YAML reads it back."""
+    from rubberband.values.command import line_of
+
+    line = line_of(words)
+    is_plain = re.fullmatch(r"[\w./-][^#:'\"]*", line)
+    return line if is_plain else "'" + line.replace("'", "''") + "'"
+
+
+def _domain_of(option: Option) -> tuple[str, str]:
+    """Return the domain of a program's option, and a comment."""
+    said = "" if option.default is None else f"the program's default is {option.default}"
+    if option.kind == "BooleanOptionalAction":
+        on, off = (min(option.flags, key=len), max(option.flags, key=len))
+        return f"{{type: choice, values: [{on}, {off}]}}", said
+    if option.choices is not None:
+        return f"{{type: choice, values: [{', '.join(_key(str(value)) for value in option.choices)}]}}", said
+    return _domain(option.name, option.default if option.default is not None else _REQUIRED)
 
 
 def _tree(target: Any) -> ast.AST:
@@ -193,10 +276,11 @@ def _is_maximised(metric: str) -> bool:
     return re.search(r"acc|auc|f1|score|reward|return|precision|recall|bleu|iou|r2", metric.lower()) is not None
 
 
+_BELOW_ONE = r"momentum|beta_?\d?|adam_beta\d|(.*_)?dropout(_.*)?|drop_.*"
 _KNOWN = (
     (r"lr|learning_rate|.*_lr", "{type: loguniform, lower: 1e-4, upper: 1e-1}"),
     (r"weight_decay|wd|l2|.*_decay", "{type: loguniform, lower: 1e-6, upper: 1e-2}"),
-    (r"momentum|beta\d?", "{type: uniform, lower: 0.5, upper: 0.99}"),
+    (r"momentum|beta_?\d?|adam_beta\d", "{type: uniform, lower: 0.5, upper: 0.99}"),
     (r"(.*_)?dropout(_.*)?|drop_.*", "{type: uniform, lower: 0.0, upper: 0.5}"),
     (r"(.*_)?batch_size", "{type: choice, values: [32, 64, 128]}"),
     (r"(.*_)?(layers|depth|num_layers)", "{type: randint, lower: 1, upper: 5}"),
@@ -208,11 +292,13 @@ _KNOWN = (
 def _domain(name: str, default: Any) -> tuple[str, str]:
     """Return a parameter's domain, and a comment."""
     is_number = isinstance(default, int | float) and not isinstance(default, bool)
-    said = f"the trial's default is {default}" if default is not _REQUIRED else ""
-    if is_number and default > 0:
+    said = f"the default is {default}" if default is not _REQUIRED else ""
+    if is_number and default > 0 and not re.fullmatch(_BELOW_ONE, name.lower()):
         around = [max(1, default // 2), default, 2 * default] if isinstance(default, int) else []
         if around:
             return f"{{type: choice, values: {sorted(set(around))}}}", said
+        if 0.5 <= default < 1.0:
+            return f"{{type: uniform, lower: {default / 2:g}, upper: 1.0}}", said
         return f"{{type: loguniform, lower: {default / 10:g}, upper: {default * 10:g}}}", said
     for pattern, domain in _KNOWN:
         if re.fullmatch(pattern, name.lower()):
@@ -225,15 +311,15 @@ def _domain(name: str, default: Any) -> tuple[str, str]:
 # The iteration that is tried.
 
 
-def _tried(seen: _TrialFindings, trial: str, path: Path, asked: str | None) -> _TrialFindings:
+def _tried(seen: TrialFindings, path: Path, asked: str | None) -> TrialFindings:
     """Try an iteration, for its seconds, and for the metric if it has another name. Problems are kept."""
-    report = _report(seen, trial, path)
+    report = _report(seen, path)
     first = report.problems[0].line if report.problems else ""
     missing = re.search(r"the metric .* is missing; the trial reported (.*?)(;| and \d)", first)
     if missing is not None and asked is None and (names := re.findall(r"'([^']+)'", missing.group(1))):
         better = [name for name in names if _is_maximised(name)]
         seen = replace(seen, metric=(better or names)[0])
-        report = _report(seen, trial, path)
+        report = _report(seen, path)
     return replace(
         seen,
         iteration_s=report.trial.seconds.get("iteration") if report.trial.metrics else None,
@@ -242,21 +328,22 @@ def _tried(seen: _TrialFindings, trial: str, path: Path, asked: str | None) -> _
     )
 
 
-def _report(seen: _TrialFindings, trial: str, path: Path) -> CheckReport:
+def _report(seen: TrialFindings, path: Path) -> CheckReport:
     from rubberband.running.check import check_experiment
     from rubberband.spec.loading import parse_experiment
 
-    experiment = parse_experiment(_text(seen, trial, path), source=str(path))
+    experiment = parse_experiment(text_of(seen, path), source=str(path))
     return check_experiment(experiment, search_path=(path.absolute().parent, Path.cwd()), limit_s=CHECK_S, output=2)
 
 
 # The file.
 
 
-def _text(seen: _TrialFindings, trial: str, path: Path) -> str:
+def text_of(seen: TrialFindings, path: Path) -> str:
     """Return the experiment file at `path`."""
     iteration_s = max(0.01, _GUESSED_S if seen.iteration_s is None else seen.iteration_s)
-    deadline_s = _rounded_up(max(600.0, 3.0 * _SERIAL / _INSTANCES * iteration_s + 300.0))
+    serial = _TRIALS + 4 * 4 + seen.most  # iterations of 16 trials of 1, 4 of 4 and 1 to the end
+    deadline_s = _rounded_up(max(600.0, 3.0 * serial / _INSTANCES * iteration_s + 300.0))
     max_cost_usd = 1 + int(1.5 * _INSTANCES * deadline_s / 3600.0 * _USD_PER_HOUR)
     space = "\n".join(
         f"    {_key(name)}: {domain}{f' # {comment}' if comment else ''}"
@@ -264,13 +351,14 @@ def _text(seen: _TrialFindings, trial: str, path: Path) -> str:
     )
     measured = "guessed" if seen.iteration_s is None else "one iteration on this machine"
     return _FILE.format(
-        name=_key(_name(trial, path)),
-        trial=trial,
-        space=space or "    seed: {type: randint, lower: 0, upper: 1000} # no parameter was found: write yours",
+        name=_key(seen.name),
+        entrypoint=seen.entrypoint if seen.entrypoint.startswith("\n") else f" {seen.entrypoint}",
+        remarks="".join(f"# Note: {remark}.\n" for remark in seen.remarks),
+        space=space or "    lr: {type: loguniform, lower: 1e-4, upper: 1e-1} # no parameter was found: write yours",
         metric=_key(seen.metric),
         mode="max" if _is_maximised(seen.metric) else "min",
         trials=_TRIALS,
-        most=_MOST,
+        most=seen.most,
         factor=_FACTOR,
         deadline=f"{deadline_s // 60}m",
         max_cost=max_cost_usd,
@@ -308,7 +396,9 @@ def _name(trial: str, path: Path) -> str:
     return next((name for name in found if name and name not in _GENERIC and not keyword.iskeyword(name)), "search")
 
 
-def _conclude(found: _TrialFindings, path: Path) -> None:
+def _conclude(found: TrialFindings, path: Path) -> None:
+    for remark in found.remarks:
+        print(f"note: {remark}", file=sys.stderr)
     for problem in found.problems:
         print(f"problem: {problem}", file=sys.stderr)
     again = f"rubberband check {path}"
@@ -322,7 +412,7 @@ _FILE = """\
 #   rubberband run FILE       runs it
 version: 1
 name: {name}
-entrypoint: {trial}
+{remarks}entrypoint:{entrypoint}
 search:
   # A configuration is drawn from here. Types: uniform, loguniform, randint, choice, grid_search and others; a bare
   # value is a constant.

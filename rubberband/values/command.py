@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,7 +61,7 @@ class Command:
     launch: Launch = "worker"
 
     def __str__(self) -> str:
-        text = " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in self.words)
+        text = line_of(self.words)
         return text if len(text) <= 60 else f"{text[:57]}..."
 
     def line(self, values: Mapping[str, Any], places: Mapping[str, str]) -> list[str]:
@@ -111,6 +113,11 @@ def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
     return words if any("$" in word for word in words) else (*words, _ARGS)
 
 
+def line_of(words: Sequence[str]) -> str:
+    """Return the words as one line, which `words_of` splits again."""
+    return " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in words)
+
+
 def check_names(words: Sequence[str], parameters: Collection[str]) -> None:
     """Raise InputError for a `${…}` that nothing fills, or a parameter that has the name of a place."""
     for name in parameters:
@@ -160,13 +167,22 @@ def metrics_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, f
         return {name: float(text) for name, text in groups.items() if text is not None and _is_number(text)}
     text = line.strip()
     if text.startswith("{"):
-        try:
-            content = json.loads(text)
-        except ValueError:
-            return {}
-        numbers = content.items() if isinstance(content, dict) else ()
-        return {str(name): float(value) for name, value in numbers if isinstance(value, int | float)}
+        content = _content(text)
+        return {
+            str(name): float(value)
+            for name, value in content.items()
+            if isinstance(value, bool) or _is_number(str(value))
+        }
     return {name: float(number) for name, number in _PAIR.findall(text)}
+
+
+def _content(text: str) -> Mapping[Any, Any]:
+    """Return the object that is written as JSON, or as Python prints a dict: the Trainer of transformers does."""
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            content = read(text)
+            return content if isinstance(content, dict) else {}
+    return {}
 
 
 def _is_number(text: str) -> bool:

@@ -1,0 +1,329 @@
+"""Finds a program's options and metrics for `rubberband init`, without training: its parser is asked, its source read.
+
+The options are those of an ArgumentParser. The program runs in a process of its own until it parses its arguments; one
+whose source names no ArgumentParser is not started.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rubberband.errors import InputError
+from rubberband.executor.training.entrypoint import Entrypoint, files_of
+from rubberband.running import parser_probe
+from rubberband.values.command import PLACES, launcher_of, metrics_in, words_of
+
+LIMIT_S = 60.0
+"""Time until a program parses its arguments; its imports may take long."""
+_OTHER_PARSERS = ("click", "typer", "fire", "hydra", "jsonargparse", "tyro", "absl", "docopt", "simple_parsing")
+_ROLES = (
+    (r"((max|num|n|total|train)_)*epochs?", "${max_t}"),
+    (r"seed", "${seed}"),
+    (
+        r"(.*_)?(out|output|save|checkpoint|checkpoints|ckpt|ckpts|model|work)_?(dir|folder|path|file)|out|output|workdir"
+        r"|save(_to)?|checkpoint|ckpt",
+        "${checkpoint}",
+    ),
+)
+"""Name of an option -> the place that fills it."""
+_FIXED = re.compile(
+    r"(.*_)?(seed|workers|interval|freq|frequency|every|port|rank|world_size|gpus?|nodes?|machines|devices?|verbose|"
+    r"verbosity|threads|procs|processes|version|cache|timeout|limit|backend|host|cuda|mps|precision|dtype|dataset|data|"
+    r"task|split|mode|name|tags?|project|steps|strategy|debug|local_rank|prefetch|folds?)|(log|print|save|eval|test|val|"
+    r"cache|data|wandb|ddp|fsdp|hub|push|report|tensorboard|dry|use_cpu|no)_.*"
+)
+"""Names of options that no search changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option of a program."""
+
+    name: str
+    flags: tuple[str, ...]
+    """Empty for a positional argument."""
+    kind: str
+    """Class of the action, such as StoreAction."""
+    type: str | None
+    default: Any
+    choices: tuple[Any, ...] | None
+    takes_one: bool
+    required: bool
+
+    @property
+    def flag(self) -> str:
+        """The flag that is written: the longest; empty for a positional argument."""
+        return max(self.flags, key=len, default="")
+
+    @property
+    def is_tunable(self) -> bool:
+        """Whether it is one value that a search may change, as far as its name says."""
+        is_value = self.kind == "BooleanOptionalAction" or (self.kind == "StoreAction" and self.takes_one)
+        if not is_value or self.name in PLACES or _FIXED.fullmatch(self.name.lower()):
+            return False
+        return self.choices is not None or isinstance(self.default, int | float) or self.type in ("int", "float")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFindings:
+    """Findings about a program."""
+
+    words: tuple[str, ...]
+    """Its command line, with `${…}` for parameters and places."""
+    parameters: tuple[Option, ...] = ()
+    epochs: int | None = None
+    """Its default number of epochs, if `${max_t}` stands for it."""
+    reported: tuple[str, ...] = ()
+    """Metrics in calls of `rubberband.report`, and else in what it prints."""
+    prints: bool = False
+    """Whether the metrics are printed."""
+    remarks: tuple[str, ...] = ()
+
+
+def is_program(text: str) -> bool:
+    """Whether the text is a script or a command line, and no `module:attribute` or file of an experiment."""
+    return " " in text.strip() or text.endswith((".py", ".sh"))
+
+
+def program_of(text: str, folder: Path) -> ProgramFindings:
+    """Look at a script or a command line that is run in `folder`. Raises InputError if it cannot be run as it is."""
+    given = words_of(text if " " in text.strip() else [_interpreter(text), text])
+    words, remarks = [word for word in given if word != "${args}"], list[str]()
+    if (launcher := launcher_of(words)) is not None:
+        words = _without_launcher(words)
+        remarks.append(f"{launcher} is not needed: each worker starts the command once, with torchrun's variables")
+    if shutil.which(words[0]) is None and not Path(folder, words[0]).is_file():
+        raise InputError(f"{words[0]} is not here; install it, or give its path")
+    sources = _sources(words, folder)
+    metrics, prints = _metrics(sources)
+    options = None
+    if any("ArgumentParser" in text for text in sources):
+        options, fault = _options(words, folder)
+        remarks += [fault] if fault else []
+    elif sources:
+        other = next(
+            (name for name in _OTHER_PARSERS if any(re.search(rf"\b{name}\b", text) for text in sources)), None
+        )
+        why = f"its options are read by {other}" if other else "it has no ArgumentParser"
+        remarks.append(f"{why}, so its parameters were not found: write them below, and their options into the command")
+    found = ProgramFindings(words=(*words, "${args}"), reported=tuple(metrics), prints=prints, remarks=tuple(remarks))
+    return found if not options else _with_options(found, words, options)
+
+
+def _interpreter(script: str) -> str:
+    if script.endswith(".sh"):
+        return "bash"
+    return "python" if shutil.which("python") is not None else "python3"
+
+
+def _without_launcher(words: Sequence[str]) -> list[str]:
+    script = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
+    if script is None:
+        raise InputError(f"{shlex.join(words)} names no script; write it as python SCRIPT.py")
+    return [_interpreter(words[script]), *words[script:]]
+
+
+def _with_options(found: ProgramFindings, words: Sequence[str], options: Sequence[Option]) -> ProgramFindings:
+    """Return the findings with the program's options in its command."""
+    given = {word.partition("=")[0] for word in words if word.startswith("-")}
+    positionals = sum(not option.flags for option in options)
+    has_positionals = sum(not word.startswith("-") for word in words) >= 2 + positionals
+    command, parameters, remarks, epochs = list(words), list[Option](), list(found.remarks), None
+    missing = list[str]()
+    for option in options:
+        if given & set(option.flags) or (not option.flags and has_positionals):
+            continue
+        place = _place(option)
+        if place is not None and option.flags:
+            command += [option.flag, place]
+            if place == "${max_t}" and isinstance(option.default, int | float):
+                epochs = int(option.default)
+        elif option.is_tunable:
+            parameters.append(option)
+        elif option.required:
+            missing.append(option.flag or option.name)
+        elif (remark := _switch(option)) is not None:
+            remarks.append(remark)
+    if missing:
+        raise InputError(
+            f"{shlex.join(words)} needs {' and '.join(missing)}; give what it needs: "
+            f"rubberband init {shlex.quote(shlex.join([*words, missing[0], '…']))}"
+        )
+    for option in parameters:
+        value = f"${{{option.name}}}"
+        command += [value] if not option.flags or option.kind == "BooleanOptionalAction" else [option.flag, value]
+    if not any("${checkpoint}" in word for word in command):
+        remarks.append(
+            "it has no option for the folder of its checkpoints: let it save to the folder in "
+            'os.environ["RUBBERBAND_CHECKPOINT"], and load from there when it starts'
+        )
+    return ProgramFindings(
+        words=tuple(command) if any("$" in word for word in command) else (*command, "${args}"),
+        parameters=tuple(parameters),
+        epochs=epochs,
+        reported=found.reported,
+        prints=found.prints,
+        remarks=tuple(remarks),
+    )
+
+
+def _place(option: Option) -> str | None:
+    """Return the place that fills an option; None if none does."""
+    if option.kind != "StoreAction" or not option.takes_one or option.choices is not None:
+        return None
+    place = next((place for pattern, place in _ROLES if re.fullmatch(pattern, option.name.lower())), None)
+    if place != "${checkpoint}":
+        return place
+    if option.type in ("int", "float") or isinstance(option.default, int | float):
+        return None
+    file = Path(option.default).name if isinstance(option.default, str) else ""
+    return f"{place}/{file}" if Path(file).suffix else place
+
+
+def _switch(option: Option) -> str | None:
+    """Return a remark on an option that no value of a parameter can stand for."""
+    if _FIXED.fullmatch(option.name.lower()):
+        return None
+    if option.type == "bool":
+        return f"{option.flag} has type=bool, which reads every text as true: it is left out"
+    if option.kind in ("StoreTrueAction", "StoreFalseAction"):
+        return (
+            f"{option.flag} takes no value, so that no parameter stands for it: add it to the command if it is wanted"
+        )
+    return None
+
+
+# The program's parser.
+
+
+def _options(words: Sequence[str], folder: Path) -> tuple[list[Option] | None, str]:
+    """Run the program until it parses its arguments; return its options, or None and why there are none."""
+    at = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
+    if at is None or not Path(words[0]).name.startswith("python"):
+        return (
+            None,
+            "it does not begin with python and a script, so its options were not read: name them in the command",
+        )
+    inbound, outbound = os.pipe()
+    with os.fdopen(inbound, "rb") as answer:
+        process = subprocess.Popen(
+            [*words[:at], parser_probe.__file__, str(outbound), *words[at:]],
+            cwd=folder,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            pass_fds=[outbound],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        os.close(outbound)
+        try:
+            _, printed = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return None, f"it parsed no arguments within {LIMIT_S:g} s, so its options were not read"
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return _answered(answer, printed)
+
+
+def _answered(answer: IO[bytes], printed: bytes) -> tuple[list[Option] | None, str]:
+    content = answer.read()
+    if not content:
+        last = printed.decode("utf-8", "replace").strip().splitlines()[-1:]
+        why = f" ({last[0]})" if last else ""
+        return None, f"it ended before it parsed its arguments{why}, so its options were not read"
+    plain = json.loads(content)
+    for each in plain:
+        each["flags"] = tuple(each["flags"])
+        each["choices"] = None if each["choices"] is None else tuple(each["choices"])
+    return [Option(**each) for each in plain], ""
+
+
+# The program's source.
+
+
+def _sources(words: Sequence[str], folder: Path) -> list[str]:
+    """Return the source of the program's script, and of the user's modules that it imports."""
+    script = next((folder / word for word in words if word.endswith(".py") and (folder / word).is_file()), None)
+    if script is None and "-m" in words[:-1]:
+        module = words[words.index("-m") + 1].replace(".", "/")
+        script = next(
+            (path for path in (folder / f"{module}.py", folder / module / "__main__.py") if path.is_file()), None
+        )
+    if script is None:
+        return []
+    places = (str(script.parent), str(folder))
+    files = files_of(Entrypoint(module=script.stem, attribute="", search_path=places))
+    return [Path(file).read_text("utf-8", "replace") for file in dict.fromkeys([str(script), *files])]
+
+
+_NO_METRIC = re.compile(
+    r"(.*[_ ])?(epochs?|steps?|iter|iters|iterations?|time|seconds|sec|lr|eta|batch|rank|gpu|size)", re.I
+)
+
+
+def _metrics(sources: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the metrics that are reported, or else printed, and whether they are printed."""
+    trees = list[ast.AST]()
+    for text in sources:
+        with suppress(SyntaxError, ValueError):
+            trees.append(ast.parse(text))
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    reported = [key for call in calls if _called(call) == "report" for part in call.args[:1] for key in _keys(part)]
+    if reported:
+        return list(dict.fromkeys(reported)), False
+    printed = [
+        name
+        for call in calls
+        if _called(call) in ("print", "info", "log", "write", "warning")
+        for name in metrics_in(" ".join(_text(part) for part in call.args))
+        if not _NO_METRIC.fullmatch(name)
+    ]
+    return list(dict.fromkeys(printed)), bool(printed)
+
+
+def _called(call: ast.Call) -> str:
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+
+
+def _keys(node: ast.AST) -> Iterator[str]:
+    keys = node.keys if isinstance(node, ast.Dict) else []
+    return (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
+
+
+_PERCENT = re.compile(r"%[-+ 0#]*\d*(?:\.\d+)?[dfgesir]")
+_BRACES = re.compile(r"\{[^{}]*\}")
+
+
+def _text(node: ast.AST) -> str:
+    """Return what an argument of `print` prints, with 1 for each value."""
+    match node:
+        case ast.Constant(value=value):
+            return str(value)
+        case ast.JoinedStr(values=parts):
+            return "".join(_text(part) for part in parts)
+        case ast.BinOp(left=left, op=ast.Mod()):
+            return _PERCENT.sub("1", _text(left))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _text(left) + _text(right)
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str() as text), attr="format")):
+            return _BRACES.sub("1", text)
+        case ast.Call(func=ast.Attribute(attr="dumps"), args=[ast.Dict() as content]):
+            return json.dumps(dict.fromkeys(_keys(content), 1))
+        case ast.Dict():
+            return json.dumps(dict.fromkeys(_keys(node), 1))
+    return "1"
