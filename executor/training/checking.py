@@ -22,12 +22,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
+from rubberband.executor.training.check_findings import TrialCheck, TrialFault
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import (
     GangBroken,
@@ -38,10 +39,12 @@ from rubberband.executor.training.failures import (
     describe,
     refused,
 )
+from rubberband.executor.training.program_check import ProgramCheck
 from rubberband.executor.training.run import make_runner
 from rubberband.executor.training.runner import Runner
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.values.command import Command
 
 if TYPE_CHECKING:
     from rubberband.executor.training.asynchronous.server import ServerThreads
@@ -74,42 +77,6 @@ class CheckOrder:
     """The most GPUs of a trial."""
     device_id: str = ""
     """The GPU in CUDA_VISIBLE_DEVICES; empty: the CPU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialFault:
-    """A fault of a trial."""
-
-    line: str
-    """The fault and the fix, in one line."""
-    details: str = ""
-    """Its trace-back, from the user's code on; empty if there is none."""
-    is_final: bool = True
-    """Whether another configuration would fail as well."""
-    may_be_here: bool = False
-    """Whether it may be only that this machine has no GPU, or too little memory."""
-
-
-@dataclass(slots=True, kw_only=True)
-class TrialCheck:
-    """Findings about a trial."""
-
-    kind: str = ""
-    """TorchTrial, Trial, function or program."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    checkpoint_bytes: int | None = None
-    checkpoint_every: int | None = None
-    """Iterations between the checkpoints of its class; None: a function chooses them."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps continue and gang.
-
-    Of a program, `iteration` is one without the start of the program, if that was seen (`next`)."""
-    problems: list[TrialFault] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    step: str = "import"
-    """The step that was begun last."""
-    is_finished: bool = False
-    """Whether every step was reached in the time."""
 
 
 def check(
@@ -225,6 +192,9 @@ class _Check:
             order.entrypoint.check(order.max_gpus, adaptive=adaptive, asynchronous=asynchronous)
             target = order.entrypoint.load()
         self._found.kind = _kind(target)
+        if self._found.kind == "program":
+            ProgramCheck(self._order.entrypoint, self._found, self._step).run(segment)
+            return
         with self._comparison() as compare:
             self._train(segment)
             if not self._found.problems:
@@ -395,6 +365,8 @@ def _written(payload: Payload) -> bytes:
 
 
 def _kind(target: object) -> str:
+    if isinstance(target, Command):
+        return "program"
     if not isinstance(target, type):
         return "function"
     return "TorchTrial" if issubclass(target, TorchTrial) else "Trial"

@@ -57,7 +57,8 @@ def _lines(report: CheckReport) -> Iterator[str]:
 
     trial, seconds = report.trial, report.trial.seconds
     if trial.kind:
-        yield f"entry point    {report.entrypoint} ({trial.kind}), imported in {seconds['import']:.2f} s"
+        imported = "" if trial.kind == "program" else f", imported in {seconds['import']:.2f} s"
+        yield f"entry point    {report.entrypoint} ({trial.kind}){imported}"
         yield f"configuration  {brief(report.configuration)}"
     if trial.metrics:
         metrics = " ".join(f"{name}={value:.6g}" for name, value in trial.metrics.items())

@@ -310,6 +310,9 @@ def _domain(name: str, default: Any) -> tuple[str, str]:
 
 # The iteration that is tried.
 
+_STARTS = {False: ("restore",), True: ("set-up", "restore")}
+"""Whether it is a program -> steps of a start; a restore of other trials sets them up as well."""
+
 
 def _tried(seen: TrialFindings, path: Path, asked: str | None) -> TrialFindings:
     """Try an iteration, for its seconds, and for the metric if it has another name. Problems are kept."""
@@ -323,7 +326,7 @@ def _tried(seen: TrialFindings, path: Path, asked: str | None) -> TrialFindings:
     return replace(
         seen,
         iteration_s=report.trial.seconds.get("iteration") if report.trial.metrics else None,
-        startup_s=report.trial.seconds.get("restore", 0.0),
+        startup_s=sum(report.trial.seconds.get(step, 0.0) for step in _STARTS[report.trial.kind == "program"]),
         problems=tuple(problem.line for problem in report.problems),
     )
 

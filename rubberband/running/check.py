@@ -19,7 +19,8 @@ from rubberband.cloud.local.gpus import gpus_to_share, one_taken
 from rubberband.cloud.offers import offers
 from rubberband.errors import Cancelled, EntrypointError, InputError
 from rubberband.executor.run.allowance import require_runnable
-from rubberband.executor.training.checking import CheckOrder, TrialCheck, TrialFault, check
+from rubberband.executor.training.check_findings import TrialCheck, TrialFault
+from rubberband.executor.training.checking import CheckOrder, check
 from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest, entrypoint_of, with_trial
 from rubberband.executor.training.segment import Segment
 from rubberband.files import make_directories, write_atomically
@@ -27,8 +28,9 @@ from rubberband.installation import default_home
 from rubberband.planning.candidates import known_gpus
 from rubberband.planning.feasible import Profiles
 from rubberband.running.profile_cache import Announce
-from rubberband.spec.experiment import Experiment
+from rubberband.spec.experiment import Experiment, Program
 from rubberband.units import format_duration
+from rubberband.values.command import unused, words_of
 from rubberband.values.offer import Offer
 from rubberband.values.plan import total_iterations
 from rubberband.values.profile import Profile
@@ -244,13 +246,20 @@ def _checked(
 
 
 def _remarks(experiment: Experiment, found: TrialCheck) -> list[str]:
-    """Return remarks on metrics of `search.also` that the first iteration lacks, and on rare checkpoints."""
+    """Return remarks on metrics of `search.also` that the first iteration lacks, on parameters that a command never
+    names, and on rare checkpoints."""
     names = [one.metric for one in experiment.search.also if found.metrics and one.metric not in found.metrics]
     remarks = [
         f"search.also: {name} is not among the metrics of the first iteration ({', '.join(found.metrics)}); report it, "
         "or correct its name"
         for name in names
     ]
+    if isinstance(experiment.entrypoint, Program):
+        remarks += [
+            f"entrypoint.command never names {name}, which changes nothing then, unless the program reads "
+            f"RUBBERBAND_CONFIG; write ${{{name}}} where it belongs, or ${{args}}"
+            for name in unused(words_of(experiment.entrypoint.command), experiment.search.space)
+        ]
     resources, written = experiment.resources, found.checkpoint_every
     planned = resources.spot.checkpoint_iterations
     if resources.market == "spot" and written is not None and written > planned:

@@ -1,0 +1,42 @@
+"""Findings of the check of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFault:
+    """A fault of a trial."""
+
+    line: str
+    """The fault and the fix, in one line."""
+    details: str = ""
+    """Its trace-back, from the user's code on; empty if there is none."""
+    is_final: bool = True
+    """Whether another configuration would fail as well."""
+    may_be_here: bool = False
+    """Whether it may be only that this machine has no GPU, or too little memory."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialCheck:
+    """Findings about a trial."""
+
+    kind: str = ""
+    """TorchTrial, Trial, function or program."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    checkpoint_bytes: int | None = None
+    checkpoint_every: int | None = None
+    """Iterations between the checkpoints of its class; None: a function chooses them."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps next, continue and gang.
+
+    A program's start is in `set-up` if a second iteration (next) shows how long it takes, and else in `iteration`."""
+    problems: list[TrialFault] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    step: str = "import"
+    """The step that was begun last."""
+    is_finished: bool = False
+    """Whether every step was reached in the time."""
