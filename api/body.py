@@ -15,7 +15,7 @@ from typing import Any
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, HttpProblem, problem_of
 from rubberband.api.settings import Settings
 from rubberband.errors import InputError
-from rubberband.spec.experiment import Experiment, ProfilesByType
+from rubberband.spec.experiment import Experiment, ProfilesByType, Program
 from rubberband.spec.loading import MAX_BYTES, MAX_DEPTH, experiment_of, parse_experiment
 from rubberband.spec.resources import Aws
 from rubberband.units import format_usd, shown
@@ -243,7 +243,14 @@ def _require_entrypoint(experiment: Experiment, settings: Settings) -> None:
     if experiment.entrypoint is None and not experiment.resources.kind.is_simulated:
         raise _refused("entrypoint", f"is required to run an experiment; allowed is {allowed}")
     named = experiment.entrypoint
-    if named is not None and not (isinstance(named, str) and allows_code(named, settings.entrypoints)):
+    if isinstance(named, Program):
+        if not settings.allow_commands:
+            raise _refused(
+                "entrypoint.command",
+                "commands are not allowed here, as each is a shell on the service's machine; name a module:attribute, "
+                "or ask the operator (rubberband serve --allow-commands)",
+            )
+    elif named is not None and not (isinstance(named, str) and allows_code(named, settings.entrypoints)):
         raise _refused("entrypoint", f"{shown(named)} is not allowed here; allowed is {allowed}")
     scaling = experiment.batch.lr_scaling
     if scaling is not None and scaling not in LR_SCALINGS and not allows_code(scaling, settings.entrypoints):

@@ -114,6 +114,8 @@ class Settings:
     """Code that submissions may run: `module:attribute`, or `module:*` for all that the module defines."""
     code: Sequence[Path] = ()
     """Folders that contain this code."""
+    allow_commands: bool = False
+    """Whether submissions may run commands: then every token is a shell on this machine."""
     env: Sequence[str] = ()
     """Variables that submissions may set for their trials."""
     secrets: Sequence[str] = ()

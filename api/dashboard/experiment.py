@@ -29,6 +29,7 @@ from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result, TrialResult
 from rubberband.states import ACTIVE, Action, ExperimentState
 from rubberband.units import counted, duration, parse_deadline
+from rubberband.values.command import entrypoint_text
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
 from rubberband.views.charts.parallel_coordinates import is_number, parameters
@@ -111,7 +112,7 @@ def facts(submission: Submission, now: float) -> list[Fact]:
     """Return entry point, resources, search and limits, as far as the file says; at `now` (Unix time)."""
     words = submission.words
     found = [
-        ("runs", str(words.get("entrypoint") or "")),
+        ("runs", entrypoint_text(words.get("entrypoint")) or ""),
         ("on", " ".join(_place(_part(words, "resources")))),
         ("searches", ", ".join(_search(_part(words, "search")))),
         *_limits(_part(words, "constraints"), now),

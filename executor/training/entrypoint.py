@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FunctionType
@@ -275,9 +275,9 @@ def content_of(entrypoint: Entrypoint) -> Mapping[str, str] | None:
 
     None if that does not say what the trial is: it is defined in a notebook or in a function, or cannot be found.
     """
-    first = _first_file(entrypoint)
     if entrypoint.command is not None:
         return _content_of_program(entrypoint, entrypoint.command)
+    first = _first_file(entrypoint)
     if "<" in entrypoint.attribute or first is None:
         return None
     found = {"python": ".".join(map(str, sys.version_info[:2])), "rubberband": rubberband.__version__}
@@ -285,17 +285,33 @@ def content_of(entrypoint: Entrypoint) -> Mapping[str, str] | None:
 
 
 def _content_of_program(entrypoint: Entrypoint, command: Command) -> Mapping[str, str] | None:
-    """Return the content of a program: its words, and the files among them with what they import; None without any."""
-    folder = Path(entrypoint.search_path[0])
-    files = [path for word in command.words if "$" not in word and (path := folder / word).is_file()]
-    if not files:
+    """Return the content of a program: its command, and the files that this names with what they import.
+
+    None if it names no file.
+    """
+    content = _walk_program(entrypoint, command, {})
+    if not content:
         return None
-    found = {"command": json.dumps(command.words), "rubberband": rubberband.__version__}
-    for path in files:
+    return content | {"command": json.dumps(asdict(command)), "rubberband": rubberband.__version__}
+
+
+def _walk_program(entrypoint: Entrypoint, command: Command, files: dict[str, str]) -> dict[str, str]:
+    """Return the content of the files that a command names; put the digests of the files into `files`."""
+    found: dict[str, str] = {}
+    for path in files_named(command.words, Path(entrypoint.search_path[0])):
         if path.suffix == ".py":
-            found |= _walk(path.stem, path, _Places((str(path.parent), *entrypoint.search_path)), {})
+            found |= _walk(path.stem, path, _Places((str(path.parent), *entrypoint.search_path)), files)
         else:
-            found[path.name] = _digest_of(path)
+            found[path.name] = files[str(path.absolute())] = _digest_of(path)
+    return found
+
+
+def files_named(words: Sequence[str], folder: Path) -> list[Path]:
+    """Return the files below the folder that a command line names, as paths or as the module of `python -m`."""
+    found = [path for word in words if "$" not in word and (path := folder / word).is_file()]
+    if not found and "-m" in words[:-1]:
+        module = words[words.index("-m") + 1].replace(".", "/")
+        found = [path for path in (folder / f"{module}.py", folder / module / "__main__.py") if path.is_file()][:1]
     return found
 
 
@@ -376,8 +392,10 @@ def files_of(entrypoint: Entrypoint) -> dict[str, str]:
 
     A resume takes those as they are then, and what was pickled as it was.
     """
-    first, files = _first_file(entrypoint), dict[str, str]()
-    if first is not None:
+    files = dict[str, str]()
+    if entrypoint.command is not None:
+        _walk_program(entrypoint, entrypoint.command, files)
+    elif (first := _first_file(entrypoint)) is not None:
         _walk(entrypoint.module, first, _Places(entrypoint.search_path), files)
         if entrypoint.pickled is not None:
             del files[str(first.absolute())]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from rubberband.commands.common import FileArgument, Overrides, TextFormat, Text
 
 if TYPE_CHECKING:
     from rubberband.running.check import CheckReport
+    from rubberband.spec.experiment import Experiment
 
 _STDERR = 2
 """File descriptor: the trial prints there, as stdout is for the answer."""
@@ -24,19 +26,22 @@ def check(
     output: TextOption = TextFormat.text,
     overrides: Overrides = None,
 ) -> None:
-    """Try one iteration of the trial; nothing is rented.
+    """Try one iteration of the trial; nothing is rented. FILE may also be a script or a command line.
 
     Imports the entry point, trains one iteration of one configuration, saves a checkpoint, restores it in a new trial,
-    and trains one more iteration if that takes only seconds. Reports the metrics, the size of the checkpoint and the
-    time of each step. The trial runs on this machine, in a process of its own, without Ray. Exit code 1: there are
-    problems; each is printed with its fix.
+    and trains one more iteration if that takes only seconds. A script such as train.py, or a command line in quotes, is
+    checked with the experiment that `rubberband init` writes for it. Reports the metrics, the size of the checkpoint
+    and the time of each step. The trial runs on this machine, in a process of its own, without Ray. Exit code 1: there
+    are problems; each is printed with its fix.
     """
     from rubberband.running.check import check_experiment
+    from rubberband.running.program_options import is_program
     from rubberband.spec.loading import load_experiment
     from rubberband.units import parse_duration
 
-    experiment = load_experiment(file, overrides or [])
-    search_path = (file.absolute().parent, Path.cwd())
+    is_found = is_program(str(file)) and not (file.suffix in (".yaml", ".yml", ".json") and file.exists())
+    experiment = _found(str(file), overrides or []) if is_found else load_experiment(file, overrides or [])
+    search_path = (Path.cwd() if is_found else file.absolute().parent, Path.cwd())
     limit_s = parse_duration(limit)
     report = check_experiment(experiment, search_path=search_path, limit_s=limit_s, output=_STDERR)
     if output is TextFormat.json:
@@ -48,7 +53,21 @@ def check(
     if not report.ok:
         raise typer.Exit(1)
     if output is TextFormat.text:
-        print(f"{file} passes; run it: rubberband run {file}")
+        quoted = shlex.quote(str(file))
+        follows = f"write its experiment: rubberband init {quoted}" if is_found else f"run it: rubberband run {quoted}"
+        print(f"{file} passes; {follows}")
+
+
+def _found(program: str, overrides: Sequence[str]) -> Experiment:
+    """Return the experiment that `init` would write for a program, in the current folder."""
+    from rubberband.commands.init import DEFAULT_FILE, seen_in, text_of
+    from rubberband.spec.loading import parse_experiment
+
+    path = Path(DEFAULT_FILE)
+    seen = seen_in(program, path)
+    for remark in seen.remarks:
+        print(f"note: {remark}", file=sys.stderr)
+    return parse_experiment(text_of(seen, path), source=program, overrides=overrides)
 
 
 def _lines(report: CheckReport) -> Iterator[str]:

@@ -291,14 +291,14 @@ def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = (
     """Return the experiment's profile, or instance type -> profile. Raises ProfileMissingError with the remedy."""
     remedy = f"measure one with `rubberband profile {file}`, or write profile: {{seconds_per_iteration: {{1: 60}}}}"
     from rubberband.errors import InputError, ProfileMissingError
-    from rubberband.executor.training.entrypoint import Entrypoint
+    from rubberband.executor.training.entrypoint import entrypoint_of
     from rubberband.installation import default_home
     from rubberband.running.profile_cache import find_profiles
     from rubberband.spec.loading import default_profile_path, names_no_profile
 
     entrypoint = None
-    if isinstance(experiment.entrypoint, str):
-        entrypoint = Entrypoint.parse(experiment.entrypoint, search_path=(file.absolute().parent, Path.cwd()))
+    if experiment.entrypoint is not None:
+        entrypoint = entrypoint_of(experiment, (file.absolute().parent, Path.cwd()))
     try:
         home = default_home()
     except InputError:  # this user has no home

@@ -56,6 +56,14 @@ CodeOption = Annotated[
     list[Path] | None,
     option("--code", "FOLDER", "The folder with that code. Repeat for more. [default: the current folder]"),
 ]
+CommandsOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-commands",
+        help="Submissions may run commands (entrypoint.command), in the first --code folder: a shell on this machine "
+        "for every token.",
+    ),
+]
 NameOption = Annotated[
     list[str] | None,
     option("--host-name", "NAME", "A host name that the service answers for. Repeat for more."),
@@ -150,6 +158,7 @@ def serve(
     auth: AuthOption = None,
     allow: AllowOption = None,
     code: CodeOption = None,
+    allow_commands: CommandsOption = False,
     host_name: NameOption = None,
     provider: ProviderOption = None,
     checkpoints: CheckpointsOption = None,
@@ -190,6 +199,7 @@ def serve(
         hosts=serving.served_names(host, host_name or []),
         entrypoints=_each(_entrypoint, allow or []),
         code=_each(_folder, code or [Path.cwd()]),
+        allow_commands=allow_commands,
         providers=_providers(provider, shared),
         checkpoints=_each(_prefix, checkpoints or []),
         env=_each(partial(_variable, "--env"), env or []),
@@ -240,8 +250,9 @@ def summary(settings: Settings, address: str, store: Store) -> list[str]:
     kept = "" if settings.store is None else f", journals in {shown_url(settings.store)}"
     code = ", ".join(str(folder) for folder in settings.code)
     may_run = "nothing, only plans are made (--allow MODULE:ATTRIBUTE)"
-    if settings.entrypoints:
-        may_run = f"{', '.join(settings.entrypoints)} from {code}; on {', '.join(settings.providers)}"
+    if settings.entrypoints or settings.allow_commands:
+        allowed = [*settings.entrypoints, *(["any command"] if settings.allow_commands else [])]
+        may_run = f"{', '.join(allowed)} from {code}; on {', '.join(settings.providers)}"
     if settings.auth:
         number = sum(record.revoked_at is None for record in store.tokens())
         tokens = f"needed; there {'is 1' if number == 1 else f'are {number}'} (rubberband token list)"

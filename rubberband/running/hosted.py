@@ -190,12 +190,14 @@ def _require_own(entrypoint: object, order: HostedRun) -> None:
 
     An imported function, such as `subprocess.run`, could turn a configuration into a command.
     """
-    module, _, attribute = str(entrypoint).partition(":")
+    if not isinstance(entrypoint, str):  # a command, which the service allowed as such
+        return
+    module, _, attribute = entrypoint.partition(":")
     if entrypoint in order.entrypoints or f"{module}:*" not in order.entrypoints:
         return
     from rubberband.executor.training.entrypoint import Entrypoint
 
-    found = Entrypoint.parse(str(entrypoint), order.code).load()
+    found = Entrypoint.parse(entrypoint, order.code).load()
     if not f"{found.__module__}.".startswith(f"{module}."):
         raise InputError(
             f"entrypoint {entrypoint}: {attribute} is defined in {found.__module__}, and {module}:* allows what "

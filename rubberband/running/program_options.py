@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rubberband.errors import InputError
-from rubberband.executor.training.entrypoint import Entrypoint, files_of
+from rubberband.executor.training.entrypoint import Entrypoint, files_named, files_of
 from rubberband.running import parser_probe
 from rubberband.values.command import PLACES, launcher_of, metrics_in, words_of
 
@@ -71,7 +71,7 @@ class Option:
     def is_tunable(self) -> bool:
         """Whether it is one value that a search may change, as far as its name says."""
         is_value = self.kind == "BooleanOptionalAction" or (self.kind == "StoreAction" and self.takes_one)
-        if not is_value or self.name in PLACES or _FIXED.fullmatch(self.name.lower()):
+        if not is_value or self.type == "bool" or self.name in PLACES or _FIXED.fullmatch(self.name.lower()):
             return False
         return self.choices is not None or isinstance(self.default, int | float) or self.type in ("int", "float")
 
@@ -106,7 +106,12 @@ def program_of(text: str, folder: Path) -> ProgramFindings:
         remarks.append(f"{launcher} is not needed: each worker starts the command once, with torchrun's variables")
     if shutil.which(words[0]) is None and not Path(folder, words[0]).is_file():
         raise InputError(f"{words[0]} is not here; install it, or give its path")
+    for word in words:
+        if word.endswith((".py", ".sh")) and not (folder / word).is_file():
+            raise InputError(f"there is no {word} in {folder}; give its path from there")
     sources = _sources(words, folder)
+    if " " not in text.strip() and sources and (trial := _trial_in(sources[0])) is not None:
+        raise InputError(f"{text} defines {trial}, a trial in Python: rubberband init {Path(text).stem}:{trial}")
     metrics, prints = _metrics(sources)
     options = None
     if any("ArgumentParser" in text for text in sources):
@@ -258,17 +263,28 @@ def _answered(answer: IO[bytes], printed: bytes) -> tuple[list[Option] | None, s
 
 def _sources(words: Sequence[str], folder: Path) -> list[str]:
     """Return the source of the program's script, and of the user's modules that it imports."""
-    script = next((folder / word for word in words if word.endswith(".py") and (folder / word).is_file()), None)
-    if script is None and "-m" in words[:-1]:
-        module = words[words.index("-m") + 1].replace(".", "/")
-        script = next(
-            (path for path in (folder / f"{module}.py", folder / module / "__main__.py") if path.is_file()), None
-        )
+    script = next((path for path in files_named(words, folder) if path.suffix == ".py"), None)
     if script is None:
         return []
     places = (str(script.parent), str(folder))
     files = files_of(Entrypoint(module=script.stem, attribute="", search_path=places))
     return [Path(file).read_text("utf-8", "replace") for file in dict.fromkeys([str(script), *files])]
+
+
+def _trial_in(source: str) -> str | None:
+    """Return the name of a class or function that is a trial, in a module that is no program; None: it has none."""
+    if "ArgumentParser" in source or "__main__" in source:
+        return None
+    with suppress(SyntaxError, ValueError):
+        for node in ast.parse(source).body:
+            match node:
+                case ast.ClassDef(name=name, bases=bases) if any(_name_of(base).endswith("Trial") for base in bases):
+                    return name
+                case ast.FunctionDef(name=name, args=ast.arguments(args=[_])) if any(
+                    isinstance(part, ast.Call) and _name_of(part.func) == "report" for part in ast.walk(node)
+                ):
+                    return name
+    return None
 
 
 _NO_METRIC = re.compile(
@@ -283,21 +299,23 @@ def _metrics(sources: Sequence[str]) -> tuple[list[str], bool]:
         with suppress(SyntaxError, ValueError):
             trees.append(ast.parse(text))
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    reported = [key for call in calls if _called(call) == "report" for part in call.args[:1] for key in _keys(part)]
+    reported = [
+        key for call in calls if _name_of(call.func) == "report" for part in call.args[:1] for key in _keys(part)
+    ]
     if reported:
         return list(dict.fromkeys(reported)), False
     printed = [
         name
         for call in calls
-        if _called(call) in ("print", "info", "log", "write", "warning")
+        if _name_of(call.func) in ("print", "info", "log", "write", "warning")
         for name in metrics_in(" ".join(_text(part) for part in call.args))
         if not _NO_METRIC.fullmatch(name)
     ]
     return list(dict.fromkeys(printed)), bool(printed)
 
 
-def _called(call: ast.Call) -> str:
-    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+def _name_of(node: ast.AST) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def _keys(node: ast.AST) -> Iterator[str]:

@@ -118,6 +118,14 @@ def line_of(words: Sequence[str]) -> str:
     return " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in words)
 
 
+def entrypoint_text(words: Any) -> str | None:
+    """Return an entry point, as an experiment's JSON has it, in one text; None if there is none."""
+    if isinstance(words, Mapping):
+        command = words.get("command", "")
+        return command if isinstance(command, str) else line_of(command)
+    return None if words is None else str(words)
+
+
 def check_names(words: Sequence[str], parameters: Collection[str]) -> None:
     """Raise InputError for a `${…}` that nothing fills, or a parameter that has the name of a place."""
     for name in parameters:

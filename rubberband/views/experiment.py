@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rubberband.client import models
 from rubberband.executor.result.result import Result, StageResult, TrialResult
 from rubberband.states import ACTIVE
+from rubberband.values.command import entrypoint_text
 from rubberband.values.offer import PROFILE_LINE, BillLine
 from rubberband.values.submission import Submission
 from rubberband.views.story import planned_spans
@@ -58,7 +59,6 @@ def experiment_view(submission: Submission) -> models.ExperimentView:
     """Return an experiment as lists show it."""
     words = submission.words
     resources = words.get("resources")
-    entrypoint = words.get("entrypoint")
     return {
         "name": submission.name,
         "state": submission.state.value,
@@ -69,7 +69,7 @@ def experiment_view(submission: Submission) -> models.ExperimentView:
         "policy": submission.policy,
         "plan": submission.plan,
         "attempt": submission.attempt,
-        "entrypoint": None if entrypoint is None else str(entrypoint),
+        "entrypoint": entrypoint_text(words.get("entrypoint")),
         "provider": resources.get("provider") if isinstance(resources, Mapping) else None,
         "slack_s": plain(slack_s(submission)),
         "summary": plain(submission.summary),

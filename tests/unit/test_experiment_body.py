@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,18 @@ def test_a_forbidden_entry_point_is_previewed_and_not_run(changes: dict[str, Any
 )
 def test_an_allowed_entry_point_is_run(changes: dict[str, Any]) -> None:
     assert refusal(**changes) is None
+
+
+def test_a_command_is_run_only_where_the_operator_allows_commands() -> None:
+    command = {"command": "python train.py", "metrics": "stdout"}
+    found = refusal(entrypoint=command)
+    assert found is not None
+    assert found.detail == (
+        "entrypoint.command: commands are not allowed here, as each is a shell on the service's machine; name a "
+        "module:attribute, or ask the operator (rubberband serve --allow-commands)"
+    )
+    assert refusal(False, OPEN, entrypoint=command) is None, "a preview runs nothing"
+    assert refusal(True, replace(OPEN, allow_commands=True), entrypoint=command) is None
 
 
 def test_spending_is_limited_by_true_prices() -> None:

@@ -86,12 +86,12 @@ def test_the_metric_that_an_iteration_reports_is_used_and_problems_are_listed(he
     rubberband("estimate", "broken.yaml")
 
 
-def test_a_script_in_place_of_a_trial_is_refused_with_the_page_that_helps(here: Path) -> None:
-    (here / "train.py").write_text("def main():\n    pass\n")
-    for arguments in (("init", "train.py"), ("init", "train:main"), ("check", "train.py"), ("check", "train:main")):
-        refused = rubberband(*arguments, exit_code=1)
-        assert isinstance(refused.exception, InputError)
-        assert "docs/write-a-trial.md" in str(refused.exception)
+def test_a_module_in_place_of_a_program_names_its_trial(here: Path) -> None:
+    (here / "train.py").write_text("import rubberband\ndef train(config):\n    rubberband.report({'loss': 1})\n")
+    for command in ("init", "check"):
+        refused = rubberband(command, "train.py", exit_code=1)
+        assert str(refused.exception) == "train.py defines train, a trial in Python: rubberband init train:train"
+        assert isinstance(rubberband(command, "train:main", exit_code=1).exception, InputError)
     assert [path.name for path in here.iterdir() if path.suffix == ".yaml"] == []
 
 

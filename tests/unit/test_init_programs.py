@@ -1,0 +1,181 @@
+"""`rubberband init` of a program: the options of its parser become the space, what it prints the metric."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from rubberband import cli
+from rubberband.errors import InputError
+from rubberband.running.program_options import ProgramFindings, program_of
+from rubberband.spec.experiment import Experiment, Program
+from rubberband.spec.loading import load_experiment
+from rubberband.spec.space import Domain
+
+MNIST = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--test-batch-size", type=int, default=1000)
+parser.add_argument("--epochs", type=int, default=14)
+parser.add_argument("--lr", type=float, default=0.01)
+parser.add_argument("--gamma", type=float, default=0.7)
+parser.add_argument("--momentum", type=float, default=0.9)
+parser.add_argument("--weight_decay", type=float, default=0.0)
+parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
+parser.add_argument("--amp", action=argparse.BooleanOptionalAction, default=True)
+parser.add_argument("--nesterov", action="store_true")
+parser.add_argument("--big", type=bool, default=False)
+parser.add_argument("--no-cuda", action="store_true")
+parser.add_argument("--seed", type=int, default=1)
+parser.add_argument("--log-interval", type=int, default=10)
+parser.add_argument("--save-model", default="mnist.pt")
+parser.add_argument("--out", default="runs")
+args = parser.parse_args()
+open("trained", "w").close()
+for epoch in range(args.epochs):
+    print("epoch {} Test set: Average loss: {:.4f}, accuracy: {:.2%}".format(epoch, 1, 1))
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    return tmp_path
+
+
+def rubberband(*arguments: str, exit_code: int = 0) -> Result:
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == exit_code, (done.output, done.exception)
+    return done
+
+
+def found_in(source: str, text: str = "train.py") -> ProgramFindings:
+    Path("train.py").write_text(source)
+    return program_of(text, Path.cwd())
+
+
+def written(source: str, text: str = "train.py") -> Experiment:
+    Path("train.py").write_text(source)
+    rubberband("init", text, "--no-check")
+    return load_experiment("experiment.yaml")
+
+
+def test_options_become_parameters_and_places_without_training(here: Path) -> None:
+    experiment = written(MNIST)
+    assert not (here / "trained").exists()
+    assert isinstance(experiment.entrypoint, Program)
+    assert experiment.entrypoint.command == (
+        "python train.py --epochs ${max_t} --seed ${seed} --out ${checkpoint} --batch-size ${batch_size} --lr ${lr} "
+        "--gamma ${gamma} --momentum ${momentum} --weight_decay ${weight_decay} --optimizer ${optimizer} ${amp}"
+    )
+    assert experiment.entrypoint.metrics == "stdout"
+    assert (experiment.search.metric, experiment.search.mode) == ("accuracy", "max")
+    assert getattr(experiment.search.scheduler, "max_t", None) == 14
+    kinds = {name: domain.kind for name, domain in experiment.search.space.items() if isinstance(domain, Domain)}
+    assert kinds == {
+        "batch_size": "choice",
+        "lr": "loguniform",
+        "gamma": "uniform",
+        "momentum": "uniform",
+        "weight_decay": "loguniform",
+        "optimizer": "choice",
+        "amp": "choice",
+    }
+    text = Path("experiment.yaml").read_text()
+    assert "lr: {type: loguniform, lower: 0.001, upper: 0.1} # the default is 0.01" in text
+    assert "# Note: --nesterov takes no value" in text
+    assert "# Note: --big has type=bool, which reads every text as true" in text
+    assert "--no-cuda" not in text
+    rubberband("estimate", "experiment.yaml")
+
+
+def test_words_that_are_given_stay_as_they_are() -> None:
+    experiment = written(MNIST, "python train.py --lr 0.5 --out=here --momentum=0.8")
+    assert isinstance(experiment.entrypoint, Program)
+    command = experiment.entrypoint.command
+    assert str(command).startswith("python train.py --lr 0.5 --out=here --momentum=0.8 --epochs ${max_t}")
+    assert {"lr", "momentum"}.isdisjoint(experiment.search.space)
+
+
+def test_a_required_option_is_asked_for() -> None:
+    source = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()\n"
+    with pytest.raises(InputError, match=r"python train.py needs --data; give what it needs: rubberband init 'python"):
+        found_in(source)
+    assert found_in(source, "python train.py --data d").words == ("python", "train.py", "--data", "d", "${args}")
+
+
+def test_the_chosen_subcommand_of_a_program_is_read() -> None:
+    source = """
+import argparse
+parser = argparse.ArgumentParser()
+commands = parser.add_subparsers(required=True)
+fit = commands.add_parser("fit")
+fit.add_argument("--lr", type=float, default=0.1)
+commands.add_parser("test").add_argument("--depth", type=int, default=3)
+parser.parse_args()
+"""
+    assert found_in(source, "python train.py fit").words == ("python", "train.py", "fit", "--lr", "${lr}")
+
+
+def test_a_parser_in_an_imported_module_is_found(here: Path) -> None:
+    (here / "options.py").write_text(
+        "import argparse\ndef read():\n    p = argparse.ArgumentParser()\n"
+        "    p.add_argument('--lr', type=float, default=0.1)\n    return p.parse_args()\n"
+    )
+    assert [option.name for option in found_in("from options import read\nread()").parameters] == ["lr"]
+
+
+@pytest.mark.parametrize(
+    ("source", "remark"),
+    [
+        ("import click\n", "its options are read by click, so its parameters were not found"),
+        ("print('loss=1')", "it has no ArgumentParser, so its parameters were not found"),
+        ("import nosuch_module, argparse\nargparse.ArgumentParser()", "(ModuleNotFoundError: No module named 'nosuch_"),
+    ],
+)
+def test_a_program_without_a_parser_gets_a_file_with_a_note(source: str, remark: str) -> None:
+    experiment = written(source)
+    assert isinstance(experiment.entrypoint, Program)
+    assert experiment.entrypoint.command == "python train.py ${args}"
+    assert remark in Path("experiment.yaml").read_text()
+
+
+def test_a_launcher_is_left_out() -> None:
+    found = found_in("print('loss=1')", "torchrun --nproc-per-node 2 train.py")
+    assert found.words == ("python", "train.py", "${args}")
+    assert any("torchrun is not needed" in remark for remark in found.remarks)
+
+
+@pytest.mark.parametrize(
+    ("source", "metrics", "prints"),
+    [
+        ("report({'val_acc': 1, 'loss': 2})", ("val_acc", "loss"), False),
+        ("print(f'epoch {e}: train loss={a:.3f} val_loss={b:.3f} lr={c}')", ("loss", "val_loss"), True),
+        ("print('loss: %.3f, step %d' % (a, b))", ("loss",), True),
+        ("print('val loss:', a)", ("loss",), True),
+        ("logger.info('acc = {:.2f}'.format(a))", ("acc",), True),
+        ("print(json.dumps({'auc': a}))", ("auc",), True),
+        ("print('done')", (), False),
+    ],
+)
+def test_metrics_are_found_in_the_source(source: str, metrics: tuple[str, ...], prints: bool) -> None:
+    found = found_in(f"import json\n{source}\n")
+    assert (found.reported, found.prints) == (metrics, prints)
+
+
+def test_a_program_in_another_folder_is_named_from_the_file(here: Path) -> None:
+    (here / "sub").mkdir()
+    (here / "train.py").write_text("print('loss=1')")
+    rubberband("init", "train.py", "sub/one.yaml", "--no-check")
+    found = load_experiment("sub/one.yaml").entrypoint
+    assert isinstance(found, Program)
+    assert found.command == "python ../train.py ${args}"
+    refused = rubberband("init", "nosuch.py", exit_code=1)
+    assert str(refused.exception) == f"there is no nosuch.py in {here}; give its path from there"
