@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 import rubberband
 from rubberband.cloud.node import machine_folder
 from rubberband.errors import InputError
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.entrypoint import Entrypoint, files_named
 
 MAX_BYTES = 50 * 10**6
 MAX_FILES = 20_000
@@ -37,6 +37,8 @@ _SECRET = (
     "*[aA]ccessKeys.csv", "*credentials.csv", "kaggle.json",
 )  # fmt: skip
 """Private keys, and files in which consoles hand out keys; other credentials are in files that begin with a dot."""
+_SYSTEM = ("/usr/", "/bin/")
+"""Programs there are on the instances too."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -72,6 +74,31 @@ def pack(folders: Sequence[str]) -> Code:
     working = dict(places).get(os.getcwd())
     digest = hashlib.sha256(repr((places, working)).encode() + payload).hexdigest()[:32]
     return Code(archive=payload, digest=digest, places=tuple(places), working=working)
+
+
+def unsent(entrypoint: Entrypoint) -> str:
+    """Return why instances could not run the entry point, in one line: too much code, or a program elsewhere.
+
+    Nothing is packed. Empty if they could, as far as files say.
+    """
+    folders = [
+        folder for folder in dict.fromkeys(map(os.path.abspath, entrypoint.search_path)) if _is_the_users(folder)
+    ]
+    try:
+        sent = {path.resolve() for _, path in _files([place for place in _places(folders) if "/" not in place[1]])}
+    except InputError as error:
+        return str(error)
+    if entrypoint.command is None:
+        return ""
+    folder = Path(entrypoint.search_path[0])
+    for file in files_named(entrypoint.command.words, folder):
+        is_program = file.suffix in (".py", ".sh") or file == folder / entrypoint.command.words[0]
+        if is_program and file.resolve() not in sent and not str(file).startswith(_SYSTEM):
+            return (
+                f"entrypoint.command: {os.path.relpath(file, folder)} is not sent to the instances, which get {folder} "
+                f"less {IGNORE_FILE}; move it there, or give its path on the image"
+            )
+    return ""
 
 
 def install(code: Code, entrypoint: Entrypoint) -> Entrypoint:

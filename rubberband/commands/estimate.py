@@ -110,13 +110,16 @@ def estimate(
     Finds the cheapest plan (instances and GPUs per trial for every stage) within the deadline and the budget, and
     shows other options and other deadlines. Exit code 3: no plan is within the limits; remedies are listed.
     """
-    from rubberband.executor.training.entrypoint import with_trial
+    from rubberband.executor.training.entrypoint import entrypoint_of, with_trial
     from rubberband.planning.feasible import PlanningOptions
     from rubberband.planning.prices_and_quotas import answer
+    from rubberband.running.sending import with_unsent
     from rubberband.spec.loading import load_experiment
 
     changes = overrides or []
-    experiment = with_trial(load_experiment(file, changes), (file.absolute().parent, Path.cwd()))
+    experiment, search_path = load_experiment(file, changes), (file.absolute().parent, Path.cwd())
+    found_entrypoint = None if experiment.entrypoint is None else entrypoint_of(experiment, search_path)
+    experiment = with_trial(experiment, search_path)
     options = PlanningOptions(
         now=time.time(),
         policy=policy.value,
@@ -125,7 +128,8 @@ def estimate(
         seed=seed,
         to_size=size,
     )
-    profiles, prices = profiles_of(experiment, file, changes), _prices(experiment, live)
+    profiles = profiles_of(experiment, file, changes)
+    prices = with_unsent(_prices(experiment, live), experiment, found_entrypoint)
     found = answer(experiment, profiles, prices, options)
     simulation = _simulation(found.estimate, simulate, seed)
     lines, listed = _document(found, simulation)

@@ -18,6 +18,7 @@ from rubberband.cloud.catalogue import Table
 from rubberband.cloud.local.gpus import gpus_to_share, one_taken
 from rubberband.cloud.offers import offers
 from rubberband.errors import Cancelled, EntrypointError, InputError
+from rubberband.executor.ray.code import unsent
 from rubberband.executor.run.allowance import require_runnable
 from rubberband.executor.training.check_findings import TrialCheck, TrialFault
 from rubberband.executor.training.checking import CheckOrder, check
@@ -125,6 +126,8 @@ def check_experiment(
         return CheckReport(
             entrypoint=str(experiment.entrypoint), device="cpu", limit_s=limit_s, problems=tuple(problems)
         )
+    if experiment.resources.kind.is_rented and (why := unsent(entrypoint)):
+        problems.append(TrialFault(line=why))
     return _checked(experiment, entrypoint, max_gpus, limit_s, output, problems)
 
 

@@ -20,6 +20,7 @@ from rubberband.installation import home_at
 from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_prices_and_quotas
 from rubberband.running.profile_cache import find_profiles
+from rubberband.running.sending import with_unsent
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool
@@ -99,7 +100,9 @@ def estimate(
     found = answer(
         experiment,
         profiles,
-        with_allowance(local_prices_and_quotas(experiment, place), experiment, place),
+        with_unsent(
+            with_allowance(local_prices_and_quotas(experiment, place), experiment, place), experiment, found_entrypoint
+        ),
         PlanningOptions(now=time.time(), policy=policy, frontier=True, seed=seed, to_size=size),
     )
     return copied(PlanEstimate, found)

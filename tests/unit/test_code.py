@@ -13,6 +13,7 @@ from rubberband.errors import InputError
 from rubberband.executor.ray import code
 from rubberband.executor.ray.code import install, pack
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.values.command import Command, words_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,3 +131,23 @@ def test_an_unreadable_entry_is_named(project: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Path, "read_bytes", denied)
     with pytest.raises(InputError, match=r"trial\.py cannot be read.*Permission denied"):
         pack([str(project)])
+
+
+def test_a_program_that_instances_would_not_get_is_found_before_any_is_rented(project: Path) -> None:
+    def fault(line: str) -> str:
+        command = Command(words=words_of(line))
+        return code.unsent(Entrypoint(module="", attribute="", search_path=(str(project),), command=command))
+
+    (project.parent / "outside.py").touch()
+    (project / ".hidden.py").touch()
+    assert fault("python trial.py") == fault("python -m trial") == fault("/bin/ls") == ""
+    for name in ("../outside.py", ".hidden.py"):
+        assert f"entrypoint.command: {name} is not sent to the instances, which get {project}" in fault(f"python {name}")
+
+
+def test_code_that_is_too_large_is_found_before_any_instance_is_rented(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "MAX_BYTES", 4)
+    found = code.unsent(Entrypoint(module="trial", attribute="Trial", search_path=(str(project),)))
+    assert found.startswith("the code to send to the instances is ")
