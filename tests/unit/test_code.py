@@ -142,7 +142,7 @@ def test_a_program_that_instances_would_not_get_is_found_before_any_is_rented(pr
     (project / ".hidden.py").touch()
     assert fault("python trial.py") == fault("python -m trial") == fault("/bin/ls") == ""
     for name in ("../outside.py", ".hidden.py"):
-        assert f"entrypoint.command: {name} is not sent to the instances, which get {project}" in fault(f"python {name}")
+        assert f"command: {name} is not sent to the instances, which get {project}" in fault(f"python {name}")
 
 
 def test_code_that_is_too_large_is_found_before_any_instance_is_rented(
