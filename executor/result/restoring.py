@@ -12,6 +12,7 @@ from typing import Any, cast
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import store_of
 from rubberband.executor.checkpoints.folders import is_archive, read_manifest
+from rubberband.executor.checkpoints.folders import unpack as unpack_folder
 from rubberband.executor.result.result import TrialResult
 from rubberband.executor.training.entrypoint import Code, Entrypoint
 from rubberband.executor.training.failures import one_line
@@ -19,6 +20,7 @@ from rubberband.executor.training.runner import check_device, expect, unpack, un
 from rubberband.executor.training.sampler import reseed, reseed_data
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext
+from rubberband.spec.experiment import Program
 from rubberband.units import shown
 
 
@@ -35,11 +37,30 @@ def restore_trial(found: TrialResult, target: Code | str, *, is_simulated: bool,
             return _torch(found, target, path, device)
         if isinstance(target, type) and issubclass(target, Trial):
             return _plain(found, target, path, device)
+        if isinstance(target, Program):
+            raise InputError("load_best() loads trials in Python; result.save_best(folder) writes a program's files")
         if isinstance(target, type) or not callable(target):
             raise InputError(
                 f"load_best() got {shown(target)}; give the trial's class or function, or module:attribute of it"
             )
         return _function(found, target, path, device)
+
+
+def save_files(found: TrialResult, folder: str | os.PathLike[str], *, is_simulated: bool) -> Path:
+    """Write the files of the trial's checkpoint into a folder; see `Result.save_best`.
+
+    Raises InputError for a run without checkpoints, a trial without files, and a folder with files; CheckpointError if
+    the checkpoint is missing or the folder cannot be written.
+    """
+    place = Path(folder).absolute()
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise InputError(f"{folder} is there, and is not overwritten; give an empty or new folder")
+    with _checkpoint(found, is_simulated) as path:
+        if not is_archive(path) or read_manifest(path)["kind"] != "program":
+            raise InputError(f"trial {found.trial} is Python, with no folder of files; result.load_best() loads it")
+        if not unpack_folder(path, place)["files"]:
+            raise InputError(f"trial {found.trial} saved no files: its program wrote nothing to ${{checkpoint}}")
+    return place
 
 
 def kept_state(found: TrialResult) -> Any:

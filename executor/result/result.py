@@ -44,6 +44,9 @@ from rubberband.values.offer import BillLine
 from rubberband.values.plan import Market
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
     import optuna
     import pandas
 
@@ -369,6 +372,18 @@ class Result:
 
         is_simulated = self.provider in KINDS and KINDS[self.provider].is_simulated
         return restore_trial(best_of(self), trial, is_simulated=is_simulated, device=device)
+
+    def save_best(self, folder: str | os.PathLike[str], /) -> Path:
+        """Write the files that the best trial's program saved into a folder, which is made; return it.
+
+        Raises InputError if no trial has reported, the trial is no program, or the folder has files; CheckpointError if
+        the checkpoint is missing or the folder cannot be written, StoreAwayError if its store is away.
+        """
+        from rubberband.executor.result.restoring import save_files
+        from rubberband.executor.result.rows import best_of
+
+        is_simulated = self.provider in KINDS and KINDS[self.provider].is_simulated
+        return save_files(best_of(self), folder, is_simulated=is_simulated)
 
     def _repr_html_(self) -> str:
         from rubberband.executor.result.rows import result_html

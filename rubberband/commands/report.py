@@ -92,16 +92,27 @@ def _read(folder: ExperimentFolder) -> Result:
         return found.result
 
 
-def best(name: Name, output: TextOption = TextFormat.text, server: ServerOption = None, on: OnOption = None) -> None:
+def best(
+    name: Name,
+    out: Annotated[
+        Path | None, option("--out", "FOLDER", "Write the files that the trial's program saved into this folder.")
+    ] = None,
+    output: TextOption = TextFormat.text,
+    server: ServerOption = None,
+    on: OnOption = None,
+) -> None:
     """Print an experiment's best configuration.
 
-    Includes its metrics and the path of its checkpoint. While the experiment runs, this is the best so far.
+    Includes its metrics and the path of its checkpoint. While the experiment runs, this is the best so far. With --out,
+    the files of a command's checkpoint are written into a folder; `result.load_best` loads other trials in Python.
     """
     from rubberband.executor.result.rows import best_of
     from rubberband.views.experiment import plain
 
     result = _result(name, client_of(server))
     found = best_of(result)
+    if out is not None:
+        print(f"wrote {result.save_best(out)}", file=sys.stderr)
     if output is TextFormat.json:
         names = ("trial", "configuration", "metrics", "iterations", "checkpoint")
         values = {key: plain(getattr(found, key)) for key in names}
