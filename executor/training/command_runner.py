@@ -152,7 +152,7 @@ class CommandRunner(Runner):
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
         if is_last and self._state_iterations == 0 and self._segment.max_iterations != 1:
-            print(f"rubberband: {self._command} {self._unsaved()}", file=sys.stderr, flush=True)
+            print(f"rubberband: {self._command} {self.unsaved()}", file=sys.stderr, flush=True)
         self._has_news = False
         copy = self._place / f"packed-{iterations}"
         os.link(self._packed, copy)
@@ -163,8 +163,8 @@ class CommandRunner(Runner):
 
         return write
 
-    def _unsaved(self) -> str:
-        """Return why its trial would begin again after a pause."""
+    def unsaved(self) -> str:
+        """Return why its trial would begin again after a pause: the rest of a sentence about the program."""
         if not any(self._checkpoint.iterdir()):
             return "saved nothing in ${checkpoint}; without it, trials are trained from zero after every stage"
         return (

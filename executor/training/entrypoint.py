@@ -149,6 +149,11 @@ class Entrypoint:
         program = command.words[0]
         if "$" not in program and shutil.which(program, path=self._program_path(program)) is None:
             raise EntrypointError(f"entrypoint.command: {program} is not here; install it, or give its path")
+        folder = self.search_path[0]
+        for word in command.words:
+            is_script = word.endswith((".py", ".sh")) and not word.startswith(("-", "/")) and "$" not in word
+            if is_script and " " not in word and not os.path.exists(os.path.join(folder, word)):
+                raise EntrypointError(f"entrypoint.command: there is no {word} in {folder}, where commands run")
         if adaptive or asynchronous:
             key = "batch.policy: goodput" if adaptive else "training.mode: async"
             raise EntrypointError(

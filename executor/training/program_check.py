@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.executor.training.check_findings import TrialCheck
+from rubberband.executor.training.command_runner import CommandRunner
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrainingEnded
 from rubberband.executor.training.run import make_runner
-from rubberband.executor.training.runner import Runner
 from rubberband.executor.training.segment import Segment
 from rubberband.units import counted
 
@@ -65,16 +65,13 @@ class ProgramCheck:
                 seconds["set-up"] += start_s
                 seconds["iteration"] -= start_s
             if saved == 0 and segment.max_iterations != 1:
-                self._found.remarks.append(
-                    f"the program saved nothing in ${{checkpoint}} in {counted(done, 'iteration')}: it starts from "
-                    "zero at each stage; save there, and load from there at the start (docs/commands.md)"
-                )
+                self._found.remarks.append(f"the program {runner.unsaved()} (docs/commands.md)")
             runner.part()
             return seen, done, saved
         finally:
             _close(resources)
 
-    def _next(self, runner: Runner, segment: Segment, seen: list[Mapping[str, float]]) -> bool:
+    def _next(self, runner: CommandRunner, segment: Segment, seen: list[Mapping[str, float]]) -> bool:
         """Train one more iteration, if there is one; return whether there was."""
         if len(seen) == segment.max_iterations:
             return False
@@ -109,8 +106,9 @@ class ProgramCheck:
                 "${checkpoint} at the start (docs/commands.md)"
             )
 
-    def _made(self, segment: Segment, resources: list[Any], checkpoint: Path | None = None) -> Runner:
+    def _made(self, segment: Segment, resources: list[Any], checkpoint: Path | None = None) -> CommandRunner:
         runner = make_runner(self._entrypoint, segment, resources)
+        assert isinstance(runner, CommandRunner), "it runs every command"
         resources.append(runner)
         runner.begin(checkpoint)
         return runner

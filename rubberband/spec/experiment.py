@@ -362,7 +362,8 @@ class Experiment(Words):
         ],
         Discriminator(_entrypoint_kind),
     ] = None
-    """`module:attribute` of a trial, or (in Python) the class or function itself; needed to run, not to estimate."""
+    """`module:attribute` of a trial, a command, or (in Python) the class or function itself; needed to run, not to
+    estimate."""
     search: Search
     constraints: Constraints = Field(default_factory=Constraints.model_construct)
     resources: Resources = Field(default_factory=Resources.model_construct)

@@ -97,7 +97,7 @@ COMMANDS = {
         "-y",
     },
     "resume": {"name", "--no-cap", "--on", "--server", "--yes", "-y"},
-    "best": {"name", "--output", "-o", "--on", "--server"},
+    "best": {"name", "--out", "--output", "-o", "--on", "--server"},
     "export": {"name", "file", "--output", "-o", "--reports", "--to", "--on", "--server"},
     "report": {"name", "--html", "--on", "--output", "-o", "--server", "--verbose"},
     "submit": {"file", "--policy", "--set", "-s", "--server", "--watch", "-w"},
@@ -122,6 +122,7 @@ COMMANDS = {
     "simulate": {"pool", "workload", "traces", "--format", "--html", "--output", "-o", "--policy"},
     "serve": {
         "--allow",
+        "--allow-commands",
         "--auth",
         "--auto-resume",
         "--body-limit",

@@ -1,0 +1,126 @@
+"""`rubberband check` of programs: real ones, without Ray."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rubberband import cli
+from rubberband.running.check import CheckReport, check_experiment
+from rubberband.spec.experiment import Experiment
+
+LOADS = """
+import pathlib, sys, time, rubberband
+out = pathlib.Path(sys.argv[1])
+done = int((out / "n").read_text()) if (out / "n").exists() else 0
+"""
+TRAINS = """
+for epoch in range(done + 1, 9):
+    {save}
+    rubberband.report({{"loss": 1 / epoch}})
+"""
+SAVES = '(out / "n").write_text(str(epoch))'
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    return tmp_path
+
+
+def checked(source: str, command: str = "python train.py ${checkpoint}", **changes: object) -> CheckReport:
+    Path("train.py").write_text(source)
+    experiment = Experiment(
+        name="train",
+        entrypoint={"command": command, **changes},
+        search={
+            "space": {"lr": {"type": "uniform", "lower": 0, "upper": 1}},
+            "scheduler": {"type": "sha", "num_samples": 4, "max_t": 8, "reduction_factor": 2},
+            "metric": "loss",
+            "mode": "min",
+        },
+        resources={"provider": "local", "gpus_per_instance": 1, "price_per_hour": 1, "max_instances": 1},
+    )
+    return check_experiment(experiment, search_path=[Path.cwd()])
+
+
+def test_a_program_that_resumes_passes_with_its_times_and_its_checkpoint() -> None:
+    report = checked(LOADS + TRAINS.format(save=SAVES))
+    assert (report.problems, report.trial.kind) == ((), "program")
+    assert report.trial.metrics == {"loss": 1.0}
+    assert report.trial.checkpoint_bytes
+    assert {"set-up", "iteration", "next", "save", "restore", "continue"} <= report.trial.seconds.keys()
+    assert report.remarks == (
+        "entrypoint.command never names lr, which changes nothing then, unless the program reads RUBBERBAND_CONFIG; "
+        "write ${lr} where it belongs, or ${args}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "remark"),
+    [
+        (
+            LOADS + "done = 0" + TRAINS.format(save=SAVES),
+            "started again from the checkpoint of 1 iteration, the program reports loss=1 as in its first: it starts "
+            "from zero at each stage; load what is in ${checkpoint} at the start (docs/commands.md)",
+        ),
+        (LOADS + TRAINS.format(save="pass"), "the program saved nothing in ${checkpoint}"),
+        (LOADS + "rubberband.report({'loss': 1})", "the program ended after one report"),
+    ],
+)
+def test_a_program_that_would_not_resume_gets_a_remark(source: str, remark: str) -> None:
+    report = checked(source, "python train.py ${checkpoint} ${lr}")
+    assert report.ok
+    assert any(each.startswith(remark) for each in report.remarks), report.remarks
+
+
+@pytest.mark.parametrize(
+    ("source", "command", "problem"),
+    [
+        (
+            "print('hi'); raise SystemExit(3)",
+            "python train.py",
+            "python train.py ${args} ended with exit code 3",
+        ),
+        ("print('hi')", "python train.py", "without a report of loss"),
+        ("", "python nosuch.py", "entrypoint.command: there is no nosuch.py in /"),
+        ("", "nosuch train.py", "entrypoint.command: nosuch is not here; install it, or give its path"),
+        ("", "torchrun train.py --lr ${lr}", "torchrun starts workers itself"),
+    ],
+)
+def test_a_program_that_cannot_train_is_a_problem(source: str, command: str, problem: str) -> None:
+    if "torchrun" in command:
+        with pytest.raises(Exception, match=problem):
+            checked(source, command)
+        return
+    [found, *_] = checked(source, command).problems
+    assert problem in found.line
+
+
+def test_a_script_is_checked_without_a_file() -> None:
+    Path("train.py").write_text(
+        "import argparse, pathlib\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
+        "p.add_argument('--out')\na = p.parse_args()\nf = pathlib.Path(a.out, 'n')\n"
+        "for epoch in range(int(f.read_text()) if f.exists() else 0, 99):\n"
+        "    import time\n    time.sleep(0.1)\n    f.write_text(str(epoch + 1))\n"
+        "    print(f'loss={a.lr / (epoch + 1)}')\n"
+    )
+    done = CliRunner().invoke(cli.app, ["check", "train.py"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "(program)" in done.stdout
+    assert "continued by another iteration" in done.stdout
+    assert "train.py passes; write its experiment: rubberband init train.py" in done.stdout
+    assert "note" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["bash", "plain"])
+def test_the_examples_of_commands_pass_their_check(name: str) -> None:
+    file = Path(__file__).parents[2] / f"examples/commands/{name}.yaml"
+    done = CliRunner().invoke(cli.app, ["check", str(file)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "note" not in done.stderr, done.stderr
