@@ -63,7 +63,7 @@ def init(
     """Write a commented experiment file for a trial.
 
     Finds the parameters that the trial reads from its configuration, and the metrics that it reports, and tries one
-    iteration. Of a program, the parameters are the options of its ArgumentParser: it runs until it parses them, and no
+    iteration. The parameters of a program are the options of its ArgumentParser: it runs until it parses them, and no
     further. Ranges are guesses: adapt them. Without TRIAL, a small trial to start from is written as well. Nothing is
     overwritten.
     """
