@@ -35,6 +35,10 @@ _CONFIG = Config(
 _SINGLE_PUT_BYTES = 256 * 1024**2
 """A larger object is sent in parts, which S3 joins at the end: either way it is written whole, or not at all."""
 _TRANSFER = TransferConfig(multipart_threshold=_SINGLE_PUT_BYTES, multipart_chunksize=_SINGLE_PUT_BYTES // 4)
+_DOWNLOAD = TransferConfig(
+    multipart_threshold=64 * 1024**2, multipart_chunksize=16 * 1024**2, max_concurrency=4, max_io_queue=16
+)
+"""By default, ten threads and the queue to the disk hold 100 MB of a checkpoint."""
 _GONE = ("404", "NoSuchKey")
 
 
@@ -73,11 +77,12 @@ class S3Folder:
 
     def put(self, name: str, payload: bytes | Path) -> str:
         """Write an object, of bytes or of a file's content, and return its URL. Raises CheckpointError."""
-        with (
-            self._failing(name, "written"),
-            open(payload, "rb") if isinstance(payload, Path) else io.BytesIO(payload) as file,
-        ):
-            _client().upload_fileobj(file, self.bucket, self._key(name), Config=_TRANSFER)
+        with self._failing(name, "written"):
+            words = {"Bucket": self.bucket, "Key": self._key(name), "Config": _TRANSFER}
+            if isinstance(payload, bytes):
+                _client().upload_fileobj(io.BytesIO(payload), **words)
+            else:  # by its name: of an open file, parts are read into memory
+                _client().upload_file(str(payload), **words)
         return f"{self.url}/{name}"
 
     def get(self, name: str) -> bytes:
@@ -89,7 +94,7 @@ class S3Folder:
     def fetch(self, name: str, file: BufferedIOBase) -> None:
         """Write the bytes of an object to a file. Raises FileNotFoundError if there is none, CheckpointError."""
         with self._failing(name, "read"), ignoring(*_GONE):
-            _client().download_fileobj(self.bucket, self._key(name), file, Config=_TRANSFER)
+            _client().download_fileobj(self.bucket, self._key(name), file, Config=_DOWNLOAD)
             return
         raise FileNotFoundError(f"{self.url}/{name}")
 
