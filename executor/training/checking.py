@@ -61,7 +61,8 @@ _FIXES = {
     "checkpoint": "; save plain data, such as a state_dict()",
 }
 _NEEDS_GPU = re.compile(
-    r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|CUDA driver|not implemented for '(Half|BFloat16)'",
+    r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|CUDA driver|only supported with GPUs|"
+    r"not implemented for '(Half|BFloat16)'",
     re.IGNORECASE,
 )
 
@@ -193,7 +194,7 @@ class _Check:
             target = order.entrypoint.load()
         self._found.kind = _kind(target)
         if self._found.kind == "program":
-            ProgramCheck(self._order.entrypoint, self._found, self._step).run(segment)
+            ProgramCheck(self._order.entrypoint, self._found, self._step).run(segment, order.max_gpus)
             return
         with self._comparison() as compare:
             self._train(segment)

@@ -9,14 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rubberband.executor.training.check_findings import TrialCheck
+from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.training.check_findings import TrialCheck, TrialFault
 from rubberband.executor.training.command_runner import CommandRunner
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrainingEnded
+from rubberband.executor.training.gang_check import LIMIT_S, difference, on_two_workers
 from rubberband.executor.training.run import make_runner
-from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.segment import Segment, SegmentFailure
 from rubberband.units import counted
 
+Metrics = Mapping[str, float]
 _PROGRAM_S = 30.0
 """More iterations are trained if the first one, with the program's start, took no longer than this."""
 _UNTIL_SAVED = 4
@@ -32,17 +36,21 @@ class ProgramCheck:
         """`step`: times a step of that name; a failure in it is a problem, and ends the check."""
         self._entrypoint, self._found, self._step = entrypoint, found, step
 
-    def run(self, segment: Segment) -> None:
-        """Train until the program has saved, and one iteration more; then one by another start, from the checkpoint."""
-        with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
-            path = Path(folder, "checkpoint")
-            seen, done, saved = self._started(segment, path)
-            if saved > 0:
-                self._found.checkpoint_bytes = path.stat().st_size
-                self._restarted(replace(segment, from_iterations=done, until_iterations=done + 1), path, seen, saved)
+    def run(self, segment: Segment, max_gpus: int) -> None:
+        """Train until the program has saved, and one iteration more; then one by another start, from the checkpoint.
 
-    def _started(self, segment: Segment, path: Path) -> tuple[list[Mapping[str, float]], int, int]:
-        """Write a checkpoint to `path`; return all metrics, and the iterations done and saved by then."""
+        That iteration is trained on two workers too, if a trial may have as many.
+        """
+        with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
+            store = open_store(folder)
+            seen, checkpoint, saved = self._started(segment, store)
+            later = replace(segment, from_iterations=saved, until_iterations=saved + 1, checkpoint=checkpoint)
+            again = self._restarted(later, store, seen) if checkpoint is not None else seen[0]
+            if again and max_gpus > 1 and not self._found.problems:
+                self._compare(later, store, seen, again)
+
+    def _started(self, segment: Segment, store: CheckpointStore) -> tuple[list[Metrics], CheckpointRef | None, int]:
+        """Return the metrics of the first iterations, the checkpoint, and the iterations in it; None if it has none."""
         resources: list[Any] = []
         try:
             with self._step("set-up"):
@@ -54,10 +62,12 @@ class ProgramCheck:
             while goes_on and runner.saved_iterations(len(seen)) == 0 and len(seen) < _UNTIL_SAVED:
                 goes_on = self._next(runner, segment, seen)
             done, saved = len(seen), runner.saved_iterations(len(seen))
+            checkpoint = None
             with self._step("save"):
                 payload = runner.dump(done, seen[-1], is_last=True)
-                assert callable(payload), "it is a folder's"
-                payload(path)
+                if saved > 0:
+                    checkpoint = store.save(segment.trial, done, payload)
+                    self._found.checkpoint_bytes = checkpoint.size_bytes
             if goes_on and (done == 1 or saved == done):
                 self._next(runner, segment, seen)
             if "next" in seconds:
@@ -67,11 +77,11 @@ class ProgramCheck:
             if saved == 0 and segment.max_iterations != 1:
                 self._found.remarks.append(f"the program {runner.unsaved()} (docs/commands.md)")
             runner.part()
-            return seen, done, saved
+            return seen, checkpoint, saved
         finally:
             _close(resources)
 
-    def _next(self, runner: CommandRunner, segment: Segment, seen: list[Mapping[str, float]]) -> bool:
+    def _next(self, runner: CommandRunner, segment: Segment, seen: list[Metrics]) -> bool:
         """Train one more iteration, if there is one; return whether there was."""
         if len(seen) == segment.max_iterations:
             return False
@@ -86,25 +96,50 @@ class ProgramCheck:
             )
         return len(seen) > before
 
-    def _restarted(self, segment: Segment, path: Path, seen: Sequence[Mapping[str, float]], saved: int) -> None:
-        """Remark on a program that does not load its checkpoint: it repeats its first iteration."""
+    def _restarted(self, segment: Segment, store: CheckpointStore, seen: Sequence[Metrics]) -> Metrics | None:
+        """Return the metrics of the iteration after the checkpoint, by a second start; None if it has none.
+
+        A program that does not load its checkpoint repeats its first iteration, for which there is a remark.
+        """
         resources: list[Any] = []
-        found: Mapping[str, float] | None = None
+        found: Metrics | None = None
+        assert segment.checkpoint is not None
         try:
-            with self._step("restore"):
+            with self._step("restore"), store.file(segment.checkpoint) as path:
                 runner = self._made(segment, resources, path)
             if self._found.seconds["set-up"] + self._found.seconds["iteration"] <= _PROGRAM_S:
                 with self._step("continue"), suppress(TrainingEnded):
-                    found = runner.iterate(saved + 1)
+                    found = runner.iterate(segment.until_iterations)
         finally:
             _close(resources)
-        metric = segment.metric
+        metric, saved = segment.metric, segment.from_iterations
         if found and saved < len(seen) and found[metric] == seen[0][metric] != seen[saved][metric]:
             self._found.remarks.append(
                 f"started again from the checkpoint of {counted(saved, 'iteration')}, the program reports "
                 f"{metric}={found[metric]:.6g} as in its first: it starts from zero at each stage; load what is in "
                 "${checkpoint} at the start (docs/commands.md)"
             )
+        return found
+
+    def _compare(self, segment: Segment, store: CheckpointStore, seen: Sequence[Metrics], one: Metrics) -> None:
+        """Train the iteration on two workers, and compare its metric with that of one worker."""
+        if segment.device != "cpu":
+            self._found.remarks.append("a gang of two workers was not compared with one: the check has one GPU")
+            return
+        saved, metric, remark = segment.from_iterations, segment.metric, None
+        with self._step("gang"):
+            two = on_two_workers(self._entrypoint, segment, store)
+        if isinstance(two, SegmentFailure):
+            self._found.problems.append(TrialFault(line=f"gang: on two workers, {two.message}"))
+            return
+        if not two:
+            remark = f"a gang of two workers was not compared with one: it takes more than {LIMIT_S:g} s"
+        else:
+            before = seen[saved].get(metric) if 0 < saved < len(seen) else None
+            remark = difference(metric, one[metric], two[metric], before)
+        if remark is not None:
+            self._found.remarks.append(remark)
+            self._found.seconds.pop("gang")
 
     def _made(self, segment: Segment, resources: list[Any], checkpoint: Path | None = None) -> CommandRunner:
         runner = make_runner(self._entrypoint, segment, resources)

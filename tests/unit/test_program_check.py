@@ -33,7 +33,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def checked(source: str, command: str = "python train.py ${checkpoint}", **changes: object) -> CheckReport:
+def checked(
+    source: str, command: str = "python train.py ${checkpoint}", *, most: int = 1, **changes: object
+) -> CheckReport:
     Path("train.py").write_text(source)
     experiment = Experiment(
         name="train",
@@ -44,7 +46,13 @@ def checked(source: str, command: str = "python train.py ${checkpoint}", **chang
             "metric": "loss",
             "mode": "min",
         },
-        resources={"provider": "local", "gpus_per_instance": 1, "price_per_hour": 1, "max_instances": 1},
+        resources={
+            "provider": "local",
+            "gpus_per_instance": most,
+            "price_per_hour": 1,
+            "max_instances": 1,
+            "gpus_per_trial": {"min": 1, "max": most},
+        },
     )
     return check_experiment(experiment, search_path=[Path.cwd()])
 
@@ -99,6 +107,58 @@ def test_a_program_that_cannot_train_is_a_problem(source: str, command: str, pro
             checked(source, command)
         return
     [found, *_] = checked(source, command).problems
+    assert problem in found.line
+
+
+MEETS = """
+import os, socket
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+if size > 1 and rank == 0:
+    listener = socket.create_server(address)
+    listener.accept()
+while size > 1 and rank > 0:
+    try:
+        line = socket.create_connection(address)
+        break
+    except OSError:
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "remark"),
+    [
+        (MEETS + TRAINS.format(save=SAVES), None),
+        (
+            MEETS + TRAINS.format(save=SAVES).replace("1 / epoch", "size / epoch"),
+            "two workers report loss=1, twice what one reports from the same checkpoint (0.5): average the metric",
+        ),
+        (
+            MEETS + TRAINS.format(save=SAVES).replace("1 / epoch", "(1 + 0.1 * size) / epoch"),
+            "two workers report loss=0.6, and one 0.55 from the same checkpoint: divide the batch by WORLD_SIZE",
+        ),
+    ],
+)
+def test_a_metric_that_depends_on_the_size_of_the_gang_gets_a_remark(source: str, remark: str | None) -> None:
+    report = checked(LOADS + source, "python train.py ${checkpoint} ${lr}", most=2)
+    assert report.problems == ()
+    assert [each[: len(remark or "")] for each in report.remarks] == ([] if remark is None else [remark])
+    assert ("gang" in report.trial.seconds) == (remark is None)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (TRAINS.format(save=SAVES), "gang: on two workers, 2 workers trained each on its own: call"),
+        (
+            "import os\nif os.environ['RANK'] != '0': raise SystemExit('no data')" + MEETS + TRAINS.format(save=SAVES),
+            "no data",
+        ),
+    ],
+)
+def test_a_gang_that_cannot_train_is_a_problem(source: str, problem: str) -> None:
+    [found] = checked(LOADS + source, "python train.py ${checkpoint} ${lr}", most=2).problems
     assert problem in found.line
 
 
