@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from rubberband.executor.result.result import Result
     from rubberband.executor.run.callbacks import Callback, FailureInfo, ReportInfo, RunInfo, SyncInfo
+    from rubberband.executor.training.distributed import distributed, per_worker
     from rubberband.executor.training.reporting import get_checkpoint, report
     from rubberband.executor.training.torch_trial import Mean, TorchTrial
     from rubberband.executor.training.trial import Trial, TrialContext
@@ -74,6 +75,7 @@ __all__ = [
     "__version__",
     "choice",
     "command",
+    "distributed",
     "estimate",
     "get_checkpoint",
     "grid_search",
@@ -81,6 +83,7 @@ __all__ = [
     "load_result",
     "lograndint",
     "loguniform",
+    "per_worker",
     "qlograndint",
     "qloguniform",
     "qrandint",
@@ -101,6 +104,7 @@ _MODULES = {
         "ProviderError RubberbandError ServiceError"
     ),
     "rubberband.client.client": "AsyncClient Client",
+    "rubberband.executor.training.distributed": "distributed per_worker",
     "rubberband.executor.training.torch_trial": "Mean TorchTrial",
     "rubberband.executor.training.reporting": "get_checkpoint report",
     "rubberband.executor.training.trial": "Trial TrialContext",

@@ -76,6 +76,11 @@ class FolderCheckpoint:
         return cls._made(lambda there: shutil.move(folder, there))
 
     @classmethod
+    def from_archive(cls, archive: Path) -> FolderCheckpoint:
+        """Unpack the folder of a program. Raises CheckpointError."""
+        return cls._made(lambda there: unpack(archive, there))
+
+    @classmethod
     def _made(cls, make: Callable[[Path], object]) -> FolderCheckpoint:
         made = cls(Path(), Scratch())
         made.path = made._scratch.path / "files"

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import store_of
-from rubberband.executor.checkpoints.folders import is_archive, read_manifest
+from rubberband.executor.checkpoints.folders import FolderCheckpoint, is_archive, read_manifest
 from rubberband.executor.checkpoints.folders import unpack as unpack_folder
 from rubberband.executor.result.result import TrialResult
+from rubberband.executor.training.distributed import is_distributed
 from rubberband.executor.training.entrypoint import Code, Entrypoint
 from rubberband.executor.training.failures import one_line
 from rubberband.executor.training.runner import check_device, expect, unpack, unpickled
@@ -22,6 +23,8 @@ from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext
 from rubberband.spec.experiment import Program
 from rubberband.units import shown
+
+_Content = TypeVar("_Content")
 
 
 def restore_trial(found: TrialResult, target: Code | str, *, is_simulated: bool, device: str = "cpu") -> Any:
@@ -161,6 +164,8 @@ def _plain(found: TrialResult, target: type[Trial], path: Path, device: str) -> 
 
 
 def _function(found: TrialResult, target: TrainFunction, path: Path, device: str) -> Any:
+    if is_distributed(target):
+        return _checked(lambda: FolderCheckpoint.from_archive(path), target)
     content = _checked(lambda: unpack(path, "function", found.iterations, device), target)
     if content["state"] is None:
         raise InputError(
@@ -170,7 +175,7 @@ def _function(found: TrialResult, target: TrainFunction, path: Path, device: str
     return _state(content, device)
 
 
-def _checked(content: Callable[[], dict[str, Any]], target: Code) -> dict[str, Any]:
+def _checked(content: Callable[[], _Content], target: Code) -> _Content:
     try:
         return content()
     except CheckpointError as error:

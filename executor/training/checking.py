@@ -29,6 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.check_findings import TrialCheck, TrialFault
+from rubberband.executor.training.distributed import WIDEST
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import (
     GangBroken,
@@ -464,6 +465,7 @@ def main() -> None:
     order: CheckOrder = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_driver, daemon=True).start()
     order.entrypoint.environment.put()
+    os.environ[WIDEST] = str(order.max_gpus)
     with os.fdopen(int(sys.argv[1]), "w") as answers:
         _Check(order, answers).run()
         sys.stdout.flush()

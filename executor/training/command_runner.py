@@ -24,7 +24,7 @@ from rubberband.executor.training.failures import TrainingEnded, WorkerTrace, re
 from rubberband.executor.training.printed import BESIDE_S, Printed, Signature, signature
 from rubberband.executor.training.program import Program
 from rubberband.executor.training.program_gang import ProgramGang
-from rubberband.executor.training.reporting import CHECKPOINT, CONFIG, GO_ON, LINE
+from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO_ON, LINE
 from rubberband.executor.training.runner import Runner, Steps, clean_metrics
 from rubberband.executor.training.segment import Segment
 from rubberband.units import counted
@@ -42,10 +42,16 @@ _OF_PEERS = re.compile(
 """In the last lines of a program whose collective broke."""
 
 
+_WITHOUT_GPU = {"ACCELERATE_USE_CPU": "true"}
+"""Without it, Accelerate and the Trainer of Hugging Face train each worker on its own where there is no GPU."""
+
+
 class CommandRunner(Runner):
     """Runs a command; every report, or every line with the metric, is one iteration. Rank 0's count."""
 
     maps = True
+    announces = False
+    """Whether the process says when its start is over; it counts as over at once otherwise."""
 
     def __init__(self, command: Command, segment: Segment, folder: str, gang: ProgramGang) -> None:
         """`folder`: that of its process."""
@@ -120,7 +126,9 @@ class CommandRunner(Runner):
         self._reports.go_on()
         while (found := self._reports.wait()) is None:
             self._require_life()
-            yield
+            if self._reports.has_begun or not self.announces:
+                yield
+        self.ended = found.ended
         folder = self._checkpoint if found.checkpoint is None else Path(self._folder, found.checkpoint)
         if found.checkpoint is not None or self._has_new_files():
             self._take(self._iteration, found.metrics, folder)
@@ -201,6 +209,7 @@ class CommandRunner(Runner):
         }
         run = f"rubberband-{segment.trial}-{segment.attempt}"
         environment = {
+            **(_WITHOUT_GPU if segment.device == "cpu" else {}),
             **os.environ,
             **(place.variables(run) if by_worker else place.address_variables()),
             **({} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}),
@@ -256,10 +265,7 @@ class CommandRunner(Runner):
         seconds = time.monotonic() - self._program.began
         self._printed.finish()
         if self._segment.num_workers > 1 and any(_OF_PEERS.search(line) for line in self._printed.last):
-            deadline = time.monotonic() + _WORD_S
-            while not self._gang.broken and time.monotonic() < deadline:
-                time.sleep(_LOOK_S)
-            self._gang.check()
+            self._await_failure_of_peer()
         after = f"after {seconds:.1f} s"
         if code == 0:
             line = (
@@ -275,11 +281,19 @@ class CommandRunner(Runner):
         failure.__cause__ = WorkerTrace("\n".join(self._printed.last))
         return failure
 
+    def _await_failure_of_peer(self) -> None:
+        """Wait for another worker's failure, from which this one's may follow. Raises GangBroken for it."""
+        deadline = time.monotonic() + _WORD_S
+        while not self._gang.broken and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        self._gang.check()
+
 
 class _Report:
     def __init__(self, content: Mapping[str, Any], connection: socket.socket) -> None:
         self.metrics: Mapping[str, Any] = content["metrics"]
         self.checkpoint: str | None = content["checkpoint"]
+        self.ended: bool = content.get("ended", False)
         self.connection = connection
 
 
@@ -293,6 +307,8 @@ class _Reports:
         self._listener.bind(str(path))
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self.has_begun = False
+        """Whether the process has said that its start is over."""
         self._waiting: socket.socket | None = None
         """The connection whose report waits for the next iteration."""
 
@@ -347,6 +363,9 @@ class _Reports:
             while (end := received.find(b"\n")) >= 0:
                 line = bytes(received[:end])
                 del received[: end + 1]
-                self._found.append(_Report(json.loads(line), connection))
+                content = json.loads(line)
+                self.has_begun = True
+                if content != BEGUN:
+                    self._found.append(_Report(content, connection))
 
         self._selector.register(connection, selectors.EVENT_READ, read)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import rubberband
 from rubberband.errors import EntrypointError
+from rubberband.executor.training.distributed import distributed, is_distributed
 from rubberband.executor.training.failures import one_line
 from rubberband.executor.training.torch_trial import (
     FIXED,
@@ -139,10 +140,11 @@ class Entrypoint:
             )
         if adaptive and isinstance(target, type) and issubclass(target, TorchTrial) and has_own_step(target):
             raise EntrypointError(f"{self} {FIXED}")
-        if not isinstance(target, type) and max_gpus_per_trial > 1:
+        if not isinstance(target, type) and max_gpus_per_trial > 1 and not is_distributed(target):
             raise EntrypointError(
                 f"{self} is a function, which trains in one process, but resources.gpus_per_trial.max is "
-                f"{max_gpus_per_trial}; set it to 1, or write a rubberband.TorchTrial"
+                f"{max_gpus_per_trial}; set it to 1, or write @rubberband.distributed above it, and train as under "
+                "torchrun"
             )
 
     def _check_program(self, command: Command, *, adaptive: bool, asynchronous: bool) -> None:
@@ -341,7 +343,7 @@ def with_trial(experiment: Experiment, search_path: Sequence[str | os.PathLike[s
     if isinstance(trial, str):
         found = is_function(Entrypoint.parse(trial, search_path or (os.getcwd(),)))
     else:
-        found = isinstance(trial, FunctionType)
+        found = isinstance(trial, FunctionType) and not is_distributed(trial)
     return experiment.of_function() if found else experiment
 
 
@@ -350,7 +352,7 @@ _MOST_IMPORTS = 8
 
 
 def is_function(entrypoint: Entrypoint) -> bool:
-    """Return whether its source says that it is a function; False where the source does not say, or cannot be read."""
+    """Return whether its source says that it is a function of one worker; False where that is not said there."""
     path, module, name = _first_file(entrypoint), entrypoint.module, entrypoint.attribute
     places = _Places(entrypoint.search_path)
     for _ in range(_MOST_IMPORTS):
@@ -358,12 +360,17 @@ def is_function(entrypoint: Entrypoint) -> bool:
             break
         bound = _bound(path, name)
         if not isinstance(bound, ast.ImportFrom):
-            return isinstance(bound, ast.FunctionDef)
+            return isinstance(bound, ast.FunctionDef) and not any(map(_says_distributed, bound.decorator_list))
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         name = next(alias.name for alias in bound.names if name == (alias.asname or alias.name))
         module = _base(bound, package)
         path = places.file_of(module)
     return False
+
+
+def _says_distributed(decorator: ast.expr) -> bool:
+    name = decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")
+    return name == distributed.__name__
 
 
 def _bound(path: Path, name: str) -> ast.stmt | None:

@@ -54,6 +54,14 @@ class RanOut(TrialFailure):
         self.most_per_gpu = most_per_gpu
 
 
+class FailedInProcess(Exception):
+    """The failure of a trial in a process of its own, which has described it there."""
+
+    def __init__(self, failure: SegmentFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 class WorkerTrace(Exception):
     """The trace-back of an exception in a loader worker, or the last lines of a program, as the cause of one here."""
 
@@ -90,6 +98,8 @@ def describe(error: BaseException, *, in_gang: bool, broken: str = "") -> Segmen
     details = _kept(printable("".join(traceback.format_exception(error))))
     if broken and not isinstance(error, CheckpointError):
         return SegmentFailure(kind="raised", message=printable(broken), details=details, secondary=True)
+    if isinstance(error, FailedInProcess):
+        return error.failure
     if isinstance(error, TrialFailure):
         return SegmentFailure(
             kind=error.kind,

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 LINE, CHECKPOINT, CONFIG = "RUBBERBAND_LINE", "RUBBERBAND_CHECKPOINT", "RUBBERBAND_CONFIG"
 """Variables of a program: the socket of its reports, the folder of its checkpoint, its configuration as JSON."""
 GO_ON = b"g"
+BEGUN = {"begun": True}
+"""Line of a process whose start is over."""
 
 _connections: dict[int, socket.socket] = {}
 """By process: a forked one has its own."""
@@ -64,8 +66,8 @@ def report(metrics: Mapping[str, float], *, checkpoint: Any = None) -> None:
         session.report(metrics, checkpoint)
     elif LINE not in os.environ:
         print(" ".join(f"{name}={_plain(value)}" for name, value in metrics.items()), flush=True)
-    elif os.environ.get("RANK", "0") == "0":
-        _report_to_worker(metrics, checkpoint)
+    else:
+        report_to_worker(metrics, checkpoint)
 
 
 def get_checkpoint() -> Any:
@@ -91,16 +93,39 @@ def _session(caller: str) -> Session | None:
     return session
 
 
-def _report_to_worker(metrics: Mapping[str, Any], checkpoint: Any) -> None:
+_has_reported = False
+
+
+def has_reported() -> bool:
+    """Whether this process has handed an iteration over."""
+    return _has_reported
+
+
+def begin() -> None:
+    """Say to the worker that the start of this process is over: its modules are imported."""
+    _connection().sendall(json.dumps(BEGUN).encode() + b"\n")
+
+
+def report_to_worker(metrics: Mapping[str, Any], checkpoint: Any, *, ended: bool = False) -> None:
+    """Hand an iteration over on rank 0, and wait until the next one is wanted. `ended`: it is the trial's last."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    global _has_reported
+    _has_reported = True
     folder = None if checkpoint is None else os.path.abspath(checkpoint)
+    connection = _connection()
+    content = {"metrics": dict(metrics), "checkpoint": folder, "ended": ended}
+    connection.sendall(json.dumps(content, default=_plain).encode() + b"\n")
+    if connection.recv(1) != GO_ON:
+        raise SystemExit("rubberband: the segment of this trial is over")
+
+
+def _connection() -> socket.socket:
     connection = _connections.get(os.getpid())
     if connection is None:
         connection = _connections[os.getpid()] = socket.socket(socket.AF_UNIX)
         connection.connect(os.environ[LINE])
-    content = {"metrics": dict(metrics), "checkpoint": folder}
-    connection.sendall(json.dumps(content, default=_plain).encode() + b"\n")
-    if connection.recv(1) != GO_ON:
-        raise SystemExit("rubberband: the segment of this trial is over")
+    return connection
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from rubberband.executor.checkpoints import CheckpointStore, Payload
 from rubberband.executor.checkpoints.machine import on_machine
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training import failures
+from rubberband.executor.training.distributed import is_distributed
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import Peers, TrainingEnded, describe
 from rubberband.executor.training.runner import (
@@ -216,6 +217,13 @@ def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closa
         gang = ProgramGang.join(segment)
         resources.append(gang)
         return CommandRunner(target, segment, entrypoint.search_path[0], gang)
+    if is_distributed(target):
+        from rubberband.executor.training.function_process import FunctionProcessRunner
+        from rubberband.executor.training.program_gang import ProgramGang
+
+        gang = ProgramGang.join(segment)
+        resources.append(gang)
+        return FunctionProcessRunner(entrypoint, segment, gang)
     if not isinstance(target, type):
         if segment.num_workers > 1:
             raise ValueError(f"{entrypoint} is a function and trains on one worker, not {segment.num_workers}")

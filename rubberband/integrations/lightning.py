@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.integrations.lightning_data import Loaders, loader_of, overrides, prepare, seeded
 from rubberband.integrations.lightning_hooks import OWN_LOOP, OWN_STEP, EarlyStops, Log, Now, check
+from rubberband.integrations.lightning_trainer import fit
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
 
     from rubberband.executor.training.metrics import EvalLoader
+
+__all__ = ["LightningTrial", "fit"]
 
 
 class LightningTrial(TorchTrial):

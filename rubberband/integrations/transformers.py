@@ -1,17 +1,17 @@
-"""`fit`: the Trainer of Hugging Face in a function trial. The Trainer trains; its epochs are the trial's iterations."""
+"""`fit`: the Trainer of Hugging Face in a trial. The Trainer trains; its epochs are the trial's iterations."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import rubberband
 from rubberband.errors import InputError
-from rubberband.executor.checkpoints.folders import FolderCheckpoint
 from rubberband.installation import install_hint
+from rubberband.integrations import trainer_files
 
 _OWN = "a trial keeps its latest checkpoint itself; leave it out"
 REFUSED = {
@@ -48,19 +48,27 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         raise InputError(f"transformers is not installed; run {install_hint('transformers')}") from None
     if not isinstance(trainer, transformers.Trainer):
         raise TypeError(f"fit() got {type(trainer).__name__}, which is no transformers.Trainer; give one")
+    if not trainer_files.in_trial():
+        trainer.train()
+        return
     if trainer.eval_dataset is None:
         raise ValueError("the Trainer has no eval_dataset, so it has no eval_… metric; give it eval_dataset=")
     _check_arguments(trainer.args)
+    if (workers := int(os.environ.get("WORLD_SIZE", "1"))) != trainer.args.world_size:
+        raise ValueError(
+            f"the Trainer has {trainer.args.world_size} of the gang's {workers} workers, so each would train on its "
+            "own; make TrainingArguments in the function"
+        )
     if steps_per_iteration is not None and steps_per_iteration < 1:
         raise ValueError(f"steps_per_iteration={steps_per_iteration} is below 1; give the steps of an iteration")
-    state = rubberband.get_checkpoint()
     with tempfile.TemporaryDirectory(prefix="rubberband-trainer-") as folder:
         trainer.args.output_dir = folder
         trainer.args.save_strategy = "no"
         trainer.args.restore_callback_states_from_checkpoint = True
-        resumed = None if state is None else state.to_directory(Path(folder) / "resumed")
+        resumed = trainer_files.resumed_in(Path(folder) / "resumed")
+        _require_mean_of_losses(trainer)
         beside = _Beside(transformers, trainer)
-        reporter = _reporter(transformers.TrainerCallback, trainer, Path(folder), steps_per_iteration, beside, resumed)
+        reporter = _reporter(transformers, trainer, Path(folder), steps_per_iteration, beside, resumed)
         trainer.add_callback(reporter)
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
     if trainer.state.global_step < trainer.state.max_steps:  # a callback has stopped it
@@ -79,6 +87,50 @@ def _check_arguments(args: Any) -> None:
             raise ValueError(f"{name}={getattr(args, name)} has no place in a trial: {remedy}")
     if str(getattr(args.save_strategy, "value", args.save_strategy)) == "best":
         raise ValueError(f"save_strategy=best has no place in a trial: {_OWN}")
+
+
+def _state_file(folder: Path, rank: int, num_workers: int) -> Path:
+    """Return the file with a worker's random states, as the Trainer names it."""
+    return folder / ("rng_state.pth" if num_workers == 1 else f"rng_state_{rank}.pth")
+
+
+def _add_random_states(saved: Path, args: Any) -> None:
+    """Put the random states of all workers beside each other: each has written its own."""
+    own = _state_file(saved, args.process_index, args.world_size)
+    for rank, content in enumerate(trainer_files.gathered(own.read_bytes())):
+        _state_file(saved, rank, args.world_size).write_bytes(content)
+
+
+def _require_mean_of_losses(trainer: Any) -> None:
+    """Let losses of a gang be means over its workers where the model leaves out `num_items_in_batch`.
+
+    The Trainer multiplies such a loss, and its gradient, by the number of workers: it takes any model whose `forward`
+    has `**kwargs` for one that divides its sum by the tokens of all workers.
+    """
+    args = trainer.args
+    if args.world_size == 1 or not args.average_tokens_across_devices or not trainer.model_accepts_loss_kwargs:
+        return
+    if trainer.compute_loss_func is None and _ignores_items(trainer):
+        args.average_tokens_across_devices = False
+        trainer_files.remark(
+            f"{type(trainer.model).__name__} leaves out num_items_in_batch, so average_tokens_across_devices=True "
+            f"would multiply its loss by {args.world_size} on {args.world_size} workers; it is set to False"
+        )
+
+
+def _ignores_items(trainer: Any) -> bool:
+    """Whether the loss of a sample is the same for any `num_items_in_batch`."""
+    import torch
+
+    loader = trainer.get_eval_dataloader()
+    trainer.model.eval()
+    with torch.random.fork_rng(), torch.no_grad():
+        inputs = trainer._prepare_inputs(loader.collate_fn([loader.dataset[0]]))
+        one, other = (
+            trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=torch.tensor(items)).item()
+            for items in (8, 16)
+        )
+    return bool(one == other)
 
 
 _FILE = "rubberband.pickle"
@@ -124,10 +176,12 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _reporter(base: Any, trainer: Any, folder: Path, steps: int | None, beside: _Beside, resumed: Path | None) -> Any:
-    """Return the callback that reports; `base` is TrainerCallback. `resumed`: files from which training goes on."""
+def _reporter(
+    transformers: Any, trainer: Any, folder: Path, steps: int | None, beside: _Beside, resumed: Path | None
+) -> Any:
+    """Return the callback that reports. `resumed`: files from which training goes on."""
 
-    class Reporter(base):  # type: ignore[misc]
+    class Reporter(transformers.TrainerCallback):  # type: ignore[misc]
         """Ends each iteration with a log, an evaluation and a checkpoint, and reports them."""
 
         def __init__(self) -> None:
@@ -136,8 +190,11 @@ def _reporter(base: Any, trainer: Any, folder: Path, steps: int | None, beside: 
             self._evaluated_at = -1
 
         def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **kwargs: Any) -> None:
-            if resumed is not None:
-                beside.restore(model, resumed)
+            if resumed is None:
+                return
+            beside.restore(model, resumed)
+            if not _state_file(resumed, args.process_index, args.world_size).exists():  # the gang had another size
+                transformers.set_seed((args.seed + state.global_step) % 2**32)
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if steps is None:
@@ -176,8 +233,8 @@ def _reporter(base: Any, trainer: Any, folder: Path, steps: int | None, beside: 
             beside.save(model, saved)
             if self._evaluated_at != state.global_step:
                 self._evaluate()
-            checkpoint = FolderCheckpoint.taking(saved)
+            _add_random_states(saved, args)
             metrics, self._metrics = self._metrics, {}
-            rubberband.report(metrics, checkpoint=checkpoint)
+            trainer_files.report(metrics, saved, is_last=control.should_training_stop)
 
     return Reporter()

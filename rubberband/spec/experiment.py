@@ -522,7 +522,8 @@ class Experiment(Words):
                 if gpus > 1:
                     raise InputError(
                         f"{entrypoint_words(self.entrypoint)} is a function, which trains in one process, but "
-                        f"resources.gpus_per_trial.{key} is {gpus}; set it to 1, or write a rubberband.TorchTrial"
+                        f"resources.gpus_per_trial.{key} is {gpus}; set it to 1, or write @rubberband.distributed "
+                        "above it, and train as under torchrun"
                     )
             return 1
         if asked.max is not None:

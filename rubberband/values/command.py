@@ -59,8 +59,12 @@ class Command:
     """Its command line, with `${…}` in words."""
     metrics: Metrics = Metrics()
     launch: Launch = "worker"
+    name: str = ""
+    """Its name in errors; empty: its command line."""
 
     def __str__(self) -> str:
+        if self.name:
+            return self.name
         text = line_of(self.words)
         return text if len(text) <= 60 else f"{text[:57]}..."
 

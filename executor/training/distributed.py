@@ -1,0 +1,46 @@
+"""A function that runs in every worker of a gang: the mark that it is one, and its share of a batch.
+
+Only the standard library is imported, as the function's process imports this before anything else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_MARK = "__rubberband_distributed__"
+WIDEST = "RUBBERBAND_WIDEST_GANG"
+"""Variable with the most workers that a trial may get, while `check` trains it on fewer."""
+
+
+def distributed(function: _Function) -> _Function:
+    """Mark a function trial that runs in every worker of a gang, in a process of its own: `@rubberband.distributed`.
+
+    The function sees torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, …) and all GPUs of
+    the gang on its machine, and forms a process group as under torchrun. It may call `rubberband.report` on any worker;
+    the metrics of rank 0 count. A `checkpoint` is the path of a folder, and `rubberband.get_checkpoint()` returns one.
+    """
+    setattr(function, _MARK, True)
+    return function
+
+
+def is_distributed(target: object) -> bool:
+    """Whether a trial is a function that `distributed` has marked."""
+    return getattr(target, _MARK, False) is True
+
+
+def per_worker(batch_size: int) -> int:
+    """Return each worker's part of a batch of `batch_size` samples over the whole gang; outside a gang, all of them.
+
+    Raises ValueError if the batch cannot be divided equally.
+    """
+    here = int(os.environ.get("WORLD_SIZE", "1"))
+    for workers in (here, int(os.environ.get(WIDEST, "1"))):
+        if batch_size < 1 or batch_size % workers:
+            raise ValueError(
+                f"per_worker({batch_size}): a batch of {batch_size} cannot be divided equally among {workers} workers; "
+                f"give a multiple of {workers}, or limit resources.gpus_per_trial.max"
+            )
+    return batch_size // here

@@ -1,0 +1,79 @@
+"""A function that runs in every worker of a gang: its runner, and the process of its own in which it is called.
+
+It is a program as any other (`command_runner.py`), whose command line is this module. The order lies beside the socket
+of its reports, and so does the failure that it ends with.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rubberband.executor.training import reporting
+from rubberband.executor.training.command_runner import CommandRunner
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.failures import FailedInProcess, describe, refused
+from rubberband.executor.training.program_gang import ProgramGang
+from rubberband.executor.training.sampler import reseed
+from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.trial import flat
+from rubberband.values.command import Command
+from rubberband.values.environment import Environment
+
+_ORDER, _FAILURE = "order", "failure"
+
+
+class FunctionProcessRunner(CommandRunner):
+    """Runs a function that `distributed` has marked; every report of rank 0 is one iteration."""
+
+    announces = True
+
+    def __init__(self, entrypoint: Entrypoint, segment: Segment, gang: ProgramGang) -> None:
+        words = (sys.executable, "-P", "-m", __name__)
+        super().__init__(Command(words=words, name=str(entrypoint)), segment, os.getcwd(), gang)
+        order = (replace(entrypoint, environment=Environment()), segment)
+        (self._place / _ORDER).write_bytes(pickle.dumps(order))
+
+    def _failure(self, code: int) -> Exception:
+        """Return the exception of the function, as its process has described it."""
+        file = self._place / _FAILURE
+        if not file.exists():
+            if code == 0:
+                return refused(
+                    f"{self._command} returned without a report; call rubberband.report"
+                    f"({{{self._segment.metric!r}: ...}}) once per iteration"
+                )
+            return super()._failure(code)
+        found = FailedInProcess(pickle.loads(file.read_bytes()))
+        if found.failure.secondary:
+            self._await_failure_of_peer()
+        return found
+
+
+def main() -> None:
+    """Call the function of the order."""
+    place = Path(os.environ[reporting.LINE]).parent
+    entrypoint, segment = pickle.loads((place / _ORDER).read_bytes())
+    try:
+        function = entrypoint.load()
+        reporting.begin()
+        reseed("train", segment.seed, segment.from_iterations, segment.rank)
+        returned = function(dict(segment.config))
+        if isinstance(returned, Mapping) and not reporting.has_reported():
+            reporting.report_to_worker(flat(returned), None, ended=True)
+    except BaseException as error:
+        failure = describe(error, in_gang=segment.num_workers > 1)
+        (place / _FAILURE).write_bytes(pickle.dumps(failure))
+        print(failure.details, file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(1)  # a framework's threads do not matter any more
+    finally:
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

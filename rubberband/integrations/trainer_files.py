@@ -1,0 +1,78 @@
+"""The files that a Trainer of another library resumes from and reports, on one worker or on each of a gang.
+
+In a function on one worker they are a `FolderCheckpoint`; in a process of its own (`rubberband.distributed`, a program)
+they are a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import rubberband
+from rubberband.executor.checkpoints.folders import FolderCheckpoint
+from rubberband.executor.training import reporting
+from rubberband.executor.training.reporting import current_session
+
+
+def in_function() -> bool:
+    """Whether this is the thread of a function that trains on one worker."""
+    return current_session.get(None) is not None
+
+
+def in_trial() -> bool:
+    """Whether a search runs this process or thread; otherwise the user does."""
+    return in_function() or reporting.LINE in os.environ
+
+
+def resumed_in(folder: Path) -> Path | None:
+    """Return a folder with the files of the trial's checkpoint, made for this process; None if it has none.
+
+    Files may be added to it, but those in it must not be changed: they may be links.
+    """
+    found = rubberband.get_checkpoint()
+    if found is None:
+        return None
+    if isinstance(found, FolderCheckpoint):
+        return found.to_directory(folder)
+    for path in Path(found).rglob("*"):
+        if path.is_file():
+            link = folder / path.relative_to(found)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path.resolve())
+    return folder
+
+
+def report(metrics: Mapping[str, Any], folder: Path, *, is_last: bool = False) -> None:
+    """Report an iteration, with the files of a folder as its checkpoint; the folder is no longer there then.
+
+    `is_last`: the trial has ended by itself.
+    """
+    session = current_session.get(None)
+    if session is None:
+        reporting.report_to_worker(metrics, folder, ended=is_last)
+        shutil.rmtree(folder, ignore_errors=True)  # other workers may share it
+    else:
+        session.ended = is_last
+        session.report(metrics, FolderCheckpoint.taking(folder))
+
+
+def gathered(content: Any) -> list[Any]:
+    """Return what each worker of torch's process group has, by rank, on all of them."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return [content]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, content)
+    return found
+
+
+def remark(line: str) -> None:
+    """Print a line about what is done otherwise than written, once for the gang."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"rubberband: {line}", file=sys.stderr, flush=True)

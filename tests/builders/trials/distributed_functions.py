@@ -1,0 +1,83 @@
+"""Functions that run in every worker of a gang."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import rubberband
+
+
+@rubberband.distributed
+def ddp(config: dict[str, Any]) -> None:
+    """A line, by DistributedDataParallel; its checkpoint is a folder."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert (rank, size) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
+    begin, folder = 0, rubberband.get_checkpoint()
+    if folder is not None:
+        state = torch.load(Path(folder, "state.pt"))
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        begin = state["epoch"]
+    trained = torch.nn.parallel.DistributedDataParallel(model)
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1), dtype=torch.double)
+    y = x.sum(1, keepdim=True)
+    share = rubberband.per_worker(16)
+    for epoch in range(begin + 1, 9):
+        for batch in torch.arange(64).split(16):
+            mine = batch[rank * share : (rank + 1) * share]
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(trained(x[mine]), y[mine]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            loss = torch.nn.functional.mse_loss(model(x), y).item()
+        saved = Path("saved") if config.get("here") else Path(os.environ["RUBBERBAND_CHECKPOINT"])
+        if rank == 0:
+            torch.save(
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, saved / "state.pt"
+            )
+        rubberband.report({"loss": loss}, checkpoint=saved)
+
+
+@rubberband.distributed
+def raises_at_rank_1(config: dict[str, Any]) -> None:
+    """Fails on one of two workers, while the other one is in a collective."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        raise KeyError("no such sample")
+    dist.all_reduce(torch.zeros(1))
+
+
+@rubberband.distributed
+def without_report(config: dict[str, Any]) -> None:
+    """Returns at once."""
+
+
+@rubberband.distributed
+def returns_metrics(config: dict[str, Any]) -> dict[str, float]:
+    """Trains in one go."""
+    return {"loss": 0.5}
+
+
+@rubberband.distributed
+def odd_batch(config: dict[str, Any]) -> None:
+    """Has a batch that two workers cannot divide."""
+    rubberband.report({"loss": float(rubberband.per_worker(15))})
+
+
+@rubberband.distributed
+def ends(config: dict[str, Any]) -> None:
+    """Returns after two reports."""
+    for loss in (2.0, 1.0):
+        rubberband.report({"loss": loss})

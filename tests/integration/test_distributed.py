@@ -1,0 +1,83 @@
+"""Functions in every worker of a gang: what one process learns is learnt on any number, and failures are one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.checkpoints.folders import FolderCheckpoint
+from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentReport
+from tests.builders import segments, trials
+from tests.builders.processes.segment_worker import run_gang
+
+SEGMENT = replace(segments.SEGMENT, config={"lr": 0.05}, max_iterations=8)
+
+
+def run(workers: Any, store: Any, name: str, **changes: Any) -> list[list[Any]]:
+    return run_gang(workers, trials.entrypoint(f"distributed_functions:{name}"), replace(SEGMENT, **changes), store)
+
+
+def resized(workers: Any, store: Any, name: str, parts: Any, **changes: Any) -> list[SegmentReport]:
+    """Run parts (workers, until) one after the other, each from where the last one ended; return all reports."""
+    found: list[SegmentReport] = []
+    for num_workers, until in parts:
+        before = found[-1].checkpoint if found else None
+        first, *others = run(
+            workers[:num_workers],
+            store,
+            name,
+            from_iterations=len(found),
+            until_iterations=until,
+            checkpoint=before,
+            **changes,
+        )
+        assert all(isinstance(item, SegmentReport) for item in first[1:]), first
+        assert others == [[]] * (num_workers - 1)
+        found += first[1:]
+    return found
+
+
+def test_a_resized_function_learns_what_one_never_resized_learns(workers, tmp_path):
+    store = open_store(str(tmp_path))
+    whole = resized(workers, store, "ddp", [(1, 4)])
+    parts = resized(workers, store, "ddp", [(1, 1), (2, 3), (1, 4)])
+    for straight, again in zip(whole, parts, strict=True):
+        assert again.metrics == pytest.approx(dict(straight.metrics), rel=1e-9)
+    with store.file(parts[-1].checkpoint) as archive:
+        folder = FolderCheckpoint.from_archive(archive)
+    assert [file.name for file in folder.path.iterdir()] == ["state.pt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("raises_at_rank_1", "KeyError: 'no such sample'"),
+        (
+            "odd_batch",
+            "ValueError: per_worker(15): a batch of 15 cannot be divided equally among 2 workers; give a multiple of "
+            "2, or limit resources.gpus_per_trial.max",
+        ),
+        (
+            "without_report",
+            "distributed_functions:without_report returned without a report; call rubberband.report({'loss': ...}) "
+            "once per iteration",
+        ),
+    ],
+)
+def test_a_failure_on_any_worker_is_that_of_the_trial(workers, tmp_path, name, line):
+    found = run(workers[:2], open_store(str(tmp_path)), name)
+    failures = [item for items in found for item in items if isinstance(item, SegmentFailure)]
+    first = next(failure for failure in failures if not failure.secondary)
+    assert first.message == line
+    assert "Traceback" in first.details
+
+
+def test_a_function_that_returns_has_ended_or_reports_what_it_returns(workers, tmp_path):
+    store = open_store(str(tmp_path))
+    first = run(workers[:1], store, "ends")[0]
+    assert [type(item) for item in first[1:]] == [SegmentReport, SegmentReport, SegmentEnded]
+    once = run(workers[:1], store, "returns_metrics")[0][-1]
+    assert (once.metrics, once.ended) == ({"loss": 0.5}, True)
