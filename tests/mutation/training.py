@@ -388,8 +388,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="checkpoints-counted-from-the-segments-begin",
         harm="a trial that is interrupted more often than every checkpoint_every iterations never keeps any",
         file="executor/training/run.py",
-        old="iterations % runner.checkpoint_every == 0",
-        new="(iterations - segment.from_iterations) % runner.checkpoint_every == 0",
+        old="runner.saves_after(iterations)",
+        new="runner.saves_after(iterations - segment.from_iterations)",
         tests=("tests/unit/test_trial.py", "tests/unit/test_checkpoints_behind.py"),
     ),
     Mutant(
