@@ -67,9 +67,9 @@ STORE_DRIVERS = {
 def require_driver(url: str) -> str:
     """Return the scheme of a checkpoint store; empty: it is a directory.
 
-    Raises InputError for one that is not supported, or whose module is not installed.
+    Raises InputError for one that is not supported, names no bucket, or whose module is not installed.
     """
-    scheme, separator, _ = url.partition("://")
+    scheme, separator, rest = url.partition("://")
     if not separator or scheme == "file":
         return ""
     if scheme not in STORE_DRIVERS:
@@ -77,6 +77,8 @@ def require_driver(url: str) -> str:
             f"the checkpoint store {url} is not supported: {scheme}:// is unknown; give s3://bucket/prefix, gs://, "
             "az://, abfs:// or hf://, or a directory that every instance sees (a path, or file:///path)"
         )
+    if not rest.strip("/"):
+        raise InputError(f"the checkpoint store {url} names no bucket; write {scheme}://bucket/prefix")
     require(f"the checkpoint store {url}", STORE_DRIVERS[scheme])
     return scheme
 

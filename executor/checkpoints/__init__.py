@@ -236,7 +236,7 @@ def _store_at(url: str) -> CheckpointStore:
         from rubberband.executor.checkpoints.objects import ObjectStore
 
         if scheme != "s3":
-            return ObjectStore(FsspecFolder.parse(url))
+            return ObjectStore(FsspecFolder(url.rstrip("/")))
         from rubberband.cloud.aws.s3 import S3Folder
 
         return ObjectStore(S3Folder.parse(url))

@@ -32,14 +32,6 @@ class FsspecFolder:
     url: str
     """Without a slash at its end."""
 
-    @classmethod
-    def parse(cls, url: str) -> FsspecFolder:
-        """Return the folder at `scheme://bucket/prefix`. Raises InputError."""
-        scheme, _, rest = url.partition("://")
-        if not rest.strip("/") or "::" in url:
-            raise InputError(f"the checkpoint store {url} names no bucket; write {scheme}://bucket/prefix")
-        return cls(url.rstrip("/"))
-
     def check(self) -> None:
         """Write and delete an object. Raises InputError with the remedy if that fails."""
         name = f".probe-{uuid.uuid4().hex}"
