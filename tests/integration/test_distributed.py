@@ -51,6 +51,16 @@ def test_a_resized_function_learns_what_one_never_resized_learns(workers, tmp_pa
     assert [file.name for file in folder.path.iterdir()] == ["state.pt"]
 
 
+@pytest.mark.long
+def test_a_resized_loop_of_accelerate_learns_what_one_never_resized_learns(workers, tmp_path):
+    pytest.importorskip("accelerate", reason="pip install 'rubberband-tune[transformers]'")
+    store = open_store(str(tmp_path))
+    whole = resized(workers, store, "accelerated", [(1, 3)])
+    parts = resized(workers, store, "accelerated", [(1, 1), (2, 2), (1, 3)])
+    for straight, again in zip(whole, parts, strict=True):
+        assert again.metrics == pytest.approx(dict(straight.metrics), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [

@@ -81,3 +81,37 @@ def ends(config: dict[str, Any]) -> None:
     """Returns after two reports."""
     for loss in (2.0, 1.0):
         rubberband.report({"loss": loss})
+
+
+@rubberband.distributed
+def accelerated(config: dict[str, Any]) -> None:
+    """A loop of Accelerate, as its quick tour has it, and `per_worker`."""
+    import torch
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    assert accelerator.num_processes == int(os.environ["WORLD_SIZE"])
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1), dtype=torch.double)
+    data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+    loader = torch.utils.data.DataLoader(data, batch_size=rubberband.per_worker(16))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    begin, folder = 0, rubberband.get_checkpoint()
+    if folder is not None:
+        accelerator.load_state(folder)
+        begin = int(Path(folder, "epoch").read_text())
+    for epoch in range(begin + 1, 9):
+        total = torch.zeros((), dtype=torch.double)
+        for inputs, targets in loader:
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+            total += accelerator.reduce(loss.detach(), reduction="mean")
+        saved = os.environ["RUBBERBAND_CHECKPOINT"]
+        accelerator.save_state(saved)
+        if accelerator.is_main_process:
+            Path(saved, "epoch").write_text(str(epoch))
+        rubberband.report({"loss": total.item()}, checkpoint=saved)
