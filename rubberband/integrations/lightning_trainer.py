@@ -109,15 +109,16 @@ def _take_gang(trainer: Any) -> None:
     here, workers = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     machines = workers // here
     found = f"devices={trainer.num_devices} and num_nodes={trainer.num_nodes}"
-    if not is_single and (trainer.num_devices, trainer.num_nodes) != (here, machines):
-        trainer_files.remark(f"the Trainer has {found}, and its gang {here} and {machines}, which it takes")
+    is_sized = (trainer.num_devices, trainer.num_nodes) == (here, machines)
     if not is_single and type(strategy) is not strategies.DDPStrategy:
-        if (trainer.num_devices, trainer.num_nodes) != (here, machines):
+        if not is_sized:
             raise ValueError(
                 f"{type(strategy).__name__} has {found}, and the gang has {here} and {machines}; use strategy='ddp', "
                 "which can be resized"
             )
         return
+    if not is_single and not is_sized:
+        trainer_files.remark(f"the Trainer has {found}, and its gang {here} and {machines}, which it takes")
     if is_single:
         # Not in a gang of one either: without DDP the order of the samples would be another one.
         strategy = strategies.DDPStrategy(accelerator=strategy.accelerator, precision_plugin=strategy.precision_plugin)

@@ -235,6 +235,7 @@ def _reporter(
                 self._evaluate()
             _add_random_states(saved, args)
             metrics, self._metrics = self._metrics, {}
-            trainer_files.report(metrics, saved, is_last=control.should_training_stop)
+            is_stopped = control.should_training_stop and state.global_step < state.max_steps  # by a callback
+            trainer_files.report(metrics, saved, is_last=is_stopped)
 
     return Reporter()

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rubberband.executor.checkpoints.folders import read_manifest
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.integrations.lightning import fit
+from rubberband.integrations.lightning_trainer import _take_gang
 from tests.builders import segments
 
 lightning = pytest.importorskip("lightning.pytorch", reason="pip install 'rubberband-tune[lightning]'")
@@ -154,3 +155,41 @@ def test_outside_a_search_the_trainer_trains_as_it_would():
 def test_every_argument_of_a_trainer_is_known():
     found = {name for name in inspect.signature(lightning.Trainer.__init__).parameters if name != "self"}
     assert found == {*KEPT.split(), *REFUSED.split()}, "is a new one kept, or refused by its name?"
+
+
+@pytest.fixture
+def in_gang(monkeypatch):
+    """The variables of a worker among two, as a gang's process has them."""
+    place = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ({}, ""),
+        ({"devices": 2, "strategy": "ddp"}, ""),
+        ({"devices": 4}, "the Trainer has devices=4 and num_nodes=1, and its gang 2 and 1, which it takes"),
+        (
+            {"devices": 1, "num_nodes": 3, "strategy": "ddp_find_unused_parameters_true"},
+            "the Trainer has devices=1 and num_nodes=3, and its gang 2 and 1, which it takes",
+        ),
+    ],
+)
+def test_a_trainer_takes_the_workers_of_its_gang(in_gang, capsys, words, line):
+    trainer = made(**words)
+    _take_gang(trainer)
+    assert (trainer.world_size, trainer.num_devices, trainer.num_nodes) == (2, 2, 1)
+    assert type(trainer.strategy) is lightning.strategies.DDPStrategy
+    assert trainer.strategy._ddp_kwargs == ({"find_unused_parameters": True} if "num_nodes" in words else {})
+    assert line in capsys.readouterr().err
+
+
+def test_a_trainer_that_cannot_take_its_gang_is_refused_in_one_line(in_gang):
+    class Own(lightning.strategies.DDPStrategy):
+        """A strategy that `fit` does not know."""
+
+    with pytest.raises(ValueError, match="Own has devices=1 and num_nodes=1, and the gang has 2 and 1; use strategy="):
+        _take_gang(made(strategy=Own(), devices=1))

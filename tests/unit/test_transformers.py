@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 from functools import partial
@@ -146,6 +147,12 @@ def no_steps(config):
     fit(trainer(config), steps_per_iteration=0)
 
 
+def on_its_own(config):
+    made = trainer(config)
+    os.environ["WORLD_SIZE"] = "2"
+    fit(made)
+
+
 def no_trainer(config):
     fit(torch.nn.Linear(1, 1))
 
@@ -164,6 +171,7 @@ def no_trainer(config):
             "save_only_model=True has no place in a trial: it saves no optimizer, so a trial cannot resume",
         ),
         (no_steps, "steps_per_iteration=0 is below 1; give the steps of an iteration"),
+        (on_its_own, "the Trainer has 1 of the gang's 2 workers, so each would train on its own; make Training"),
         (no_trainer, "fit() got Linear, which is no transformers.Trainer; give one"),
     ],
 )
