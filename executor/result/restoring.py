@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -59,11 +60,24 @@ def save_files(found: TrialResult, folder: str | os.PathLike[str], *, is_simulat
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(f"{folder} is there, and is not overwritten; give an empty or new folder")
     with _checkpoint(found, is_simulated) as path:
-        if not is_archive(path) or read_manifest(path)["kind"] != "program":
+        kind = read_manifest(path)["kind"] if is_archive(path) else None
+        if kind == "function":  # such as one with a Trainer
+            state = _state(unpack(path, kind, found.iterations, "cpu"), "cpu")
+            if isinstance(state, FolderCheckpoint):
+                return _written(state, place)
+        if kind != "program":
             raise InputError(f"trial {found.trial} is Python, with no folder of files; result.load_best() loads it")
         if not unpack_folder(path, place)["files"]:
             raise InputError(f"trial {found.trial} saved no files: its program wrote nothing to ${{checkpoint}}")
     return place
+
+
+def _written(files: FolderCheckpoint, place: Path) -> Path:
+    try:
+        return files.to_directory(place)
+    except OSError as error:
+        shutil.rmtree(place, ignore_errors=True)
+        raise CheckpointError(f"{place} cannot be written: {error.strerror or error}; make room there") from error
 
 
 def kept_state(found: TrialResult) -> Any:

@@ -374,10 +374,11 @@ class Result:
         return restore_trial(best_of(self), trial, is_simulated=is_simulated, device=device)
 
     def save_best(self, folder: str | os.PathLike[str], /) -> Path:
-        """Write the files that the best trial's program saved into a folder, which is made; return it.
+        """Write the files of the best trial's checkpoint into a folder, which is made; return it.
 
-        Raises InputError if no trial has reported, the trial is no program, or the folder has files; CheckpointError if
-        the checkpoint is missing or the folder cannot be written, StoreAwayError if its store is away.
+        The checkpoint is a folder if a command, `transformers` or Ray Tune saved it. Raises InputError if no trial has
+        reported, the checkpoint is no folder, or `folder` has files; CheckpointError if the checkpoint is missing or
+        `folder` cannot be written, StoreAwayError if its store is away.
         """
         from rubberband.executor.result.restoring import save_files
         from rubberband.executor.result.rows import best_of

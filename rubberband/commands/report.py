@@ -95,7 +95,7 @@ def _read(folder: ExperimentFolder) -> Result:
 def best(
     name: Name,
     out: Annotated[
-        Path | None, option("--out", "FOLDER", "Write the files that the trial's program saved into this folder.")
+        Path | None, option("--out", "FOLDER", "Write the files of the trial's checkpoint into this folder.")
     ] = None,
     output: TextOption = TextFormat.text,
     server: ServerOption = None,
@@ -104,7 +104,8 @@ def best(
     """Print an experiment's best configuration.
 
     Includes its metrics and the path of its checkpoint. While the experiment runs, this is the best so far. With --out,
-    the files of a command's checkpoint are written into a folder; `result.load_best` loads other trials in Python.
+    the files of a checkpoint that is a folder (of a command, transformers or Ray Tune) are written into another one;
+    `result.load_best` loads other trials in Python.
     """
     from rubberband.executor.result.rows import best_of
     from rubberband.views.experiment import plain

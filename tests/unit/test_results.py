@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import rubberband
 from rubberband import cli
 from rubberband.errors import CheckpointError, InputError, StoreAwayError
 from rubberband.executor.checkpoints import make_store
+from rubberband.executor.checkpoints.folders import FolderCheckpoint
 from rubberband.executor.result import rows
 from rubberband.executor.result.result import Result, TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -285,6 +287,23 @@ def test_the_checkpoint_of_a_function_is_loaded(tmp_path: Path) -> None:
     assert trained(count, tmp_path).load_best(count) == {"number": 4}
     with pytest.raises(InputError, match=r"reported without a checkpoint.*pass checkpoint= to rubberband.report"):
         trained(forgetful, tmp_path).load_best(forgetful)
+
+
+def in_files(config: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "model.pt").write_text("weights")
+        while True:
+            rubberband.report({"loss": 1.0}, checkpoint=FolderCheckpoint.from_directory(folder))
+
+
+def test_the_files_of_a_function_s_folder_are_written(tmp_path: Path) -> None:
+    found = trained(in_files, tmp_path / "store")
+    assert found.save_best(tmp_path / "best") == tmp_path / "best"
+    assert (tmp_path / "best" / "model.pt").read_text() == "weights"
+    with pytest.raises(InputError, match="is there, and is not overwritten"):
+        found.save_best(tmp_path / "best")
+    with pytest.raises(InputError, match=r"is Python, with no folder of files; result.load_best\(\) loads it"):
+        trained(count, tmp_path / "plain").save_best(tmp_path / "other")
 
 
 def test_a_torch_trial_comes_with_its_model(tmp_path: Path) -> None:
