@@ -139,6 +139,9 @@ def test_a_secret_is_masked_as_it_is_in_json_and_in_a_url() -> None:
     assert masked(f"{secret}, {TOKEN}") == "***, ***"
     assert masked('{"key": "two \\"quoted\\" words/\\nand a second line"}') == '{"key": "***"}'
     assert masked("https://x:hf_aVery%24ecret%2Ftoken@host") == "https://x:***@host"
+    for space, slash in [("%20", "%2F"), ("%20", "/"), ("+", "%2F")]:
+        quoted = f"two %22quoted%22 words{slash}%0Aand a second line".replace(" ", space)
+        assert masked(f"https://host/?key={quoted}") == "https://host/?key=***"
     assert masked("  and a second line") == "  ***"
     assert masked("nothing of it") == "nothing of it"
 
