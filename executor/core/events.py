@@ -22,10 +22,10 @@ FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "ch
 process ended; its checkpoint could not be written or read back; its GPU or the driver is at fault."""
 
 WITHOUT_CHECKPOINT = (
-    "reported without a checkpoint. Pass checkpoint= so that trials can be paused; without it they are trained from "
-    "zero after every stage"
+    "reported without a checkpoint. Pass checkpoint= to rubberband.report, or let a program save below ${checkpoint}: "
+    "without it trials are trained from zero after every stage"
 )
-"""Remark on a function, which is the subject of the sentence."""
+"""Remark on a function or a program; the subject of the sentence is the trial."""
 
 Outcome = Literal["done", "cancelled", "budget", "failed"]
 """How an experiment ended."""

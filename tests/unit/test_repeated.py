@@ -83,7 +83,7 @@ def test_repeated_training_is_paid_for_and_the_report_says_why() -> None:
     assert paid.training_gpu_s - before.training_gpu_s == 1.0
     text = render(result(story))
     assert "trained again" in text
-    assert f"in 4 trials the function {WITHOUT_CHECKPOINT}" in text
+    assert f"4 trials {WITHOUT_CHECKPOINT}" in text
 
 
 def test_a_replan_counts_repeated_training_and_not_as_slowness() -> None:

@@ -121,7 +121,7 @@ class Narrator:
         repeats = not self._warned and self._job.max_iterations > 1
         if isinstance(event, TrialReported) and event.checkpoint is not None and repeats and not event.ended:
             self._warned = event.saved_iterations == 0
-            said += [f"trial {event.trial}: the function {WITHOUT_CHECKPOINT}"] * self._warned
+            said += [f"trial {event.trial} {WITHOUT_CHECKPOINT}"] * self._warned
         said += self._unequal(event, state) if isinstance(event, TrialReported) else []
         said += self._replaced(state)
         said += self._promoted(state)

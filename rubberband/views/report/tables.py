@@ -49,7 +49,7 @@ def headlines(result: Result) -> list[str]:
     lines += [limits] if limits else []
     lines += [printable(result.start_failures)] if tells_start_failures(result) else []
     if result.unsaved_trials:
-        lines.append(f"in {counted(result.unsaved_trials, 'trial')} the function {WITHOUT_CHECKPOINT}")
+        lines.append(f"{counted(result.unsaved_trials, 'trial')} {WITHOUT_CHECKPOINT}")
     if best is None:
         return [*lines, "best: no trial has reported yet" if result.outcome == "unfinished" else "best: none"]
     lines.append(f"best: {_metrics_line(result, best)}")
