@@ -178,9 +178,10 @@ def test_a_script_is_checked_without_a_file() -> None:
     assert "note" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["bash", "plain"])
+@pytest.mark.parametrize("name", ["bash", "plain", pytest.param("ddp", marks=pytest.mark.long)])
 def test_the_examples_of_commands_pass_their_check(name: str) -> None:
     file = Path(__file__).parents[2] / f"examples/commands/{name}.yaml"
     done = CliRunner().invoke(cli.app, ["check", str(file)])
     assert done.exit_code == 0, (done.output, done.exception)
     assert "note" not in done.stderr, done.stderr
+    assert ("two workers train what one trains" in done.stdout) == (name == "ddp")
