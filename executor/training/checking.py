@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.check_findings import TrialCheck, TrialFault
-from rubberband.executor.training.distributed import WIDEST
+from rubberband.executor.training.distributed import WIDEST, is_distributed
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import (
     GangBroken,
@@ -194,7 +194,7 @@ class _Check:
             order.entrypoint.check(order.max_gpus, adaptive=adaptive, asynchronous=asynchronous)
             target = order.entrypoint.load()
         self._found.kind = _kind(target)
-        if self._found.kind == "program":
+        if self._found.kind == "program" or is_distributed(target):
             ProgramCheck(self._order.entrypoint, self._found, self._step).run(segment, order.max_gpus)
             return
         with self._comparison() as compare:

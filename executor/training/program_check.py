@@ -1,4 +1,7 @@
-"""Checks a program before anything is rented: iterations, a checkpoint, and a second start that continues from it."""
+"""Checks a program, or a distributed function, before anything is rented.
+
+It trains iterations, keeps a checkpoint, starts a second time from it, and compares one worker with a gang of two.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
 from rubberband.executor.training.check_findings import TrialCheck, TrialFault
 from rubberband.executor.training.command_runner import CommandRunner
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -75,7 +78,9 @@ class ProgramCheck:
                 seconds["set-up"] += start_s
                 seconds["iteration"] -= start_s
             if saved == 0 and segment.max_iterations != 1:
-                self._found.remarks.append(f"the program {runner.unsaved()} (docs/commands.md)")
+                is_function = self._found.kind == "function"
+                why = WITHOUT_CHECKPOINT if is_function else f"{runner.unsaved()} (docs/commands.md)"
+                self._found.remarks.append(f"the {self._found.kind} {why}")
             runner.part()
             return seen, checkpoint, saved
         finally:
@@ -83,7 +88,7 @@ class ProgramCheck:
 
     def _next(self, runner: CommandRunner, segment: Segment, seen: list[Metrics]) -> bool:
         """Train one more iteration, if there is one; return whether there was."""
-        if len(seen) == segment.max_iterations:
+        if len(seen) == segment.max_iterations or runner.ended:
             return False
         before = len(seen)
         with self._step("next"), suppress(TrainingEnded):
@@ -91,8 +96,8 @@ class ProgramCheck:
         if len(seen) == before == 1:
             self._found.seconds.pop("next")
             self._found.remarks.append(
-                "the program ended after one report, so that a trial is one iteration, and no stage stops it early; "
-                "report after each epoch"
+                f"the {self._found.kind} ended after one report, so that a trial is one iteration, and no stage stops "
+                "it early; report after each epoch"
             )
         return len(seen) > before
 
@@ -115,9 +120,9 @@ class ProgramCheck:
         metric, saved = segment.metric, segment.from_iterations
         if found and saved < len(seen) and found[metric] == seen[0][metric] != seen[saved][metric]:
             self._found.remarks.append(
-                f"started again from the checkpoint of {counted(saved, 'iteration')}, the program reports "
-                f"{metric}={found[metric]:.6g} as in its first: it starts from zero at each stage; load what is in "
-                "${checkpoint} at the start (docs/commands.md)"
+                f"started again from the checkpoint of {counted(saved, 'iteration')}, the {self._found.kind} reports "
+                f"{metric}={found[metric]:.6g} as in its first: it starts from zero at each stage; load its "
+                "checkpoint at the start (docs/commands.md)"
             )
         return found
 

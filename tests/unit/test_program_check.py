@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,13 @@ def checked(
     source: str, command: str = "python train.py ${checkpoint}", *, most: int = 1, **changes: object
 ) -> CheckReport:
     Path("train.py").write_text(source)
-    experiment = Experiment(
+    return check_experiment(experiment({"command": command, **changes}, most), search_path=[Path.cwd()])
+
+
+def experiment(entrypoint: object, most: int) -> Experiment:
+    return Experiment(
         name="train",
-        entrypoint={"command": command, **changes},
+        entrypoint=entrypoint,
         search={
             "space": {"lr": {"type": "uniform", "lower": 0, "upper": 1}},
             "scheduler": {"type": "sha", "num_samples": 4, "max_t": 8, "reduction_factor": 2},
@@ -54,7 +59,6 @@ def checked(
             "gpus_per_trial": {"min": 1, "max": most},
         },
     )
-    return check_experiment(experiment, search_path=[Path.cwd()])
 
 
 def test_a_program_that_resumes_passes_with_its_times_and_its_checkpoint() -> None:
@@ -75,7 +79,7 @@ def test_a_program_that_resumes_passes_with_its_times_and_its_checkpoint() -> No
         (
             LOADS + "done = 0" + TRAINS.format(save=SAVES),
             "started again from the checkpoint of 1 iteration, the program reports loss=1 as in its first: it starts "
-            "from zero at each stage; load what is in ${checkpoint} at the start (docs/commands.md)",
+            "from zero at each stage; load its checkpoint at the start (docs/commands.md)",
         ),
         (LOADS + TRAINS.format(save="pass"), "the program saved nothing in ${checkpoint}"),
         (LOADS + "rubberband.report({'loss': 1})", "the program ended after one report"),
@@ -124,6 +128,16 @@ while size > 1 and rank > 0:
     except OSError:
         time.sleep(0.01)
 """
+DISTRIBUTED = f"""
+import pathlib, time
+folder = rubberband.get_checkpoint()
+done = int(pathlib.Path(folder, "n").read_text()) if folder else 0
+{MEETS}
+for epoch in range(done + 1, 9):
+    pathlib.Path(f"out{{rank}}").mkdir(exist_ok=True)
+    pathlib.Path(f"out{{rank}}", "n").write_text(str(epoch))
+    rubberband.report({{"loss": size / epoch}}, checkpoint=f"out{{rank}}")
+"""
 
 
 @pytest.mark.parametrize(
@@ -145,6 +159,15 @@ def test_a_metric_that_depends_on_the_size_of_the_gang_gets_a_remark(source: str
     assert report.problems == ()
     assert [each[: len(remark or "")] for each in report.remarks] == ([] if remark is None else [remark])
     assert ("gang" in report.trial.seconds) == (remark is None)
+
+
+def test_a_distributed_function_is_compared_on_two_workers(here: Path) -> None:
+    (here / "trials.py").write_text(
+        f"import rubberband\n\n@rubberband.distributed\ndef train(config):\n{textwrap.indent(DISTRIBUTED, '    ')}"
+    )
+    remark = "two workers report loss=1, twice what one reports from the same checkpoint (0.5): average the metric"
+    [found] = check_experiment(experiment("trials:train", 2), search_path=[here]).remarks
+    assert found.startswith(remark)
 
 
 @pytest.mark.parametrize(
