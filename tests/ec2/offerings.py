@@ -10,8 +10,9 @@ from typing import Any
 from tests.ec2.faults import FakeError
 from tests.ec2.filters import Reader, filtered, page
 from tests.ec2.instance import as_datetime
-from tests.ec2.machine_types import as_described
+from tests.ec2.machine_types import MachineType, as_described
 from tests.ec2.request import Operation, Request
+from tests.ec2.spot_prices import SpotMarket
 from tests.ec2.world import ACCOUNT, Image
 
 LINUX = "Linux/UNIX"
@@ -29,12 +30,11 @@ class Offering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotPrice:
-    """From `at` on, in a zone."""
+    """Of a type in a zone, from `at` on."""
 
-    instance_type: str
+    machine: MachineType
     zone: str
     at: float
-    price_usd: float
 
 
 def describe_instance_types(request: Request) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def describe_spot_price_history(request: Request) -> dict[str, Any]:
     if params.get("ProductDescriptions") and LINUX not in params["ProductDescriptions"]:
         return {"SpotPriceHistory": []}
     prices = [
-        SpotPrice(instance_type=machine.name, zone=one, at=at, price_usd=world.spot.price_usd(machine, one, at))
+        SpotPrice(machine=machine, zone=one, at=at)
         for machine in world.machine_types.values()
         for one in world.zones
         if (not types or machine.name in types) and zone in (None, one) and world.offers(machine, one)
@@ -113,7 +113,7 @@ def describe_spot_price_history(request: Request) -> dict[str, Any]:
     ]
     prices.sort(key=lambda price: -price.at)
     shown, following = page(filtered(prices, params, _SPOT_READERS), params)
-    return {"SpotPriceHistory": [_shown_price(price) for price in shown], **following}
+    return {"SpotPriceHistory": [_shown_price(price, world.spot) for price in shown], **following}
 
 
 def _instant(asked: Any, otherwise: float) -> float:
@@ -125,12 +125,13 @@ def _instant(asked: Any, otherwise: float) -> float:
     return float((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 
-def _shown_price(price: SpotPrice) -> dict[str, Any]:
+def _shown_price(price: SpotPrice, market: SpotMarket) -> dict[str, Any]:
+    price_usd = market.price_usd(price.machine, price.zone, price.at)
     return {
-        "InstanceType": price.instance_type,
+        "InstanceType": price.machine.name,
         "AvailabilityZone": price.zone,
         "ProductDescription": LINUX,
-        "SpotPrice": f"{price.price_usd:.6f}",
+        "SpotPrice": f"{price_usd:.6f}",
         "Timestamp": as_datetime(price.at),
     }
 
@@ -186,7 +187,7 @@ _IMAGE_READERS: Mapping[str, Reader] = {
 }
 _SPOT_READERS: Mapping[str, Reader] = {
     "availability-zone": lambda price: (price.zone,),
-    "instance-type": lambda price: (price.instance_type,),
+    "instance-type": lambda price: (price.machine.name,),
 }
 OFFERINGS: Mapping[tuple[str, str], Operation] = {
     ("ec2", "DescribeInstanceTypes"): describe_instance_types,

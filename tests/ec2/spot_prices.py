@@ -72,7 +72,7 @@ class SpotMarket:
         return _offset_s(f"{self.seed} {machine.name} {zone}", math.ceil(self.step_s))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**15)  # a day of all types and zones is 13,000 prices
 def _moved(seed: str, swing: float) -> float:
     return random.Random(seed).uniform(-swing, swing)
 
