@@ -185,7 +185,7 @@ def test_a_function_continues_from_its_checkpoint_and_is_noted_if_it_has_none(co
     two = {"gpus_per_instance": 2, "price_per_hour": 1}
     assert checked(code, "function", resources=two).ok
     (problem,) = checked(code, "function", resources=two | {"gpus_per_trial": {"max": 2}}).problems
-    assert "set it to 1, or write a rubberband.TorchTrial" in problem.line
+    assert "set it to 1, or write @rubberband.distributed above it" in problem.line
 
 
 @pytest.mark.parametrize(
