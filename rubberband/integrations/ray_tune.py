@@ -39,7 +39,7 @@ class Tuner:
     ASHAScheduler becomes `asha`, HyperBandScheduler `hyperband`; without a scheduler each trial trains to its own end,
     at most for `RunConfig(stop={"training_iteration": N})` or as long as the limits allow. OptunaSearch becomes the
     sampler `optuna`. `num_samples=-1` is as many as the limits allow, and `time_budget_s` the deadline. Words that are
-    given replace those that follow from Ray Tune's objects.
+    given replace those that follow from Ray Tune's objects, key by key.
 
     Raises InputError, which names the remedy, for every word that has no counterpart.
     """
@@ -67,9 +67,9 @@ class Tuner:
         name = name_of(run_config, plain.name, datetime.datetime.now(), found.notes)
         self._words = {
             "name": name,
-            "search": found.search,
             "verbose": _verbose(run_config),
             **words,
+            "search": {**found.search, **words.get("search", {})},
             "constraints": {**found.constraints, **limits},
             "resources": {**_with_tune(resources), **most_instances(found.max_concurrent, checked)},
         }

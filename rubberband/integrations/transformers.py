@@ -17,7 +17,6 @@ _OWN = "a trial keeps its latest checkpoint itself; leave it out"
 REFUSED = {
     "auto_find_batch_size": "training would begin anew, and its epochs count twice; set per_device_train_batch_size",
     "enable_jit_checkpoint": _OWN,
-    "load_best_model_at_end": _OWN,
     "push_to_hub": "every trial would be uploaded; push what result.load_best() returns",
     "resume_from_checkpoint": "a trial resumes from its own checkpoint; leave it out",
     "save_only_model": "it saves no optimizer, so a trial cannot resume; leave it out",
@@ -65,6 +64,7 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         trainer.args.output_dir = folder
         trainer.args.save_strategy = "no"
         trainer.args.restore_callback_states_from_checkpoint = True
+        _leave_out_best_model(trainer.args)
         resumed = trainer_files.resumed_in(Path(folder) / "resumed")
         _require_mean_of_losses(trainer)
         beside = _Beside(transformers, trainer)
@@ -87,6 +87,15 @@ def _check_arguments(args: Any) -> None:
             raise ValueError(f"{name}={getattr(args, name)} has no place in a trial: {remedy}")
     if str(getattr(args.save_strategy, "value", args.save_strategy)) == "best":
         raise ValueError(f"save_strategy=best has no place in a trial: {_OWN}")
+
+
+def _leave_out_best_model(args: Any) -> None:
+    """Let the Trainer load no best model as it ends, which its trial could not keep. EarlyStopping does without."""
+    if args.load_best_model_at_end:
+        args.load_best_model_at_end = False
+        trainer_files.remark(
+            "load_best_model_at_end=True has no effect in a trial, whose checkpoint is that of its latest iteration"
+        )
 
 
 def _state_file(folder: Path, rank: int, num_workers: int) -> Path:

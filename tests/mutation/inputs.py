@@ -206,7 +206,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="arguments-are-read-past",
-        harm="load_best_model_at_end and others are left out without a word",
+        harm="push_to_hub and others are left out without a word",
         file="rubberband/integrations/transformers.py",
         old="if name in defaults and getattr(args, name) != defaults[name]:",
         new="if False:",

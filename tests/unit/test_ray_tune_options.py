@@ -54,6 +54,13 @@ def words_of(monkeypatch: pytest.MonkeyPatch, trainable: Any = easy_train, **giv
     return found
 
 
+def test_words_of_a_search_replace_those_of_ray_tune_key_by_key(monkeypatch):
+    scheduler = {"type": "sha", "num_samples": 9, "max_t": 9, "reduction_factor": 3}
+    found = words_of(monkeypatch, tune_config=tune.TuneConfig(**OBJECTIVE), search={"scheduler": scheduler})["search"]
+    assert found["scheduler"] == scheduler
+    assert (found["metric"], found["space"].keys()) == ("loss", SPACE.keys())
+
+
 ASHA = {"type": "asha", "num_samples": 9, "grace_period": 1, "max_t": 9, "reduction_factor": 3}
 HYPERBAND = {"type": "hyperband", "num_samples": 9, "max_t": 9, "reduction_factor": 3}
 

@@ -34,7 +34,7 @@ eval_use_gather_object fp16 fp16_full_eval fsdp fsdp_config full_determinism gra
 gradient_checkpointing gradient_checkpointing_kwargs greater_is_better hub_always_push hub_model_id
 hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip include_for_metrics
 include_num_input_tokens_seen label_names label_smoothing_factor learning_rate length_column_name
-liger_kernel_config local_rank log_level log_level_replica log_on_each_node logging_first_step
+liger_kernel_config load_best_model_at_end local_rank log_level log_level_replica log_on_each_node logging_first_step
 logging_nan_inf_filter logging_steps logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm
 max_steps metric_for_best_model neftune_noise_alpha num_train_epochs optim optim_args optim_target_modules
 output_dir parallelism_config per_device_eval_batch_size per_device_train_batch_size prediction_loss_only
@@ -207,10 +207,6 @@ def test_a_callback_that_stops_the_trainer_ends_the_trial_and_its_patience_goes_
     [
         ({"push_to_hub": True}, "push_to_hub=True has no place in a trial: every trial would be uploaded"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size=True has no place in a trial"),
-        (
-            {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
-            "load_best_model_at_end=",
-        ),
         ({"save_steps": 100}, "save_steps=100 has no place in a trial: a checkpoint ends an iteration"),
         ({"save_strategy": "best", "metric_for_best_model": "loss"}, "save_strategy=best has no place in a trial"),
         ({"resume_from_checkpoint": "here"}, "resume_from_checkpoint=here has no place in a trial"),
@@ -224,6 +220,18 @@ def test_an_argument_without_effect_is_refused_by_its_name(words, line):
             _check_arguments(args)
     else:
         _check_arguments(args)
+
+
+def with_early_stopping(config):
+    made = trainer(config, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True)
+    made.add_callback(transformers.EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=9))
+    fit(made)
+
+
+def test_a_trainer_that_would_load_its_best_model_stops_early_as_on_its_own(store, capfd):
+    items = run(with_early_stopping, store, until_iterations=3)
+    assert [item.ended for item in items[1:]] == [False, True]
+    assert "load_best_model_at_end=True has no effect in a trial" in capfd.readouterr().err
 
 
 def test_every_argument_of_a_trainer_is_known():
