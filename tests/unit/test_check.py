@@ -164,7 +164,7 @@ def test_a_trial_with_loader_workers_is_checked_and_its_fault_has_their_trace() 
         with open(os.devnull, "wb") as nothing:
             return check_experiment(
                 experiment("loader_trials:Loaded", search=search),
-                search_path=(ROOT / "tests" / "integration",),
+                search_path=(ROOT / "tests" / "builders" / "trials",),
                 limit_s=60.0,
                 output=nothing,
             )
