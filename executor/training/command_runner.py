@@ -210,6 +210,7 @@ class CommandRunner(Runner):
         run = f"rubberband-{segment.trial}-{segment.attempt}"
         environment = {
             **(_WITHOUT_GPU if segment.device == "cpu" else {}),
+            **(place.lightning_defaults() if by_worker and place.size > 1 else {}),
             **os.environ,
             **(place.variables(run) if by_worker else place.address_variables()),
             **({} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}),

@@ -65,6 +65,18 @@ class Place:
             **self.address_variables(),
         }
 
+    def lightning_defaults(self) -> dict[str, str]:
+        """Return the variables from which Lightning takes what a script's Trainer leaves out.
+
+        It takes the number of workers from `devices`, and not from torchrun's variables: without them, each worker
+        would train on its own.
+        """
+        return {
+            "PL_TRAINER_DEVICES": str(self.local_size),
+            "PL_TRAINER_NUM_NODES": str(self.machines),
+            "PL_TRAINER_STRATEGY": "ddp",
+        }
+
     def address_variables(self) -> dict[str, str]:
         """Return the variables that say where processes meet."""
         return {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
