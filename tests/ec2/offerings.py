@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.ec2.faults import FakeError
 from tests.ec2.filters import Reader, filtered, page
@@ -28,8 +28,7 @@ class Offering:
     location: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpotPrice:
+class SpotPrice(NamedTuple):
     """Of a type in a zone, from `at` on."""
 
     machine: MachineType
@@ -105,7 +104,7 @@ def describe_spot_price_history(request: Request) -> dict[str, Any]:
     if params.get("ProductDescriptions") and LINUX not in params["ProductDescriptions"]:
         return {"SpotPriceHistory": []}
     prices = [
-        SpotPrice(machine=machine, zone=one, at=at)
+        SpotPrice(machine, one, at)
         for machine in world.machine_types.values()
         for one in world.zones
         if (not types or machine.name in types) and zone in (None, one) and world.offers(machine, one)

@@ -63,7 +63,7 @@ def test_a_program_trains_on_gangs_that_grow(command_line: CommandLine) -> None:
     assert result.best.metrics["size"] == 2.0
     assert not repeated(command_line)
     assert command_line.nothing_left()
-    assert "train.py" in command_line.shows("status", "grows")
+    assert "train.py" in command_line.shows("status", "grows", "-o", "json")
 
 
 @pytest.mark.long

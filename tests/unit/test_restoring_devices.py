@@ -124,8 +124,9 @@ def test_a_trial_s_own_tensors_are_where_it_had_them(tmp_path: Path) -> None:
 def test_a_trial_that_is_loaded_for_a_gpu_keeps_its_generators_in_host_memory(tmp_path: Path) -> None:
     config = {"optimizer": "SGD"}
     found: Any = SimpleNamespace(iterations=1, configuration=config)
-    payload = trained(Keeps, config, tmp_path, trial_on_host=[1])
-    trial: Any = restoring._torch(found, Keeps, payload, "meta")
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.write_bytes(trained(Keeps, config, tmp_path, trial_on_host=[1]))
+    trial: Any = restoring._torch(found, Keeps, checkpoint, "meta")
     assert trial.average.device == META
     assert trial.generator.get_state().device.type == "cpu"
 
