@@ -22,7 +22,12 @@ unpack() {
     name="$(basename "${1%%#*}" .zip)"
     folder="$(mktemp -d "$DIR/.unpack-XXXXXX")"
     fetch "$1" "$folder"
-    python3 -m zipfile -e "$folder/$name.zip" "$folder/unpacked"
+    python3 -c 'import os, sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as archive:
+    for entry in archive.infolist():
+        path = archive.extract(entry, sys.argv[2])
+        if entry.external_attr >> 16 & 0o111 and os.path.isfile(path):
+            os.chmod(path, 0o755)' "$folder/$name.zip" "$folder/unpacked"
     mkdir -p "$DIR/$name"
     (cd "$folder/unpacked/0" && find . -type f | LC_ALL=C sort) > "$folder/sent"
     # What was sent before and is not sent now was deleted or renamed: Python would still import it.

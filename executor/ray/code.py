@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 import rubberband
 from rubberband.cloud.node import machine_folder
 from rubberband.errors import InputError
-from rubberband.executor.training.entrypoint import Entrypoint, files_named
+from rubberband.executor.training.entrypoint import Entrypoint, files_named, files_of
 
 MAX_BYTES = 50 * 10**6
 MAX_FILES = 20_000
@@ -37,8 +37,8 @@ _SECRET = (
     "*[aA]ccessKeys.csv", "*credentials.csv", "kaggle.json",
 )  # fmt: skip
 """Private keys, and files in which consoles hand out keys; other credentials are in files that begin with a dot."""
-_SYSTEM = ("/usr/", "/bin/")
-"""Programs there are on the instances too."""
+_SYSTEM = ("/usr/", "/bin/", "/sbin/", "/opt/")
+"""Programs there may be on the instances too."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -76,10 +76,11 @@ def pack(folders: Sequence[str]) -> Code:
     return Code(archive=payload, digest=digest, places=tuple(places), working=working)
 
 
-def unsent(entrypoint: Entrypoint) -> str:
-    """Return why instances could not run the entry point, in one line: too much code, or a program elsewhere.
+def unsent(entrypoint: Entrypoint, *, installs: bool = False) -> str:
+    """Return why instances could not run the entry point, in one line: too much code, or files that are not sent.
 
-    Nothing is packed. Empty if they could, as far as files say.
+    `installs`: instances have packages beside rubberband's, of which a program may import modules that lie elsewhere
+    here. Nothing is packed. Empty if they could, as far as files say.
     """
     folders = [
         folder for folder in dict.fromkeys(map(os.path.abspath, entrypoint.search_path)) if _is_the_users(folder)
@@ -91,14 +92,42 @@ def unsent(entrypoint: Entrypoint) -> str:
     if entrypoint.command is None:
         return ""
     folder = Path(entrypoint.search_path[0])
-    for file in files_named(entrypoint.command.words, folder):
-        is_program = file.suffix in (".py", ".sh") or file == folder / entrypoint.command.words[0]
-        if is_program and file.resolve() not in sent and not str(file).startswith(_SYSTEM):
-            return (
-                f"entrypoint.command: {os.path.relpath(file, folder)} is not sent to the instances, which get {folder} "
-                f"less {IGNORE_FILE}; move it there, or give its path on the image"
-            )
+    faults = (_fault_of(word, folder, sent, is_first=not at) for at, word in enumerate(entrypoint.command.words))
+    if fault := next(filter(None, faults), ""):
+        return f"entrypoint.command: {fault}"
+    if installs:
+        return ""
+    named = files_named(entrypoint.command.words, folder)
+    imported = [path for path in map(Path, files_of(entrypoint)) if path not in named and path.suffix == ".py"]
+    if elsewhere := [path for path in imported if path.resolve() not in sent and not str(path).startswith(_SYSTEM)]:
+        return (
+            f"entrypoint.command: its program imports {elsewhere[0]}, which is not sent to the instances: they get "
+            f"{folder} less {IGNORE_FILE}; move it there, or install it on them (resources.aws.install)"
+        )
     return ""
+
+
+def _fault_of(word: str, folder: Path, sent: Collection[Path], *, is_first: bool) -> str:
+    """Return why a word of a command means nothing on instances; empty if it may mean something there."""
+    name = word.partition("=")[2] if word.startswith("-") else word
+    path, is_looked_up = folder / name, is_first and "/" not in name
+    if not name or "$" in name or is_looked_up or name.startswith(_SYSTEM) or not os.path.exists(path):
+        return ""
+    if os.path.isabs(name):
+        if path.resolve() in sent or path.resolve() == folder.resolve():
+            here = os.path.relpath(name, folder)
+            return f"{name} is a path of this machine; write {here}, as commands run in the copy of {folder}"
+        if path.parent == Path(sys.executable).parent:
+            return f"{name} is a path of this machine; write {path.name}, as instances have their own"
+        if not is_first and path.suffix not in (".py", ".sh"):
+            return ""  # data may be mounted there as it is here
+    is_inside = path.resolve().is_relative_to(folder.resolve())
+    if path.resolve() in sent or (path.is_dir() and is_inside):
+        return ""
+    return (
+        f"{os.path.relpath(path, folder)} is not sent to the instances, which get {folder} less {IGNORE_FILE}, hidden "
+        "files, checkpoints and keys; move it there, or give its path on the image"
+    )
 
 
 def install(code: Code, entrypoint: Entrypoint) -> Entrypoint:
@@ -234,6 +263,8 @@ def _unpack(code: Code) -> Path:
     try:
         with zipfile.ZipFile(io.BytesIO(code.archive)) as archive:
             archive.extractall(temporary)
+            for entry in archive.infolist():  # zipfile drops the modes, and a command may be a script
+                (temporary / entry.filename).chmod(entry.external_attr >> 16)
         for _, place in code.places:
             (temporary / place).mkdir(parents=True, exist_ok=True)
         with suppress(OSError):  # another worker of this machine was faster

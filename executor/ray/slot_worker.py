@@ -186,7 +186,7 @@ class SlotWorker:
         code: Code | None = None,
     ) -> None:
         """`remote`: `instance` is not the driver's machine, and `code` holds the driver's folders."""
-        self._instance = instance
+        self._instance, self._remote = instance, remote
         self._entrypoint = entrypoint if code is None else install(code, entrypoint)
         self._store = store
         self._log_pump = LogPump(entrypoint.environment.masks())
@@ -238,6 +238,8 @@ class SlotWorker:
         from rubberband.executor.training.run import run_segment
         from rubberband.executor.training.runner import function_runs_on
 
+        if self._remote:
+            segment = replace(segment, instance=self._instance)
         with (
             self._log_pump.redirected(log and self._placed(log)) as drain,
             contextlib.closing(run_segment(self._entrypoint, segment, self._store)) as items,

@@ -119,7 +119,12 @@ def _run(
             store = reopen_store(spec.checkpoints, spec.store_mark, known, spec.run)
             widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
             batch, training = spec.experiment.batch, spec.experiment.training
-            spec.entrypoint.check(widest, adaptive=batch.policy == "goodput", asynchronous=training.mode == "async")
+            spec.entrypoint.check(
+                widest,
+                adaptive=batch.policy == "goodput",
+                asynchronous=training.mode == "async",
+                elsewhere=header.kind.is_rented,
+            )
         if any(trial.iterations for trial in settled.trials):
             _say_what_changed(spec)
         # Left after the backend is closed: no instance is held while a tracker takes its time.

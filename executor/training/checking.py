@@ -30,7 +30,7 @@ from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.check_findings import TrialCheck, TrialFault
 from rubberband.executor.training.distributed import WIDEST, is_distributed
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.entrypoint import Entrypoint, NotHereError
 from rubberband.executor.training.failures import (
     GangBroken,
     LacksMemory,
@@ -417,7 +417,8 @@ def _problem(step: str, error: BaseException, order: CheckOrder) -> TrialFault:
             line=f"{step}: it needs a GPU, and is checked on the CPU: {failure.message}{fix}", may_be_here=True
         )
     if step == "import":
-        return TrialFault(line=failure.message.removeprefix("EntrypointError: "), details=_own_frames(error.__cause__))
+        line, details = failure.message.removeprefix(f"{type(error).__name__}: "), _own_frames(error.__cause__)
+        return TrialFault(line=line, details=details, may_be_here=isinstance(error, NotHereError))
     own, no_memory = isinstance(error, TrialFailure), isinstance(error, (MemoryError, LacksMemory))
     line = f"{step}: {failure.message}{_FIXES.get(failure.kind, '')}"
     if isinstance(error.__cause__, WorkerTrace):

@@ -21,6 +21,7 @@ from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import pack, unpack
 from rubberband.executor.training.failures import TrainingEnded, WorkerTrace, refused
+from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.printed import BESIDE_S, Printed, Signature, signature
 from rubberband.executor.training.program import Program
 from rubberband.executor.training.program_gang import ProgramGang
@@ -67,6 +68,7 @@ class CommandRunner(Runner):
         """Whether they are newer than the checkpoint that was saved last."""
         self._signature: Signature = ()
         self._iteration = 0
+        self._words: list[str] = []
         self._program: Program | None = None
         self._printed: Printed | None = None
         self._reports = _Reports(self._place / "line")
@@ -222,7 +224,8 @@ class CommandRunner(Runner):
         saves = any("${checkpoint}" in word for word in command.words)
         self._printed = Printed(command.metrics, segment.metric, Path(self._folder), self._checkpoint, saves=saves)
         reading, writing = os.pipe()
-        self._program = Program(command.line(segment.config, places), environment, self._folder, writing)
+        self._words = command.line(segment.config, places)
+        self._program = Program(self._words, environment, self._folder, writing)
         self._printed.watch(self._program, reading)
 
     def _require_group(self) -> None:
@@ -267,8 +270,11 @@ class CommandRunner(Runner):
         self._printed.finish()
         if self._segment.num_workers > 1 and any(_OF_PEERS.search(line) for line in self._printed.last):
             self._await_failure_of_peer()
-        after = f"after {seconds:.1f} s"
-        if code == 0:
+        instance = self._segment.instance
+        after = f"after {seconds:.1f} s{f' on {instance}' if instance else ''}"
+        if why := self._not_started(code):
+            line = why
+        elif code == 0:
             line = (
                 f"{self._command} ended {after}, without a report of {self._segment.metric}; call rubberband.report, "
                 "or say in entrypoint.metrics where its metrics are"
@@ -276,7 +282,7 @@ class CommandRunner(Runner):
         else:
             line = f"{self._command} ended with exit code {code} {after}"
         last = " | ".join(line.strip() for line in self._printed.last)
-        if last:
+        if last and not why:
             line += f"; its last lines: {last if len(last) <= _MOST_SHOWN else f'…{last[-_MOST_SHOWN:]}'}"
         failure = refused(line)
         failure.__cause__ = WorkerTrace("\n".join(self._printed.last))
@@ -288,6 +294,21 @@ class CommandRunner(Runner):
         while not self._gang.broken and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         self._gang.check()
+
+    def _not_started(self, code: int) -> str:
+        """Return why the guard could not start the program, with the remedy; empty if it started."""
+        assert self._printed is not None
+        begin = f"{self._words[0]}: "
+        if code != NOT_STARTED or not self._printed.last or not self._printed.last[-1].startswith(begin):
+            return ""
+        reason = self._printed.last[-1].removeprefix(begin).strip()
+        name, place = self._words[0], self._segment.instance or "this machine"
+        if (Path(self._folder) / name).is_file():
+            return f"{place} cannot start {name} ({reason}): make it executable (chmod +x), and see its first line (#!)"
+        remedy = "install it, or give its path"
+        if self._segment.instance:
+            remedy = "install it there (resources.aws.install or setup), or put it into the experiment's folder"
+        return f"{name} is not on {place} ({reason}): {remedy}"
 
 
 class _Report:

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -52,6 +53,10 @@ _MOST_PICKLED_BYTES = 50 * 10**6
 _WHAT_A_TRIAL_IS = (
     "a subclass of rubberband.TorchTrial or rubberband.Trial, or a function train(config): docs/write-a-trial.md"
 )
+
+
+class NotHereError(EntrypointError):
+    """The path of a command's program is not on this machine; it may be on another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +124,13 @@ class Entrypoint:
         target = self._import() if self.pickled is None else self._unpickle(self.pickled)
         return _check_target(target, str(self))
 
-    def check(self, max_gpus_per_trial: int, *, adaptive: bool = False, asynchronous: bool = False) -> None:
-        """Raise EntrypointError if it cannot be loaded, run on `max_gpus_per_trial` GPUs, or trained as is asked."""
+    def check(
+        self, max_gpus_per_trial: int, *, adaptive: bool = False, asynchronous: bool = False, elsewhere: bool = False
+    ) -> None:
+        """Raise EntrypointError if it cannot be loaded, run on `max_gpus_per_trial` GPUs, or trained as is asked.
+
+        `elsewhere`: it runs on other machines, which may have a program whose path is not here.
+        """
         try:
             with self.environment.within():
                 target = self.load()
@@ -128,7 +138,8 @@ class Entrypoint:
             error.args = (self.environment.masked(str(error)),)
             raise
         if isinstance(target, Command):
-            self._check_program(target, adaptive=adaptive, asynchronous=asynchronous)
+            with suppress(NotHereError) if elsewhere else nullcontext():
+                self._check_program(target, adaptive=adaptive, asynchronous=asynchronous)
             return
         if asynchronous:
             self._check_asynchronous(target)
@@ -148,9 +159,6 @@ class Entrypoint:
             )
 
     def _check_program(self, command: Command, *, adaptive: bool, asynchronous: bool) -> None:
-        program = command.words[0]
-        if "$" not in program and shutil.which(program, path=self._program_path(program)) is None:
-            raise EntrypointError(f"entrypoint.command: {program} is not here; install it, or give its path")
         folder = self.search_path[0]
         for word in command.words:
             is_script = word.endswith((".py", ".sh")) and not word.startswith(("-", "/")) and "$" not in word
@@ -161,6 +169,10 @@ class Entrypoint:
             raise EntrypointError(
                 f"{self} is a program, whose training loop cannot be changed from outside; leave out {key}"
             )
+        program = command.words[0]
+        if "$" not in program and shutil.which(program, path=self._program_path(program)) is None:
+            kind = NotHereError if os.path.isabs(program) else EntrypointError
+            raise kind(f"entrypoint.command: {program} is not here; install it, or give its path")
 
     def _program_path(self, program: str) -> str | None:
         return self.search_path[0] if "/" in program and not os.path.isabs(program) else None
@@ -315,7 +327,7 @@ def _walk_program(entrypoint: Entrypoint, command: Command, files: dict[str, str
 
 def files_named(words: Sequence[str], folder: Path) -> list[Path]:
     """Return the files below the folder that a command line names, as paths or as the module of `python -m`."""
-    found = [path for word in words if "$" not in word and (path := folder / word).is_file()]
+    found = [path for word in words if "$" not in word and os.path.isfile(path := folder / word)]
     if not found and "-m" in words[:-1]:
         module = words[words.index("-m") + 1].replace(".", "/")
         found = [path for path in (folder / f"{module}.py", folder / module / "__main__.py") if path.is_file()][:1]

@@ -21,6 +21,8 @@ from contextlib import suppress
 PATIENCE_S = 10.0
 """From SIGTERM until SIGKILL."""
 TERMINATE = b"t"
+NOT_STARTED = 127
+"""Exit code, after a line with the word that could not be started and why; a shell has the same."""
 _PDEATHSIG, _SUBREAPER = 1, 36
 _LOOK_S = 0.02
 
@@ -74,7 +76,7 @@ def _started(order: dict, prctl) -> int:  # type: ignore[no-untyped-def, type-ar
         os.execvpe(order["words"][0], order["words"], order["environment"])
     except OSError as error:
         print(f"{order['words'][0]}: {error.strerror}", file=sys.stderr, flush=True)
-    os._exit(127)
+    os._exit(NOT_STARTED)
 
 
 def _send(program: int, number: int) -> None:

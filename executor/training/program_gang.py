@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rubberband.cloud.node import machine_folder
 from rubberband.executor.training.failures import GangBroken, Peers
 from rubberband.executor.training.lifeline import Lifeline, accepted, connected
 from rubberband.executor.training.segment import Segment
@@ -161,7 +162,7 @@ class _Worker:
     def here(cls, segment: Segment) -> _Worker:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES") if segment.device == "cuda" else None
-        return cls(segment.rank, f"{socket.gethostname()} {boot}", gpus)
+        return cls(segment.rank, f"{socket.gethostname()} {boot} {machine_folder()}", gpus)
 
 
 def _places(workers: list[_Worker], address: str, port: int) -> list[Place]:

@@ -61,6 +61,8 @@ class Segment:
     """`host:port` of each parameter server."""
     secret: str = ""
     """Lets a worker in at the servers; hexadecimal digits."""
+    instance: str = ""
+    """Name of the worker's instance, if that is another machine than the driver's."""
     most_per_gpu: int | None = None
     """The most samples that go through the model at once, after its gang ran out of memory; None: as the trial says."""
 

@@ -43,7 +43,10 @@ def run_on_head(
     from rubberband.cloud.aws.s3 import is_bucket
     from rubberband.executor.ray.code import pack
     from rubberband.executor.run.allowance import pledge_on_head
+    from rubberband.executor.training.entrypoint import entrypoint_of
     from rubberband.running.run import bound_of
+    from rubberband.running.sending import require_sent
+    from rubberband.spec.experiment import Program
     from rubberband.spec.loading import load_experiment
 
     resources, name = experiment.resources, experiment.name
@@ -55,11 +58,15 @@ def run_on_head(
             f"resources.secrets: {secret} is not sent to a head; leave --on head out, or sign in there and "
             f"export {secret} before `rubberband run`"
         )
+    path = Path(os.path.abspath(file))
+    root = root_of(path)
+    if isinstance(experiment.entrypoint, Program):
+        program = entrypoint_of(experiment, (path.parent,))
+        program.check(1, elsewhere=True)
+        require_sent(experiment, program)
     session, what, idles = checked_head(experiment, no_cap=no_cap)
     most = bound_of(experiment.constraints.max_cost_usd)
     confirm_bill(f"{most}, and the head ({what}) before and after the run; it {idles}", "run", yes=yes)
-    path = Path(os.path.abspath(file))
-    root = root_of(path)
     archive = pack([str(root)]).archive
     head = ensure_head(session, resources)
     note(f"head {head.instance_id} ({head.instance_type}, {head.zone})")

@@ -18,7 +18,6 @@ from rubberband.cloud.catalogue import Table
 from rubberband.cloud.local.gpus import gpus_to_share, one_taken
 from rubberband.cloud.offers import offers
 from rubberband.errors import Cancelled, EntrypointError, InputError
-from rubberband.executor.ray.code import unsent
 from rubberband.executor.run.allowance import require_runnable
 from rubberband.executor.training.check_findings import TrialCheck, TrialFault
 from rubberband.executor.training.checking import CheckOrder, check
@@ -29,6 +28,7 @@ from rubberband.installation import default_home
 from rubberband.planning.candidates import known_gpus
 from rubberband.planning.feasible import Profiles
 from rubberband.running.profile_cache import Announce
+from rubberband.running.sending import unsent_of
 from rubberband.spec.experiment import Experiment, Program
 from rubberband.units import format_duration
 from rubberband.values.command import unused, words_of
@@ -126,7 +126,7 @@ def check_experiment(
         return CheckReport(
             entrypoint=str(experiment.entrypoint), device="cpu", limit_s=limit_s, problems=tuple(problems)
         )
-    if experiment.resources.kind.is_rented and (why := unsent(entrypoint)):
+    if why := unsent_of(experiment, entrypoint):
         problems.append(TrialFault(line=why))
     return _checked(experiment, entrypoint, max_gpus, limit_s, output, problems)
 
@@ -320,6 +320,11 @@ def named_entrypoint(experiment: Experiment, search_path: Sequence[str | os.Path
         raise InputError("entrypoint: missing; name what to train, such as entrypoint: examples.digits:DigitsTrial")
     environment = experiment.resources.environment(os.environ)
     found = entrypoint_of(experiment, search_path)
+    if found.command is not None and any(text in word for word in found.command.words for text in environment.masks()):
+        raise InputError(
+            "entrypoint.command: it holds the value of a secret, which the journal would keep and `ps` shows; let the "
+            "program read the variable"
+        )
     if found.pickled is not None and any(text.encode() in found.pickled for text in environment.masks()):
         raise InputError(
             f"entrypoint: {found} holds the value of a secret, which the journal would keep; read it inside of the "

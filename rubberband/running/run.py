@@ -45,6 +45,7 @@ from rubberband.running.check import check_first, named_entrypoint, widest_gang
 from rubberband.running.estimating import experiment_of
 from rubberband.running.profile import MeasuredProfile, measure_profile, noting
 from rubberband.running.profile_cache import Announce, find_profiles
+from rubberband.running.sending import require_sent
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted, format_duration, format_usd, shown
 from rubberband.values.plan import Policy, Spent
@@ -413,7 +414,9 @@ def find_entrypoint(
         widest_gang(experiment, table, profiles),
         adaptive=experiment.batch.policy == "goodput",
         asynchronous=experiment.training.mode == "async",
+        elsewhere=experiment.resources.kind.is_rented,
     )
+    require_sent(experiment, found)
     return found
 
 

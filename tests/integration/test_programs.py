@@ -85,6 +85,30 @@ def trial(tmp_path: Path) -> Trial:
     return Trial(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("instance", "line"),
+    [
+        ("", "nosuch is not on this machine (No such file or directory): install it, or give its path"),
+        (
+            "i-001",
+            "nosuch is not on i-001 (No such file or directory): install it there (resources.aws.install or setup), or "
+            "put it into the experiment's folder",
+        ),
+    ],
+)
+def test_a_program_that_is_not_there_names_the_instance(tmp_path: Path, instance: str, line: str) -> None:
+    command = Command(words=("nosuch", "${args}"))
+    entrypoint = Entrypoint(module="", attribute="", search_path=(str(tmp_path),), command=command)
+    items = list(run_segment(entrypoint, replace(SEGMENT, instance=instance), open_store(str(tmp_path / "store"))))
+    assert items[-1].message == line
+    (tmp_path / "nosuch").touch()
+    here = replace(entrypoint, command=replace(command, words=("./nosuch",)))
+    items = list(run_segment(here, replace(SEGMENT, instance=instance), open_store(str(tmp_path / "store"))))
+    assert items[-1].message.endswith(
+        "start ./nosuch (Permission denied): make it executable (chmod +x), and see its first line (#!)"
+    )
+
+
 def losses(items: list[Any]) -> list[tuple[int, float]]:
     return [(item.iterations, item.metrics["loss"]) for item in items if isinstance(item, SegmentReport)]
 

@@ -426,17 +426,21 @@ def test_a_file_that_is_sent_no_more_goes_and_what_a_run_wrote_stays(machine: Ma
     def send(*names: str) -> None:
         with zipfile.ZipFile(sent, "w") as folder:
             for name in names:
-                folder.writestr(f"0/{name}", "sent")
+                entry = zipfile.ZipInfo(f"0/{name}")
+                entry.external_attr = (0o755 if name == "start" else 0o644) << 16
+                folder.writestr(entry, "sent")
 
     send("digits.py", "lib/old name.py")
     machine.boot(head_script("us-east-1", BOOT.installation, (), ("s3://b/folders/digits.zip",)))
     folder = machine.root / "opt/rubberband/digits"
     assert (folder / "lib/old name.py").exists()
     (folder / "result.csv").write_text("written by a run")
-    send("digits.py", "lib/new.py")
+    send("digits.py", "lib/new.py", "start")
     assert machine.run(machine.root / "usr/local/bin/rubberband-fetch", "s3://b/folders/digits.zip").returncode == 0
     assert not (folder / "lib/old name.py").exists()
     assert all((folder / name).exists() for name in ("digits.py", "lib/new.py", "result.csv"))
+    executable = [path.name for path in folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o111]
+    assert executable == ["start"]
 
 
 @pytest.mark.parametrize("in_a_bucket", [True, False])

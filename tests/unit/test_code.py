@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -139,10 +140,38 @@ def test_a_program_that_instances_would_not_get_is_found_before_any_is_rented(pr
         return code.unsent(Entrypoint(module="", attribute="", search_path=(str(project),), command=command))
 
     (project.parent / "outside.py").touch()
-    (project / ".hidden.py").touch()
-    assert fault("python trial.py") == fault("python -m trial") == fault("/bin/ls") == ""
-    for name in ("../outside.py", ".hidden.py"):
-        assert f"command: {name} is not sent to the instances, which get {project}" in fault(f"python {name}")
+    for name in (".hidden.py", "run", "first.ckpt"):
+        (project / name).touch()
+    for line in ("python trial.py", "python -m trial", "/bin/ls", "./run --out=checkpoints", f"bash -c '{'x' * 300}'"):
+        assert fault(line) == "", line
+    for name in ("../outside.py", ".hidden.py", "--init=first.ckpt", ".."):
+        assert f"command: {name.partition('=')[2] or name} is not sent" in fault(f"python trial.py {name}")
+    assert f"{project}/trial.py is a path of this machine; write trial.py, as" in fault(f"python {project}/trial.py")
+    python = Path(sys.executable)
+    assert fault(f"{python} trial.py").endswith(f"write {python.name}, as instances have their own")
+
+
+def test_a_module_that_a_program_imports_from_elsewhere_is_found_before_any_is_rented(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.parent / "mine" / "deep").mkdir(parents=True)
+    (module := project.parent / "mine" / "deep" / "mylib.py").touch()
+    monkeypatch.syspath_prepend(module.parent)
+    (project / "trial.py").write_text("import mylib, lib.deep.helper\n")
+    (project / "lib" / "deep" / "helper.py").write_text("import json, numpy\n")
+    program = Entrypoint(
+        module="", attribute="", search_path=(str(project),), command=Command(words=("python", "trial.py"))
+    )
+    assert f"its program imports {module}, which is not sent to the instances" in code.unsent(program)
+    assert code.unsent(program, installs=True) == ""
+
+
+def test_a_script_can_be_started_on_the_instance(project: Path) -> None:
+    (project / "run").write_text("#!/bin/sh\n")
+    (project / "run").chmod(0o755)
+    (place,) = _installed([str(project)])
+    assert os.access(place / "run", os.X_OK)
+    assert not (place / "trial.py").stat().st_mode & 0o111
 
 
 def test_code_that_is_too_large_is_found_before_any_instance_is_rented(
