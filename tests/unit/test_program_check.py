@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.running.check import CheckReport, check_experiment
+from rubberband.errors import InputError
+from rubberband.running.check import CheckReport, check_experiment, named_entrypoint
 from rubberband.spec.experiment import Experiment
 
 LOADS = """
@@ -208,3 +209,20 @@ def test_the_examples_of_commands_pass_their_check(name: str) -> None:
     assert done.exit_code == 0, (done.output, done.exception)
     assert "note" not in done.stderr, done.stderr
     assert ("two workers train what one trains" in done.stdout) == (name == "ddp")
+
+
+def test_a_command_that_holds_the_value_of_a_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_aVerySecretToken")
+    experiment = Experiment(
+        name="train",
+        entrypoint={"command": "python train.py --token hf_aVerySecretToken ${lr}"},
+        search={
+            "space": {"lr": {"type": "uniform", "lower": 0, "upper": 1}},
+            "scheduler": {"type": "sha", "num_samples": 4, "max_t": 8, "reduction_factor": 2},
+            "metric": "loss",
+            "mode": "min",
+        },
+        resources={"secrets": ["HF_TOKEN"], "gpus_per_instance": 1, "price_per_hour": 1},
+    )
+    with pytest.raises(InputError, match="it holds the value of a secret"):
+        named_entrypoint(experiment)
