@@ -32,6 +32,8 @@ _SHORTEST_S = 0.1
 """The shortest iteration whose files are taken: those of a shorter one may be those of the next."""
 _LAST_LINES = 20
 _CHUNK = 2**16
+_LONGEST_LINE = 2**16
+"""Bytes of a line; of a longer one the beginning is not read for metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +126,18 @@ class Printed:
         return is_same and not self.has_lines and not self._program.writes_in(self._checkpoint)
 
     def _read(self, output: int) -> None:
-        rest = b""
+        rest = unshown = b""
         with open(output, "rb", buffering=0) as pipe:
             while content := pipe.read(_CHUNK):
                 *lines, rest = (rest + content).split(b"\n")
                 self._add(lines, time.time(), reads=self._is_read and self._file is None)
-                _echo(content)
+                rest = rest[-_LONGEST_LINE:]
+                # Whole lines only: the programs of a gang print into one log, in pieces.
+                unshown += content
+                end = max(unshown.rfind(b"\n"), unshown.rfind(b"\r"), len(unshown) - _LONGEST_LINE) + 1
+                _echo(unshown[:end])
+                unshown = unshown[end:]
+        _echo(unshown)
         if rest:
             self._add([rest], time.time(), reads=self._is_read and self._file is None)
 

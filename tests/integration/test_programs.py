@@ -232,3 +232,16 @@ def test_a_report_outside_a_search_is_printed(tmp_path: Path, capfd: pytest.Capt
     rubberband.report({"loss": 0.5, "epoch": 1})
     assert capfd.readouterr().out == "loss=0.5 epoch=1\n"
     assert rubberband.get_checkpoint() is None
+
+
+def test_lines_reach_the_log_whole(trial: Trial, capfd: pytest.CaptureFixture[str]) -> None:
+    source = """
+        import sys
+        sys.stdout.write("x" * 300_000 + "\\n")
+        print("epoch", 1, "loss=1")
+        sys.stdout.write("the end")
+    """
+    items = trial.run(source, metrics=PRINTED, until_iterations=1, max_iterations=1)
+    assert losses(items) == [(1, 1.0)]
+    shown = capfd.readouterr().out
+    assert shown.startswith("x" * 300_000 + "\nepoch 1 loss=1\n")
