@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -346,10 +347,10 @@ def experiment_schema() -> str:
 
 def _read(path: Path, kind: str = "experiment") -> bytes:
     if path.suffix == ".py" or (re.fullmatch(r"[\w.]+:[\w.]+", path.name) and not path.exists()):
-        trial = f"{path.stem}:train" if path.suffix == ".py" else path.name
+        trial = str(path) if path.suffix == ".py" else path.name
         raise InputError(
-            f"{shown(str(path))} is Python, and no {kind} file; write one for a trial with `rubberband init {trial}`, "
-            "and the trial itself as in docs/write-a-trial.md"
+            f"{shown(str(path))} is Python, and no {kind} file; write one with `rubberband init {shlex.quote(trial)}` "
+            "(docs/commands.md, docs/write-a-trial.md)"
         )
     try:
         with open(path, "rb") as file:

@@ -43,7 +43,7 @@ save_strategy save_total_limit seed skip_memory_metrics tf32 torch_compile torch
 torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id
 train_sampling_strategy use_cache use_cpu use_liger_kernel warmup_steps weight_decay
 """
-"""Arguments that the Trainer itself acts on, or that `fit` sets or keeps (`output_dir`, `save_strategy`)."""
+"""Arguments that the Trainer itself acts on, or that `fit` sets or keeps (such as `output_dir`)."""
 
 
 class Tiny(torch.nn.Module):
@@ -194,11 +194,19 @@ def patient(config):
     fit(made)
 
 
-def test_a_callback_that_stops_the_trainer_ends_the_trial_and_its_patience_goes_on_after_a_resume(store):
-    whole = run(patient, store, until_iterations=9)
+def best_at_end(config):  # as tutorials write it; the metric to compare follows from the argument
+    words = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    made = trainer(config, num_train_epochs=9, **words)
+    made.add_callback(Patience())
+    fit(made)
+
+
+@pytest.mark.parametrize("function", [patient, best_at_end])
+def test_a_callback_that_stops_the_trainer_ends_the_trial_and_its_patience_goes_on_after_a_resume(store, function):
+    whole = run(function, store, until_iterations=9)
     assert [item.ended for item in whole[1:]] == [False, False, True]
-    first = run(patient, store, until_iterations=2)
-    rest = run(patient, store, from_iterations=2, until_iterations=9, checkpoint=first[-1].checkpoint)
+    first = run(function, store, until_iterations=2)
+    rest = run(function, store, from_iterations=2, until_iterations=9, checkpoint=first[-1].checkpoint)
     assert [item.ended for item in rest[1:]] == [True]
 
 
