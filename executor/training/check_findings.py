@@ -34,6 +34,10 @@ class TrialCheck:
     """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps next, continue and gang.
 
     A program's start is in `set-up` if a second iteration (next) shows how long it takes, and else in `iteration`."""
+    first_extra_s: float | None = None
+    """Seconds of a later start within its first iteration, and `cold_extra_s` of the first start: a program's or a
+    distributed function's imports and data. None if it has no such part, or it is not known."""
+    cold_extra_s: float = 0.0
     problems: list[TrialFault] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     step: str = "import"

@@ -77,6 +77,7 @@ class ProgramCheck:
                 start_s = max(0.0, seconds["iteration"] - seconds["next"])
                 seconds["set-up"] += start_s
                 seconds["iteration"] -= start_s
+                self._found.first_extra_s = self._found.cold_extra_s = start_s
             if saved == 0 and segment.max_iterations != 1:
                 is_function = self._found.kind == "function"
                 why = WITHOUT_CHECKPOINT if is_function else f"{runner.unsaved()} (docs/commands.md)"
@@ -117,6 +118,8 @@ class ProgramCheck:
                     found = runner.iterate(segment.until_iterations)
         finally:
             _close(resources)
+        if found and self._found.first_extra_s is not None:
+            self._found.first_extra_s = max(0.0, self._found.seconds["continue"] - self._found.seconds["next"])
         metric, saved = segment.metric, segment.from_iterations
         if found and saved < len(seen) and found[metric] == seen[0][metric] != seen[saved][metric]:
             self._found.remarks.append(

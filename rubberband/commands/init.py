@@ -21,6 +21,7 @@ from rubberband.commands.common import argument, option
 from rubberband.errors import InputError
 
 if TYPE_CHECKING:
+    from rubberband.executor.training.check_findings import TrialCheck
     from rubberband.running.check import CheckReport
     from rubberband.running.program_options import Option, ProgramFindings
 
@@ -104,6 +105,9 @@ class TrialFindings:
     remarks: tuple[str, ...] = ()
     iteration_s: float | None = None
     startup_s: float = 0.0
+    first_extra_s: float | None = None
+    """The part of `startup_s` that passes within a first iteration, and `cold_extra_s` on a fresh worker."""
+    cold_extra_s: float = 0.0
     problems: tuple[str, ...] = ()
 
 
@@ -310,9 +314,6 @@ def _domain(name: str, default: Any) -> tuple[str, str]:
 
 # The iteration that is tried.
 
-_STARTS = {False: ("restore",), True: ("set-up", "restore")}
-"""Whether it is a program -> steps of a start; a restore of other trials sets them up as well."""
-
 
 def _tried(seen: TrialFindings, path: Path, asked: str | None) -> TrialFindings:
     """Try an iteration, for its seconds, and for the metric if it has another name. Problems are kept."""
@@ -326,9 +327,20 @@ def _tried(seen: TrialFindings, path: Path, asked: str | None) -> TrialFindings:
     return replace(
         seen,
         iteration_s=report.trial.seconds.get("iteration") if report.trial.metrics else None,
-        startup_s=sum(report.trial.seconds.get(step, 0.0) for step in _STARTS[report.trial.kind == "program"]),
+        startup_s=_startup_s(report.trial),
+        first_extra_s=report.trial.first_extra_s,
+        cold_extra_s=report.trial.cold_extra_s,
         problems=tuple(problem.line for problem in report.problems),
     )
+
+
+def _startup_s(found: TrialCheck) -> float:
+    """Return the seconds of a start from a checkpoint: the restore, which sets the trial up as well, and its part within
+    the first iteration."""
+    seconds, first_extra_s = found.seconds, found.first_extra_s or 0.0
+    if "restore" in seconds or found.first_extra_s is None:
+        return seconds.get("restore", 0.0) + first_extra_s
+    return seconds["set-up"] - found.cold_extra_s + first_extra_s
 
 
 def _report(seen: TrialFindings, path: Path) -> CheckReport:
@@ -370,6 +382,14 @@ def text_of(seen: TrialFindings, path: Path) -> str:
         measured=measured,
         iteration_s=f"{iteration_s:.2g}",
         startup_s=f"{max(0.1, seen.startup_s):.2g}",
+        extras="" if seen.first_extra_s is None else _extras(seen.first_extra_s, seen.cold_extra_s),
+    )
+
+
+def _extras(first_s: float, cold_s: float) -> str:
+    return (
+        f"  first_iteration_extra: {first_s:.2g}s # of trial_startup, what passes within a first iteration: imports, data\n"
+        f"  cold_iteration_extra: {max(first_s, cold_s):.2g}s # the same on a fresh worker\n"
     )
 
 
@@ -439,7 +459,7 @@ resources:
 profile:
   seconds_per_iteration: {{1: {iteration_s}}}
   trial_startup: {startup_s}s
-"""
+{extras}"""
 
 _TORCH = '''\
 """A trial to start from: put your model and data in place of these. Every method: docs/write-a-trial."""

@@ -234,6 +234,10 @@ class InlineProfile(ScalingWords):
 
     trial_startup_s: Duration = Field(0.0, alias="trial_startup")
     """To gang-start a trial on warm workers; the mean."""
+    first_iteration_extra_s: Duration = Field(0.0, alias="first_iteration_extra")
+    """The part of `trial_startup` that passes within a first iteration: imports and data of a program or function."""
+    cold_iteration_extra_s: Duration = Field(0.0, alias="cold_iteration_extra")
+    """The same on a fresh worker."""
     provision_delay: Delay | None = None
     """From asking for an instance until it runs; `resources.provision_delay` counts where both are written."""
     init_delay: Delay | None = None
@@ -246,6 +250,8 @@ class InlineProfile(ScalingWords):
         return Profile(
             seconds_per_iteration=dict(sorted(self.seconds_per_iteration.items())),
             trial_startup_s=self.trial_startup_s,
+            first_iteration_extra_s=self.first_iteration_extra_s,
+            cold_iteration_extra_s=self.cold_iteration_extra_s,
             **{name: getattr(self, name) for name in VARIATIONS},
             law=self.noise,
             provision_delay_s=provision_delay_s,
@@ -293,7 +299,7 @@ class ProfileFile(ScalingWords):
         """Return the plain values that the planner uses."""
         return replace(
             self.to_inline().to_profile(),
-            **{name: getattr(self, name) for name in _EXTRAS},
+            cold_start_extra_s=self.cold_start_extra_s,
             source="file",
         )
 
@@ -302,6 +308,8 @@ class ProfileFile(ScalingWords):
         return InlineProfile(
             **{name: getattr(self, name) for name in ScalingWords.model_fields},
             trial_startup=self.trial_startup_s,
+            first_iteration_extra=self.first_iteration_extra_s,
+            cold_iteration_extra=self.cold_iteration_extra_s,
             provision_delay=_written_delay(
                 self.provision_delay_s, self.provision_delay_cv, self.provision_delay_samples_s
             ),

@@ -466,6 +466,8 @@ def test_every_component_of_the_noise_is_written_inline_or_in_a_file(tmp_path: P
     inline = {
         "seconds_per_iteration": {1: 10.0},
         "trial_startup": "2s",
+        "first_iteration_extra": "1s",
+        "cold_iteration_extra": "1.5s",
         "trial_cv": 0.1,
         "iteration_cv": 0.2,
         "startup_cv": 0.3,
@@ -477,6 +479,8 @@ def test_every_component_of_the_noise_is_written_inline_or_in_a_file(tmp_path: P
     assert found == Profile(
         seconds_per_iteration={1: 10.0},
         trial_startup_s=2.0,
+        first_iteration_extra_s=1.0,
+        cold_iteration_extra_s=1.5,
         trial_cv=0.1,
         iteration_cv=0.2,
         startup_cv=0.3,

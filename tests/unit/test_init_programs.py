@@ -10,10 +10,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rubberband import cli
+from rubberband.commands.init import TrialFindings, text_of
 from rubberband.errors import InputError
 from rubberband.running.program_options import ProgramFindings, program_of
 from rubberband.spec.experiment import Experiment, Program
-from rubberband.spec.loading import load_experiment
+from rubberband.spec.loading import load_experiment, parse_experiment
 from rubberband.spec.space import Domain
 
 MNIST = """
@@ -179,3 +180,13 @@ def test_a_program_in_another_folder_is_named_from_the_file(here: Path) -> None:
     assert found.command == "python ../train.py ${args}"
     refused = rubberband("init", "nosuch.py", exit_code=1)
     assert str(refused.exception) == f"there is no nosuch.py in {here}; give its path from there"
+
+
+def test_the_part_of_a_start_within_the_first_iteration_is_written() -> None:
+    seen = TrialFindings(
+        entrypoint="trial:train", name="x", space={}, metric="loss", startup_s=9.0, first_extra_s=8.0, cold_extra_s=12.0
+    )
+    profile = parse_experiment(text_of(seen, Path("x.yaml")), source="x.yaml").loaded_profile()
+    assert profile is not None
+    found = profile.trial_startup_s, profile.first_iteration_extra_s, profile.cold_iteration_extra_s
+    assert found == (9.0, 8.0, 12.0)
