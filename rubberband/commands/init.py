@@ -335,8 +335,7 @@ def _tried(seen: TrialFindings, path: Path, asked: str | None) -> TrialFindings:
 
 
 def _startup_s(found: TrialCheck) -> float:
-    """Return the seconds of a start from a checkpoint: the restore, which sets the trial up as well, and its part within
-    the first iteration."""
+    """Return the seconds of a start: of a restore, which sets a trial up as well, and of imports in an iteration."""
     seconds, first_extra_s = found.seconds, found.first_extra_s or 0.0
     if "restore" in seconds or found.first_extra_s is None:
         return seconds.get("restore", 0.0) + first_extra_s
@@ -388,7 +387,7 @@ def text_of(seen: TrialFindings, path: Path) -> str:
 
 def _extras(first_s: float, cold_s: float) -> str:
     return (
-        f"  first_iteration_extra: {first_s:.2g}s # of trial_startup, what passes within a first iteration: imports, data\n"
+        f"  first_iteration_extra: {first_s:.2g}s # of trial_startup, within a first iteration: imports, data\n"
         f"  cold_iteration_extra: {max(first_s, cold_s):.2g}s # the same on a fresh worker\n"
     )
 
