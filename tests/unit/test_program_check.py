@@ -74,7 +74,7 @@ def test_a_program_that_resumes_passes_with_its_times_and_its_checkpoint() -> No
     )
 
 
-def test_the_imports_of_a_program_are_told_from_its_iterations() -> None:
+def test_the_start_of_a_program_is_timed_apart_from_its_iterations() -> None:
     found = checked(LOADS + TRAINS.format(save=SAVES)).trial
     assert found.first_extra_s is not None
     assert min(found.first_extra_s, found.cold_extra_s) > 0.0
