@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import selectors
@@ -22,7 +23,7 @@ from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import pack, unpack
 from rubberband.executor.training.failures import TrainingEnded, WorkerTrace, refused
 from rubberband.executor.training.guard import NOT_STARTED
-from rubberband.executor.training.printed import BESIDE_S, Printed, Signature, signature
+from rubberband.executor.training.printed import BESIDE_S, Printed, Signature, newest, signature
 from rubberband.executor.training.program import Program
 from rubberband.executor.training.program_gang import ProgramGang
 from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO_ON, LINE
@@ -35,6 +36,10 @@ _MOST_SHOWN = 300
 """Characters of the last lines in a failure's message; its details have them whole."""
 _LOOK_S = 0.02
 _FORMED_LOOK_S = 0.1
+_SHORTEST_S = 0.1
+"""Seconds of the shortest iteration whose save is distinguished from a late one: files have times in ticks."""
+_LATE = 0.1
+"""Part of an iteration in which a save belongs to the one before."""
 _WORD_S = 3.0
 """The longest wait for another worker's word, of which the end of this one's program may be a consequence."""
 _OF_PEERS = re.compile(
@@ -67,6 +72,9 @@ class CommandRunner(Runner):
         self._has_news = False
         """Whether they are newer than the checkpoint that was saved last."""
         self._signature: Signature = ()
+        self._changed_at = math.inf
+        self._is_late = False
+        """Whether it has saved after a report, not before."""
         self._iteration = 0
         self._words: list[str] = []
         self._program: Program | None = None
@@ -125,16 +133,33 @@ class CommandRunner(Runner):
 
     def _reported(self) -> Steps:
         """Wait for a report; the program waits for the next step then."""
+        began, self._changed_at = time.time(), math.inf
         self._reports.go_on()
         while (found := self._reports.wait()) is None:
             self._require_life()
+            self._see_change()
             if self._reports.has_begun or not self.announces:
                 yield
         self.ended = found.ended
         folder = self._checkpoint if found.checkpoint is None else Path(self._folder, found.checkpoint)
-        if found.checkpoint is not None or self._has_new_files():
+        if found.checkpoint is not None or (self._has_new_files() and not self._saved_late(began)):
             self._take(self._iteration, found.metrics, folder)
         return found.metrics
+
+    def _see_change(self) -> None:
+        if self._changed_at == math.inf and (found := signature(self._checkpoint)) != self._signature:
+            self._changed_at = newest(found)
+
+    def _saved_late(self, began: float) -> bool:
+        """Whether the program has saved right after the report before.
+
+        Its files are of that one's iteration then, and not of the one that `began` at that time.
+        """
+        took, first = time.time() - began, min(self._changed_at, newest(self._signature))
+        is_first = self._iteration == self._segment.from_iterations + 1
+        late = not is_first and took > _SHORTEST_S and first < began + took * _LATE
+        self._is_late = self._is_late or late
+        return late
 
     def _has_new_files(self) -> bool:
         before, self._signature = self._signature, signature(self._checkpoint)
@@ -177,6 +202,11 @@ class CommandRunner(Runner):
         """Return why its trial would begin again after a pause: the rest of a sentence about the program."""
         if not any(self._checkpoint.iterdir()):
             return "saved nothing in ${checkpoint}; without it, trials are trained from zero after every stage"
+        if self._is_late:
+            return (
+                "saves after it has called rubberband.report, so that the files of an iteration come too late: "
+                "trials are trained from zero after every stage; save first, then report"
+            )
         return (
             f"saved its files more than {BESIDE_S:g} s before or after it printed {self._segment.metric}, so their "
             "iteration is not known: trials are trained from zero after every stage; print right after saving, "
@@ -223,10 +253,10 @@ class CommandRunner(Runner):
         }
         saves = any("${checkpoint}" in word for word in command.words)
         self._printed = Printed(command.metrics, segment.metric, Path(self._folder), self._checkpoint, saves=saves)
-        reading, writing = os.pipe()
         self._words = command.line(segment.config, places)
-        self._program = Program(self._words, environment, self._folder, writing)
-        self._printed.watch(self._program, reading)
+        (output, printing), (errors, complaining) = os.pipe(), os.pipe()
+        self._program = Program(self._words, environment, self._folder, printing, complaining)
+        self._printed.watch(self._program, (output, errors))
 
     def _require_group(self) -> None:
         """Raise TrialFailure if the programs of the gang train each on its own: at the first report, none has met."""

@@ -46,7 +46,18 @@ def main() -> int:
             _send(program, signal.SIGTERM)
             _send(program, signal.SIGCONT)
             stop_at = time.monotonic() + PATIENCE_S
+    while time.monotonic() < stop_at < float("inf") and _has_group(program) and not select.select([0], [], [], 0)[0]:
+        time.sleep(_LOOK_S)  # a shell ends at once, and the program that it ran may still save
     return _end(program)
+
+
+def _has_group(program: int) -> bool:
+    """Whether more than the program itself, which has ended, is left of its process group."""
+    for child in children(os.getpid()):
+        with suppress(OSError):
+            if child != program and os.getpgid(child) == program and os.waitpid(child, os.WNOHANG)[0] == 0:
+                return True
+    return False
 
 
 def _line() -> bytes:
@@ -89,8 +100,8 @@ def _end(program: int) -> int:
     _send(program, signal.SIGKILL)
     _, status = os.waitpid(program, 0)
     _send(program, signal.SIGKILL)
-    while children := _children():
-        for child in children:
+    while left := children(os.getpid()):
+        for child in left:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         while True:
@@ -104,9 +115,14 @@ def _end(program: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _children() -> list[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(word) for word in file.read().split()]
+def children(process: int) -> list[int]:
+    """Return the children of all threads of a process; none of one that is gone."""
+    found = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with suppress(OSError), open(f"/proc/{process}/task/{thread}/children") as file:
+                found += [int(word) for word in file.read().split()]
+    return found
 
 
 if __name__ == "__main__":

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from rubberband.executor.training.failures import refused
 from rubberband.executor.training.program import Program
-from rubberband.values.command import Metrics, metrics_in
+from rubberband.units import shown
+from rubberband.values.command import Metrics, ambiguous, metrics_in
 
 Take = Callable[[int], None]
 """Keeps the files as they are, as those of an iteration; the program is stopped."""
@@ -34,6 +39,10 @@ _LAST_LINES = 20
 _CHUNK = 2**16
 _LONGEST_LINE = 2**16
 """Bytes of a line; of a longer one the beginning is not read for metrics."""
+_REWRITTEN_S = 0.2
+"""Seconds for which a file stays shorter than it was until it is taken for another one."""
+_TAIL = 64
+"""Bytes at the end of what is known of a file, which another file does not have there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +65,11 @@ class Printed:
         self._metric = metric
         self._pattern = None if metrics.pattern is None else re.compile(metrics.pattern)
         self._file = None if metrics.file is None else folder / metrics.file
-        self._file_begin = self._size()
+        self._file_inode, self._file_known = 0, b""
         self._file_rest = b""
+        if self._file is not None and self._file.is_file():
+            self._file_inode, self._file_known = self._file.stat().st_ino, self._file.read_bytes()
+        self._fault: Exception | None = None
         self._checkpoint = checkpoint
         self._saves = saves
         self._lines = deque[Line]()
@@ -67,30 +79,32 @@ class Printed:
         self._before = Line({}, time.time())
         self._signature = signature(checkpoint)
 
-    def watch(self, program: Program, output: int) -> None:
-        """Read the `output` of a program, which is closed then, in a thread."""
+    def watch(self, program: Program, outputs: Collection[int]) -> None:
+        """Read the `outputs` of a program, which are closed then, in a thread."""
         self._program = program
-        self._thread = threading.Thread(target=self._read, args=(output,), name="rubberband output", daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(outputs,), name="rubberband output", daemon=True)
         self._thread.start()
 
     def wait(self) -> Line | None:
-        """Return the next line; None if none comes for a moment."""
+        """Return the next line; None if none comes for a moment. Raises TrialFailure for one with several values."""
         self._look_at_file()
         with self._came:
-            if not self._lines:
+            if not self._lines and self._fault is None:
                 self._came.wait(_LOOK_S)
+            if not self._lines and self._fault is not None:
+                raise self._fault
             return self._lines.popleft() if self._lines else None
 
     def finish(self) -> None:
         """Read the rest of an output whose program has ended."""
         if self._thread is not None:
             self._thread.join()
-        self._look_at_file()
+        self._look_at_file(is_last=True)
 
     @property
     def has_lines(self) -> bool:
         """Whether a line has come that no caller has waited for."""
-        return bool(self._lines)
+        return bool(self._lines) or self._fault is not None
 
     def settle(self, line: Line, iteration: int, take: Take) -> Iterator[None]:
         """Take the files that were saved beside the `line` of an iteration; the program is stopped then."""
@@ -103,7 +117,7 @@ class Printed:
             latest, now, has_ended = signature(self._checkpoint), time.time(), self._program.poll() is not None
             if latest != found:
                 found, changed_at = latest, now
-            is_beside = found != self._signature and _newest(found) >= line.at - BESIDE_S
+            is_beside = found != self._signature and newest(found) >= line.at - BESIDE_S
             if is_beside and (has_ended or now - changed_at > _QUIET_S) and self._is_whole(found):
                 take(iteration)
                 self._signature = found
@@ -125,45 +139,68 @@ class Printed:
         is_same = signature(self._checkpoint) == found
         return is_same and not self.has_lines and not self._program.writes_in(self._checkpoint)
 
-    def _read(self, output: int) -> None:
-        rest = unshown = b""
-        with open(output, "rb", buffering=0) as pipe:
-            while content := pipe.read(_CHUNK):
-                *lines, rest = (rest + content).split(b"\n")
-                self._add(lines, time.time(), reads=self._is_read and self._file is None)
-                rest = rest[-_LONGEST_LINE:]
-                # Whole lines only: the programs of a gang print into one log, in pieces.
-                unshown += content
-                end = max(unshown.rfind(b"\n"), unshown.rfind(b"\r"), len(unshown) - _LONGEST_LINE) + 1
-                _echo(unshown[:end])
-                unshown = unshown[end:]
-        _echo(unshown)
-        if rest:
-            self._add([rest], time.time(), reads=self._is_read and self._file is None)
+    def _read(self, outputs: Collection[int]) -> None:
+        """Read each output by itself: a progress bar on stderr has no end of a line before what comes on stdout."""
+        rests, unshown = dict.fromkeys(outputs, b""), dict.fromkeys(outputs, b"")
+        reads = self._is_read and self._file is None
+        with selectors.DefaultSelector() as selector:
+            for output in outputs:
+                selector.register(output, selectors.EVENT_READ)
+            while selector.get_map():
+                for output in (key.fd for key, _ in selector.select()):
+                    content = os.read(output, _CHUNK)
+                    if not content:
+                        selector.unregister(output)
+                        os.close(output)
+                        continue
+                    *lines, rest = (rests[output] + content).split(b"\n")
+                    self._add(lines, time.time(), reads=reads)
+                    rests[output] = rest[-_LONGEST_LINE:]
+                    unshown[output] = _show(unshown[output] + content)
+        for output in outputs:
+            _echo(unshown[output])
+            self._add([rests[output]] if rests[output] else [], time.time(), reads=reads)
 
-    def _look_at_file(self) -> None:
-        if self._file is None or self._size() <= self._file_begin:
+    def _look_at_file(self, *, is_last: bool = False) -> None:
+        if self._file is None:
             return
-        with open(self._file, "rb") as file:
-            file.seek(self._file_begin)
-            content = file.read()
-            at = os.fstat(file.fileno()).st_mtime
-        self._file_begin += len(content)
-        *lines, self._file_rest = (self._file_rest + content).split(b"\n")
-        self._add(lines, at, reads=True)
+        with suppress(FileNotFoundError), open(self._file, "rb") as file:
+            stat = os.fstat(file.fileno())
+            if content := self._added(file, stat):
+                self._file_known += content
+                *lines, self._file_rest = (self._file_rest + content).split(b"\n")
+                self._add(lines, stat.st_mtime, reads=True)
+        if is_last and self._file_rest:
+            rest, self._file_rest = self._file_rest, b""
+            self._add([rest], time.time(), reads=True)
 
-    def _size(self) -> int:
-        try:
-            return 0 if self._file is None else self._file.stat().st_size
-        except FileNotFoundError:
-            return 0
+    def _added(self, file: IO[bytes], stat: os.stat_result) -> bytes:
+        """Return what the file has beyond what is known of it.
+
+        Programs add to it, write it again with a line more, or begin a new one in place of an earlier start's.
+        """
+        known = self._file_known
+        if stat.st_ino == self._file_inode and stat.st_size >= len(known):
+            end = known[-_TAIL:]
+            file.seek(len(known) - len(end))
+            if (content := file.read()).startswith(end):
+                return content[len(end) :]
+            file.seek(0)
+        content, self._file_inode = file.read(), 0
+        if content.startswith(known):
+            self._file_inode = stat.st_ino
+            return content[len(known) :]
+        if known.startswith(content) and (not content or time.time() - stat.st_mtime < _REWRITTEN_S):
+            return b""  # it may be about to be written again
+        self._file_inode, self._file_known, self._file_rest = stat.st_ino, b"", b""
+        return content
 
     def _add(self, lines: list[bytes], at: float, *, reads: bool) -> None:
         texts = [line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2] for line in lines]
         self.last.extend(text for text in texts if text.strip())
         if not reads:
             return
-        found = [metrics for text in texts if self._metric in (metrics := metrics_in(text, self._pattern))]
+        found = list(self._found_in(texts))
         if not found:
             return
         with self._came:
@@ -172,12 +209,33 @@ class Printed:
             self._lines.extend(Line(metrics, at) for metrics in found)
             self._came.notify()
 
+    def _found_in(self, texts: list[str]) -> Iterator[Mapping[str, float]]:
+        """Iterate over the metrics of the lines that have the metric, up to one with several values of it."""
+        for text in texts:
+            if self._fault is not None or (self._pattern is None and self._metric not in text):
+                continue
+            values = [] if self._pattern is not None else ambiguous(text, self._metric)
+            if values:
+                self._fault = refused(
+                    f"a line has {self._metric} as {' and '.join(values)}: {shown(text.strip())}; say by "
+                    "entrypoint.metrics.pattern which one counts"
+                )
+            elif self._metric in (metrics := metrics_in(text, self._pattern)):
+                yield metrics
+
     def go_on(self) -> None:
         """Let the program continue, unless it has printed a line that the runner has not seen."""
         assert self._program is not None
         with self._came:
             if not self._lines:
                 self._program.go_on()
+
+
+def _show(content: bytes) -> bytes:
+    """Echo whole lines only, as the programs of a gang print into one log; return what remains of them."""
+    end = max(content.rfind(b"\n"), content.rfind(b"\r"), len(content) - _LONGEST_LINE) + 1
+    _echo(content[:end])
+    return content[end:]
 
 
 def _echo(content: bytes) -> None:
@@ -201,7 +259,8 @@ def signature(folder: Path) -> Signature:
     return tuple(found)
 
 
-def _newest(found: Signature) -> float:
+def newest(found: Signature) -> float:
+    """Return the time of the latest change, in seconds since the epoch; 0 without any file."""
     return max((changed for _, _, changed in found), default=0) / 1e9
 
 

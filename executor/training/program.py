@@ -23,8 +23,8 @@ _LOOK_S = 0.001
 class Program:
     """One start of a program."""
 
-    def __init__(self, words: list[str], environment: Mapping[str, str], folder: str, output: int) -> None:
-        """`output`: the pipe that it prints to; it is closed here."""
+    def __init__(self, words: list[str], environment: Mapping[str, str], folder: str, output: int, errors: int) -> None:
+        """`output`, `errors`: the pipes that it prints to; they are closed here."""
         reading, writing = os.pipe()
         order = {"words": words, "environment": dict(environment), "folder": folder, "answer": writing}
         self.began = time.monotonic()
@@ -32,11 +32,12 @@ class Program:
             [sys.executable, "-I", "-S", guard.__file__],
             stdin=subprocess.PIPE,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=errors,
             pass_fds=[writing],
             start_new_session=True,
         )
         os.close(output)
+        os.close(errors)
         os.close(writing)
         self._send(json.dumps(order).encode() + b"\n")
         with os.fdopen(reading) as answer:
@@ -49,21 +50,24 @@ class Program:
     def stop(self) -> None:
         """Stop it and what it started, until `go_on`; it may run a moment longer."""
         self._signal(signal.SIGSTOP)
+        self._signal_others(signal.SIGSTOP)
 
     def pause(self) -> None:
         """Stop it and what it started, until `go_on`, and wait until they have stopped."""
         self.stop()
         deadline = time.monotonic() + _STOPPED_S
-        while any(state in "RS" for _, state in _session(self._pid)) and time.monotonic() < deadline:
+        while any(_runs(process) for process in self._processes()) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
+            self._signal_others(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Let it continue."""
+        self._signal_others(signal.SIGCONT)
         self._signal(signal.SIGCONT)
 
     def writes_in(self, folder: Path) -> bool:
-        """Whether a process of its session has a file of the folder open to write."""
-        return any(_writes(process, str(folder)) for process, _ in _session(self._pid))
+        """Whether one of its processes has a file of the folder open to write."""
+        return any(_writes(process, str(folder)) for process in self._processes())
 
     def end(self) -> None:
         """End it: SIGTERM, and SIGKILL to what is left 10 s later. Idempotent."""
@@ -81,6 +85,21 @@ class Program:
         if self._guard.returncode < 0:  # the guard was killed, and cannot end the session
             self._signal(signal.SIGKILL)
 
+    def _processes(self) -> Iterator[int]:
+        """Iterate over the processes that it consists of: all below the guard, to which none is lost."""
+        found = guard.children(self._guard.pid) if self._guard.returncode is None else []
+        while found:
+            process = found.pop()
+            yield process
+            found += guard.children(process)
+
+    def _signal_others(self, number: int) -> None:
+        """Send a signal to those outside of its process group: torchrun and `timeout` start the program in another."""
+        for process in self._processes():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(process) != self._pid:
+                    os.kill(process, number)
+
     def _signal(self, number: int) -> None:
         if self._pid:  # its number is its own until the guard has seen its end
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -93,17 +112,13 @@ class Program:
             self._guard.stdin.flush()
 
 
-def _session(leader: int) -> Iterator[tuple[str, str]]:
-    """Iterate over the processes of a session and their states, as /proc has them."""
-    for process in os.listdir("/proc"):
-        if process.isdecimal():
-            with contextlib.suppress(OSError):
-                fields = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == leader:
-                    yield process, fields[0]
+def _runs(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "RS"
+    return False
 
 
-def _writes(process: str, folder: str) -> bool:
+def _writes(process: int, folder: str) -> bool:
     with contextlib.suppress(OSError):
         for number in os.listdir(f"/proc/{process}/fd"):
             with contextlib.suppress(OSError):

@@ -120,13 +120,8 @@ class ProgramCheck:
             _close(resources)
         if found and self._found.first_extra_s is not None:
             self._found.first_extra_s = max(0.0, self._found.seconds["continue"] - self._found.seconds["next"])
-        metric, saved = segment.metric, segment.from_iterations
-        if found and saved < len(seen) and found[metric] == seen[0][metric] != seen[saved][metric]:
-            self._found.remarks.append(
-                f"started again from the checkpoint of {counted(saved, 'iteration')}, the {self._found.kind} reports "
-                f"{metric}={found[metric]:.6g} as in its first: it starts from zero at each stage; load its "
-                "checkpoint at the start (docs/commands.md)"
-            )
+        if found and (remark := _of_restart(segment, seen, found, self._found.kind)) is not None:
+            self._found.remarks.append(remark)
         return found
 
     def _compare(self, segment: Segment, store: CheckpointStore, seen: Sequence[Metrics], one: Metrics) -> None:
@@ -155,6 +150,27 @@ class ProgramCheck:
         resources.append(runner)
         runner.begin(checkpoint)
         return runner
+
+
+def _of_restart(segment: Segment, seen: Sequence[Metrics], found: Metrics, kind: str) -> str | None:
+    """Return what is wrong with the first metrics after a second start; None if nothing is known to be."""
+    metric, saved = segment.metric, segment.from_iterations
+    if saved >= len(seen) or found[metric] == seen[saved][metric]:
+        return None
+    begin = f"started again from the checkpoint of {counted(saved, 'iteration')}, the {kind} reports "
+    if found[metric] == seen[0][metric]:
+        advice = "load its checkpoint at the start"
+        advice += ", and report no metric of what is loaded" if saved == 1 else ""
+        return (
+            f"{begin}{metric}={found[metric]:.6g} as in its first: it starts from zero at each stage; {advice} "
+            "(docs/commands.md)"
+        )
+    if found[metric] == seen[saved - 1][metric]:
+        return (
+            f"{begin}{metric}={found[metric]:.6g} of the last of these once more, which counts as a new iteration; "
+            "report no metric of what is loaded, and save before the report (docs/commands.md)"
+        )
+    return None
 
 
 def _close(resources: list[Any]) -> None:

@@ -35,7 +35,10 @@ _PLACE = re.compile(r"\$\$|\$\{([^}]*)\}")
 _ARGS = "${args}"
 _PLAIN = re.compile(r"""[^\s'"\\]+""")
 """Words that are split from a text as they are."""
-_OF_A_SHELL = {"|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1", "&>"}
+_OF_A_SHELL = re.compile(
+    r"(\|\|?|&&?|\S*;|\d*>\S*|\d*>&\d|<\S*|&>\S*|~.*|\$[A-Za-z_].*|\S*(?<!\$)\$[A-Za-z_(]\S*)$", re.DOTALL
+)
+"""Words with a meaning for a shell. One with a space was quoted, as the text after `bash -c` is."""
 _LAUNCHERS = {("torchrun",): "torchrun", ("accelerate", "launch"): "accelerate launch", ("deepspeed",): "deepspeed"}
 
 
@@ -108,7 +111,7 @@ def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
         except ValueError as error:
             raise InputError(f"{shown(command)} cannot be split into words ({error}); close the quotes") from None
         for word in words:
-            if word in _OF_A_SHELL or word.startswith("~") or re.match(r"\$[A-Za-z_]", word):
+            if _OF_A_SHELL.match(word):
                 raise InputError(
                     f"{shown(word)} is for a shell, and no shell runs the command; write [bash, -c, {shown(command)}]"
                 )
@@ -168,16 +171,26 @@ def launcher_of(words: Sequence[str]) -> str | None:
 
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-_PAIR = re.compile(rf"(?<![\w./-])([A-Za-z_][\w./-]*)\s*[=:]\s*({_NUMBER})(?![\w.])", re.IGNORECASE)
+_PAIR = re.compile(
+    rf"(?<![\w./-])([A-Za-z_][\w./-]*)\s*[=:]\s*({_NUMBER})(?!\w|\.\w|,\d)",  # a comma may be a decimal one
+    re.IGNORECASE,
+)
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""Colours and the like, for terminals."""
+_BAR = re.compile(r"^.*?(?:\d+%\|[^|]*\||\d+it )[^\[\]]*\[\d+:\d\d[^\]]*\]")
+"""A progress bar of tqdm: with a description or postfix it has the metric of a step, not of an iteration."""
 
 
 def metrics_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, float]:
-    """Return the metrics in a line of output: of the pattern's named groups, of a JSON object, or of `name=number`."""
+    """Return the metrics in a line of output: of the pattern's named groups, of a JSON object, or of `name=number`.
+
+    Colours and progress bars are left out, except for a pattern.
+    """
     if pattern is not None:
         found = pattern.search(line)
         groups = found.groupdict() if found is not None else {}
         return {name: float(text) for name, text in groups.items() if text is not None and _is_number(text)}
-    text = line.strip()
+    text = _text_of(line)
     if text.startswith("{"):
         content = _content(text)
         return {
@@ -186,6 +199,16 @@ def metrics_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, f
             if isinstance(value, bool) or _is_number(str(value))
         }
     return {name: float(number) for name, number in _PAIR.findall(text)}
+
+
+def ambiguous(line: str, metric: str) -> list[str]:
+    """Return the values of a metric in a line of output that has several, as in `train loss=1 test loss=2`."""
+    found = [number for name, number in _PAIR.findall(_text_of(line)) if name == metric]
+    return found if len(set(found)) > 1 and not _text_of(line).startswith("{") else []
+
+
+def _text_of(line: str) -> str:
+    return _BAR.sub("", _ESCAPE.sub("", line)).strip()
 
 
 def _content(text: str) -> Mapping[Any, Any]:

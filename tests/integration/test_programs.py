@@ -12,6 +12,7 @@ import pytest
 
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.printed import Printed
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentRepeated, SegmentReport
 from rubberband.values.command import Command, Metrics, words_of
@@ -245,3 +246,163 @@ def test_lines_reach_the_log_whole(trial: Trial, capfd: pytest.CaptureFixture[st
     assert losses(items) == [(1, 1.0)]
     shown = capfd.readouterr().out
     assert shown.startswith("x" * 300_000 + "\nepoch 1 loss=1\n")
+
+
+FILE = Metrics(source="stdout", file="metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("loop", "metrics"),
+    [
+        pytest.param(
+            """
+                for step in range(3):
+                    print(f"\\r {30 * step}%|###  | {step}/3 [00:00<00:00, 5.1it/s, loss=9]", end="", file=sys.stderr)
+                print(file=sys.stderr)
+                print(f"loss={1 / epoch}")
+            """,
+            PRINTED,
+            id="a bar with the loss of each step",
+        ),
+        pytest.param(
+            """
+                if epoch % 2:
+                    print(f"\\r {20 * epoch}%|###  | {epoch}/5 [00:00<00:00]", end="", file=sys.stderr, flush=True)
+                    time.sleep(0.05)
+                print(json.dumps({"loss": 1 / epoch}))
+            """,
+            PRINTED,
+            id="a bar over the iterations",
+        ),
+        pytest.param(
+            """
+                open("metrics.jsonl", "a").write("\\n" * (epoch > 1) + f"loss={1 / epoch}")
+            """,
+            FILE,
+            id="a file without a last end of a line",
+        ),
+        pytest.param(
+            """
+                rows.append(f"loss={1 / epoch}\\n")
+                open("draft", "w").write("".join(rows))
+                os.replace("draft", "metrics.jsonl")
+            """,
+            FILE,
+            id="a file that is replaced",
+        ),
+        pytest.param(
+            """
+                rows.append(f"loss={1 / epoch}\\n")
+                open("metrics.jsonl", "w").write("".join(rows))
+            """,
+            FILE,
+            id="a file that is written again",
+        ),
+    ],
+)
+def test_each_iteration_is_read_once(trial: Trial, loop: str, metrics: Metrics) -> None:
+    head = "import json, os, sys, time\nrows = []\nfor epoch in range(1, 6):\n    time.sleep(0.06)\n"
+    source = head + textwrap.indent(textwrap.dedent(loop), "    ")
+    assert losses(trial.run(source, metrics=metrics, until_iterations=5)) == [(n, 1 / n) for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_a_file_of_metrics_may_begin_anew_with_each_start(trial: Trial, mode: str) -> None:
+    source = f"""{RESUMES}
+        (out / "n").write_text(str(epoch))
+        print(f"loss={{1 / epoch}}", file=open("metrics.jsonl", "a"), flush=True)
+    """.replace("for epoch", f'open("metrics.jsonl", "{mode}")\n    for epoch')
+    first = trial.run(source, metrics=FILE)
+    assert resumed(trial, source, FILE, first[-1]) == ([], [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)])
+
+
+def test_a_line_with_two_values_of_the_metric_is_refused(trial: Trial) -> None:
+    [*_, failure] = trial.run('print("train loss=1 test loss=2")', metrics=PRINTED)
+    assert isinstance(failure, SegmentFailure)
+    assert "a line has loss as 1 and 2" in failure.message
+
+
+def test_a_long_line_costs_no_time(trial: Trial) -> None:
+    """A program printed 50 MB without an end of a line, and each chunk copied all before it: 150 s."""
+    source = "import sys\nfor _ in range(20): sys.stdout.write('x' * 10**6)\nprint('\\nloss=1')\nprint('loss=2')"
+    assert losses(trial.run(source, metrics=PRINTED)) == [(1, 1.0), (2, 2.0)]
+
+
+REPORTS_FIRST = f"""{RESUMES.replace("0.12", "0.2")}
+        rubberband.report({{"loss": 1 / epoch}})
+        time.sleep(0.01)
+        for _ in range(8):
+            with open(out / "n", "w") as file:
+                file.write(str(epoch))
+            time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("until", [1, 2, 3])
+def test_files_that_are_saved_after_the_report_are_not_of_the_next_iteration(
+    trial: Trial, until: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The files of iteration 1 were kept as those of 2, so that a trial went on from 1 after 2, and counted 3."""
+    first = trial.run(REPORTS_FIRST, metrics=Metrics(), until_iterations=until)
+    assert until == 1 or "save first, then report" in capfd.readouterr().err
+    repeated, later = resumed(trial, REPORTS_FIRST, Metrics(), first[-1])
+    assert repeated == list(range(1, until + 1))
+    assert later == [(epoch, 1 / epoch) for epoch in range(until + 1, 6)]
+
+
+def test_a_program_below_a_shell_has_time_to_end(trial: Trial) -> None:
+    """The shell died of SIGTERM at once, and the program below it was killed while it saved."""
+    (trial.folder / "below.py").write_text(
+        textwrap.dedent(
+            """
+            import pathlib, signal, time
+            def end(*_):
+                time.sleep(0.3)
+                pathlib.Path("ended").touch()
+                raise SystemExit
+            signal.signal(signal.SIGTERM, end)
+            print("loss=1\\nloss=1", flush=True)
+            time.sleep(1000)
+            """
+        )
+    )
+    command = Command(words=("bash", "-c", f"{sys.executable} below.py; echo done"), metrics=PRINTED)
+    entrypoint = Entrypoint(module="", attribute="", search_path=(str(trial.folder),), command=command)
+    list(run_segment(entrypoint, replace(SEGMENT, max_iterations=5, until_iterations=2), trial.store))
+    assert (trial.folder / "ended").exists()
+
+
+def test_a_program_in_another_session_is_stopped_while_its_files_are_copied(trial: Trial) -> None:
+    """torchrun starts its workers in sessions of their own (pytorch/pytorch#113231)."""
+    inner = PRINTS_FIRST.replace("time.sleep(0.02)", "time.sleep(0.1)")
+    (trial.folder / "inner.py").write_text(textwrap.dedent(inner))
+    run = "subprocess.run([sys.executable, 'inner.py', *sys.argv[1:]], start_new_session=True)"
+    outer = f"import subprocess, sys\n{run}"
+    first = trial.run(outer, metrics=PRINTED)
+    assert resumed(trial, outer, PRINTED, first[-1]) == ([], [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)])
+
+
+@pytest.mark.xfail(strict=True, reason="checkpoints/folders.py stores what a link leads to, also inside of the folder")
+def test_a_link_to_the_latest_checkpoint_stays_a_link(trial: Trial) -> None:
+    source = """
+        import os, pathlib, sys, rubberband
+        out = pathlib.Path(sys.argv[1])
+        begin = int((out / "latest" / "n").read_text()) if (out / "latest").exists() else 0
+        for epoch in range(begin + 1, 6):
+            (out / str(epoch)).mkdir(exist_ok=True)
+            (out / str(epoch) / "n").write_text(str(epoch))
+            os.symlink(str(epoch), out / "draft")
+            os.replace(out / "draft", out / "latest")
+            rubberband.report({"loss": 1 / epoch})
+    """
+    first = trial.run(source)
+    items = trial.run(source, from_iterations=2, until_iterations=9, max_iterations=9, checkpoint=first[-1].checkpoint)
+    assert losses(items) == [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)]
+
+
+@pytest.mark.xfail(strict=True, reason="metrics: {file: …} has one path for all trials of a machine")
+def test_two_trials_at_once_do_not_read_each_others_file(tmp_path: Path) -> None:
+    mine, other = (Printed(FILE, "loss", tmp_path, tmp_path / name, saves=False) for name in ("mine", "other"))
+    (tmp_path / "metrics.jsonl").write_text("loss=1\n")
+    assert mine.wait() is not None
+    assert other.wait() is None

@@ -15,7 +15,7 @@ import rubberband
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
-from rubberband.values.command import Command, check_names, metrics_in, unused, words_of
+from rubberband.values.command import Command, ambiguous, check_names, metrics_in, unused, words_of
 
 PLACES = {"checkpoint": "/run/out", "max_t": "9"}
 
@@ -46,10 +46,30 @@ def test_a_text_is_split_as_a_shell_does(words: list[str]) -> None:
     assert words_of(shlex.join(words)) == (*words, "${args}")
 
 
-@pytest.mark.parametrize("text", ["a | b", "a && b", "a > log", "python $HOME/x.py", "~/x.py", "a 2>&1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a | b",
+        "a && b",
+        "a > log",
+        "python $HOME/x.py",
+        "~/x.py",
+        "a 2>&1",
+        "a >log",
+        "a 2>log",
+        "a; b",
+        "a --data=$HOME/x",
+        "a --at=$(date)",
+    ],
+)
 def test_a_word_of_a_shell_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="no shell runs the command; write \\[bash, -c"):
         words_of(text)
+
+
+@pytest.mark.parametrize("text", ["bash -c 'cd $HOME; train ${lr} > log'", "a --p=x;y ${lr}", "a '1 < 2' $${x}"])
+def test_a_quoted_word_of_a_shell_is_taken(text: str) -> None:
+    assert words_of(text) == tuple(shlex.split(text))
 
 
 def test_a_place_that_nothing_fills_is_refused() -> None:
@@ -70,10 +90,24 @@ def test_a_place_that_nothing_fills_is_refused() -> None:
         ("loss=nan", {"loss": math.nan}),
         ("nothing", {}),
         ("{broken loss", {}),
+        ("\x1b[32mloss\x1b[0m: 0.5 \x1b[1macc=1\x1b[0m", {"loss": 0.5, "acc": 1}),
+        ("loss=0,123 acc=1,234.5", {}),
+        ("loss=1,acc=2", {"loss": 1, "acc": 2}),
+        ("done, loss=0.5.", {"loss": 0.5}),
+        ("saved loss=0.25.ckpt", {}),
+        ("loss=0.9:  50%|█████     | 1/2 [00:01<00:01,  1.0it/s, loss=0.8]", {}),
+        ("3it [00:01,  1.0it/s, loss=0.8]", {}),
+        ('  0%|          | 0/5 [00:00<?, ?it/s]{"loss": 0.3}', {"loss": 0.3}),
     ],
 )
 def test_a_line_has_its_metrics(line: str, metrics: dict[str, float]) -> None:
-    assert json.dumps(metrics_in(line)) == json.dumps(metrics)
+    assert json.dumps(metrics_in(line)) == json.dumps({name: float(value) for name, value in metrics.items()})
+
+
+def test_a_line_with_two_values_of_a_metric_is_ambiguous() -> None:
+    assert ambiguous("train loss=1 test loss=2 acc=3", "loss") == ["1", "2"]
+    assert not ambiguous("train loss=1 test loss=2 acc=3", "acc")
+    assert not ambiguous("loss=1 loss=1", "loss")
 
 
 def test_a_pattern_names_the_metrics() -> None:

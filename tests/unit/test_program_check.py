@@ -86,7 +86,7 @@ def test_the_start_of_a_program_is_timed_apart_from_its_iterations() -> None:
         (
             LOADS + "done = 0" + TRAINS.format(save=SAVES),
             "started again from the checkpoint of 1 iteration, the program reports loss=1 as in its first: it starts "
-            "from zero at each stage; load its checkpoint at the start (docs/commands.md)",
+            "from zero at each stage; load its checkpoint at the start, and report no metric of what is loaded",
         ),
         (LOADS + TRAINS.format(save="pass"), "the program saved nothing in ${checkpoint}"),
         (LOADS + "rubberband.report({'loss': 1})", "the program ended after one report"),
@@ -190,6 +190,14 @@ def test_a_distributed_function_is_compared_on_two_workers(here: Path) -> None:
 def test_a_gang_that_cannot_train_is_a_problem(source: str, problem: str) -> None:
     [found] = checked(LOADS + source, "python train.py ${checkpoint} ${lr}", most=2).problems
     assert problem in found.line
+
+
+def test_a_metric_of_the_loaded_checkpoint_gets_a_remark() -> None:
+    loads = LOADS + "if done: print(f'=> loaded epoch {done}, loss={1 / done}')\n"
+    prints = "print(f'loss={1 / epoch}')"
+    trains = f"for epoch in range(done + 1, 9):\n    time.sleep(0.12)\n    if epoch > 1: {SAVES}\n    {prints}"
+    report = checked(loads + trains, metrics="stdout")
+    assert any("reports loss=0.5 of the last of these once more" in remark for remark in report.remarks), report.remarks
 
 
 def test_a_script_is_checked_without_a_file() -> None:
