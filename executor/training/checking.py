@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.check_findings import TrialCheck, TrialFault
-from rubberband.executor.training.distributed import WIDEST, is_distributed
+from rubberband.executor.training.distributed import GANGS, is_distributed
 from rubberband.executor.training.entrypoint import Entrypoint, NotHereError
 from rubberband.executor.training.failures import (
     GangBroken,
@@ -77,6 +77,8 @@ class CheckOrder:
     """Its first iteration, on one worker; a trial of no more than one is not continued."""
     max_gpus: int
     """The most GPUs of a trial."""
+    gangs: tuple[int, ...] = (1,)
+    """The numbers of GPUs that a plan may give a trial."""
     device_id: str = ""
     """The GPU in CUDA_VISIBLE_DEVICES; empty: the CPU."""
 
@@ -466,7 +468,7 @@ def main() -> None:
     order: CheckOrder = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_driver, daemon=True).start()
     order.entrypoint.environment.put()
-    os.environ[WIDEST] = str(order.max_gpus)
+    os.environ[GANGS] = ",".join(map(str, order.gangs))
     with os.fdopen(int(sys.argv[1]), "w") as answers:
         _Check(order, answers).run()
         sys.stdout.flush()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from math import lcm
 from typing import Any, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MARK = "__rubberband_distributed__"
-WIDEST = "RUBBERBAND_WIDEST_GANG"
-"""Variable with the most workers that a trial may get, while `check` trains it on fewer."""
+GANGS = "RUBBERBAND_GANGS"
+"""Variable with the numbers of workers that a plan may give a trial, such as 1,2,3,4; `check` trains it on fewer."""
 
 
 def distributed(function: _Function) -> _Function:
@@ -37,10 +38,12 @@ def per_worker(batch_size: int) -> int:
     Raises ValueError if the batch cannot be divided equally.
     """
     here = int(os.environ.get("WORLD_SIZE", "1"))
-    for workers in (here, int(os.environ.get(WIDEST, "1"))):
+    planned = [int(size) for size in os.environ.get(GANGS, "1").split(",")]
+    for workers in (here, *planned):
         if batch_size < 1 or batch_size % workers:
+            every = lcm(here, *planned)
             raise ValueError(
-                f"per_worker({batch_size}): a batch of {batch_size} cannot be divided equally among {workers} workers; "
-                f"give a multiple of {workers}, or limit resources.gpus_per_trial.max"
+                f"per_worker({batch_size}): a batch of {batch_size} cannot be divided equally among {workers} workers, "
+                f"which a trial may get; give a multiple of {every}, or limit resources.gpus_per_trial"
             )
     return batch_size // here

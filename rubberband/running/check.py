@@ -32,7 +32,7 @@ from rubberband.running.sending import unsent_of
 from rubberband.spec.experiment import Experiment, Program
 from rubberband.units import format_duration
 from rubberband.values.command import unused, words_of
-from rubberband.values.offer import Offer
+from rubberband.values.offer import Offer, gang_sizes
 from rubberband.values.plan import total_iterations
 from rubberband.values.profile import Profile
 
@@ -204,7 +204,7 @@ def _passed(experiment: Experiment, entrypoint: Entrypoint, home: Path, max_gpus
         return None
     words = experiment.to_words()
     parts = [words["search"].get(key) for key in ("space", "metric", "also")]
-    parts.append("gang" if max_gpus > 1 else None)
+    parts.append(_gangs(experiment, max_gpus) if max_gpus > 1 else None)
     if experiment.resources.env:
         parts.append(experiment.resources.env)
     if experiment.training.mode == "async":
@@ -230,7 +230,8 @@ def _checked(
         until, device = time.monotonic() + limit_s, "cuda" if gpu else "cpu"
         for number, configuration in enumerate(experiment.configurations()[:TRIALS]):
             segment = _segment(experiment, number, configuration, seeds[number], device)
-            order = CheckOrder(entrypoint=entrypoint, segment=segment, max_gpus=max_gpus, device_id=gpu)
+            gangs = _gangs(experiment, max_gpus)
+            order = CheckOrder(entrypoint=entrypoint, segment=segment, max_gpus=max_gpus, gangs=gangs, device_id=gpu)
             left_s = max(1.0, until - time.monotonic())
             found = check(order, limit_s=left_s, output=output, cancelled=cancelled)
             report = CheckReport(
@@ -331,6 +332,13 @@ def named_entrypoint(experiment: Experiment, search_path: Sequence[str | os.Path
             "trial, or put the trial into a module of its own"
         )
     return replace(found, environment=environment)
+
+
+def _gangs(experiment: Experiment, max_gpus: int) -> tuple[int, ...]:
+    """Return the numbers of GPUs, up to `max_gpus`, that a plan may give a trial on any instance type."""
+    on_demand = experiment.resources.model_copy(update={"market": "on_demand"})  # the price of spot may be unknown
+    least = experiment.resources.gpus_per_trial.min
+    return tuple(sorted({size for each in offers(on_demand) for size in gang_sizes(each.gpus, least, max_gpus)}))
 
 
 def widest_gang(experiment: Experiment, table: Table | None, profiles: Profiles | None) -> int:

@@ -67,8 +67,8 @@ def test_a_resized_loop_of_accelerate_learns_what_one_never_resized_learns(worke
         ("raises_at_rank_1", "KeyError: 'no such sample'"),
         (
             "odd_batch",
-            "ValueError: per_worker(15): a batch of 15 cannot be divided equally among 2 workers; give a multiple of "
-            "2, or limit resources.gpus_per_trial.max",
+            "ValueError: per_worker(15): a batch of 15 cannot be divided equally among 2 workers, which a trial may "
+            "get; give a multiple of 2, or limit resources.gpus_per_trial",
         ),
         (
             "without_report",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rubberband
-from rubberband.executor.training.distributed import WIDEST, is_distributed
+from rubberband.executor.training.distributed import GANGS, is_distributed
 from rubberband.executor.training.entrypoint import Entrypoint, is_function
 
 SOURCE = """
@@ -22,22 +22,33 @@ def plain(config): ...
 """
 
 
-@pytest.mark.parametrize(("workers", "widest", "share"), [(None, None, 64), ("4", None, 16), ("1", "2", 64)])
-def test_a_batch_is_divided_among_the_workers(monkeypatch, workers, widest, share):
-    for name, value in (("WORLD_SIZE", workers), (WIDEST, widest)):
+@pytest.mark.parametrize(("workers", "gangs", "share"), [(None, None, 64), ("4", None, 16), ("1", "1,2,4", 64)])
+def test_a_batch_is_divided_among_the_workers(monkeypatch, workers, gangs, share):
+    for name, value in (("WORLD_SIZE", workers), (GANGS, gangs)):
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     assert rubberband.per_worker(64) == share
 
 
-@pytest.mark.parametrize(("name", "number"), [("WORLD_SIZE", 4), (WIDEST, 4)])
-def test_a_batch_that_cannot_be_divided_is_refused_also_when_fewer_workers_check_it(monkeypatch, name, number):
-    monkeypatch.setenv(name, str(number))
+@pytest.mark.parametrize(
+    ("name", "found", "workers", "every"),
+    [("WORLD_SIZE", "4", 4, 4), (GANGS, "1,4", 4, 4), (GANGS, "1,2,3,4", 4, 12)],
+)
+def test_a_batch_that_cannot_be_divided_is_refused_also_when_fewer_workers_check_it(
+    monkeypatch, name, found, workers, every
+):
+    monkeypatch.setenv(name, found)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole text follows
         rubberband.per_worker(30)
     assert str(caught.value) == (
-        "per_worker(30): a batch of 30 cannot be divided equally among 4 workers; give a multiple of 4, or limit "
-        "resources.gpus_per_trial.max"
+        f"per_worker(30): a batch of 30 cannot be divided equally among {workers} workers, which a trial may get; give "
+        f"a multiple of {every}, or limit resources.gpus_per_trial"
     )
+
+
+def test_a_batch_is_refused_for_a_gang_between_those_that_divide_it(monkeypatch):
+    monkeypatch.setenv(GANGS, "1,2,3,4")
+    with pytest.raises(ValueError, match="among 3 workers, which a trial may get; give a multiple of 12"):
+        rubberband.per_worker(64)
 
 
 def test_a_distributed_function_may_have_many_gpus_and_others_one(tmp_path):
