@@ -26,11 +26,12 @@ from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.printed import BESIDE_S, Printed, Signature, newest, signature
 from rubberband.executor.training.program import Program
 from rubberband.executor.training.program_gang import ProgramGang
-from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO_ON, LINE
+from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO_ON, LINE, short
 from rubberband.executor.training.runner import Runner, Steps, clean_metrics
 from rubberband.executor.training.segment import Segment
 from rubberband.units import counted
 from rubberband.values.command import Command
+from rubberband.values.environment import Environment
 
 _MOST_SHOWN = 300
 """Characters of the last lines in a failure's message; its details have them whole."""
@@ -59,9 +60,12 @@ class CommandRunner(Runner):
     announces = False
     """Whether the process says when its start is over; it counts as over at once otherwise."""
 
-    def __init__(self, command: Command, segment: Segment, folder: str, gang: ProgramGang) -> None:
-        """`folder`: that of its process."""
+    def __init__(
+        self, command: Command, segment: Segment, folder: str, gang: ProgramGang, environment: Environment
+    ) -> None:
+        """`folder`: that of its process; `environment`: its secrets are masked in failures."""
         self._command, self._segment, self._folder, self._gang = command, segment, folder, gang
+        self._masked = environment.masked
         self._place = Path(tempfile.mkdtemp(prefix="rubberband-program-"))
         self._checkpoint = self._place / "checkpoint"
         self._checkpoint.mkdir()
@@ -311,7 +315,7 @@ class CommandRunner(Runner):
             )
         else:
             line = f"{self._command} ended with exit code {code} {after}"
-        last = " | ".join(line.strip() for line in self._printed.last)
+        last = self._masked(" | ".join(line.strip() for line in self._printed.last))  # before it is cut
         if last and not why:
             line += f"; its last lines: {last if len(last) <= _MOST_SHOWN else f'…{last[-_MOST_SHOWN:]}'}"
         failure = refused(line)
@@ -356,7 +360,8 @@ class _Reports:
         self._found = deque[_Report]()
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        with short(str(path)) as name:
+            self._listener.bind(name)
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self.has_begun = False

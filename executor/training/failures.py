@@ -13,11 +13,13 @@ import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rubberband.errors import CheckpointError, CheckpointLostError
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.training.segment import SegmentFailure
+from rubberband.values.environment import Environment
 
 if TYPE_CHECKING:
     import torch
@@ -90,12 +92,16 @@ class Peers(ABC):
         """Report to them that this worker failed, and why."""
 
 
-def describe(error: BaseException, *, in_gang: bool, broken: str = "") -> SegmentFailure:
+def describe(
+    error: BaseException, *, in_gang: bool, broken: str = "", environment: Environment | None = None
+) -> SegmentFailure:
     """Return the failure to report; `in_gang`: whether the workers depend on each other's collectives.
 
-    `broken` says how the gang lost another worker before: then any error may follow from that.
+    `broken` says how the gang lost another worker before: then any error may follow from that. The secrets of
+    `environment` are masked before a text is cut: what is left of one would not be found later.
     """
-    details = _kept(printable("".join(traceback.format_exception(error))))
+    masked = (environment or Environment()).masked
+    details = _kept(masked(printable("".join(traceback.format_exception(error)))))
     if broken and not isinstance(error, CheckpointError):
         return SegmentFailure(kind="raised", message=printable(broken), details=details, secondary=True)
     if isinstance(error, FailedInProcess):
@@ -114,7 +120,7 @@ def describe(error: BaseException, *, in_gang: bool, broken: str = "") -> Segmen
             kind="checkpoint", message=printable(str(error)), details=details, secondary=False, lost=lost
         )
     secondary = in_gang and is_broken_collective(error) and not lacks_memory(error)
-    message = f"{one_line(error)}{_remedy(error)}"
+    message = f"{one_line(error, masked)}{_remedy(error)}"
     kind: FailureKind = "gpu" if is_of_machine(error) else "raised"
     return SegmentFailure(kind=kind, message=message, details=details, secondary=secondary)
 
@@ -150,9 +156,9 @@ def _kept(details: str) -> str:
     return f"{details[:half]}\n[{left_out:,} characters are left out here]\n{details[-half:]}"
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException, masked: Callable[[str], str] = str) -> str:
     """Return `Type: text`, in one line of at most 300 characters."""
-    text = str(error)
+    text = masked(str(error))
     if is_of_cuda(error):  # general advice follows
         text = text.partition("\n")[0]
     text = printable(" ".join(text.split()))

@@ -34,8 +34,9 @@ class FunctionProcessRunner(CommandRunner):
 
     def __init__(self, entrypoint: Entrypoint, segment: Segment, gang: ProgramGang) -> None:
         words = (sys.executable, "-P", "-m", __name__)
-        super().__init__(Command(words=words, name=str(entrypoint)), segment, os.getcwd(), gang)
-        order = (replace(entrypoint, environment=Environment()), segment)
+        super().__init__(Command(words=words, name=str(entrypoint)), segment, os.getcwd(), gang, entrypoint.environment)
+        # The values of secrets are in the process's environment, and in no file.
+        order = (replace(entrypoint, environment=Environment()), segment, list(entrypoint.environment.secrets))
         (self._place / _ORDER).write_bytes(pickle.dumps(order))
 
     def _failure(self, code: int) -> Exception:
@@ -57,7 +58,7 @@ class FunctionProcessRunner(CommandRunner):
 def main() -> None:
     """Call the function of the order."""
     place = Path(os.environ[reporting.LINE]).parent
-    entrypoint, segment = pickle.loads((place / _ORDER).read_bytes())
+    entrypoint, segment, names = pickle.loads((place / _ORDER).read_bytes())
     try:
         function = entrypoint.load()
         reporting.begin()
@@ -66,7 +67,8 @@ def main() -> None:
         if isinstance(returned, Mapping) and not reporting.has_reported():
             reporting.report_to_worker(flat(returned), None, ended=True)
     except BaseException as error:
-        failure = describe(error, in_gang=segment.num_workers > 1)
+        environment = Environment(secrets={name: os.environ[name] for name in names if os.environ.get(name)})
+        failure = describe(error, in_gang=segment.num_workers > 1, environment=environment)
         (place / _FAILURE).write_bytes(pickle.dumps(failure))
         print(failure.details, file=sys.stderr, flush=True)
         sys.stdout.flush()

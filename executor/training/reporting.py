@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -120,11 +121,23 @@ def report_to_worker(metrics: Mapping[str, Any], checkpoint: Any, *, ended: bool
         raise SystemExit("rubberband: the segment of this trial is over")
 
 
+@contextmanager
+def short(path: str) -> Iterator[str]:
+    """Yield another name of a socket's path: names of sockets have at most 107 bytes, and TMPDIR may have more."""
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
+
+
 def _connection() -> socket.socket:
     connection = _connections.get(os.getpid())
     if connection is None:
-        connection = _connections[os.getpid()] = socket.socket(socket.AF_UNIX)
-        connection.connect(os.environ[LINE])
+        with short(os.environ[LINE]) as path:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(path)
+        _connections[os.getpid()] = connection
     return connection
 
 

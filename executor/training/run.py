@@ -103,7 +103,7 @@ def run_segment(
         except GeneratorExit:
             raise
         except BaseException as error:
-            failure = _described(error, segment, resources)
+            failure = _described(error, entrypoint, segment, resources)
             if failures.context_is_lost():
                 failure = replace(failure, context_lost=True)
         # The error is gone by now, and with it what its frames hold. To close may take long, so this comes first.
@@ -115,11 +115,14 @@ def run_segment(
             _close(resources.pop(), segment)
 
 
-def _described(error: BaseException, segment: Segment, resources: Sequence[_Closable]) -> SegmentFailure:
+def _described(
+    error: BaseException, entrypoint: Entrypoint, segment: Segment, resources: Sequence[_Closable]
+) -> SegmentFailure:
     """Return the failure to report; the other workers of the gang learn of it if it does not come from one of them."""
     gang = next((each for each in resources if isinstance(each, Peers)), None)
     in_gang = segment.num_workers > 1 or segment.training is not None
-    failure = describe(error, in_gang=in_gang, broken="" if gang is None else gang.broken)
+    broken = "" if gang is None else gang.broken
+    failure = describe(error, in_gang=in_gang, broken=broken, environment=entrypoint.environment)
     if gang is not None and not failure.secondary:
         gang.fail(failure.message)
     return failure
@@ -216,7 +219,7 @@ def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closa
 
         gang = ProgramGang.join(segment)
         resources.append(gang)
-        return CommandRunner(target, segment, entrypoint.search_path[0], gang)
+        return CommandRunner(target, segment, entrypoint.search_path[0], gang, entrypoint.environment)
     if is_distributed(target):
         from rubberband.executor.training.function_process import FunctionProcessRunner
         from rubberband.executor.training.program_gang import ProgramGang
@@ -266,7 +269,7 @@ def run_server(entrypoint: Entrypoint, segment: Segment, index: int, listener: s
         try:
             _serve(entrypoint, segment, index, listener, resources)
         except BaseException as error:
-            failure = describe(error, in_gang=True)
+            failure = describe(error, in_gang=True, environment=entrypoint.environment)
     while resources:
         _close(resources.pop(), segment)
     return failure

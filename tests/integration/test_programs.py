@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
+import tempfile
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +19,7 @@ from rubberband.executor.training.printed import Printed
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentRepeated, SegmentReport
 from rubberband.values.command import Command, Metrics, words_of
+from rubberband.values.environment import Environment
 from tests.builders.segments import SEGMENT
 
 RESUMES = """
@@ -69,6 +73,7 @@ class Trial:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = open_store(str(folder / "store"))
+        self.environment = Environment()
 
     def run(
         self, source: str, words: str = "${checkpoint}", *, metrics: Metrics | None = None, **changes: Any
@@ -76,7 +81,9 @@ class Trial:
         """Return all items of a segment of a program."""
         (self.folder / "train.py").write_text(textwrap.dedent(source))
         command = Command(words=words_of(f"{sys.executable} train.py {words}"), metrics=metrics or Metrics())
-        entrypoint = Entrypoint(module="", attribute="", search_path=(str(self.folder),), command=command)
+        entrypoint = Entrypoint(
+            module="", attribute="", search_path=(str(self.folder),), command=command, environment=self.environment
+        )
         segment = replace(SEGMENT, **{"max_iterations": 5, "until_iterations": 2, **changes})
         return list(run_segment(entrypoint, segment, self.store))
 
@@ -406,3 +413,77 @@ def test_two_trials_at_once_do_not_read_each_others_file(tmp_path: Path) -> None
     (tmp_path / "metrics.jsonl").write_text("loss=1\n")
     assert mine.wait() is not None
     assert other.wait() is None
+
+
+SECRET = "hf_0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.mark.parametrize("length", range(260, 300, 13))
+def test_a_failure_whose_last_lines_are_cut_has_no_part_of_a_secret(trial: Trial, length: int) -> None:
+    source = f"import os; print(os.environ['HF_TOKEN'] + '-' * {length}); raise SystemExit(3)"
+    trial.environment = Environment(secrets={"HF_TOKEN": SECRET})
+    with trial.environment.within():
+        [*_, failure] = trial.run(source)
+    assert isinstance(failure, SegmentFailure)
+    assert "exit code 3" in failure.message
+    assert "wxyz" not in failure.message + failure.details
+
+
+def test_each_line_of_a_file_is_read_once_and_whole(trial: Trial) -> None:
+    (trial.folder / "metrics.jsonl").write_text('{"loss": 9}\n')
+    source = """
+        import time
+        with open("metrics.jsonl", "a", buffering=1) as file:
+            for number in (1, 25, 3):
+                text = '{"loss": %d}\\n' % number
+                for part in (text[:10], text[10:]):
+                    file.write(part)
+                    file.flush()
+                    time.sleep(0.05)
+    """
+    items = trial.run(source, metrics=Metrics(source="stdout", file="metrics.jsonl"), until_iterations=3)
+    assert losses(items) == [(1, 1.0), (2, 25.0), (3, 3.0)]
+
+
+def test_a_last_line_counts_without_its_end(trial: Trial) -> None:
+    source = "import sys; sys.stdout.write('loss=1\\r\\nloss=2\\rloss=3')"
+    items = trial.run(source, metrics=PRINTED, until_iterations=9, max_iterations=9)
+    assert losses(items) == [(1, 1.0), (2, 3.0)]
+    assert isinstance(items[-1], SegmentEnded)
+
+
+def test_a_program_that_resumes_from_older_files_is_started_at_their_iterations(trial: Trial) -> None:
+    source = """
+        import pathlib, sys, rubberband
+        with open("starts", "a") as starts:
+            print(*sys.argv[2:], file=starts)
+        for epoch in range(int(sys.argv[2]) + 1, 6):
+            if epoch == 1:
+                pathlib.Path(sys.argv[1], "n").write_text("1")
+            rubberband.report({"loss": 1 / epoch})
+    """
+    words = "${checkpoint} ${iterations} ${max_t}"
+    first = trial.run(source, words)
+    assert (losses(first), first[-1].saved_iterations) == ([(1, 1.0), (2, 0.5)], 1)
+    later = trial.run(source, words, from_iterations=2, until_iterations=3, checkpoint=first[-1].checkpoint)
+    assert [item.iterations for item in later if isinstance(item, SegmentRepeated)] == [2]
+    assert losses(later) == [(3, 1 / 3)]
+    assert later[-1].saved_iterations == 1  # it has saved nothing since
+    assert (trial.folder / "starts").read_text() == "0 5\n1 5\n"
+
+
+def test_a_program_reads_nothing(trial: Trial) -> None:
+    items = trial.run("import sys, rubberband; rubberband.report({'loss': len(sys.stdin.read())})", until_iterations=1)
+    assert losses(items) == [(1, 0.0)]
+
+
+def test_a_segment_leaves_no_file_and_no_descriptor(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = trial.folder / f"long{'-' * 100}"  # longer than a name of a socket may be
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    trial.run(REPORTS)
+    before = len(os.listdir("/proc/self/fd"))
+    trial.run(REPORTS)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [path.name for path in scratch.iterdir() if path.name.startswith("rubberband-program-")] == []

@@ -20,6 +20,7 @@ from tests.mutation import (
     plans,
     predictions,
     profiles,
+    programs,
     ray_tune,
     service,
     training,
@@ -47,5 +48,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *ray_tune.MUTANTS,
     *profiles.MUTANTS,
     *memory.MUTANTS,
+    *programs.MUTANTS,
 )
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "names are of one bug each"

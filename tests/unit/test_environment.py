@@ -22,6 +22,7 @@ from rubberband.errors import InputError
 from rubberband.executor.logs import trial_log
 from rubberband.executor.logs.trial_log import TrialLog
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.failures import MOST_DETAILS, describe
 from rubberband.running.check import named_entrypoint
 from rubberband.running.profile import content_to_measure
 from rubberband.values.environment import Environment
@@ -206,3 +207,14 @@ def test_a_service_takes_only_variables_that_its_operator_lists(
         require_allowed(experiment(**words), settings)
     assert str(caught.value.detail) == line
     require_allowed(experiment(env={"DATA": "/d"}, secrets=["HF_TOKEN"]), replace(settings, env=("DATA",)))
+
+
+@pytest.mark.parametrize("length", [*range(258, 290, 4), *range(MOST_DETAILS // 2 - 400, MOST_DETAILS // 2, 9)])
+def test_a_failure_that_is_cut_has_no_part_of_a_secret(length: int) -> None:
+    environment = Environment(secrets={"HF_TOKEN": TOKEN})
+    try:
+        raise ValueError("-" * length + TOKEN + "-" * MOST_DETAILS)
+    except ValueError as error:
+        found = describe(error, in_gang=False, environment=environment)
+    for part in (TOKEN[:6], TOKEN[-6:]):
+        assert part not in found.message + found.details

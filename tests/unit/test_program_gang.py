@@ -1,0 +1,58 @@
+"""The gang of a program: who is where, which GPUs each program sees, and whose report counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rubberband.executor.training import program_gang, reporting, worker_process
+from rubberband.executor.training.lifeline import connected
+from rubberband.executor.training.program_gang import ProgramGang
+from tests.builders.segments import SEGMENT
+
+GPUS = {0: "10", 1: "9", 2: "0", 3: "3"}
+"""By rank: ranks 0 and 2 are on one machine, 1 and 3 on another one."""
+
+
+def test_workers_that_come_in_any_order_have_their_places_and_the_gpus_of_their_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = program_gang._Worker(0, "machine 0", GPUS[0])
+    monkeypatch.setattr(program_gang._Worker, "here", lambda segment: mine)
+    port = worker_process.reserve_port()
+    others = {rank: connected("127.0.0.1", port, rank, 5.0)[0] for rank in (3, 1, 2)}
+    for rank, line in others.items():
+        program_gang._write(line, {"machine": f"machine {rank % 2}", "gpus": GPUS[rank]})
+    gang = ProgramGang.join(replace(SEGMENT, num_workers=4, rendezvous=f"tcp://127.0.0.1:{port}", device="cuda"))
+    answer: Any = program_gang._read(others[2])
+    assert answer["workers"] == [[f"machine {rank % 2}", GPUS[rank]] for rank in range(4)]
+    workers = [program_gang._Worker(rank, *words) for rank, words in enumerate(answer["workers"])]
+    places = program_gang._places(workers, "127.0.0.1", answer["port"])
+    assert places[0] == gang.place
+    assert [place.gpus for place in places] == ["10,0", "9,3", "10,0", "9,3"]
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    found = [[place.variables("run")[name] for name in names] for place in places]
+    assert found == [
+        ["0", "4", "0", "2", "0", "0", "2"],
+        ["1", "4", "0", "2", "1", "1", "2"],
+        ["2", "4", "1", "2", "0", "0", "2"],
+        ["3", "4", "1", "2", "1", "1", "2"],
+    ]
+    for line in others.values():
+        line.close()
+    gang.close()
+
+
+def test_only_the_first_worker_of_the_gang_reports_not_the_first_of_each_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(reporting.LINE, "/nowhere/line")
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    reporting.report({"loss": 1.0})
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(FileNotFoundError):
+        reporting.report({"loss": 1.0})
