@@ -181,6 +181,10 @@ def _of_program(found: ProgramFindings, trial: str, path: Path) -> TrialFindings
         for word in found.words
     ]
     parameters, remarks = _most_telling(found)
+    for left in (each for each in found.parameters if each not in parameters):
+        if (place := f"${{{left.name}}}") in words:
+            at = words.index(place)
+            del words[at - (words[at - 1] in left.flags) : at + 1]
     space = {option.name: _domain_of(option) for option in parameters}
     metrics = [name for name in found.reported if re.match("(val|valid|eval|test|dev)", name.lower())] or found.reported
     better = [name for name in metrics if _is_maximised(name)]

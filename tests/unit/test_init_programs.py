@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.commands.init import TrialFindings, text_of
+from rubberband.commands.init import TrialFindings, seen_in, text_of
 from rubberband.errors import InputError
 from rubberband.running.program_options import ProgramFindings, program_of
 from rubberband.spec.experiment import Experiment, Program
@@ -190,3 +190,15 @@ def test_the_part_of_a_start_within_the_first_iteration_is_written() -> None:
     assert profile is not None
     found = profile.trial_startup_s, profile.first_iteration_extra_s, profile.cold_iteration_extra_s
     assert found == (9.0, 8.0, 12.0)
+
+
+def test_options_that_are_left_out_of_the_space_are_left_out_of_the_command(here: Path) -> None:
+    rare = "".join(f'parser.add_argument("--rare{i}", type=float, default=1.0)\n' for i in range(9))
+    (here / "many.py").write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr', type=float, default=0.1)\n"
+        f"{rare}parser.parse_args()\n"
+    )
+    found = seen_in("many.py", Path("x.yaml"))
+    assert list(found.space) == ["lr"]
+    assert "--lr ${lr}" in found.entrypoint
+    assert "rare" not in found.entrypoint
