@@ -11,7 +11,6 @@ import selectors
 import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from typing import Any
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import pack, unpack
+from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.training.failures import TrainingEnded, WorkerTrace, refused
 from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.printed import BESIDE_S, Printed, Signature, newest, signature
@@ -66,7 +66,8 @@ class CommandRunner(Runner):
         """`folder`: that of its process; `environment`: its secrets are masked in failures."""
         self._command, self._segment, self._folder, self._gang = command, segment, folder, gang
         self._masked = environment.masked
-        self._place = Path(tempfile.mkdtemp(prefix="rubberband-program-"))
+        self._scratch = Scratch()  # that of a killed worker goes with the next one
+        self._place = self._scratch.path
         self._checkpoint = self._place / "checkpoint"
         self._checkpoint.mkdir()
         self._state_iterations = 0
@@ -226,7 +227,7 @@ class CommandRunner(Runner):
         if self._printed is not None:
             self._printed.finish()
         self._reports.close()
-        shutil.rmtree(self._place, ignore_errors=True)
+        self._scratch.close()
 
     def _start(self) -> None:
         self._signature = signature(self._checkpoint)
@@ -256,7 +257,7 @@ class CommandRunner(Runner):
             CONFIG: json.dumps(dict(segment.config)),
         }
         saves = any("${checkpoint}" in word for word in command.words)
-        self._printed = Printed(command.metrics, segment.metric, Path(self._folder), self._checkpoint, saves=saves)
+        self._printed = Printed(command.metrics, segment.metric, self._checkpoint, saves=saves)
         self._words = command.line(segment.config, places)
         (output, printing), (errors, complaining) = os.pipe(), os.pipe()
         self._program = Program(self._words, environment, self._folder, printing, complaining)

@@ -23,7 +23,7 @@ from typing import IO
 from rubberband.executor.training.failures import refused
 from rubberband.executor.training.program import Program
 from rubberband.units import shown
-from rubberband.values.command import Metrics, ambiguous, metrics_in
+from rubberband.values.command import CHECKPOINT_PLACE, Metrics, ambiguous, metrics_in
 
 Take = Callable[[int], None]
 """Keeps the files as they are, as those of an iteration; the program is stopped."""
@@ -57,14 +57,14 @@ class Line:
 class Printed:
     """The lines of one program, from its output or a file."""
 
-    def __init__(self, metrics: Metrics, metric: str, folder: Path, checkpoint: Path, *, saves: bool) -> None:
-        """`folder`: the program's; `saves`: whether its command names the folder `checkpoint`."""
+    def __init__(self, metrics: Metrics, metric: str, checkpoint: Path, *, saves: bool) -> None:
+        """`saves`: whether the program's command names the folder `checkpoint`."""
         self.last = deque[str](maxlen=_LAST_LINES)
         """Its last lines of output."""
         self._is_read = metrics.source == "stdout"
         self._metric = metric
         self._pattern = None if metrics.pattern is None else re.compile(metrics.pattern)
-        self._file = None if metrics.file is None else folder / metrics.file
+        self._file = None if metrics.file is None else Path(metrics.file.replace(CHECKPOINT_PLACE, str(checkpoint)))
         self._file_inode, self._file_known = 0, b""
         self._file_rest = b""
         if self._file is not None and self._file.is_file():
@@ -77,7 +77,7 @@ class Printed:
         self._program: Program | None = None
         self._thread: threading.Thread | None = None
         self._before = Line({}, time.time())
-        self._signature = signature(checkpoint)
+        self._signature = self._saved()
 
     def watch(self, program: Program, outputs: Collection[int]) -> None:
         """Read the `outputs` of a program, which are closed then, in a thread."""
@@ -112,9 +112,9 @@ class Printed:
         before, self._before = self._before, line
         if line.at - before.at < _SHORTEST_S or not (self._saves or any(_files(self._checkpoint))):
             return
-        found, changed_at = signature(self._checkpoint), line.at
+        found, changed_at = self._saved(), line.at
         while not self.has_lines:
-            latest, now, has_ended = signature(self._checkpoint), time.time(), self._program.poll() is not None
+            latest, now, has_ended = self._saved(), time.time(), self._program.poll() is not None
             if latest != found:
                 found, changed_at = latest, now
             is_beside = found != self._signature and newest(found) >= line.at - BESIDE_S
@@ -136,8 +136,13 @@ class Printed:
         assert self._program is not None
         self._program.pause()
         self._look_at_file()
-        is_same = signature(self._checkpoint) == found
-        return is_same and not self.has_lines and not self._program.writes_in(self._checkpoint)
+        is_same = self._saved() == found
+        return is_same and not self.has_lines and not self._program.writes_in(self._checkpoint, self._file)
+
+    def _saved(self) -> Signature:
+        """Return the signature of the checkpoint's files, without the one to which each line is added."""
+        own = None if self._file is None else str(self._file)
+        return tuple(each for each in signature(self._checkpoint) if str(self._checkpoint / each[0]) != own)
 
     def _read(self, outputs: Collection[int]) -> None:
         """Read each output by itself: a progress bar on stderr has no end of a line before what comes on stdout."""

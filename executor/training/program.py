@@ -65,9 +65,9 @@ class Program:
         self._signal_others(signal.SIGCONT)
         self._signal(signal.SIGCONT)
 
-    def writes_in(self, folder: Path) -> bool:
-        """Whether one of its processes has a file of the folder open to write."""
-        return any(_writes(process, str(folder)) for process in self._processes())
+    def writes_in(self, folder: Path, without: Path | None = None) -> bool:
+        """Whether one of its processes has a file of the folder open to write; `without`: one that does not count."""
+        return any(_writes(process, str(folder), str(without)) for process in self._processes())
 
     def end(self) -> None:
         """End it: SIGTERM, and SIGKILL to what is left 10 s later. Idempotent."""
@@ -118,11 +118,12 @@ def _runs(process: int) -> bool:
     return False
 
 
-def _writes(process: int, folder: str) -> bool:
+def _writes(process: int, folder: str, without: str) -> bool:
     with contextlib.suppress(OSError):
         for number in os.listdir(f"/proc/{process}/fd"):
             with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{process}/fd/{number}").startswith(f"{folder}/"):
+                path = os.readlink(f"/proc/{process}/fd/{number}")
+                if path.startswith(f"{folder}/") and path != without:
                     flags = re.search(r"flags:\s*(\d+)", Path(f"/proc/{process}/fdinfo/{number}").read_text())
                     if flags is not None and int(flags[1], 8) & (os.O_WRONLY | os.O_RDWR):
                         return True

@@ -5,6 +5,7 @@ It trains iterations, keeps a checkpoint, starts a second time from it, and comp
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -26,6 +27,7 @@ from rubberband.units import counted
 Metrics = Mapping[str, float]
 _PROGRAM_S = 30.0
 """More iterations are trained if the first one, with the program's start, took no longer than this."""
+_MOST_FILES = 20_000
 _UNTIL_SAVED = 4
 """Iterations until a program that prints its metrics has shown whether it saves before it prints."""
 
@@ -44,6 +46,8 @@ class ProgramCheck:
 
         That iteration is trained on two workers too, if a trial may have as many.
         """
+        shared = Path(self._entrypoint.search_path[0])
+        before = _files(shared)
         with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
             store = open_store(folder)
             seen, checkpoint, saved = self._started(segment, store)
@@ -51,6 +55,13 @@ class ProgramCheck:
             again = self._restarted(later, store, seen) if checkpoint is not None else seen[0]
             if again and max_gpus > 1 and not self._found.problems:
                 self._compare(later, store, seen, again)
+        written = sorted(set(_files(shared).items()) - set(before.items()))
+        if written and self._found.kind == "program":
+            names = ", ".join(name for name, _ in written[:3]) + (", …" if len(written) > 3 else "")
+            self._found.remarks.append(
+                f"the program wrote {names} into its folder, which all trials share; below ${{checkpoint}}, save what "
+                "a trial loads again and others must not overwrite"
+            )
 
     def _started(self, segment: Segment, store: CheckpointStore) -> tuple[list[Metrics], CheckpointRef | None, int]:
         """Return the metrics of the first iterations, the checkpoint, and the iterations in it; None if it has none."""
@@ -171,6 +182,20 @@ def _of_restart(segment: Segment, seen: Sequence[Metrics], found: Metrics, kind:
             "report no metric of what is loaded, and save before the report (docs/commands.md)"
         )
     return None
+
+
+def _files(folder: Path) -> dict[str, int]:
+    """Return path -> time of change of the files in a folder, without hidden ones; nothing where there are many."""
+    found: dict[str, int] = {}
+    for top, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+        for name in names:
+            path = Path(top, name)
+            with suppress(OSError):
+                found[str(path.relative_to(folder))] = path.stat().st_mtime_ns
+        if len(found) > _MOST_FILES:
+            return {}
+    return found
 
 
 def _close(resources: list[Any]) -> None:

@@ -46,9 +46,10 @@ from rubberband.running.estimating import experiment_of
 from rubberband.running.profile import MeasuredProfile, measure_profile, noting
 from rubberband.running.profile_cache import Announce, find_profiles
 from rubberband.running.sending import require_sent
-from rubberband.spec.experiment import Experiment
+from rubberband.spec.experiment import Experiment, Program
 from rubberband.units import counted, format_duration, format_usd, shown
 from rubberband.values.plan import Policy, Spent
+from rubberband.values.profile import Profile
 
 START_ATTEMPTS = 3
 """A run stops buying for now after this number of instances in a row that never became ready."""
@@ -69,10 +70,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         plan=chosen.plan,
         prediction=chosen.prediction,
         offer=problem.offer,
-        # A simulated start is whole before the first iteration.
-        profile=replace(problem.profile, first_iteration_extra_s=0.0, cold_iteration_extra_s=0.0)
-        if kind.is_simulated
-        else problem.profile,
+        profile=_profile_of_starts(experiment, problem.profile),
         metric=experiment.search.metric,
         mode=experiment.search.mode,
         deadline_s=constraints.deadline_s,
@@ -106,6 +104,15 @@ Confirm = Callable[[str], None]
 
 
 @briefly
+def _profile_of_starts(experiment: Experiment, profile: Profile) -> Profile:
+    """Return the profile with the part of a start that passes within the first iteration."""
+    if experiment.resources.kind.is_simulated:  # the start is whole before
+        return replace(profile, first_iteration_extra_s=0.0, cold_iteration_extra_s=0.0)
+    if isinstance(experiment.entrypoint, Program) and profile.first_iteration_extra_s == 0.0:
+        return replace(profile, first_iteration_extra_s=profile.trial_startup_s)  # its imports, before it reports
+    return profile
+
+
 def tune(
     entrypoint: Any = None,
     /,

@@ -52,7 +52,7 @@ from rubberband.units import counted, format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
 from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance, BalancePolicy
-from rubberband.values.command import Command, Launch, Metrics, launcher_of, words_of
+from rubberband.values.command import CHECKPOINT_PLACE, Command, Launch, Metrics, launcher_of, words_of
 from rubberband.values.command import check_names as check_command
 from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
@@ -240,7 +240,7 @@ class MetricsPlace(Words):
     """Place of a program's metrics that it neither reports nor prints by itself as `name=number`."""
 
     file: Annotated[str, Field(min_length=1)] | None = None
-    """A file to which it adds lines such as `loss=0.12` or `{"loss": 0.12}`."""
+    """A file below `${checkpoint}/` to which it adds lines such as `loss=0.12` or `{"loss": 0.12}`."""
     pattern: Annotated[str, Field(min_length=1)] | None = None
     """A regular expression of a line, with a named group for each metric, such as `loss is (?P<loss>[0-9.]+)`."""
 
@@ -253,6 +253,12 @@ class MetricsPlace(Words):
                 raise fault(f"{shown(self.pattern)} is no regular expression ({error})", at="pattern") from None
             if not groups:
                 raise fault(f"{shown(self.pattern)} names no metric; write (?P<loss>…) around a number", at="pattern")
+        if self.file is not None and not self.file.startswith(f"{CHECKPOINT_PLACE}/"):
+            raise fault(
+                f"trials that run at once would share {shown(self.file)}; write {CHECKPOINT_PLACE}/"
+                f"{self.file.rpartition('/')[2]}, and let the program write there",
+                at="file",
+            )
         if self.pattern is None and self.file is None:
             raise fault("names neither a file nor a pattern; write report, stdout, file: … or pattern: …")
         return self

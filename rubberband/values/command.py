@@ -31,6 +31,7 @@ PLACES = {
 }
 """Name in `${…}` -> meaning. A parameter may not have such a name."""
 
+CHECKPOINT_PLACE = "${checkpoint}"
 _PLACE = re.compile(r"\$\$|\$\{([^}]*)\}")
 _ARGS = "${args}"
 _PLAIN = re.compile(r"""[^\s'"\\]+""")
@@ -49,7 +50,7 @@ class Metrics:
     source: Literal["report", "stdout"] = "report"
     """`report`: it calls rubberband.report; `stdout`: lines such as `loss=0.12` or `{"loss": 0.12}`."""
     file: str | None = None
-    """A file below its folder to which it adds such lines; None: its output."""
+    """A file below `${checkpoint}/` to which it adds such lines; None: its output."""
     pattern: str | None = None
     """A regular expression with a named group for each metric; None: `name=number` and JSON."""
 

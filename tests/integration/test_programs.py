@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import tempfile
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.printed import Printed
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentRepeated, SegmentReport
 from rubberband.values.command import Command, Metrics, words_of
@@ -255,7 +253,7 @@ def test_lines_reach_the_log_whole(trial: Trial, capfd: pytest.CaptureFixture[st
     assert shown.startswith("x" * 300_000 + "\nepoch 1 loss=1\n")
 
 
-FILE = Metrics(source="stdout", file="metrics.jsonl")
+FILE = Metrics(source="stdout", file="${checkpoint}/metrics.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -283,7 +281,7 @@ FILE = Metrics(source="stdout", file="metrics.jsonl")
         ),
         pytest.param(
             """
-                open("metrics.jsonl", "a").write("\\n" * (epoch > 1) + f"loss={1 / epoch}")
+                open(sys.argv[1] + "/metrics.jsonl", "a").write("\\n" * (epoch > 1) + f"loss={1 / epoch}")
             """,
             FILE,
             id="a file without a last end of a line",
@@ -300,7 +298,7 @@ FILE = Metrics(source="stdout", file="metrics.jsonl")
         pytest.param(
             """
                 rows.append(f"loss={1 / epoch}\\n")
-                open("metrics.jsonl", "w").write("".join(rows))
+                open(sys.argv[1] + "/metrics.jsonl", "w").write("".join(rows))
             """,
             FILE,
             id="a file that is written again",
@@ -317,8 +315,8 @@ def test_each_iteration_is_read_once(trial: Trial, loop: str, metrics: Metrics) 
 def test_a_file_of_metrics_may_begin_anew_with_each_start(trial: Trial, mode: str) -> None:
     source = f"""{RESUMES}
         (out / "n").write_text(str(epoch))
-        print(f"loss={{1 / epoch}}", file=open("metrics.jsonl", "a"), flush=True)
-    """.replace("for epoch", f'open("metrics.jsonl", "{mode}")\n    for epoch')
+        print(f"loss={{1 / epoch}}", file=open(sys.argv[1] + "/metrics.jsonl", "a"), flush=True)
+    """.replace("for epoch", f'open(sys.argv[1] + "/metrics.jsonl", "{mode}")\n    for epoch')
     first = trial.run(source, metrics=FILE)
     assert resumed(trial, source, FILE, first[-1]) == ([], [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)])
 
@@ -407,14 +405,6 @@ def test_a_link_to_the_latest_checkpoint_stays_a_link(trial: Trial) -> None:
     assert losses(items) == [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)]
 
 
-@pytest.mark.xfail(strict=True, reason="metrics: {file: …} has one path for all trials of a machine")
-def test_two_trials_at_once_do_not_read_each_others_file(tmp_path: Path) -> None:
-    mine, other = (Printed(FILE, "loss", tmp_path, tmp_path / name, saves=False) for name in ("mine", "other"))
-    (tmp_path / "metrics.jsonl").write_text("loss=1\n")
-    assert mine.wait() is not None
-    assert other.wait() is None
-
-
 SECRET = "hf_0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -430,10 +420,9 @@ def test_a_failure_whose_last_lines_are_cut_has_no_part_of_a_secret(trial: Trial
 
 
 def test_each_line_of_a_file_is_read_once_and_whole(trial: Trial) -> None:
-    (trial.folder / "metrics.jsonl").write_text('{"loss": 9}\n')
     source = """
-        import time
-        with open("metrics.jsonl", "a", buffering=1) as file:
+        import sys, time
+        with open(sys.argv[1] + "/metrics.jsonl", "a", buffering=1) as file:
             for number in (1, 25, 3):
                 text = '{"loss": %d}\\n' % number
                 for part in (text[:10], text[10:]):
@@ -441,7 +430,7 @@ def test_each_line_of_a_file_is_read_once_and_whole(trial: Trial) -> None:
                     file.flush()
                     time.sleep(0.05)
     """
-    items = trial.run(source, metrics=Metrics(source="stdout", file="metrics.jsonl"), until_iterations=3)
+    items = trial.run(source, metrics=FILE, until_iterations=3)
     assert losses(items) == [(1, 1.0), (2, 25.0), (3, 3.0)]
 
 
@@ -480,10 +469,10 @@ def test_a_program_reads_nothing(trial: Trial) -> None:
 def test_a_segment_leaves_no_file_and_no_descriptor(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = trial.folder / f"long{'-' * 100}"  # longer than a name of a socket may be
     scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr("rubberband.executor.checkpoints.scratch.machine_folder", lambda: scratch)
     trial.run(REPORTS)
     before = len(os.listdir("/proc/self/fd"))
     trial.run(REPORTS)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
-    assert [path.name for path in scratch.iterdir() if path.name.startswith("rubberband-program-")] == []
+    assert list((scratch / "scratch").iterdir()) == []

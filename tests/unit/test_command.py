@@ -144,6 +144,10 @@ WORDS = {
         ({"command": "python -m torch.distributed.run train.py"}, "torchrun starts workers itself"),
         ({"command": "python train.py ${lrr}"}, "entrypoint.command: .*did you mean 'lr'"),
         ({"command": "train", "metrics": "file"}, "entrypoint.metrics"),
+        (
+            {"command": "train", "metrics": {"file": "a/m.jsonl"}},
+            r"would share 'a/m.jsonl'; write \$\{checkpoint\}/m.jsonl",
+        ),
         ({"command": "train", "metrics": {"pattern": "loss (.*)"}}, "names no metric"),
         ({"command": "train", "metrics": {"pattern": "("}}, "no regular expression"),
         ({"command": ""}, "names no program"),

@@ -98,6 +98,13 @@ def test_a_program_that_would_not_resume_gets_a_remark(source: str, remark: str)
     assert any(each.startswith(remark) for each in report.remarks), report.remarks
 
 
+def test_a_program_that_saves_in_the_folder_of_all_trials_gets_a_remark() -> None:
+    save = 'pathlib.Path("snapshot.json").write_text(str(epoch)); ' + SAVES
+    report = checked(LOADS + TRAINS.format(save=save))
+    assert report.ok
+    assert "the program wrote snapshot.json into its folder, which all trials share" in report.remarks[0]
+
+
 @pytest.mark.parametrize(
     ("source", "command", "problem"),
     [
