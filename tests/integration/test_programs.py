@@ -290,7 +290,7 @@ FILE = Metrics(source="stdout", file="${checkpoint}/metrics.jsonl")
             """
                 rows.append(f"loss={1 / epoch}\\n")
                 open("draft", "w").write("".join(rows))
-                os.replace("draft", "metrics.jsonl")
+                os.replace("draft", sys.argv[1] + "/metrics.jsonl")
             """,
             FILE,
             id="a file that is replaced",
