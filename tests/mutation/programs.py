@@ -27,14 +27,6 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=(_OLDER,),
     ),
     Mutant(
-        name="a-programs-copies-left",
-        harm="each segment of a program leaves two copies of its checkpoint in /tmp, until the disk is full",
-        file=_RUNNER,
-        old="        shutil.rmtree(self._place, ignore_errors=True)\n",
-        new="",
-        tests=(f"{_PROGRAMS}::test_a_segment_leaves_no_file_and_no_descriptor",),
-    ),
-    Mutant(
         name="secrets-masked-after-the-cut",
         harm="the end of a token that a program prints stands in the journal and in the report",
         file=_RUNNER,
