@@ -20,7 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/core/launching.py",
         old="    if lane.waits_for_room:\n        return True\n",
         new="",
-        tests=("tests/property/test_chaos.py",),
+        tests=("tests/unit/test_controller_cloud.py",),
     ),
     Mutant(
         name="ray-aborts-on-sigterm",

@@ -67,10 +67,6 @@ def test_a_driver_that_slept_while_instances_started_goes_on() -> None:
     assert not found, "\n".join(found)
 
 
-def test_a_run_waits_for_an_instance_that_leaves_where_its_cap_has_room_for_no_other() -> None:
-    assert not failures([120], check_every=5, replan=False, family="caps")
-
-
 @pytest.mark.parametrize("seed", [50188, 50483, 50734])
 def test_an_instance_on_which_trials_hang_does_not_fail_the_run(seed: int) -> None:
     assert not failures([seed], check_every=5, replan=False, family="27 trials")

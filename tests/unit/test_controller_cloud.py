@@ -10,6 +10,7 @@ import pytest
 from rubberband.executor.core import budget
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
+    AllotmentChanged,
     DriverResumed,
     EndedInstance,
     InstanceInterrupted,
@@ -182,6 +183,19 @@ def test_nothing_starts_on_an_instance_that_is_taken_away_soon() -> None:
     story.report(0, 0.1)
     assert story.report(0, 0.1) == []
     assert len(story.state.lanes[0].queued()) == 2
+
+
+def test_a_run_waits_for_an_instance_that_leaves_where_its_cap_has_room_for_no_other() -> None:
+    story = Story(SPOT)
+    story.tell(AllotmentChanged, request="r", max_instances=1)
+    story.tell(Started)
+    story.ready("i-001")
+    assert story.tell(InstanceInterrupted, instance="i-001", free_if_taken=True) == []
+    for trial in [one.trial for one in story.state.running()]:
+        assert story.fail(trial, "died") == []
+    assert story.state.outcome is None
+    lost = story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="taken away", preempted=True)
+    assert lost == [LaunchInstance(instance="i-002", market="spot")]
 
 
 def test_an_interruption_costs_the_current_iteration_and_no_failure() -> None:
