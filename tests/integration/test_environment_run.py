@@ -16,13 +16,15 @@ TRIAL = """
 import os
 import rubberband
 
-AT_IMPORT = os.environ["DATA"], len(os.environ.get("HF_TOKEN", ""))
+AT_IMPORT = os.environ.get("DATA"), len(os.environ.get("HF_TOKEN", ""))
 
 def train(config):
     print("at import", *AT_IMPORT, "token", os.environ["HF_TOKEN"], flush=True)
     os.environ["DATA"] = "changed by a trial"
     if config["x"] > 0.5:
         raise ValueError("the server refuses " + os.environ["HF_TOKEN"])
+    if config["x"] > 0.42:
+        rubberband.report({"refused for " + os.environ["HF_TOKEN"]: 1.0})
     for iteration in range(2):
         rubberband.report({"score": config["x"]}, checkpoint=iteration)
 """
@@ -46,15 +48,16 @@ def test_trials_get_variables_and_secrets_and_nothing_keeps_a_secret(command_lin
     command_line.environment["HF_TOKEN"] = TOKEN
     output, errors = command_line("run", "sleepy.yaml", *words)
     xs = [each["x"] for each in load_experiment(command_line.folder / "sleepy.yaml", settings).configurations()]
-    assert {x > 0.5 for x in xs} == {True, False}
+    assert {(x > 0.5) + (x > 0.42) for x in xs} == {0, 1, 2}
     result = command_line.result("guarded")
     for trial, x in zip(result.trials, xs, strict=True):
-        assert trial.status == "failed" if x > 0.5 else trial.iterations >= 1
+        assert trial.status == "failed" if x > 0.42 else trial.iterations >= 1
     log = command_line.shows("logs", "guarded")
     assert f"at import /data {len(TOKEN)} token ***" in log
     assert "changed by a trial" not in log
     assert "ValueError: the server refuses ***" in log
     report = command_line.shows("report", "guarded", "--verbose")
+    assert "the trial reported 'refused for ***'" in report
     message = {"output": output, "errors": errors, "log": log, "report": report, "json": json.dumps(result.to_json())}
     kept = {str(path): path.read_bytes() for path in command_line.home.rglob("*") if path.is_file()}
     assert [name for name, text in message.items() if TOKEN in text] == []

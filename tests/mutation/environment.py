@@ -14,7 +14,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/entrypoint.py",
         old="with self.environment.within():",
         new="if True:",
-        tests=_RUN,
+        tests=_UNIT,
     ),
     Mutant(
         name="no-variables-before-the-import",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -18,7 +19,7 @@ from rubberband import Experiment
 from rubberband.api.body import require_allowed
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings, child_environment
-from rubberband.errors import InputError
+from rubberband.errors import EntrypointError, InputError
 from rubberband.executor.logs import trial_log
 from rubberband.executor.logs.trial_log import TrialLog
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -132,6 +133,17 @@ def test_an_environment_is_put_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
         assert (os.environ["DATA"], os.environ["HF_TOKEN"]) == ("/data", TOKEN)
     assert os.environ["DATA"] == "before"
     assert "HF_TOKEN" not in os.environ
+
+
+def test_a_driver_imports_a_module_with_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delenv("DATA_OF_IMPORT", raising=False)
+    (tmp_path / "reads_data.py").write_text("import os\nos.environ['DATA_OF_IMPORT']\ndef train(config): pass\n")
+    entrypoint = Entrypoint.parse("reads_data:train", [tmp_path])
+    with pytest.raises(EntrypointError, match="cannot be imported: KeyError: 'DATA_OF_IMPORT'"):
+        entrypoint.check(1)
+    replace(entrypoint, environment=Environment(variables={"DATA_OF_IMPORT": "/data"})).check(1)
+    assert "DATA_OF_IMPORT" not in os.environ
 
 
 def test_a_secret_is_masked_as_it_is_in_json_and_in_a_url() -> None:
