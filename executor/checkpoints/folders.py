@@ -1,8 +1,8 @@
 """A checkpoint that is a folder: one tar with its files, and at its end a manifest of them by size and SHA-256.
 
 Files are read and written by path, a piece at a time. An archive is written whole or not at all, and so is the folder
-that it is unpacked to. It holds files and folders and nothing else: links are followed, and stored as what they lead
-to.
+that it is unpacked to. Its members are files and nothing else: folders stand in the manifest, and links that lead to
+something in the folder too. Other links are followed, and stored as what they lead to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import stat
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -49,6 +49,8 @@ class _Found:
     """Below the folder, with `/`."""
     place: str
     status: os.stat_result
+    link: str | None = None
+    """Of a link to something in the folder: its target, relative."""
 
     @property
     def is_folder(self) -> bool:
@@ -207,8 +209,13 @@ def _require_same(folder: Path, was: Signature) -> None:
         raise _Changed(str(folder / sorted(set(now) ^ set(was))[0][0]))
 
 
-def _walk(folder: str, below: str = "", parents: tuple[tuple[int, int], ...] = ()) -> Iterator[_Found]:
-    """Yield the files and folders in a folder, in order; a link is what it leads to."""
+def _walk(
+    folder: str, below: str = "", parents: tuple[tuple[int, int], ...] = (), *, top: str | None = None
+) -> Iterator[_Found]:
+    """Yield the files and folders in a folder, in order; a link is what it leads to.
+
+    `top`: links to what is in this folder are yielded as links.
+    """
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in parents:
@@ -225,18 +232,29 @@ def _walk(folder: str, below: str = "", parents: tuple[tuple[int, int], ...] = (
                     f"{place} is a link to {os.readlink(place)}, which is not there; remove it"
                 ) from None
             raise
-        if stat.S_ISDIR(status.st_mode):
+        if top is not None and os.path.islink(place) and (link := _link_within(place, top)) is not None:
+            yield _Found(path, place, os.lstat(place), link)
+        elif stat.S_ISDIR(status.st_mode):
             yield _Found(path, place, status)
-            yield from _walk(place, f"{path}/", (*parents, identity))
+            yield from _walk(place, f"{path}/", (*parents, identity), top=top)
         elif stat.S_ISREG(status.st_mode):
             yield _Found(path, place, status)
         else:
             raise CheckpointError(f"{place} is neither a file nor a folder, so it cannot be packed; remove it")
 
 
+def _link_within(place: str, top: str) -> str | None:
+    """Return the relative target of a link, if that is in the folder `top`, and does not have the link."""
+    here, target, top = os.path.realpath(os.path.dirname(place)), os.path.realpath(place), os.path.realpath(top)
+    if not target.startswith(f"{top}/") or f"{here}/".startswith(f"{target}/"):
+        return None
+    return os.path.relpath(target, here)
+
+
 def _write(sources: Sources, to: Path, content: Mapping[str, Any]) -> None:
     files: list[dict[str, Any]] = []
     folders: list[str] = []
+    links: list[dict[str, str]] = []
     make: Callable[..., tarfile.TarFile] = tarfile.open
     with make(to, "w", copybufsize=_CHUNK_BYTES) as archive:
         for name, source in sources.items():
@@ -247,12 +265,15 @@ def _write(sources: Sources, to: Path, content: Mapping[str, Any]) -> None:
                 continue
             if name:
                 folders.append(name)
-            for each in _walk(str(source), f"{name}/" if name else ""):
-                if each.is_folder:
+            for each in _walk(str(source), f"{name}/" if name else "", top=str(source)):
+                if each.link is not None:
+                    links.append({"path": each.path, "target": each.link})
+                elif each.is_folder:
                     folders.append(each.path)
                 else:
                     files.append(_add(archive, each))
-        manifest = json.dumps({"format": FORMAT, **content, "folders": folders, "files": files}).encode()
+        listed = {"folders": folders, "links": links, "files": files}
+        manifest = json.dumps({"format": FORMAT, **content, **listed}).encode()
         info = tarfile.TarInfo(MANIFEST)
         info.size, info.mtime = len(manifest), time.time()
         archive.addfile(info, io.BytesIO(manifest))
@@ -318,7 +339,8 @@ def _manifest(archive: tarfile.TarFile) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         kind = found.get("format") if isinstance(found, dict) else type(found).__name__
         raise CheckpointError(f"the checkpoint has format {kind}; this version reads format {FORMAT}")
-    for path in (*found["folders"], *(file["path"] for file in found["files"])):
+    entries = [*found["files"], *found.get("links", [])]
+    for path in (*found["folders"], *(entry["path"] for entry in entries)):
         _require_inside(path)
     return found
 
@@ -346,8 +368,24 @@ def _extract(archive: tarfile.TarFile, manifest: Mapping[str, Any], draft: Path)
             _require_inside(path)
             raise CheckpointError(f"the checkpoint has a file {shown(member.name)}, which its manifest does not list")
         _extract_file(archive, member, file, draft / path)
+    _link(manifest.get("links", []), draft)
     if wanted:
         raise CheckpointError(f"the checkpoint lacks the file {shown(next(iter(wanted)))}, which its manifest lists")
+
+
+def _link(links: Sequence[Mapping[str, str]], draft: Path) -> None:
+    """Make the links, of which none may lead out of the folder."""
+    top = os.path.realpath(draft)
+    for link in links:
+        place = draft / link["path"]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(link["target"], place)
+        # Before the next one, which may be below it.
+        if os.path.isabs(link["target"]) or not os.path.realpath(place).startswith(f"{top}/"):
+            raise CheckpointError(
+                f"the checkpoint has a link {shown(link['path'])} to {shown(link['target'])}, which is not in its "
+                "folder"
+            )
 
 
 def _extract_file(archive: tarfile.TarFile, member: tarfile.TarInfo, file: Mapping[str, Any], to: Path) -> None:

@@ -23,7 +23,7 @@ from rubberband.executor.checkpoints.folders import pack, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.training.failures import TrainingEnded, WorkerTrace, refused
 from rubberband.executor.training.guard import NOT_STARTED
-from rubberband.executor.training.printed import BESIDE_S, Printed, Signature, newest, signature
+from rubberband.executor.training.printed import BESIDE_S, Line, Printed, Signature, newest, signature
 from rubberband.executor.training.program import Program
 from rubberband.executor.training.program_gang import ProgramGang
 from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO_ON, LINE, short
@@ -81,6 +81,8 @@ class CommandRunner(Runner):
         self._is_late = False
         """Whether it has saved after a report, not before."""
         self._iteration = 0
+        self._line_at = 0.0
+        """Time of the line with the metric before, in seconds since the epoch."""
         self._words: list[str] = []
         self._program: Program | None = None
         self._printed: Printed | None = None
@@ -177,10 +179,22 @@ class CommandRunner(Runner):
         while (line := self._printed.wait()) is None:
             self._require_life()
             yield
+        self._require_one_printer(line)
         yield from self._printed.settle(
             line, self._iteration, lambda iteration: self._take(iteration, line.metrics, self._checkpoint)
         )
         return line.metrics
+
+    def _require_one_printer(self, line: Line) -> None:
+        """Raise TrialFailure where each process that a launcher starts prints the metric: every line would count."""
+        before, self._line_at = self._line_at, line.at
+        by_launcher = self._command.launch == "machine" and self._gang.place.local_size > 1
+        if by_launcher and self._command.metrics.file is None and line.at - before < BESIDE_S:
+            raise refused(
+                f"{self._command} prints {self._segment.metric} twice within {BESIDE_S:g} s, as each of its "
+                f"{self._gang.place.local_size} processes does: let rank 0 alone print it (torchrun "
+                "--local-ranks-filter 0), or call rubberband.report"
+            )
 
     def _take(self, iteration: int, metrics: Mapping[str, Any], folder: Path) -> None:
         """Keep the files of a folder as the checkpoint after an iteration."""
@@ -270,7 +284,7 @@ class CommandRunner(Runner):
             size = self._segment.num_workers
             raise refused(
                 f"{size} workers trained each on its own: call torch.distributed.init_process_group() in the program, "
-                "or set resources.gpus_per_trial.max to 1"
+                "at the MASTER_ADDR and MASTER_PORT of its environment, or set resources.gpus_per_trial.max to 1"
             )
         self._has_formed = True
 

@@ -19,7 +19,7 @@ import pytest
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
-from rubberband.values.command import Command, Launch, words_of
+from rubberband.values.command import Command, Launch, Metrics, words_of
 from tests.builders.processes.segment_worker import Worker, gang_of, run_gang
 from tests.builders.segments import SEGMENT
 from tests.builders.waiting import eventually
@@ -56,6 +56,12 @@ DDP = """
 """
 
 
+TORCHRUN = (
+    "python -m torch.distributed.run --nproc-per-node ${gpus} --nnodes ${machines} --node-rank ${machine_rank} "
+    "--master-addr ${master_addr} --master-port ${master_port}"
+)
+
+
 class Trial:
     """A program in a folder, and the store of its checkpoints."""
 
@@ -70,7 +76,8 @@ class Trial:
         """Run a segment of the program on workers, from where the last one ended; return what each of them got."""
         (self.folder / "train.py").write_text(textwrap.dedent(source))
         launch: Launch = changes.pop("launch", "worker")
-        command = Command(words=words_of(words.replace("python", sys.executable, 1)), launch=launch)
+        metrics: Metrics = changes.pop("metrics", Metrics())
+        command = Command(words=words_of(words.replace("python", sys.executable, 1)), launch=launch, metrics=metrics)
         entrypoint = Entrypoint(module="", attribute="", search_path=(str(self.folder),), command=command)
         begin = 0 if self.last is None else self.last.iterations
         checkpoint = None if self.last is None else self.last.checkpoint
@@ -156,11 +163,21 @@ def test_a_plain_lightning_script_trains_as_one_gang(trial: Trial, workers: list
 
 @pytest.mark.long
 def test_a_launcher_runs_once_a_machine(trial: Trial, workers: list[Worker]) -> None:
-    words = "python -m torch.distributed.run --nproc-per-node ${gpus} --nnodes ${machines} --node-rank ${machine_rank} "
-    words += "--master-addr ${master_addr} --master-port ${master_port} train.py ${checkpoint}"
+    words = f"{TORCHRUN} train.py ${{checkpoint}}"
     expected = losses(trial.run(workers[:1], DDP)[0])
     trial.last = None
     assert losses(trial.run(workers, DDP, words, launch="machine")[0]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.long
+def test_a_metric_that_each_process_of_a_launcher_prints_is_refused(trial: Trial, workers: list[Worker]) -> None:
+    source = DDP.replace('rubberband.report({"loss": loss})', 'print(f"loss={loss}"); import time; time.sleep(0.1)')
+    words, printed = f"{TORCHRUN} train.py ${{checkpoint}}", Metrics(source="stdout")
+    [*_, failure] = trial.run(workers, source, words, launch="machine", metrics=printed)[0]
+    assert "prints loss twice within 0.05 s, as each of its 2 processes does" in failure.message
+    trial.last = None
+    words = f"{TORCHRUN} --local-ranks-filter 0 train.py ${{checkpoint}}"
+    assert len(losses(trial.run(workers, source, words, launch="machine", metrics=printed)[0])) == 2
 
 
 def test_workers_that_train_each_on_its_own_are_refused(trial: Trial, workers: list[Worker]) -> None:

@@ -387,7 +387,6 @@ def test_a_program_in_another_session_is_stopped_while_its_files_are_copied(tria
     assert resumed(trial, outer, PRINTED, first[-1]) == ([], [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)])
 
 
-@pytest.mark.xfail(strict=True, reason="checkpoints/folders.py stores what a link leads to, also inside of the folder")
 def test_a_link_to_the_latest_checkpoint_stays_a_link(trial: Trial) -> None:
     source = """
         import os, pathlib, sys, rubberband

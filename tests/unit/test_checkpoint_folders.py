@@ -11,7 +11,7 @@ import os
 import shutil
 import tarfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +98,38 @@ def test_a_sparse_file_has_its_zeros(folder: Path, tmp_path: Path) -> None:
     assert content(tmp_path / "there") == content(folder)
 
 
-def test_a_link_is_what_it_leads_to(folder: Path, tmp_path: Path) -> None:
+def test_a_link_to_something_in_the_folder_stays_a_link(folder: Path, tmp_path: Path) -> None:
     (folder / "last.pt").symlink_to("below/weights.pt")
+    (folder / "below" / "up.json").symlink_to("../state.json")
+    (folder / "latest").symlink_to(folder / "below")
+    pack(folder, tmp_path / "packed", iterations=1, metrics={})
+    there = tmp_path / "there"
+    unpack(tmp_path / "packed", there)
+    links = {path.relative_to(there).as_posix(): os.readlink(path) for path in there.rglob("*") if path.is_symlink()}
+    assert links == {"last.pt": "below/weights.pt", "below/up.json": "../state.json", "latest": "below"}
+    assert (there / "latest" / "weights.pt").read_bytes() == (folder / "below" / "weights.pt").read_bytes()
+
+
+def test_another_link_is_what_it_leads_to(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "data").write_bytes(b"data")
+    (folder / "file").symlink_to(tmp_path / "outside" / "data")
+    (folder / "data").symlink_to(tmp_path / "outside")
     os.link(folder / "state.json", folder / "same.json")
-    (folder / "latest").symlink_to("below")
     pack(folder, tmp_path / "packed", iterations=1, metrics={})
     unpack(tmp_path / "packed", tmp_path / "there")
     there = content(tmp_path / "there")
-    assert there[b"last.pt"] == there[b"latest/weights.pt"] == there[b"below/weights.pt"]
+    assert there[b"file"] == there[b"data/data"] == b"data"
     assert there[b"same.json"] == b"{}"
     assert not any(path.is_symlink() for path in (tmp_path / "there").rglob("*"))
+
+
+@pytest.mark.parametrize(("path", "target"), [("a", "/etc/passwd"), ("a", "../outside"), ("b/c", "../../x")])
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path, path: str, target: str) -> None:
+    damaged = archive(tmp_path / "damaged", of("files/b/d"), links=[{"path": path, "target": target}])
+    with pytest.raises(CheckpointError, match="which is not in its folder"):
+        unpack(damaged, tmp_path / "there")
+    assert not (tmp_path / "there").exists()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +241,12 @@ def test_a_folder_into_which_another_thread_writes_is_never_torn(folder: Path, t
         writer.join()
 
 
-def archive(path: Path, *members: tuple[tarfile.TarInfo, bytes], listed: list[str] | None = None) -> Path:
+def archive(
+    path: Path,
+    *members: tuple[tarfile.TarInfo, bytes],
+    listed: list[str] | None = None,
+    links: Sequence[Mapping[str, str]] = (),
+) -> Path:
     """Write an archive by hand, with the files in it, or those `listed`, in its manifest."""
     with tarfile.open(path, "w") as made:
         files = []
@@ -231,7 +258,8 @@ def archive(path: Path, *members: tuple[tarfile.TarInfo, bytes], listed: list[st
         if listed is not None:
             empty = hashlib.sha256(b"").hexdigest()
             files = [{"path": name, "size": 0, "sha256": empty} for name in listed]
-        manifest = json.dumps({"format": 1, "kind": "program", "folders": [], "files": files}).encode()
+        content = {"format": 1, "kind": "program", "folders": [], "links": list(links), "files": files}
+        manifest = json.dumps(content).encode()
         info = tarfile.TarInfo(MANIFEST)
         info.size = len(manifest)
         made.addfile(info, io.BytesIO(manifest))
