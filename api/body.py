@@ -15,8 +15,9 @@ from typing import Any
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, HttpProblem, problem_of
 from rubberband.api.settings import Settings
 from rubberband.errors import InputError
-from rubberband.spec.experiment import Experiment, ProfilesByType, Program
+from rubberband.spec.experiment import Experiment, ProfilesByType
 from rubberband.spec.loading import MAX_BYTES, MAX_DEPTH, experiment_of, parse_experiment
+from rubberband.spec.program import Program
 from rubberband.spec.resources import Aws
 from rubberband.units import format_usd, shown
 from rubberband.values.adaptive import LR_SCALINGS

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from rubberband.executor.training.trial import Trial, TrialContext
     from rubberband.running.estimating import estimate
     from rubberband.running.run import load_result, tune
-    from rubberband.spec.experiment import Experiment, command
+    from rubberband.spec.experiment import Experiment
     from rubberband.spec.loading import load_experiment
+    from rubberband.spec.program import command
     from rubberband.spec.space import (
         choice,
         grid_search,
@@ -110,7 +111,8 @@ _MODULES = {
     "rubberband.executor.training.trial": "Trial TrialContext",
     "rubberband.executor.run.callbacks": "Callback FailureInfo ReportInfo RunInfo SyncInfo",
     "rubberband.executor.result.result": "Result",
-    "rubberband.spec.experiment": "Experiment command",
+    "rubberband.spec.experiment": "Experiment",
+    "rubberband.spec.program": "command",
     "rubberband.spec.loading": "load_experiment",
     "rubberband.spec.space": (
         "choice grid_search lograndint loguniform qlograndint qloguniform qrandint qrandn quniform randint randn "

@@ -22,7 +22,7 @@ from rubberband.executor.training.runner import check_device, expect, unpack, un
 from rubberband.executor.training.sampler import reseed, reseed_data
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext
-from rubberband.spec.experiment import Program
+from rubberband.spec.program import Program
 from rubberband.units import shown
 
 _Content = TypeVar("_Content")

@@ -45,7 +45,7 @@ from rubberband.executor.training.run import make_runner
 from rubberband.executor.training.runner import Runner
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.values.command import Command
+from rubberband.values.command import ProgramCommand
 
 if TYPE_CHECKING:
     from rubberband.executor.training.asynchronous.server import ServerThreads
@@ -369,7 +369,7 @@ def _written(payload: Payload) -> bytes:
 
 
 def _kind(target: object) -> str:
-    if isinstance(target, Command):
+    if isinstance(target, ProgramCommand):
         return "program"
     if not isinstance(target, type):
         return "function"

@@ -23,14 +23,14 @@ from rubberband.executor.checkpoints.folders import pack, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.training.failures import TrainingEnded, WorkerTrace, refused
 from rubberband.executor.training.guard import NOT_STARTED
-from rubberband.executor.training.printed import BESIDE_S, Line, Printed, Signature, newest, signature
-from rubberband.executor.training.program import Program
+from rubberband.executor.training.printed import BESIDE_S, MetricLine, Printed, Signature, newest, signature
+from rubberband.executor.training.program import ProgramProcess
 from rubberband.executor.training.program_gang import ProgramGang
 from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO_ON, LINE, short
 from rubberband.executor.training.runner import Runner, Steps, clean_metrics
 from rubberband.executor.training.segment import Segment
 from rubberband.units import counted
-from rubberband.values.command import Command
+from rubberband.values.command import ProgramCommand
 from rubberband.values.environment import Environment
 
 _MOST_SHOWN = 300
@@ -61,7 +61,7 @@ class CommandRunner(Runner):
     """Whether the process says when its start is over; it counts as over at once otherwise."""
 
     def __init__(
-        self, command: Command, segment: Segment, folder: str, gang: ProgramGang, environment: Environment
+        self, command: ProgramCommand, segment: Segment, folder: str, gang: ProgramGang, environment: Environment
     ) -> None:
         """`folder`: that of its process; `environment`: its secrets are masked in failures."""
         self._command, self._segment, self._folder, self._gang = command, segment, folder, gang
@@ -84,7 +84,7 @@ class CommandRunner(Runner):
         self._line_at = 0.0
         """Time of the line with the metric before, in seconds since the epoch."""
         self._words: list[str] = []
-        self._program: Program | None = None
+        self._program: ProgramProcess | None = None
         self._printed: Printed | None = None
         self._reports = _Reports(self._place / "line")
         self._has_formed = segment.num_workers == 1 or command.launch == "machine"
@@ -185,7 +185,7 @@ class CommandRunner(Runner):
         )
         return line.metrics
 
-    def _require_one_printer(self, line: Line) -> None:
+    def _require_one_printer(self, line: MetricLine) -> None:
         """Raise TrialFailure where each process that a launcher starts prints the metric: every line would count."""
         before, self._line_at = self._line_at, line.at
         by_launcher = self._command.launch == "machine" and self._gang.place.local_size > 1
@@ -274,7 +274,7 @@ class CommandRunner(Runner):
         self._printed = Printed(command.metrics, segment.metric, self._checkpoint, saves=saves)
         self._words = command.line(segment.config, places)
         (output, printing), (errors, complaining) = os.pipe(), os.pipe()
-        self._program = Program(self._words, environment, self._folder, printing, complaining)
+        self._program = ProgramProcess(self._words, environment, self._folder, printing, complaining)
         self._printed.watch(self._program, (output, errors))
 
     def _require_group(self) -> None:

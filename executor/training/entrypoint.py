@@ -37,7 +37,7 @@ from rubberband.executor.training.torch_trial import (
 )
 from rubberband.executor.training.trial import TrainFunction, Trial
 from rubberband.installation import remedy_of, require_readable
-from rubberband.values.command import Command
+from rubberband.values.command import ProgramCommand
 from rubberband.values.environment import Environment
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Code = type[TorchTrial] | type[Trial] | TrainFunction
 """A trial that is written in Python."""
-Target = Code | Command
+Target = Code | ProgramCommand
 """Target of an entry point."""
 
 _MOST_PICKLED_BYTES = 50 * 10**6
@@ -70,7 +70,7 @@ class Entrypoint:
     """Absolute folders, searched before `sys.path`."""
     pickled: bytes | None = None
     """The object itself, by cloudpickle, if it is defined in `__main__`, a notebook or a function."""
-    command: Command | None = None
+    command: ProgramCommand | None = None
     """The program that is run in place of a class or function; `module` is empty then."""
     environment: Environment = field(default_factory=Environment, compare=False)
     """Variables of the processes that load it. Not in the journal, which has the experiment's words."""
@@ -137,7 +137,7 @@ class Entrypoint:
         except EntrypointError as error:
             error.args = (self.environment.masked(str(error)),)
             raise
-        if isinstance(target, Command):
+        if isinstance(target, ProgramCommand):
             with suppress(NotHereError) if elsewhere else nullcontext():
                 self._check_program(target, adaptive=adaptive, asynchronous=asynchronous)
             return
@@ -158,7 +158,7 @@ class Entrypoint:
                 "torchrun"
             )
 
-    def _check_program(self, command: Command, *, adaptive: bool, asynchronous: bool) -> None:
+    def _check_program(self, command: ProgramCommand, *, adaptive: bool, asynchronous: bool) -> None:
         folder = self.search_path[0]
         for word in command.words:
             is_script = word.endswith((".py", ".sh")) and not word.startswith(("-", "/")) and "$" not in word
@@ -303,7 +303,7 @@ def content_of(entrypoint: Entrypoint) -> Mapping[str, str] | None:
     return found | _walk(entrypoint.module, first, _Places(entrypoint.search_path), {})
 
 
-def _content_of_program(entrypoint: Entrypoint, command: Command) -> Mapping[str, str] | None:
+def _content_of_program(entrypoint: Entrypoint, command: ProgramCommand) -> Mapping[str, str] | None:
     """Return the content of a program: its command, and the files that this names with what they import.
 
     None if it names no file.
@@ -314,7 +314,7 @@ def _content_of_program(entrypoint: Entrypoint, command: Command) -> Mapping[str
     return content | {"command": json.dumps(asdict(command)), "rubberband": rubberband.__version__}
 
 
-def _walk_program(entrypoint: Entrypoint, command: Command, files: dict[str, str]) -> dict[str, str]:
+def _walk_program(entrypoint: Entrypoint, command: ProgramCommand, files: dict[str, str]) -> dict[str, str]:
     """Return the content of the files that a command names; put the digests of the files into `files`."""
     found: dict[str, str] = {}
     for path in files_named(command.words, Path(entrypoint.search_path[0])):
@@ -336,7 +336,7 @@ def files_named(words: Sequence[str], folder: Path) -> list[Path]:
 
 def entrypoint_of(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Entrypoint:
     """Return the entry point that an experiment has, without its environment; a name is not imported."""
-    from rubberband.spec.experiment import Program
+    from rubberband.spec.program import Program
 
     trial = experiment.entrypoint
     if isinstance(trial, Program):

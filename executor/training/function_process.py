@@ -21,7 +21,7 @@ from rubberband.executor.training.program_gang import ProgramGang
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.trial import flat
-from rubberband.values.command import Command
+from rubberband.values.command import ProgramCommand
 from rubberband.values.environment import Environment
 
 _ORDER, _FAILURE = "order", "failure"
@@ -34,7 +34,9 @@ class FunctionProcessRunner(CommandRunner):
 
     def __init__(self, entrypoint: Entrypoint, segment: Segment, gang: ProgramGang) -> None:
         words = (sys.executable, "-P", "-m", __name__)
-        super().__init__(Command(words=words, name=str(entrypoint)), segment, os.getcwd(), gang, entrypoint.environment)
+        super().__init__(
+            ProgramCommand(words=words, name=str(entrypoint)), segment, os.getcwd(), gang, entrypoint.environment
+        )
         # The values of secrets are in the process's environment, and in no file.
         order = (replace(entrypoint, environment=Environment()), segment, list(entrypoint.environment.secrets))
         (self._place / _ORDER).write_bytes(pickle.dumps(order))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from rubberband.executor.training.failures import refused
-from rubberband.executor.training.program import Program
+from rubberband.executor.training.program import ProgramProcess
 from rubberband.units import shown
 from rubberband.values.command import CHECKPOINT_PLACE, Metrics, ambiguous, metrics_in
 
@@ -46,7 +46,7 @@ _TAIL = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MetricLine:
     """A line with the metric."""
 
     metrics: Mapping[str, float]
@@ -72,20 +72,20 @@ class Printed:
         self._fault: Exception | None = None
         self._checkpoint = checkpoint
         self._saves = saves
-        self._lines = deque[Line]()
+        self._lines = deque[MetricLine]()
         self._came = threading.Condition()
-        self._program: Program | None = None
+        self._program: ProgramProcess | None = None
         self._thread: threading.Thread | None = None
-        self._before = Line({}, time.time())
+        self._before = MetricLine({}, time.time())
         self._signature = self._saved()
 
-    def watch(self, program: Program, outputs: Collection[int]) -> None:
+    def watch(self, program: ProgramProcess, outputs: Collection[int]) -> None:
         """Read the `outputs` of a program, which are closed then, in a thread."""
         self._program = program
         self._thread = threading.Thread(target=self._read, args=(outputs,), name="rubberband output", daemon=True)
         self._thread.start()
 
-    def wait(self) -> Line | None:
+    def wait(self) -> MetricLine | None:
         """Return the next line; None if none comes for a moment. Raises TrialFailure for one with several values."""
         self._look_at_file()
         with self._came:
@@ -106,7 +106,7 @@ class Printed:
         """Whether a line has come that no caller has waited for."""
         return bool(self._lines) or self._fault is not None
 
-    def settle(self, line: Line, iteration: int, take: Take) -> Iterator[None]:
+    def settle(self, line: MetricLine, iteration: int, take: Take) -> Iterator[None]:
         """Take the files that were saved beside the `line` of an iteration; the program is stopped then."""
         assert self._program is not None
         before, self._before = self._before, line
@@ -211,7 +211,7 @@ class Printed:
         with self._came:
             if self._saves and self._program is not None:
                 self._program.stop()
-            self._lines.extend(Line(metrics, at) for metrics in found)
+            self._lines.extend(MetricLine(metrics, at) for metrics in found)
             self._came.notify()
 
     def _found_in(self, texts: list[str]) -> Iterator[Mapping[str, float]]:

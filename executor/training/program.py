@@ -20,7 +20,7 @@ _STOPPED_S = 0.2
 _LOOK_S = 0.001
 
 
-class Program:
+class ProgramProcess:
     """One start of a program."""
 
     def __init__(self, words: list[str], environment: Mapping[str, str], folder: str, output: int, errors: int) -> None:

@@ -40,7 +40,7 @@ from rubberband.executor.training.segment import (
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import Device, Trial
 from rubberband.executor.training.worker_process import Leftovers, release_port
-from rubberband.values.command import Command
+from rubberband.values.command import ProgramCommand
 
 _log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closa
     """Make the trial for a segment; `resources` gets what must be closed after it, beside the runner itself."""
     target = entrypoint.load()
     resources.insert(0, Leftovers(segment.device))  # closed last
-    if isinstance(target, Command):
+    if isinstance(target, ProgramCommand):
         from rubberband.executor.training.command_runner import CommandRunner
         from rubberband.executor.training.program_gang import ProgramGang
 

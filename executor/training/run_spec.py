@@ -17,7 +17,8 @@ import rubberband
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.training.entrypoint import Entrypoint, files_of
-from rubberband.spec.experiment import Experiment, Program
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.program import Program
 from rubberband.spec.samplers import trial_seed
 from rubberband.values.kinds import ProviderKind
 from rubberband.values.plan import Spent, total_iterations

@@ -23,7 +23,7 @@ from rubberband.errors import InputError
 if TYPE_CHECKING:
     from rubberband.executor.training.check_findings import TrialCheck
     from rubberband.running.check import CheckReport
-    from rubberband.running.program_options import Option, ProgramFindings
+    from rubberband.running.program_options import ProgramFindings, ProgramOption
 
 DEFAULT_FILE = "experiment.yaml"
 MODULE = "my_trial"
@@ -204,7 +204,7 @@ def _of_program(found: ProgramFindings, trial: str, path: Path) -> TrialFindings
     )
 
 
-def _most_telling(found: ProgramFindings) -> tuple[list[Option], list[str]]:
+def _most_telling(found: ProgramFindings) -> tuple[list[ProgramOption], list[str]]:
     """Return the parameters that are worth a search, and remarks."""
     known = [
         option for option in found.parameters if any(re.fullmatch(each, option.name.lower()) for each, _ in _KNOWN)
@@ -225,7 +225,7 @@ def _command(words: Sequence[str]) -> str:
     return line if is_plain else "'" + line.replace("'", "''") + "'"
 
 
-def _domain_of(option: Option) -> tuple[str, str]:
+def _domain_of(option: ProgramOption) -> tuple[str, str]:
     """Return the domain of a program's option, and a comment."""
     said = "" if option.default is None else f"the program's default is {option.default}"
     if option.kind == "BooleanOptionalAction":

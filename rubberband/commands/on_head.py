@@ -46,8 +46,8 @@ def run_on_head(
     from rubberband.executor.training.entrypoint import entrypoint_of
     from rubberband.running.run import bound_of
     from rubberband.running.sending import require_sent
-    from rubberband.spec.experiment import Program
     from rubberband.spec.loading import load_experiment
+    from rubberband.spec.program import Program
 
     resources, name = experiment.resources, experiment.name
     if resources.kind.is_rented and not is_bucket(resources.checkpoints):

@@ -198,7 +198,7 @@ def _reporter(trainer: Any, folder: Path, resumed: Path | None) -> Any:
     """Return the callback that reports."""
     import torch
 
-    class Reporter(sys.modules[f"{_package(trainer)}.callbacks"].Callback):  # type: ignore[misc]
+    class LightningReporter(sys.modules[f"{_package(trainer)}.callbacks"].Callback):  # type: ignore[misc]
         """Reports an epoch once all that ends it is done: before the next one begins, or in the end."""
 
         def __init__(self) -> None:
@@ -248,7 +248,7 @@ def _reporter(trainer: Any, folder: Path, resumed: Path | None) -> Any:
             metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
             trainer_files.report({**metrics, "epoch": trainer.current_epoch}, saved, is_last=is_last)
 
-    return Reporter()
+    return LightningReporter()
 
 
 def _link(source: Path, target: Path) -> None:

@@ -190,7 +190,7 @@ def _reporter(
 ) -> Any:
     """Return the callback that reports. `resumed`: files from which training goes on."""
 
-    class Reporter(transformers.TrainerCallback):  # type: ignore[misc]
+    class TransformersReporter(transformers.TrainerCallback):  # type: ignore[misc]
         """Ends each iteration with a log, an evaluation and a checkpoint, and reports them."""
 
         def __init__(self) -> None:
@@ -247,4 +247,4 @@ def _reporter(
             is_stopped = control.should_training_stop and state.global_step < state.max_steps  # by a callback
             trainer_files.report(metrics, saved, is_last=is_stopped)
 
-    return Reporter()
+    return TransformersReporter()

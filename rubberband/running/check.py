@@ -29,7 +29,8 @@ from rubberband.planning.candidates import known_gpus
 from rubberband.planning.feasible import Profiles
 from rubberband.running.profile_cache import Announce
 from rubberband.running.sending import unsent_of
-from rubberband.spec.experiment import Experiment, Program
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.program import Program
 from rubberband.units import format_duration
 from rubberband.values.command import unused, words_of
 from rubberband.values.offer import Offer, gang_sizes

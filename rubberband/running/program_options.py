@@ -48,7 +48,7 @@ _FIXED = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class ProgramOption:
     """An option of a program."""
 
     name: str
@@ -82,7 +82,7 @@ class ProgramFindings:
 
     words: tuple[str, ...]
     """Its command line, with `${…}` for parameters and places."""
-    parameters: tuple[Option, ...] = ()
+    parameters: tuple[ProgramOption, ...] = ()
     epochs: int | None = None
     """Its default number of epochs, if `${max_t}` stands for it."""
     reported: tuple[str, ...] = ()
@@ -140,12 +140,12 @@ def _without_launcher(words: Sequence[str]) -> list[str]:
     return [_interpreter(words[script]), *words[script:]]
 
 
-def _with_options(found: ProgramFindings, words: Sequence[str], options: Sequence[Option]) -> ProgramFindings:
+def _with_options(found: ProgramFindings, words: Sequence[str], options: Sequence[ProgramOption]) -> ProgramFindings:
     """Return the findings with the program's options in its command."""
     given = {word.partition("=")[0] for word in words if word.startswith("-")}
     positionals = sum(not option.flags for option in options)
     has_positionals = sum(not word.startswith("-") for word in words) >= 2 + positionals
-    command, parameters, remarks, epochs = list(words), list[Option](), list(found.remarks), None
+    command, parameters, remarks, epochs = list(words), list[ProgramOption](), list(found.remarks), None
     missing = list[str]()
     for option in options:
         if given & set(option.flags) or (not option.flags and has_positionals):
@@ -184,7 +184,7 @@ def _with_options(found: ProgramFindings, words: Sequence[str], options: Sequenc
     )
 
 
-def _place(option: Option) -> str | None:
+def _place(option: ProgramOption) -> str | None:
     """Return the place that fills an option; None if none does."""
     if option.kind != "StoreAction" or not option.takes_one or option.choices is not None:
         return None
@@ -197,7 +197,7 @@ def _place(option: Option) -> str | None:
     return f"{place}/{file}" if Path(file).suffix else place
 
 
-def _switch(option: Option) -> str | None:
+def _switch(option: ProgramOption) -> str | None:
     """Return a remark on an option that no value of a parameter can stand for."""
     if _FIXED.fullmatch(option.name.lower()):
         return None
@@ -213,7 +213,7 @@ def _switch(option: Option) -> str | None:
 # The program's parser.
 
 
-def _options(words: Sequence[str], folder: Path) -> tuple[list[Option] | None, str]:
+def _options(words: Sequence[str], folder: Path) -> tuple[list[ProgramOption] | None, str]:
     """Run the program until it parses its arguments; return its options, or None and why there are none."""
     at = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
     if at is None or not Path(words[0]).name.startswith("python"):
@@ -245,7 +245,7 @@ def _options(words: Sequence[str], folder: Path) -> tuple[list[Option] | None, s
         return _answered(answer, printed)
 
 
-def _answered(answer: IO[bytes], printed: bytes) -> tuple[list[Option] | None, str]:
+def _answered(answer: IO[bytes], printed: bytes) -> tuple[list[ProgramOption] | None, str]:
     content = answer.read()
     if not content:
         last = printed.decode("utf-8", "replace").strip().splitlines()[-1:]
@@ -255,7 +255,7 @@ def _answered(answer: IO[bytes], printed: bytes) -> tuple[list[Option] | None, s
     for each in plain:
         each["flags"] = tuple(each["flags"])
         each["choices"] = None if each["choices"] is None else tuple(each["choices"])
-    return [Option(**each) for each in plain], ""
+    return [ProgramOption(**each) for each in plain], ""
 
 
 # The program's source.

@@ -46,7 +46,8 @@ from rubberband.running.estimating import experiment_of
 from rubberband.running.profile import MeasuredProfile, measure_profile, noting
 from rubberband.running.profile_cache import Announce, find_profiles
 from rubberband.running.sending import require_sent
-from rubberband.spec.experiment import Experiment, Program
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.program import Program
 from rubberband.units import counted, format_duration, format_usd, shown
 from rubberband.values.plan import Policy, Spent
 from rubberband.values.profile import Profile

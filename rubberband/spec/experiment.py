@@ -7,8 +7,7 @@ their units (`constraints.deadline_s`); the file's words are their aliases (`dea
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -43,17 +42,15 @@ from rubberband.spec.fields import (
     word_error,
 )
 from rubberband.spec.profile_file import InlineProfile, load_profile
+from rubberband.spec.program import Program, check_program
 from rubberband.spec.resources import Resources
 from rubberband.spec.samplers import trial_seed
 from rubberband.spec.search import PROBE, Search
-from rubberband.spec.space import check_names
 from rubberband.spec.tracking import Trackers
 from rubberband.units import counted, format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
 from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance, BalancePolicy
-from rubberband.values.command import CHECKPOINT_PLACE, Command, Launch, Metrics, launcher_of, words_of
-from rubberband.values.command import check_names as check_command
 from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
 
@@ -236,89 +233,6 @@ def _profile_kind(value: Any) -> str:
     return _written_kind(value)
 
 
-class MetricsPlace(Words):
-    """Place of a program's metrics that it neither reports nor prints by itself as `name=number`."""
-
-    file: Annotated[str, Field(min_length=1)] | None = None
-    """A file below `${checkpoint}/` to which it adds lines such as `loss=0.12` or `{"loss": 0.12}`."""
-    pattern: Annotated[str, Field(min_length=1)] | None = None
-    """A regular expression of a line, with a named group for each metric, such as `loss is (?P<loss>[0-9.]+)`."""
-
-    @model_validator(mode="after")
-    def _reads(self) -> MetricsPlace:
-        if self.pattern is not None:
-            try:
-                groups = re.compile(self.pattern).groupindex
-            except re.error as error:
-                raise fault(f"{shown(self.pattern)} is no regular expression ({error})", at="pattern") from None
-            if not groups:
-                raise fault(f"{shown(self.pattern)} names no metric; write (?P<loss>…) around a number", at="pattern")
-        if self.file is not None and not self.file.startswith(f"{CHECKPOINT_PLACE}/"):
-            raise fault(
-                f"trials that run at once would share {shown(self.file)}; write {CHECKPOINT_PLACE}/"
-                f"{self.file.rpartition('/')[2]}, and let the program write there",
-                at="file",
-            )
-        if self.pattern is None and self.file is None:
-            raise fault("names neither a file nor a pattern; write report, stdout, file: … or pattern: …")
-        return self
-
-
-def _metrics_kind(value: Any) -> str:
-    return "place" if isinstance(value, Mapping | MetricsPlace) else "word"
-
-
-class Program(Words):
-    """A program as the trial: it is started for each segment, on every worker of the gang."""
-
-    command: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    """Its command line, as a text or as words. `${name}` is a parameter, `${args}` all of them as --name=value."""
-    metrics: Annotated[
-        Annotated[Literal["report", "stdout"], Tag("word")] | Annotated[MetricsPlace, Tag("place")],
-        Discriminator(_metrics_kind),
-    ] = "report"
-    """`report`: it calls rubberband.report; `stdout`: it prints lines such as `loss=0.12`."""
-    launch: Launch = "worker"
-    """Once for each worker of a gang, or (`machine`) once for each machine, for torchrun and the like."""
-
-    @model_validator(mode="after")
-    def _words(self) -> Program:
-        try:
-            launcher = launcher_of(words_of(self.command))
-        except InputError as error:
-            raise fault(str(error), at="command") from None
-        if launcher is not None and self.launch == "worker":
-            raise fault(
-                f"{launcher} starts workers itself, and would be started by each worker; write python train.py in its "
-                "place, or launch: machine",
-                at="command",
-            )
-        return self
-
-    def to_plain(self) -> Command:
-        """Return the value that a worker takes."""
-        place = self.metrics
-        metrics = Metrics(source=place) if isinstance(place, str) else Metrics(source="stdout", **place.model_dump())
-        return Command(words=words_of(self.command), metrics=metrics, launch=self.launch)
-
-    def __str__(self) -> str:
-        return str(self.to_plain())
-
-
-def command(
-    line: str | Sequence[str], /, *, metrics: str | Mapping[str, str] = "report", launch: Launch = "worker"
-) -> Program:
-    """Return a program as a trial, for `rubberband.tune`: `command("python train.py ${args}")`.
-
-    `line` is its command line, as a text or as words; `metrics` is "report", "stdout", {"file": …} or {"pattern": …};
-    see docs/commands.md. Raises InputError.
-    """
-    try:
-        return Program(command=line, metrics=metrics, launch=launch)
-    except ValidationError as error:
-        raise word_error(error) from None
-
-
 def _entrypoint_kind(value: Any) -> str:
     return "program" if isinstance(value, Mapping | Program) else "code"
 
@@ -334,13 +248,6 @@ def entrypoint_words(value: Any) -> str | None:
     if isinstance(value, Program):
         return str(value)
     return value if value is None or isinstance(value, str) else f"{value.__module__}:{value.__qualname__}"
-
-
-def _check_program(program: Program, search: Search) -> None:
-    try:
-        check_command(words_of(program.command), check_names(search.space))
-    except InputError as error:
-        raise fault(str(error), at=("entrypoint", "command")) from None
 
 
 def _version(value: Any) -> Any:
@@ -401,7 +308,7 @@ class Experiment(Words):
     @model_validator(mode="after")
     def _agrees(self) -> Experiment:
         if isinstance(self.entrypoint, Program):
-            _check_program(self.entrypoint, self.search)
+            check_program(self.entrypoint, self.search)
         _check_limits(self.search, self.constraints)
         _check_money(self.constraints, self.resources)
         if isinstance(self.profile, ProfilesByType):

@@ -56,7 +56,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class ProgramCommand:
     """The program of a trial."""
 
     words: tuple[str, ...]

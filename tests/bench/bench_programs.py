@@ -17,7 +17,7 @@ from pathlib import Path
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
-from rubberband.values.command import Command, Metrics, words_of
+from rubberband.values.command import Metrics, ProgramCommand, words_of
 from tests.builders.segments import SEGMENT
 
 _PROGRAM = """
@@ -29,7 +29,7 @@ for number in range(int(sys.argv[1])):
 
 def segment_s(folder: Path, words: str, iterations: int, metrics: Metrics) -> float:
     """Return the seconds of a segment of a program."""
-    command = Command(words=words_of(words), metrics=metrics)
+    command = ProgramCommand(words=words_of(words), metrics=metrics)
     entrypoint = Entrypoint(module="", attribute="", search_path=(str(folder),), command=command)
     segment = replace(SEGMENT, until_iterations=iterations, max_iterations=iterations)
     began = time.perf_counter()

@@ -19,7 +19,7 @@ import pytest
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
-from rubberband.values.command import Command, Launch, Metrics, words_of
+from rubberband.values.command import Launch, Metrics, ProgramCommand, words_of
 from tests.builders.processes.segment_worker import Worker, gang_of, run_gang
 from tests.builders.segments import SEGMENT
 from tests.builders.waiting import eventually
@@ -77,7 +77,9 @@ class Trial:
         (self.folder / "train.py").write_text(textwrap.dedent(source))
         launch: Launch = changes.pop("launch", "worker")
         metrics: Metrics = changes.pop("metrics", Metrics())
-        command = Command(words=words_of(words.replace("python", sys.executable, 1)), launch=launch, metrics=metrics)
+        command = ProgramCommand(
+            words=words_of(words.replace("python", sys.executable, 1)), launch=launch, metrics=metrics
+        )
         entrypoint = Entrypoint(module="", attribute="", search_path=(str(self.folder),), command=command)
         begin = 0 if self.last is None else self.last.iterations
         checkpoint = None if self.last is None else self.last.checkpoint

@@ -16,7 +16,7 @@ from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentRepeated, SegmentReport
-from rubberband.values.command import Command, Metrics, words_of
+from rubberband.values.command import Metrics, ProgramCommand, words_of
 from rubberband.values.environment import Environment
 from tests.builders.segments import SEGMENT
 
@@ -78,7 +78,7 @@ class Trial:
     ) -> list[Any]:
         """Return all items of a segment of a program."""
         (self.folder / "train.py").write_text(textwrap.dedent(source))
-        command = Command(words=words_of(f"{sys.executable} train.py {words}"), metrics=metrics or Metrics())
+        command = ProgramCommand(words=words_of(f"{sys.executable} train.py {words}"), metrics=metrics or Metrics())
         entrypoint = Entrypoint(
             module="", attribute="", search_path=(str(self.folder),), command=command, environment=self.environment
         )
@@ -103,7 +103,7 @@ def trial(tmp_path: Path) -> Trial:
     ],
 )
 def test_a_program_that_is_not_there_names_the_instance(tmp_path: Path, instance: str, line: str) -> None:
-    command = Command(words=("nosuch", "${args}"))
+    command = ProgramCommand(words=("nosuch", "${args}"))
     entrypoint = Entrypoint(module="", attribute="", search_path=(str(tmp_path),), command=command)
     items = list(run_segment(entrypoint, replace(SEGMENT, instance=instance), open_store(str(tmp_path / "store"))))
     assert items[-1].message == line
@@ -371,7 +371,7 @@ def test_a_program_below_a_shell_has_time_to_end(trial: Trial) -> None:
             """
         )
     )
-    command = Command(words=("bash", "-c", f"{sys.executable} below.py; echo done"), metrics=PRINTED)
+    command = ProgramCommand(words=("bash", "-c", f"{sys.executable} below.py; echo done"), metrics=PRINTED)
     entrypoint = Entrypoint(module="", attribute="", search_path=(str(trial.folder),), command=command)
     list(run_segment(entrypoint, replace(SEGMENT, max_iterations=5, until_iterations=2), trial.store))
     assert (trial.folder / "ended").exists()

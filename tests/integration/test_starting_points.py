@@ -194,10 +194,10 @@ def entrypoint_of(point: StartingPoint, folder: Path) -> Entrypoint:
     """Return the trial of its experiment file."""
     import yaml
 
-    from rubberband.values.command import Command, words_of
+    from rubberband.values.command import ProgramCommand, words_of
 
     words = yaml.safe_load((folder / "train.yaml").read_text())["entrypoint"]
     if isinstance(words, str):
         return Entrypoint.parse(words, [folder])
-    command = Command(words=words_of(words["command"].replace("python", sys.executable, 1)))
+    command = ProgramCommand(words=words_of(words["command"].replace("python", sys.executable, 1)))
     return Entrypoint(module="", attribute="", search_path=(str(folder),), command=command)

@@ -14,7 +14,7 @@ from rubberband.errors import InputError
 from rubberband.executor.ray import code
 from rubberband.executor.ray.code import install, pack
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.values.command import Command, words_of
+from rubberband.values.command import ProgramCommand, words_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,7 +136,7 @@ def test_an_unreadable_entry_is_named(project: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_program_that_instances_would_not_get_is_found_before_any_is_rented(project: Path) -> None:
     def fault(line: str) -> str:
-        command = Command(words=words_of(line))
+        command = ProgramCommand(words=words_of(line))
         return code.unsent(Entrypoint(module="", attribute="", search_path=(str(project),), command=command))
 
     (project.parent / "outside.py").touch()
@@ -160,7 +160,7 @@ def test_a_module_that_a_program_imports_from_elsewhere_is_found_before_any_is_r
     (project / "trial.py").write_text("import mylib, lib.deep.helper\n")
     (project / "lib" / "deep" / "helper.py").write_text("import json, numpy\n")
     program = Entrypoint(
-        module="", attribute="", search_path=(str(project),), command=Command(words=("python", "trial.py"))
+        module="", attribute="", search_path=(str(project),), command=ProgramCommand(words=("python", "trial.py"))
     )
     assert f"its program imports {module}, which is not sent to the instances" in code.unsent(program)
     assert code.unsent(program, installs=True) == ""

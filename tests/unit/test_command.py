@@ -15,30 +15,30 @@ import rubberband
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
-from rubberband.values.command import Command, ambiguous, check_names, metrics_in, unused, words_of
+from rubberband.values.command import ProgramCommand, ambiguous, check_names, metrics_in, unused, words_of
 
 PLACES = {"checkpoint": "/run/out", "max_t": "9"}
 
 
 def test_a_command_gets_parameters_and_places() -> None:
-    command = Command(words=words_of("python train.py --lr ${lr} --out=${checkpoint}/last --epochs ${max_t}"))
+    command = ProgramCommand(words=words_of("python train.py --lr ${lr} --out=${checkpoint}/last --epochs ${max_t}"))
     found = command.line({"lr": 0.1}, PLACES)
     assert found == ["python", "train.py", "--lr", "0.1", "--out=/run/out/last", "--epochs", "9"]
 
 
 def test_a_command_without_places_gets_all_parameters() -> None:
-    command = Command(words=words_of("python train.py"))
+    command = ProgramCommand(words=words_of("python train.py"))
     values = {"lr": 0.1, "big": True, "name": "a b", "layers": [1, 2], "none": None}
     assert command.line(values, {})[2:] == ["--lr=0.1", "--big=true", "--name=a b", "--layers=[1, 2]", "--none=null"]
 
 
 def test_two_dollars_are_one() -> None:
-    assert Command(words=("echo", "$${x}", "${lr}")).line({"lr": 1}, {}) == ["echo", "${x}", "1"]
+    assert ProgramCommand(words=("echo", "$${x}", "${lr}")).line({"lr": 1}, {}) == ["echo", "${x}", "1"]
 
 
 @given(st.lists(st.text(min_size=1).filter(lambda word: "$" not in word and "\0" not in word), min_size=1))
 def test_a_list_is_taken_as_it_is(words: list[str]) -> None:
-    assert Command(words=(*words, "${args}")).line({}, {}) == words
+    assert ProgramCommand(words=(*words, "${args}")).line({}, {}) == words
 
 
 @given(st.lists(st.from_regex(r"[\w ./=\"'-]+", fullmatch=True), min_size=1))

@@ -13,8 +13,9 @@ from rubberband import cli
 from rubberband.commands.init import TrialFindings, seen_in, text_of
 from rubberband.errors import InputError
 from rubberband.running.program_options import ProgramFindings, program_of
-from rubberband.spec.experiment import Experiment, Program
+from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment, parse_experiment
+from rubberband.spec.program import Program
 from rubberband.spec.space import Domain
 
 MNIST = """

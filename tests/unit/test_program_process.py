@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.training.program import Program
+from rubberband.executor.training.program import ProgramProcess
 from tests.builders.waiting import eventually
 
 PAIR = """
@@ -21,10 +21,12 @@ child.wait()
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Program, int]]:
+def pair(tmp_path: Path) -> Iterator[tuple[ProgramProcess, int]]:
     """A program that waits for another one, and the number of that one."""
     with open(os.devnull, "w") as output:
-        program = Program([sys.executable, "-c", PAIR], os.environ, str(tmp_path), *map(os.dup, [output.fileno()] * 2))
+        program = ProgramProcess(
+            [sys.executable, "-c", PAIR], os.environ, str(tmp_path), *map(os.dup, [output.fileno()] * 2)
+        )
     eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     yield program, int((tmp_path / "pid").read_text())
     program.end()
@@ -34,7 +36,9 @@ def state(pid: int) -> str:
     return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_a_pause_stops_what_the_program_started_and_the_end_does_not_wait_for_it(pair: tuple[Program, int]) -> None:
+def test_a_pause_stops_what_the_program_started_and_the_end_does_not_wait_for_it(
+    pair: tuple[ProgramProcess, int],
+) -> None:
     program, child = pair
     program.pause()
     assert state(child) == "T"

@@ -1,0 +1,107 @@
+"""A program as a trial, in the words of an experiment file: its command line, where its metrics are, its launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+
+from rubberband.errors import InputError
+from rubberband.spec.fields import Words, fault, word_error
+from rubberband.spec.search import Search
+from rubberband.spec.space import check_names
+from rubberband.units import shown
+from rubberband.values.command import CHECKPOINT_PLACE, Launch, Metrics, ProgramCommand, launcher_of, words_of
+from rubberband.values.command import check_names as check_command
+
+
+class MetricsPlace(Words):
+    """Place of a program's metrics that it neither reports nor prints by itself as `name=number`."""
+
+    file: Annotated[str, Field(min_length=1)] | None = None
+    """A file below `${checkpoint}/` to which it adds lines such as `loss=0.12` or `{"loss": 0.12}`."""
+    pattern: Annotated[str, Field(min_length=1)] | None = None
+    """A regular expression of a line, with a named group for each metric, such as `loss is (?P<loss>[0-9.]+)`."""
+
+    @model_validator(mode="after")
+    def _reads(self) -> MetricsPlace:
+        if self.pattern is not None:
+            try:
+                groups = re.compile(self.pattern).groupindex
+            except re.error as error:
+                raise fault(f"{shown(self.pattern)} is no regular expression ({error})", at="pattern") from None
+            if not groups:
+                raise fault(f"{shown(self.pattern)} names no metric; write (?P<loss>…) around a number", at="pattern")
+        if self.file is not None and not self.file.startswith(f"{CHECKPOINT_PLACE}/"):
+            raise fault(
+                f"trials that run at once would share {shown(self.file)}; write {CHECKPOINT_PLACE}/"
+                f"{self.file.rpartition('/')[2]}, and let the program write there",
+                at="file",
+            )
+        if self.pattern is None and self.file is None:
+            raise fault("names neither a file nor a pattern; write report, stdout, file: … or pattern: …")
+        return self
+
+
+def _metrics_kind(value: Any) -> str:
+    return "place" if isinstance(value, Mapping | MetricsPlace) else "word"
+
+
+class Program(Words):
+    """A program as the trial: it is started for each segment, on every worker of the gang."""
+
+    command: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    """Its command line, as a text or as words. `${name}` is a parameter, `${args}` all of them as --name=value."""
+    metrics: Annotated[
+        Annotated[Literal["report", "stdout"], Tag("word")] | Annotated[MetricsPlace, Tag("place")],
+        Discriminator(_metrics_kind),
+    ] = "report"
+    """`report`: it calls rubberband.report; `stdout`: it prints lines such as `loss=0.12`."""
+    launch: Launch = "worker"
+    """Once for each worker of a gang, or (`machine`) once for each machine, for torchrun and the like."""
+
+    @model_validator(mode="after")
+    def _words(self) -> Program:
+        try:
+            launcher = launcher_of(words_of(self.command))
+        except InputError as error:
+            raise fault(str(error), at="command") from None
+        if launcher is not None and self.launch == "worker":
+            raise fault(
+                f"{launcher} starts workers itself, and would be started by each worker; write python train.py in its "
+                "place, or launch: machine",
+                at="command",
+            )
+        return self
+
+    def to_plain(self) -> ProgramCommand:
+        """Return the value that a worker takes."""
+        place = self.metrics
+        metrics = Metrics(source=place) if isinstance(place, str) else Metrics(source="stdout", **place.model_dump())
+        return ProgramCommand(words=words_of(self.command), metrics=metrics, launch=self.launch)
+
+    def __str__(self) -> str:
+        return str(self.to_plain())
+
+
+def command(
+    line: str | Sequence[str], /, *, metrics: str | Mapping[str, str] = "report", launch: Launch = "worker"
+) -> Program:
+    """Return a program as a trial, for `rubberband.tune`: `command("python train.py ${args}")`.
+
+    `line` is its command line, as a text or as words; `metrics` is "report", "stdout", {"file": …} or {"pattern": …};
+    see docs/commands.md. Raises InputError.
+    """
+    try:
+        return Program(command=line, metrics=metrics, launch=launch)
+    except ValidationError as error:
+        raise word_error(error) from None
+
+
+def check_program(program: Program, search: Search) -> None:
+    try:
+        check_command(words_of(program.command), check_names(search.space))
+    except InputError as error:
+        raise fault(str(error), at=("entrypoint", "command")) from None
