@@ -34,6 +34,6 @@ else:
     epoch, model.random_state = 0, args.seed
 while epoch < args.epochs:
     model.partial_fit(x_train, y_train, classes=range(10))
-    epoch += 1
+    accuracy, epoch = model.score(x_test, y_test), epoch + 1
     file.write_bytes(pickle.dumps((epoch, model)))
-    print(f"epoch {epoch}: loss={model.loss_:.5f} accuracy={model.score(x_test, y_test):.4f}", flush=True)
+    print(f"epoch {epoch}: loss={model.loss_:.5f} accuracy={accuracy:.4f}", flush=True)

@@ -1,8 +1,8 @@
 """A checkpoint that is a folder: one tar with its files, and at its end a manifest of them by size and SHA-256.
 
 Files are read and written by path, a piece at a time. An archive is written whole or not at all, and so is the folder
-that it is unpacked to. Its members are files and nothing else: folders stand in the manifest, and links that lead to
-something in the folder too. Other links are followed, and stored as what they lead to.
+that it is unpacked to. Its members are files and nothing else: the manifest lists the folders, and the links that lead
+to something in the folder. Other links are followed, and stored as what they lead to.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Found:
     place: str
     status: os.stat_result
     link: str | None = None
-    """Of a link to something in the folder: its target, relative."""
+    """Relative target of a link to something in the folder."""
 
     @property
     def is_folder(self) -> bool:

@@ -34,9 +34,8 @@ class FunctionProcessRunner(CommandRunner):
 
     def __init__(self, entrypoint: Entrypoint, segment: Segment, gang: ProgramGang) -> None:
         words = (sys.executable, "-P", "-m", __name__)
-        super().__init__(
-            ProgramCommand(words=words, name=str(entrypoint)), segment, os.getcwd(), gang, entrypoint.environment
-        )
+        command = ProgramCommand(words=words, name=str(entrypoint))
+        super().__init__(command, segment, os.getcwd(), gang, entrypoint.environment)
         # The values of secrets are in the process's environment, and in no file.
         order = (replace(entrypoint, environment=Environment()), segment, list(entrypoint.environment.secrets))
         (self._place / _ORDER).write_bytes(pickle.dumps(order))

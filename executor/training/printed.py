@@ -30,7 +30,9 @@ Take = Callable[[int], None]
 
 _LOOK_S = 0.02
 BESIDE_S = 0.05
-"""Files that are saved so shortly before or after a line belong to its iteration."""
+"""Files that are saved so shortly before or after a line belong to its iteration; of long iterations, up to `_PART`."""
+_PART = 0.05
+_MOST_BESIDE_S = 0.5
 _QUIET_S = 0.05
 """How long files stay as they are until all are taken for saved."""
 _SHORTEST_S = 0.1
@@ -112,17 +114,20 @@ class Printed:
         before, self._before = self._before, line
         if line.at - before.at < _SHORTEST_S or not (self._saves or any(_files(self._checkpoint))):
             return
+        # Nothing says how long the first iteration took: the time until its line has the start as well.
+        took_s = line.at - before.at if before.metrics else 0.0
+        beside_s = min(max(BESIDE_S, _PART * took_s), _MOST_BESIDE_S)
         found, changed_at = self._saved(), line.at
         while not self.has_lines:
             latest, now, has_ended = self._saved(), time.time(), self._program.poll() is not None
             if latest != found:
                 found, changed_at = latest, now
-            is_beside = found != self._signature and newest(found) >= line.at - BESIDE_S
+            is_beside = found != self._signature and newest(found) >= line.at - beside_s
             if is_beside and (has_ended or now - changed_at > _QUIET_S) and self._is_whole(found):
                 take(iteration)
                 self._signature = found
                 return
-            if not is_beside and (has_ended or now - line.at > BESIDE_S):
+            if not is_beside and (has_ended or now - line.at > beside_s):
                 return
             self.go_on()
             yield

@@ -104,7 +104,6 @@ Confirm = Callable[[str], None]
 """Is called with what is known of the bill before anything is rented. Raises Cancelled if the user does not want it."""
 
 
-@briefly
 def _profile_of_starts(experiment: Experiment, profile: Profile) -> Profile:
     """Return the profile with the part of a start that passes within the first iteration."""
     if experiment.resources.kind.is_simulated:  # the start is whole before
@@ -114,6 +113,7 @@ def _profile_of_starts(experiment: Experiment, profile: Profile) -> Profile:
     return profile
 
 
+@briefly
 def tune(
     entrypoint: Any = None,
     /,

@@ -85,7 +85,7 @@ def test_a_run_on_spot_of_which_an_instance_is_taken_away_with_notice(command_li
     output, result = finished(command_line, driver)
     assert result.interruptions == 1
     assert result.redone_iterations <= 1
-    assert len(command_line.lines_of_the_bill()) == 3
+    assert len(command_line.lines_of_the_bill()) in (2, 3)  # a third one, unless the second is soon done alone
     assert re.search(r"i-001 +(interrupted|PREEMPTED)", output)
     assert re.search(rf"spot +g4dn.xlarge +{taken.zone}", output)
 
