@@ -475,3 +475,27 @@ def test_a_segment_leaves_no_file_and_no_descriptor(trial: Trial, monkeypatch: p
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
     assert list((scratch / "scratch").iterdir()) == []
+
+
+def test_a_checkpoint_of_later_iterations_is_refused(trial: Trial) -> None:
+    [*_, last] = trial.run(SAVES_FIRST, metrics=PRINTED)
+    [*_, failure] = trial.run(SAVES_FIRST, metrics=PRINTED, from_iterations=1, checkpoint=last.checkpoint)
+    assert isinstance(failure, SegmentFailure)
+    assert "the checkpoint holds 2 iterations, not 1" in failure.message
+
+
+def test_lines_are_read_as_soon_as_they_are_printed(trial: Trial) -> None:
+    items = trial.run("import time; print('loss=1'); time.sleep(1000)", metrics=PRINTED, until_iterations=1)
+    assert losses(items) == [(1, 1.0)]
+
+
+def test_a_program_waits_in_its_report_until_the_next_iteration_is_wanted(trial: Trial) -> None:
+    source = "import pathlib, rubberband; rubberband.report({'loss': 1}); pathlib.Path('went-on').touch()"
+    assert losses(trial.run(source, until_iterations=1)) == [(1, 1.0)]
+    assert not (trial.folder / "went-on").exists()
+
+
+def test_a_program_that_reports_once_and_ends_is_done(trial: Trial) -> None:
+    items = trial.run("import rubberband; rubberband.report({'loss': 1})", until_iterations=3)
+    assert losses(items) == [(1, 1.0)]
+    assert isinstance(items[-1], SegmentEnded)
