@@ -23,7 +23,7 @@ from rubberband.executor.checkpoints.folders import pack, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.training.failures import TrainingEnded, WorkerTrace, refused
 from rubberband.executor.training.guard import NOT_STARTED
-from rubberband.executor.training.printed import BESIDE_S, MetricLine, Printed, Signature, newest, signature
+from rubberband.executor.training.printed import BESIDE_S, SHORTEST_S, MetricLine, Printed, Signature, newest, signature
 from rubberband.executor.training.program import ProgramProcess
 from rubberband.executor.training.program_gang import ProgramGang
 from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO_ON, LINE, short
@@ -37,8 +37,6 @@ _MOST_SHOWN = 300
 """Characters of the last lines in a failure's message; its details have them whole."""
 _LOOK_S = 0.02
 _FORMED_LOOK_S = 0.1
-_SHORTEST_S = 0.1
-"""Seconds of the shortest iteration whose save is distinguished from a late one: files have times in ticks."""
 _LATE = 0.1
 """Part of an iteration in which a save belongs to the one before."""
 _WORD_S = 3.0
@@ -164,7 +162,7 @@ class CommandRunner(Runner):
         """
         took, first = time.time() - began, min(self._changed_at, newest(self._signature))
         is_first = self._iteration == self._segment.from_iterations + 1
-        late = not is_first and took > _SHORTEST_S and first < began + took * _LATE
+        late = not is_first and took > SHORTEST_S and first < began + took * _LATE
         self._is_late = self._is_late or late
         return late
 
@@ -225,6 +223,12 @@ class CommandRunner(Runner):
             return (
                 "saves after it has called rubberband.report, so that the files of an iteration come too late: "
                 "trials are trained from zero after every stage; save first, then report"
+            )
+        if self._printed is not None and self._printed.is_too_fast:
+            return (
+                f"printed {self._segment.metric} twice within {SHORTEST_S:g} s, so that its files may be those of "
+                "either iteration: trials are trained from zero after every stage; train longer before each line, or "
+                "call rubberband.report"
             )
         return (
             f"saved its files more than {BESIDE_S:g} s before or after it printed {self._segment.metric}, so their "

@@ -35,7 +35,7 @@ _PART = 0.05
 _MOST_BESIDE_S = 0.5
 _QUIET_S = 0.05
 """How long files stay as they are until all are taken for saved."""
-_SHORTEST_S = 0.1
+SHORTEST_S = 0.1
 """The shortest iteration whose files are taken: those of a shorter one may be those of the next."""
 _LAST_LINES = 20
 _CHUNK = 2**16
@@ -63,6 +63,8 @@ class Printed:
         """`saves`: whether the program's command names the folder `checkpoint`."""
         self.last = deque[str](maxlen=_LAST_LINES)
         """Its last lines of output."""
+        self.is_too_fast = False
+        """Whether the latest iteration was too short to take files."""
         self._is_read = metrics.source == "stdout"
         self._metric = metric
         self._pattern = None if metrics.pattern is None else re.compile(metrics.pattern)
@@ -112,7 +114,8 @@ class Printed:
         """Take the files that were saved beside the `line` of an iteration; the program is stopped then."""
         assert self._program is not None
         before, self._before = self._before, line
-        if line.at - before.at < _SHORTEST_S or not (self._saves or any(_files(self._checkpoint))):
+        self.is_too_fast = line.at - before.at < SHORTEST_S
+        if self.is_too_fast or not (self._saves or any(_files(self._checkpoint))):
             return
         # Nothing says how long the first iteration took: the time until its line has the start as well.
         took_s = line.at - before.at if before.metrics else 0.0
