@@ -1,6 +1,6 @@
 """Prints what a program as a trial costs: the start of a segment, and reports through the line.
 
-python tests/bench/bench_programs.py [SEGMENTS] [REPORTS]
+python -m tests.bench.bench_programs [SEGMENTS] [REPORTS]
 """
 
 from __future__ import annotations
