@@ -382,10 +382,12 @@ def file_name(trial: int, iterations: int, run: str) -> str:
 
 
 def reference(url: str, payload: bytes) -> CheckpointRef:
+    """Return the reference to a checkpoint at `url` with this content."""
     return CheckpointRef(url=url, digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload))
 
 
 def reference_to(url: str, path: Path) -> CheckpointRef:
+    """Return the reference to a checkpoint at `url` with the content of a file, which is read in parts."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return CheckpointRef(url=url, digest=digest, size_bytes=os.fstat(file.fileno()).st_size)

@@ -1,7 +1,8 @@
 """Training of one trial by the workers of its gang, without Ray; a backend calls `run.run_segment` in each of them.
 
-* What users write: `trial` (any framework, functions) and `torch_trial`; `entrypoint` finds it, `checking`, `comparing`
-  and `remembering` check it before anything is rented.
+* What users write: `trial` (any framework), `torch_trial`, and functions and programs, which call `reporting`, also in
+  gangs (`distributed`); `entrypoint` finds it. `checking`, `comparing`, `remembering`, `program_check` and `gang_check`
+  check it before anything is rented, and add to `check_findings`.
 * A segment: `segment` (its order, its reports), `run` (the walk through it), `runner` (one trial, by its kind),
   `worker_process` (what is put back afterwards), `failures`, `checkpoint`.
 * The loop of a `TorchTrial`: `loop`, `step` (one optimizer step), `options` (optimizer, schedules, precision),
@@ -9,5 +10,7 @@
 * Data: `sampler` (which samples, in what order and shares), `data` (samples to batches), `loading` (processes that load
   ahead), `gpu_rows` (what fits on the GPU).
 * Batches by goodput: `adaptation`, `agent`, `gradient_noise`, `noise_scale`. Shares by speed: `balancing`, `clocks`.
-* `asynchronous`: training with parameter servers.
+* Programs: `command_runner` (one trial), `program` (its process) and `guard` (which ends it), `printed` (metrics in its
+  output), `program_gang` (places in a gang), `function_process` (a function as such a process).
+* `lifeline`: by which the workers of any gang learn that one is gone. `asynchronous`: training with parameter servers.
 """

@@ -101,6 +101,7 @@ def command(
 
 
 def check_program(program: Program, search: Search) -> None:
+    """Raise the fault of a command whose `${…}` do not fit the search space."""
     try:
         check_command(words_of(program.command), check_names(search.space))
     except InputError as error:

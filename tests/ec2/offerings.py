@@ -29,7 +29,7 @@ class Offering:
 
 
 class SpotPrice(NamedTuple):
-    """Of a type in a zone, from `at` on."""
+    """Price of a type in a zone, from `at` on."""
 
     machine: MachineType
     zone: str

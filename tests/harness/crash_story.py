@@ -326,7 +326,7 @@ class Story:
 
     def _more_billed_than_known(self) -> Iterator[str]:
         billed_usd, ledger_usd = self.world.fake.bill().total_usd, self._ledger_usd()
-        is_seen = self.point.weather != "stale"  # else when an instance began to run is told too late
+        is_seen = self.point.weather != "stale"  # stale answers show too late that an instance runs
         if is_seen and self.ended in ENDS and billed_usd > ledger_usd + 1e-9:
             yield f"{billed_usd:.6f} USD are billed, and the ledger says {ledger_usd:.6f}"
 

@@ -173,7 +173,7 @@ def test_rank_0_that_falls_behind_ends_iterations_before_it_goes_on(
         items = [first.next() for _ in range(3)]
         assert first.process.pid is not None
         os.kill(first.process.pid, signal.SIGSTOP)
-        time.sleep(0.5)  # the other one reaches the second iteration that is not closed, and tells nobody
+        time.sleep(0.5)  # the other one reaches the second open iteration, and no event shows that
         os.kill(first.process.pid, signal.SIGCONT)
         items += first.rest()
         assert not second.rest()

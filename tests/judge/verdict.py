@@ -46,7 +46,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was predicted of a job, and what is true."""
+    """Prediction of a job, and the truth."""
 
     kind: str
     seed: int

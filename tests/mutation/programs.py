@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="secrets-masked-after-the-cut",
-        harm="the end of a token that a program prints stands in the journal and in the report",
+        harm="the journal and the report keep the end of a token that a program prints",
         file=_RUNNER,
         old='self._masked(" | ".join(line.strip() for line in self._printed.last))',
         new='" | ".join(line.strip() for line in self._printed.last)',

@@ -68,7 +68,7 @@ def test_an_answer_is_stored_however_many_others_are_given(tmp_path: Path, monke
         async def others() -> None:
             for number in itertools.count():
                 plans._keep(stored(f"other-{number}"))
-                await asyncio.sleep(0.001)  # not so many that the first one is dropped
+                await asyncio.sleep(0.001)  # in small numbers, so that the first one is kept
 
         keep_plans = plans._store.keep_plans
 
