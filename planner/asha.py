@@ -1,9 +1,9 @@
-"""Plans of asynchronous successive halving (asha): a throughput problem, solved by simulation.
+"""Plans without a SYNC: asynchronous successive halving (asha), or no scheduler (none), solved by simulation.
 
 A plan is one number of instances and one gang for the whole run (`rubberband.planner.noise.asha_runs`). Which
-configuration is better is not known, and decides how many are promoted: each sample ranks the trials at random, and
-draws every time that varies. All plans are compared on the same samples. Few of them choose candidates; a plan is
-feasible if it keeps the limits with the confidence in all, from which its prediction is made.
+configuration is better is not known, and with asha decides how many are promoted: each sample ranks the trials at
+random, and draws every time that varies. All plans are compared on the same samples. Few of them choose candidates; a
+plan is feasible if it keeps the limits with the confidence in all, from which its prediction is made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rubberband.planner.exact.solver import by_objective, unbeaten
 from rubberband.planner.exact.table import Floats, distinct, gangs_of
 from rubberband.planner.noise.asha_runs import Draw, Factors, Launches, simulate
 from rubberband.planner.noise.makespan import Seconds
-from rubberband.planner.noise.sampling import LEVELS, bits_of, factor_levels, spread_levels
+from rubberband.planner.noise.sampling import LEVELS, bits_of, factor_levels, spread_levels, varies
 from rubberband.planner.problem import Infeasible, Problem, surely_unreachable
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, slots
 from rubberband.values.plan import (
@@ -177,8 +177,15 @@ class Simulations:
     _lock: Lock = field(default_factory=Lock)
 
     @property
+    def is_certain(self) -> bool:
+        """Whether all samples are the same: no rung decides, and no time varies."""
+        return self.stage.scheduler == "none" and not varies(self.profile, self.offer)
+
+    @property
     def ends(self) -> list[int]:
         """Numbers of samples: all plans are looked at with the first, and fewer and fewer plans with more."""
+        if self.is_certain:
+            return [1, 1]
         most = min(_MOST_SAMPLES, max(_FEWEST_SAMPLES, int(_SAMPLES_OF_ONE / self.stage.trials**0.75)))
         rough, most = self.effort.rough_samples, int(most * self.effort.share)
         return [rough, *(most // part for part, least in _BETWEEN if most // part >= least), most]
@@ -258,13 +265,13 @@ def planned(problem: Problem, chosen: Plan, simulations: Simulations | None = No
         jct_s=mean_s,
         cost_usd=mean_usd,
         stages=(stage,),
-        jct=_distribution(found.jct_s),
-        cost=_distribution(found.cost_usd),
+        jct=None if runs.is_certain else _distribution(found.jct_s),
+        cost=None if runs.is_certain else _distribution(found.cost_usd),
         num_samples=len(found.jct_s),
         extrapolated=(choice.gpus_per_trial,) if beyond else (),
     )
     reserve_usd = problem.reserve_usd(chosen, [mean_usd])
-    odds = problem.box.less(reserve_usd).odds(found.jct_s, found.cost_usd)
+    odds = None if runs.is_certain else problem.box.less(reserve_usd).odds(found.jct_s, found.cost_usd)
     return Planned(plan=chosen, prediction=prediction, odds=odds, reserve_usd=reserve_usd)
 
 

@@ -302,11 +302,12 @@ def _quantiles(values: npt.NDArray[np.float64]) -> dict[str, float]:
 def simulate_job(job: JobPlan, profile: Profile, offer: Offer, *, num_samples: int, seed: int = 0) -> SimulatedPlan:
     """Return N executions of a job's plan: each of its lanes is a DAG, and they run side by side.
 
-    Raises InputError as `build_dag` does, and for asha.
+    Raises InputError as `build_dag` does, and for asha and none.
     """
-    if any(stage.ladder is not None for lane in job.lanes for stage in lane.stages):
+    if scheduler := job.lanes[0].stages[0].scheduler:
         raise InputError(
-            "scheduler.type=asha has no DAG, as no trial waits for a SYNC; the estimate simulates its runs already"
+            f"scheduler.type={scheduler} has no DAG, as no trial waits for a SYNC; the estimate simulates its runs "
+            "already"
         )
     source, alone = random.Random(seed), replace(offer, head_price_usd_per_hour=0.0)
     runs: list[Sampled] = []

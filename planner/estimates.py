@@ -179,7 +179,7 @@ class Estimate:
             "objective": self.problem.objective,
             "instance_type": self.offer.instance_type,
             "batch": self.problem.batch,
-            **({"scheduler": "asha"} if self.brackets[0][0].ladder is not None else {}),
+            **({"scheduler": self.brackets[0][0].scheduler} if self.brackets[0][0].scheduler else {}),
             "constraints": {
                 "deadline_s": self.constraints.deadline_s,
                 "max_cost_usd": self.constraints.max_cost_usd,

@@ -150,7 +150,9 @@ def _capitalised(text: str) -> str:
 
 def _where(result: Result) -> str:
     left = sum(trial.status in ("queued", "running", "paused") for trial in result.trials)
-    if result.rungs:
+    if len(result.rungs) == 1:
+        stage = f"{counted(result.rungs[0].trials, 'trial')} begun"
+    elif result.rungs:
         stage = f"rungs {' > '.join(str(rung.trials) for rung in result.rungs)}"
     elif any(stage.bracket is not None for stage in result.stages):
         done = sum(bool(stage.promoted) for stage in result.stages)
@@ -205,6 +207,8 @@ def rungs_reached(result: Result) -> str:
     """Return a sentence on the trials that reached each rung; empty unless trials climb rungs."""
     if not result.rungs:
         return ""
+    if len(result.rungs) == 1:
+        return f"Trials that began: {result.rungs[0].trials}; at their end: {result.rungs[0].ended}."
     reached = " > ".join(str(rung.trials) for rung in result.rungs)
     ends = ", ".join(str(rung.iterations) for rung in result.rungs)
     return f"Trials that reached each rung: {reached}. The rungs end after {ends} iterations."

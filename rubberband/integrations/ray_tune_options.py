@@ -67,9 +67,6 @@ WORDS: Mapping[str, Mapping[str, str | None]] = {
 }
 """Class of Ray Tune -> its words; the reason and the remedy of those that are refused."""
 
-ALONE = 1_000_000
-"""Reduction factor of a search that never stops a trial for another."""
-
 
 def check_fields(config: Any) -> None:
     """Raise InputError for a field of a config that differs from its default and is refused, or not known."""
@@ -235,7 +232,7 @@ def _fill_search(
     learns = by.get("sampler", {}).get("type") == "optuna"
     space, points, trials = _with_grids(space, points, num_samples, learns)
     objective = _objective(config, scheduler, searcher, found)
-    by_scheduler = _scheduler(scheduler, trials, iterations, limits, learns=learns)
+    by_scheduler = _scheduler(scheduler, trials, iterations, limits)
     if by_scheduler.get("max_t") == "auto":
         found.notes.append(
             "nothing says how long a trial trains: the plan counts on as long as the limits allow; "
@@ -308,12 +305,10 @@ def _is_drawn(value: Any) -> bool:
 # Schedulers.
 
 
-def _scheduler(
-    scheduler: Any, trials: int | str, iterations: int | None, limits: Mapping[str, Any], *, learns: bool
-) -> dict[str, Any]:
+def _scheduler(scheduler: Any, trials: int | str, iterations: int | None, limits: Mapping[str, Any]) -> dict[str, Any]:
     kind = type(scheduler).__name__.replace("AsyncHyperBandScheduler", "ASHAScheduler")
     if scheduler is None or kind == "FIFOScheduler":
-        return _fifo(trials, iterations, limits, learns=learns)
+        return _fifo(trials, iterations, limits)
     if kind in ("PopulationBasedTraining", "PB2", "PopulationBasedTrainingReplay"):
         raise InputError(f"{kind} has no counterpart yet; use ASHAScheduler, or HyperBandScheduler")
     if kind not in ("ASHAScheduler", "HyperBandScheduler"):
@@ -348,18 +343,14 @@ def _scheduler(
     }
 
 
-def _fifo(trials: int | str, iterations: int | None, limits: Mapping[str, Any], *, learns: bool) -> dict[str, Any]:
+def _fifo(trials: int | str, iterations: int | None, limits: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scheduler that stops no trial: each trains to its own end, at most for `iterations`."""
     if iterations is None and (trials == "auto" or not {"deadline", "max_cost"} & limits.keys()):
         raise InputError(
             "without a scheduler the length of a trial is not known; add RunConfig(stop={'training_iteration': N}), or "
             "constraints={'deadline': ...} within which the trials train to their own end"
         )
-    if iterations is None or trials == "auto" or learns:
-        # With a sampler that learns, each trial is drawn when it starts.
-        size = {"num_samples": trials, "max_t": "auto" if iterations is None else iterations}
-        return {"type": "asha" if learns else "sha", **size, "reduction_factor": ALONE}
-    return {"type": "stages", "stages": [{"trials": trials, "iterations": iterations}]}
+    return {"type": "none", "num_samples": trials, "max_t": "auto" if iterations is None else iterations}
 
 
 def _whole(number: float) -> Any:

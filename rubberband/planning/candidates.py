@@ -288,7 +288,10 @@ def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:
             f"learns from {counted(needed, 'result')} on."
         ]
     if num_brackets == 1:
-        why, remedy = "all start before the first result", "use scheduler: {type: hyperband} or {type: asha}"
+        why, remedy = (
+            "all start before the first result",
+            "use scheduler: {type: none}, {type: asha} or {type: hyperband}",
+        )
     elif at_once >= num_brackets:
         why, remedy = (
             f"all {counted(num_brackets, 'bracket')} start before the first result",

@@ -38,7 +38,7 @@ from rubberband.planning.remedies import (
 )
 from rubberband.planning.startup_history import StartTimes
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.search import MAX_ASHA_TRIALS, MAX_TRIALS, Asha, Hyperband, Sha, asha
+from rubberband.spec.search import MAX_ASHA_TRIALS, MAX_TRIALS, Asha, Sha, WrittenStages, asha
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.plan import Plan, Policy, Size, SizeKey, Spent
 from rubberband.values.profile import Profile
@@ -324,7 +324,7 @@ def size_key(experiment: Experiment) -> SizeKey:
     search = experiment.search
     if search.auto is not None:
         return search.auto
-    if search.scheduler.type in ("sha", "asha"):
+    if search.scheduler.type in ("sha", "asha", "none"):
         return "max_t" if search.sampler.type == "grid" else "num_samples"
     if search.scheduler.type == "hyperband" and search.sampler.type != "grid":
         return "max_t"
@@ -392,8 +392,9 @@ class Sizer:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether a plan is found by simulation (asha), which takes up to seconds; its bounds are not tight."""
-        return self.experiment.search.scheduler.type == "asha"
+        """Whether a plan is found by simulation (asha, none), which takes up to seconds; its bounds are not
+        tight."""
+        return self.experiment.search.scheduler.type in ("asha", "none")
 
     @property
     def confidence(self) -> float:
@@ -403,7 +404,7 @@ class Sizer:
     @property
     def _starts(self) -> list[int]:
         scheduler = self.experiment.search.scheduler
-        assert isinstance(scheduler, Sha | Asha | Hyperband), "stages are not sized"
+        assert not isinstance(scheduler, WrittenStages), "stages are not sized"
         return scheduler.falls(self.key)
 
     def on_average(self) -> Sizer:

@@ -69,7 +69,7 @@ def _point(value: Any) -> dict[str, Any]:
 MAX_TRIALS = 1_000_000
 """Most trials that an experiment may have."""
 MAX_ASHA_TRIALS = 10_000
-"""Most trials of asha: its plans are found by simulation, trial by trial."""
+"""Most trials of asha and none: their plans are found by simulation, trial by trial."""
 Trials = Annotated[int, Field(strict=True, ge=1, le=MAX_TRIALS), WHOLE]
 AUTO = "auto"
 _BY_KIND = Discriminator(lambda value: AUTO if value == AUTO else "number")
@@ -143,17 +143,14 @@ def _bracket(trials: int, s: int, max_t: int, eta: int) -> tuple[Stage, ...]:
     return tuple(Stage(trials=max(1, trials // eta**i), iterations=totals[i + 1] - totals[i]) for i in range(s + 1))
 
 
-class _Halving(Words):
-    """Successive halving of some trials; the grid sampler needs no number of them."""
+class _Sized(Words):
+    """A scheduler of some trials; the grid sampler needs no number of them."""
 
-    type: Literal["sha", "asha"]
     num_samples: SizedTrials
     """Trials to start; auto: as many as deadline and budget allow. The grid sampler needs none: every configuration of
     the grid is a trial."""
-    grace_period: Count = 1
     max_t: SizedCount
     """Iterations of a trial that is never stopped; auto: as many as deadline and budget allow."""
-    reduction_factor: ReductionFactor = 3
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -162,9 +159,21 @@ class _Halving(Words):
         return found
 
     @model_validator(mode="after")
-    def _agrees(self) -> Self:
+    def _is_one_auto(self) -> Self:
         if self.num_samples == "auto" and self.max_t == "auto":
             raise fault("num_samples and max_t are both auto, and one follows from the other; write one as a number")
+        return self
+
+
+class _Halving(_Sized):
+    """Successive halving of some trials."""
+
+    type: Literal["sha", "asha"]
+    grace_period: Count = 1
+    reduction_factor: ReductionFactor = 3
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
         if self.max_t != "auto" and self.max_t < self.grace_period:
             raise fault(
                 f"grace_period={self.grace_period} is more than max_t={self.max_t}; lower grace_period to {self.max_t} "
@@ -228,6 +237,36 @@ def asha(stages: Sequence[Stage], reduction_factor: int) -> Stage:
     totals = tuple(itertools.accumulate(stage.iterations for stage in stages))
     ladder = Ladder(totals=totals, reduction_factor=reduction_factor)
     return Stage(trials=stages[0].trials, iterations=totals[-1], ladder=ladder)
+
+
+class NoScheduler(_Sized):
+    """No scheduler: each trial trains once, to its end, and a free slot takes the next one (Ray Tune's FIFO)."""
+
+    type: Literal["none"]
+    num_samples: Annotated[Annotated[AshaTrials, Tag("number")] | Auto, _BY_KIND]
+    """Trials to start; auto: as many as deadline and budget allow. The grid sampler needs none: every configuration of
+    the grid is a trial."""
+    max_t: SizedCount
+    """Iterations (reports) of a trial, at most: 1 for code that reports once. A trial whose code ends before trains no
+    longer. auto: as many as deadline and budget allow."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_length(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "max_t" not in data:
+            raise fault("is required: the most reports of a trial; write 1 if its code reports once", at="max_t")
+        return data
+
+    def brackets(self) -> tuple[tuple[Stage, ...], ...]:
+        """One stage without a SYNC. Raises InputError if its size is auto."""
+        if self.num_samples == "auto" or self.max_t == "auto":
+            raise _unsized(self)
+        ladder = Ladder(totals=(self.max_t,), reduction_factor=1)
+        return ((Stage(trials=self.num_samples, iterations=self.max_t, ladder=ladder),),)
+
+    def falls(self, key: SizeKey) -> list[int]:
+        """Return the least size: from there on a larger search never needs less."""
+        return [1]
 
 
 class Hyperband(Words):
@@ -316,7 +355,7 @@ class Sampler(Words):
     type: SamplerType = "random"
     """`random`; `quasi` spreads the trials evenly (a Sobol sequence); `grid` trains every configuration, and is the
     default where all domains are grids; `optuna` learns from results when a bracket starts, with
-    asha when a trial starts."""
+    asha and none when a trial starts."""
     sampler: Literal["tpe", "gp", "cmaes", "nsgaii"] | None = None
     """For `optuna`: its sampler; by default tpe."""
     multi_objective: Annotated[bool, Field(strict=True)] = False
@@ -366,7 +405,7 @@ class Search(Words):
 
     space: dict[str, Parameter] = Field(default_factory=dict)
     """Name of a parameter -> its domain or constant."""
-    scheduler: Annotated[Sha | Asha | WrittenStages | Hyperband, Field(discriminator="type")]
+    scheduler: Annotated[Sha | Asha | Hyperband | NoScheduler | WrittenStages, Field(discriminator="type")]
     sampler: Sampler = Field(default_factory=Sampler.model_construct)
     points_to_evaluate: tuple[Point, ...] = ()
     """Configurations of the first trials; what a point leaves out is drawn by the sampler."""
@@ -482,7 +521,7 @@ class Search(Words):
 
 
 def _with_grid(words: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return a search with the defaults that follow from a grid: the sampler, and the number of trials of sha."""
+    """Return a search with the defaults that follow from a grid: the sampler, and the number of trials."""
     sampler, scheduler = words.get("sampler", {}), words.get("scheduler")
     try:
         space = {name: parse(value) for name, value in dict(words.get("space", {})).items()}
@@ -492,6 +531,6 @@ def _with_grid(words: Mapping[Any, Any]) -> Mapping[Any, Any]:
         sampler = {**sampler, "type": "grid"}
         words = {**words, "sampler": sampler}
     by_grid = isinstance(sampler, Mapping) and sampler.get("type") == "grid"
-    if by_grid and isinstance(scheduler, Mapping) and scheduler.get("type") in ("sha", "asha"):
+    if by_grid and isinstance(scheduler, Mapping) and scheduler.get("type") in ("sha", "asha", "none"):
         words = {**words, "scheduler": {"num_samples": grid_size(space), **scheduler}}
     return words

@@ -25,7 +25,13 @@ class Stage:
     trials: int
     iterations: int
     ladder: Ladder | None = None
-    """Its rungs, where the trials climb them without a SYNC in between (asha): `iterations` are those of the last."""
+    """Its rungs, where the trials climb them without a SYNC in between (asha): `iterations` are those of the last. One
+    rung where no trial is stopped for another (none)."""
+
+    @property
+    def scheduler(self) -> str:
+        """The scheduler of a stage without a SYNC: asha or none; empty for others."""
+        return "" if self.ladder is None else "none" if len(self.ladder.totals) == 1 else "asha"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,7 +134,7 @@ def test_the_entry_point_may_be_a_class() -> None:
         ),
         (
             {"search__scheduler": {"type": "sh"}},
-            "search.scheduler.type: 'sh' is not one of sha, asha, stages, hyperband; did",
+            "search.scheduler.type: 'sh' is not one of sha, asha, hyperband, none, stages; did",
         ),
         ({"search__scheduler": {}}, "search.scheduler.type: is required; add it, such as type: sha"),
         ({"search__scheduler": {"type": "stages", "stages": []}}, "search.scheduler.stages: is empty; write at least"),

@@ -30,7 +30,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.run.callbacks import FailureInfo, ReportInfo, RunInfo, SyncInfo
 from rubberband.integrations.ray_tune import Tuner
-from rubberband.integrations.ray_tune_options import ALONE, WORDS
+from rubberband.integrations.ray_tune_options import WORDS
 from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks
 from rubberband.spec.experiment import Experiment
 
@@ -122,7 +122,7 @@ def test_without_a_scheduler_all_trials_train_until_the_stop(monkeypatch):
     grid = {"lr": tune.grid_search([0.1, 0.2]), "width": tune.grid_search([8, 16, 32])}
     run = tune.RunConfig(name="ours", stop={"training_iteration": 5})
     words = words_of(monkeypatch, param_space=grid, tune_config=config, run_config=run, constraints={})
-    assert words["search"]["scheduler"] == {"type": "stages", "stages": [{"trials": 6, "iterations": 5}]}
+    assert words["search"]["scheduler"] == {"type": "none", "num_samples": 6, "max_t": 5}
     assert words["name"] == "ours"
     assert words["constraints"] == {"deadline": "600s"}
 
@@ -130,10 +130,10 @@ def test_without_a_scheduler_all_trials_train_until_the_stop(monkeypatch):
 @pytest.mark.parametrize(
     ("searcher", "num_samples", "stop", "words"),
     [
-        (None, 4, None, {"type": "sha", "num_samples": 4, "max_t": "auto"}),
-        (None, -1, 5, {"type": "sha", "num_samples": "auto", "max_t": 5}),
-        (OptunaSearch(), 4, 5, {"type": "asha", "num_samples": 4, "max_t": 5}),
-        (OptunaSearch(), 4, None, {"type": "asha", "num_samples": 4, "max_t": "auto"}),
+        (None, 4, None, {"num_samples": 4, "max_t": "auto"}),
+        (None, -1, 5, {"num_samples": "auto", "max_t": 5}),
+        (OptunaSearch(), 4, 5, {"num_samples": 4, "max_t": 5}),
+        (OptunaSearch(), 4, None, {"num_samples": 4, "max_t": "auto"}),
     ],
 )
 def test_without_a_scheduler_no_trial_is_stopped_for_another(monkeypatch, capsys, searcher, num_samples, stop, words):
@@ -141,7 +141,7 @@ def test_without_a_scheduler_no_trial_is_stopped_for_another(monkeypatch, capsys
     config = tune.TuneConfig(num_samples=num_samples, search_alg=searcher, **OBJECTIVE)
     run = tune.RunConfig(stop=stop and {"training_iteration": stop})
     found = words_of(monkeypatch, tune_config=config, run_config=run)["search"]["scheduler"]
-    assert found == {**words, "reduction_factor": ALONE}
+    assert found == {"type": "none", **words}
     assert ("nothing says how long a trial trains" in capsys.readouterr().err) == (stop is None)
 
 
@@ -151,7 +151,7 @@ def test_each_sample_has_the_whole_grid_and_draws_the_rest(monkeypatch):
     config = tune.TuneConfig(num_samples=3, search_alg=BasicVariantGenerator(given), **OBJECTIVE)
     run = tune.RunConfig(stop={"training_iteration": 5})
     words = words_of(monkeypatch, param_space=space, tune_config=config, run_config=run)
-    assert words["search"]["scheduler"]["stages"] == [{"trials": 10, "iterations": 5}]
+    assert words["search"]["scheduler"] == {"type": "none", "num_samples": 10, "max_t": 5}
     drawn = Experiment(**{key: words[key] for key in ("name", "search")}).search.configurations()
     assert [(each["kind"], each["width"]) for each in drawn] == [
         *[("b", 1), ("b", 2)],

@@ -309,7 +309,7 @@ def test_an_estimate_says_how_many_trials_a_sampler_draws() -> None:
     sha = {"type": "sha", "num_samples": 9, "max_t": 9}
     one = note(1, scheduler=sha)
     assert "tpe draws none of the 9 trials, as all start before the first result, and all are drawn at random" in one
-    assert "use scheduler: {type: hyperband} or {type: asha}, or give 10 evaluated_rewards" in one
+    assert "use scheduler: {type: none}, {type: asha} or {type: hyperband}, or give 10 evaluated_rewards" in one
     assert "at most 3 of the 17 trials. The others are drawn at random" in note(1, scheduler=hyperband(9))
     assert "none of the 17 trials, as all 3 brackets start before the first result" in note(3, scheduler=hyperband(9))
     assert "none of the 5 trials, as it learns from 10 results on" in note(1, scheduler=hyperband(3))

@@ -13,7 +13,11 @@ const POLICIES = {
   greedy: "elastic, greedy search",
 };
 
-const SCHEDULERS = { asha: "asha: no SYNC, fixed cluster", sha: "sha: elastic, SYNC after each rung" };
+const SCHEDULERS = {
+  asha: "asha: no SYNC, fixed cluster",
+  none: "none: each trial trains to its end",
+  sha: "sha: elastic, SYNC after each rung",
+};
 
 let allocated = "";
 

@@ -28,7 +28,11 @@ POLICIES = {
     "greedy": "elastic, greedy search",
     USER_PLAN: "the given plan",
 }
-_SCHEDULERS = {"asha": "asha: no SYNC, fixed cluster", "sha": "sha: elastic, SYNC after each rung"}
+_SCHEDULERS = {
+    "asha": "asha: no SYNC, fixed cluster",
+    "none": "none: each trial trains to its end",
+    "sha": "sha: elastic, SYNC after each rung",
+}
 _FASTEST = "elastic, the fastest plan"
 _PLANS = {
     "optimal": "cheapest plan",
@@ -269,7 +273,9 @@ def _stage_notes(answer: Estimate, job: JobPlan) -> list[str]:
             f"hour, so max_cost reserves the maximum price of {format_usd(answer.offer.price_usd_per_hour)}/h for the "
             "leases of spot instances."
         )
-    if (ladder := answer.brackets[0][0].ladder) is not None:
+    if answer.brackets[0][0].scheduler == "none":
+        notes.append("Each trial trains once, to its end; instances are released when no trial is left for them.")
+    elif (ladder := answer.brackets[0][0].ladder) is not None:
         ends = ", ".join(map(str, ladder.totals))
         notes.append(
             f"Trials pause after {ends} iterations and continue when they are among the best "
@@ -442,7 +448,7 @@ def _difference(answer: Estimate, option: Option) -> str:
 
 def _scheduled(answer: Estimate) -> str:
     """Return what the plans of a job without a SYNC are called; empty for others."""
-    return _SCHEDULERS["asha"] if answer.brackets[0][0].ladder is not None else ""
+    return _SCHEDULERS.get(answer.brackets[0][0].scheduler, "")
 
 
 def _more(change: str, what: str) -> str:
@@ -530,7 +536,7 @@ def _at_deadline(answer: Estimate, deadline_s: float, cost_usd: float) -> str:
 def _frontier_note(answer: Estimate) -> str:
     budget = "" if answer.constraints.max_cost_usd is None else ", ignoring the budget"
     note = f"The cheapest plan for each deadline on {answer.offer.instance_type}{budget}"
-    if not varies(answer.profile, answer.offer) and answer.brackets[0][0].ladder is None:
+    if not varies(answer.profile, answer.offer) and answer.brackets[0][0].scheduler != "asha":
         return f"{note}."
     if len(answer.brackets) > 1:
         return f"{note}; no noise is assumed."

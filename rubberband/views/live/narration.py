@@ -145,7 +145,8 @@ class Narrator:
         brackets = f" of {len(job.brackets)} brackets" if job.is_divided else ""
         steps = f"{counted(len(job.stages), 'stage')}{brackets}"
         if job.ladder is not None:
-            steps = f"{counted(len(job.ladder.totals), 'rung')} without a SYNC"
+            rungs = len(job.ladder.totals)
+            steps = f"{counted(rungs, 'rung')} without a SYNC" if rungs > 1 else "turn, each to its end"
         return (
             f"{job.name}: {counted(job.num_trials, 'trial')} in {steps}, planned "
             f"{duration(job.prediction.jct_s)} and {format_usd(job.prediction.cost_usd)}{limits}"
@@ -396,7 +397,12 @@ class Narrator:
             parts.append(f"forecast {duration(expected.jct_s)}, {format_usd(expected.cost_usd)}")
         if job.ladder is not None:
             reached = (sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.ladder.totals)))
-            return f"rungs {' > '.join(map(str, reached))}: {'; '.join(part for part in parts if part)}"
+            end = (
+                f"rungs {' > '.join(map(str, reached))}"
+                if len(job.ladder.totals) > 1
+                else "all trials are at their end"
+            )
+            return f"{end}: {'; '.join(part for part in parts if part)}"
         return f"SYNC {job.stage_name(stage.stage).removeprefix('stage ')}: {'; '.join(part for part in parts if part)}"
 
     def _failed(self, state: State) -> list[str]:

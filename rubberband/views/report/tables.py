@@ -192,7 +192,7 @@ def stages(result: Result) -> TextTable:
     if heads:
         rows.append(("head", "", "", "", "", "", "", cost[-1], bill[-1], ""))
     several = len({stage.bracket for stage in result.stages}) > 1
-    reached = " > ".join(str(rung.trials) for rung in result.rungs)
+    reached = " > ".join(str(rung.trials) for rung in result.rungs) if len(result.rungs) > 1 else ""
     times_s = result.planned_jct_s, result.actual_jct_s
     if not several:
         times_s = math.fsum(stage.planned_s for stage in result.stages), math.fsum(one.actual_s or 0.0 for one in begun)
