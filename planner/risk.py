@@ -33,7 +33,7 @@ from rubberband.planner.exact.table import Floats, Ints, StageTable, build_table
 from rubberband.planner.noise.makespan import makespan
 from rubberband.planner.noise.sampling import Draws
 from rubberband.planner.problem import Infeasible, Problem, surely_unreachable
-from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.offer import slots
 from rubberband.values.plan import Market, Plan, Planned, PlanningConstraints, Prediction, Stage, StagePlan
 
 _ROWS = 200
@@ -577,8 +577,7 @@ class _SampledCandidates:
     def _gangs(self, choice: StagePlan) -> list[int]:
         if self.problem.policy == "naive_elastic":
             return []
-        limits = self.problem.constraints
-        sizes = gang_sizes(self.offer.gpus, limits.min_gpus_per_trial, limits.max_gpus_per_trial)
+        sizes = self.problem.constraints.gang_sizes(self.offer.gpus)
         at = sizes.index(choice.gpus_per_trial)
         return sizes[max(0, at - 1) : at] + sizes[at + 1 : at + 2]
 

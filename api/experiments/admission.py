@@ -87,8 +87,9 @@ class Admission:
         has = size_words(self._pool.instances, each, min(gpus, each))
         if gpus > each:
             raise HttpProblem(REFUSED, f"resources.gpus_per_instance: {gpus} is too many; the pool has {has}")
-        if resources.gpus_per_trial.min > self._pool.gpus:
-            asked = f"resources.gpus_per_trial.min: {resources.gpus_per_trial.min} is too many"
+        least = resources.gpus_per_trial.least
+        if least > self._pool.gpus:
+            asked = f"resources.gpus_per_trial.{resources.gpus_per_trial.written()[0][0]}: {least} is too many"
             raise HttpProblem(REFUSED, f"{asked}; the pool has {has}, so give {self._pool.gpus} or fewer")
         if resources.max_instances <= most:
             return experiment

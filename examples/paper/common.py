@@ -16,8 +16,8 @@ from page import Figure, write_page
 
 from rubberband.cloud.catalogue import catalogue
 from rubberband.planner import JobPlan, Objective, Problem, least_instances, plan, predict
-from rubberband.values.offer import Billing, Offer, gang_sizes, slots
-from rubberband.values.plan import Plan, Planned, PlanningConstraints, Policy, Prediction, Stage, StagePlan
+from rubberband.values.offer import Billing, Offer, slots
+from rubberband.values.plan import Plan, Planned, PlanningConstraints, Policy, Prediction, Stage, StagePlan, gang_sizes
 from rubberband.values.profile import Law, Profile
 
 PLACED = {1: 749.58, 2: 1480.07, 4: 2773.04}

@@ -11,8 +11,8 @@ from page import Figure, panels
 
 from rubberband.planner import Draws
 from rubberband.spec.search import sha
-from rubberband.values.offer import Billing, gang_sizes
-from rubberband.values.plan import Policy
+from rubberband.values.offer import Billing
+from rubberband.values.plan import Policy, gang_sizes
 from rubberband.values.profile import Profile
 
 MEAN_S, DEADLINE_S = 4.0, 1200.0

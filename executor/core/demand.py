@@ -11,7 +11,7 @@ from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.instance_cap import apportioned
 from rubberband.executor.core.state import GroupState, State, TrialStatus
 from rubberband.planner.sharing import Demand, Span
-from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.offer import slots
 from rubberband.values.plan import Stage
 
 
@@ -147,9 +147,8 @@ def _stage_s(state: State, stage: Stage, instances: int) -> float:
     """Seconds of a stage with the gangs that end it soonest; infinite where none fits."""
     job = state.job
     profile, gpus = state.profile, job.offer.gpus
-    least = profile.smallest_gpus if job.min_gpus_per_trial is None else job.min_gpus_per_trial
     best_s = math.inf
-    for size in gang_sizes(gpus, least, max(least, job.largest_gang)):
+    for size in job.gang_sizes(job.largest_gang):
         if at_once := slots(instances, gpus, size):
             waves = math.ceil(stage.trials / at_once)
             best_s = min(best_s, waves * (profile.trial_startup_s + stage.iterations * profile.iteration_s(size)))

@@ -14,7 +14,7 @@ from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import GroupState, Phase, State
-from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.offer import slots
 from rubberband.values.plan import Plan, StagePlan
 
 
@@ -98,8 +98,7 @@ def cut(job: Job, choice: StagePlan, most: int) -> StagePlan:
     instances, gpus, planned = min(choice.instances, most), job.offer.gpus, choice.gpus_per_trial
     if slots(instances, gpus, planned) > 0:
         return replace(choice, instances=instances)
-    sizes = gang_sizes(gpus, min(job.profile.smallest_gpus, planned), planned)
-    size = max((size for size in sizes if slots(instances, gpus, size) > 0), default=planned)
+    size = max((size for size in job.gang_sizes(planned) if slots(instances, gpus, size) > 0), default=planned)
     return replace(choice, instances=instances, gpus_per_trial=size)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from rubberband.executor.core.events import LimitsChanged
 from rubberband.planner import Reserve
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Ladder, Plan, Prediction, Stage, total_iterations
+from rubberband.values.plan import Ladder, Plan, Prediction, Stage, gang_sizes, total_iterations
 from rubberband.values.profile import Profile
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class Job:
     """Limit of a replan. None: the fewest that were profiled."""
     max_gpus_per_trial: int | None = None
     """Limit of a replan. None: the most that the plan gives."""
+    gpus_per_trial_sizes: tuple[int, ...] = ()
+    """The only GPUs per trial of a replan and of a gang that is cut; empty: all within the limits."""
     confidence: float = 0.95
     """With which a replan keeps the limits, where times vary."""
     highest_price_usd_per_hour: float | None = None
@@ -146,6 +148,11 @@ class Job:
         """The most GPUs that a trial may have: by the plan, or by what a replan can know to be faster."""
         replanned = min(self.max_gpus_per_trial or 0, self.profile.largest_gpus) if self.replan else 0
         return max(replanned, *(choice.gpus_per_trial for choice in self.plan.stages))
+
+    def gang_sizes(self, most: int) -> list[int]:
+        """Return the GPUs that a trial may have, up to `most`. Never fewer than were profiled: it may not fit."""
+        least = max(self.profile.smallest_gpus, self.min_gpus_per_trial or 1)
+        return gang_sizes(self.offer.gpus, min(least, most), most, self.gpus_per_trial_sizes)
 
     @property
     def reserve(self) -> Reserve:

@@ -276,6 +276,7 @@ def limits(job: Job) -> PlanningConstraints:
         max_cost_usd=job.max_cost_usd,
         min_gpus_per_trial=min(job.profile.smallest_gpus, *sizes) if least is None else least,
         max_gpus_per_trial=max(sizes) if most is None else most,
+        gpus_per_trial_sizes=job.gpus_per_trial_sizes,
         confidence=job.confidence,
     )
 

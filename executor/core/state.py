@@ -24,7 +24,7 @@ from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
-from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.offer import slots
 from rubberband.values.plan import Plan, Rungs, StagePlan, StagePrediction
 from rubberband.values.profile import Profile
 
@@ -283,8 +283,9 @@ class GroupState:
     @property
     def least_instances(self) -> int:
         """The fewest instances that one of its gangs fits on."""
-        planned = (choice.gpus_per_trial for choice in self.state.plan.stages[self.first_left : self.end_stage])
-        return -(-min(self.job.profile.smallest_gpus, *planned) // self.job.offer.gpus)
+        left = self.state.plan.stages[self.first_left : self.end_stage]
+        planned = min([choice.gpus_per_trial for choice in left], default=self.job.largest_gang)
+        return -(-min(self.job.gang_sizes(planned), default=planned) // self.job.offer.gpus)
 
     @property
     def needed_instances(self) -> int:
@@ -307,7 +308,7 @@ class GroupState:
         """GPUs per trial: as planned, or the widest gang that fits what is ready; 0 if trials wait, or none fits.
 
         While an instance starts, trials wait for it: a gang keeps its width until the stage ends, so that a narrower
-        one would be late by far more than the start takes. Never fewer than were profiled: a trial may not fit.
+        one would be late by far more than the start takes.
         """
         job = self.job
         planned, held = self.chosen.gpus_per_trial, self.held
@@ -316,8 +317,7 @@ class GroupState:
             return planned
         if ready < len(held.live) and not self.state.buys_none:
             return 0
-        allowed = gang_sizes(job.offer.gpus, job.profile.smallest_gpus, planned)
-        return max((size for size in allowed if slots(ready, job.offer.gpus, size) > 0), default=0)
+        return max((size for size in job.gang_sizes(planned) if slots(ready, job.offer.gpus, size) > 0), default=0)
 
     @property
     def room(self) -> int:

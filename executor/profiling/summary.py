@@ -16,7 +16,8 @@ from rubberband.executor.core.backend import Backend
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, Gang, Slot
 from rubberband.executor.profiling.points import InstanceStarts, MeasuredNoise, Point, noise_of, profile_of
 from rubberband.executor.profiling.session import ProfilingLimits, ProfilingSession, Stopped
-from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.offer import slots
+from rubberband.values.plan import gang_sizes
 from rubberband.values.profile import Profile, wide_spread
 
 NO_NOISE_SCALE = (
@@ -42,9 +43,16 @@ class ProfilingResult:
     """Remarks on the quality of the model of goodput."""
 
 
-def gpu_counts(gpus_per_instance: int, instances: int, minimum: int, maximum: int) -> list[int]:
-    """Return the GPUs per trial to measure: `minimum`, its doubles, and the most that fit, if packing allows them."""
-    allowed = gang_sizes(gpus_per_instance, minimum, min(maximum, gpus_per_instance * instances))
+def gpu_counts(
+    gpus_per_instance: int, instances: int, minimum: int, maximum: int, sizes: Sequence[int] = ()
+) -> list[int]:
+    """Return the GPUs per trial to measure: `minimum`, its doubles, and the most that fit, if packing allows them.
+
+    If `sizes` are given, they are measured instead.
+    """
+    allowed = gang_sizes(gpus_per_instance, minimum, min(maximum, gpus_per_instance * instances), sizes)
+    if sizes:
+        return allowed
     doubles = {minimum * 2**power for power in range(maximum.bit_length())}
     return [gpus for gpus in allowed if gpus in doubles or gpus in (allowed[0], allowed[-1])]
 
@@ -56,6 +64,7 @@ def measure(
     instances: int = 1,
     min_gpus_per_trial: int = 1,
     max_gpus_per_trial: int = 1,
+    gpus_per_trial_sizes: Sequence[int] = (),
     num_trials: int | None = None,
     iterations: int = 3,
     least_trials: int | None = None,
@@ -85,7 +94,13 @@ def measure(
     def measure_on(gangs: Sequence[Gang]) -> Point:
         return session.measure(gangs, warm_up_iterations, iterations, least_trials)
 
-    turns = _turns(names, gpus_per_instance, min_gpus_per_trial, max_gpus_per_trial)
+    counts = gpu_counts(gpus_per_instance, len(names), min_gpus_per_trial, max_gpus_per_trial, gpus_per_trial_sizes)
+    if not counts:
+        raise ProviderError(
+            f"{len(names)} instances of {gpus_per_instance} GPUs cannot hold a trial of {min_gpus_per_trial} GPUs; "
+            "raise the number of instances or lower resources.gpus_per_trial.min"
+        )
+    turns = _turns(names, gpus_per_instance, counts)
     points, stopped_by = _points(session, names, turns, measure_on, sweep, on_point)
     found = _measured(session, points, stopped_by, one_machine=one_machine, sweep=sweep)
     if not models_updates:
@@ -179,14 +194,8 @@ def _remarks(session: ProfilingSession, points: Sequence[Point], *, sweep: bool)
         yield f"some batch sizes could not be tried on {session.failed_sweeps[-1]}"
 
 
-def _turns(names: Sequence[str], gpus_per_instance: int, minimum: int, maximum: int) -> list[list[Gang]]:
+def _turns(names: Sequence[str], gpus_per_instance: int, counts: Sequence[int]) -> list[list[Gang]]:
     """Return the gangs of each number of GPUs to measure, every time with another one first."""
-    counts = gpu_counts(gpus_per_instance, len(names), minimum, maximum)
-    if not counts:
-        raise ProviderError(
-            f"{len(names)} instances of {gpus_per_instance} GPUs cannot hold a trial of {minimum} GPUs; "
-            f"raise the number of instances or lower resources.gpus_per_trial.min"
-        )
     every = [_gangs(names, gpus_per_instance, gpus) for gpus in counts]
     return [gangs[turn % len(gangs) :] + gangs[: turn % len(gangs)] for turn, gangs in enumerate(every)]
 

@@ -38,12 +38,14 @@ def per_worker(batch_size: int) -> int:
     Raises ValueError if the batch cannot be divided equally.
     """
     here = int(os.environ.get("WORLD_SIZE", "1"))
-    planned = [int(size) for size in os.environ.get(GANGS, "1").split(",")]
-    for workers in (here, *planned):
+    planned = [int(size) for size in os.environ[GANGS].split(",")] if GANGS in os.environ else range(1, here + 1)
+    checked = (here, *planned) if GANGS in os.environ else (here,)
+    for workers in checked:
         if batch_size < 1 or batch_size % workers:
-            every = lcm(here, *planned)
+            sizes = [size for size in planned if batch_size > 0 and batch_size % size == 0]
+            listed = f", or write resources.gpus_per_trial: {{sizes: {sizes}}}" if sizes else ""
             raise ValueError(
                 f"per_worker({batch_size}): a batch of {batch_size} cannot be divided equally among {workers} workers, "
-                f"which a trial may get; give a multiple of {every}, or limit resources.gpus_per_trial"
+                f"which a trial may get; give a multiple of {lcm(*checked)}{listed}"
             )
     return batch_size // here

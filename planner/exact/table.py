@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rubberband.errors import InputError
 from rubberband.planner.exact.model import Rates, least_instances, run_s
-from rubberband.values.offer import Offer, gang_sizes
+from rubberband.values.offer import Offer
 from rubberband.values.plan import Cohort, Market, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 
@@ -326,7 +326,7 @@ def gangs_of(profile: Profile, offer: Offer, constraints: PlanningConstraints) -
     Raises InputError if there is none.
     """
     least, most = constraints.min_gpus_per_trial, constraints.max_gpus_per_trial
-    sizes = gang_sizes(offer.gpus, least, most)
+    sizes = constraints.gang_sizes(offer.gpus)
     if not sizes:
         raise InputError(
             f"no number of GPUs from gpus_per_trial.min {least} to max {most} packs onto instances of {offer.gpus}; "

@@ -59,7 +59,7 @@ class Tuner:
         self._notes = found.notes
         resources = {"gpus_per_trial": {"min": 1, "max": 1}, **words.get("resources", {})}
         checked = _resources(resources)
-        if isinstance(plain.target, type) and (checked.gpus_per_trial.max or 2) > 1:
+        if isinstance(plain.target, type) and (checked.gpus_per_trial.most or 2) > 1:
             raise InputError(f"{plain.name} trains on one GPU; leave resources.gpus_per_trial out")
         check_resources(plain.resources, plain.name, checked)
         self._trainable = trial_of(plain, found.stop, _checkpoint_every(run_config, plain))

@@ -17,7 +17,7 @@ from rubberband.spec.samplers import canonical, num_configurations
 from rubberband.units import counted
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
-from rubberband.values.offer import Offer, gang_sizes
+from rubberband.values.offer import Offer
 from rubberband.values.plan import Market, Policy, Spent
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, relative_speed
 
@@ -165,7 +165,8 @@ def _candidate(experiment: Experiment, offer: Offer, profile: Profile, now: floa
             f"resources.gpus_per_trial.min: {least} GPUs are more than the {most} samples of the profile's largest "
             f"batch; lower it to {most}, or raise batch.max and profile again"
         )
-    sizes = [gpus for gpus in gang_sizes(offer.gpus, least, most) if gpus >= profile.smallest_gpus]
+    within = replace(constraints, max_gpus_per_trial=most)
+    sizes = [gpus for gpus in within.gang_sizes(offer.gpus) if gpus >= profile.smallest_gpus]
     if not sizes:
         return plain
     return replace(
@@ -194,8 +195,7 @@ def _with_workers(problem: Problem) -> Problem:
     from rubberband.planner.queueing import scaled
 
     profile, limits = problem.profile, problem.constraints
-    found = gang_sizes(problem.offer.gpus, limits.min_gpus_per_trial, limits.max_gpus_per_trial)
-    sizes = [gpus for gpus in found if gpus >= profile.smallest_gpus]
+    sizes = [gpus for gpus in limits.gang_sizes(problem.offer.gpus) if gpus >= profile.smallest_gpus]
     return replace(problem, profile=scaled(profile, sizes)) if sizes else problem
 
 

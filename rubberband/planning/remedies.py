@@ -31,8 +31,8 @@ from rubberband.planner import (
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.units import format_duration, format_usd
-from rubberband.values.offer import gang_sizes, slots
-from rubberband.values.plan import Ladder, Stage
+from rubberband.values.offer import slots
+from rubberband.values.plan import Ladder, Stage, gang_sizes
 
 MOST_S = 4.0
 """Limit of the search: no attempt begins that would likely end later."""
@@ -215,7 +215,7 @@ class _Finder:
     def _widest(self, problem: Problem, experiment: Experiment) -> int:
         """Return the instances that run all trials at once, at any size of gang: more are of no use."""
         asked, gpus = experiment.resources.gpus_per_trial, problem.offer.gpus
-        sizes = gang_sizes(gpus, asked.min, max(asked.min, asked.max or _known(problem)))
+        sizes = gang_sizes(gpus, asked.least, max(asked.least, asked.most or _known(problem)), asked.sizes or ())
         return sum(
             max(least_instances(max(stage.trials for stage in stages), gpus, size) for size in sizes)
             for stages in experiment.brackets()
@@ -308,11 +308,7 @@ def is_out_of_reach(problem: Problem) -> bool:
 def _bounds(problem: Problem, stages: Sequence[Stage]) -> tuple[float, float]:
     """Return lower bounds on seconds (exact if nothing varies: all instances throughout) and US dollars of a plan."""
     offer, profile, limits = problem.offer, problem.profile, problem.constraints
-    sizes = [
-        gpus
-        for gpus in gang_sizes(offer.gpus, limits.min_gpus_per_trial, limits.max_gpus_per_trial)
-        if slots(offer.max_instances, offer.gpus, gpus)
-    ]
+    sizes = [gpus for gpus in limits.gang_sizes(offer.gpus) if slots(offer.max_instances, offer.gpus, gpus)]
     if not sizes:
         raise InputError("no gang fits")
     price = offer.least_price_usd_per_s

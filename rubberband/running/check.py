@@ -33,8 +33,8 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.program import Program
 from rubberband.units import format_duration
 from rubberband.values.command import unused, words_of
-from rubberband.values.offer import Offer, gang_sizes
-from rubberband.values.plan import total_iterations
+from rubberband.values.offer import Offer
+from rubberband.values.plan import gang_sizes, total_iterations
 from rubberband.values.profile import Profile
 
 LIMIT_S = 300.0
@@ -338,8 +338,10 @@ def named_entrypoint(experiment: Experiment, search_path: Sequence[str | os.Path
 def _gangs(experiment: Experiment, max_gpus: int) -> tuple[int, ...]:
     """Return the numbers of GPUs, up to `max_gpus`, that a plan may give a trial on any instance type."""
     on_demand = experiment.resources.model_copy(update={"market": "on_demand"})  # the price of spot may be unknown
-    least = experiment.resources.gpus_per_trial.min
-    return tuple(sorted({size for each in offers(on_demand) for size in gang_sizes(each.gpus, least, max_gpus)}))
+    asked, every = experiment.resources.gpus_per_trial, offers(on_demand)
+    return tuple(
+        sorted({size for each in every for size in gang_sizes(each.gpus, asked.least, max_gpus, asked.sizes or ())})
+    )
 
 
 def widest_gang(experiment: Experiment, table: Table | None, profiles: Profiles | None) -> int:

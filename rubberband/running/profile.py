@@ -33,8 +33,8 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import save_profile
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
-from rubberband.values.offer import Offer, gang_sizes
-from rubberband.values.plan import PlanningConstraints, Spent, Stage, total_iterations
+from rubberband.values.offer import Offer
+from rubberband.values.plan import PlanningConstraints, Spent, Stage, gang_sizes, total_iterations
 from rubberband.values.profile import Profile
 
 ENOUGH_TRIALS = 8
@@ -255,6 +255,7 @@ def measure_profile(
             instances=num_instances,
             min_gpus_per_trial=limits.min_gpus_per_trial,
             max_gpus_per_trial=limits.max_gpus_per_trial,
+            gpus_per_trial_sizes=limits.gpus_per_trial_sizes,
             iterations=iterations,
             least_trials=least_trials,
             one_machine=experiment.resources.kind.is_this_machine,

@@ -84,6 +84,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
         objective=experiment.constraints.objective,
         min_gpus_per_trial=constraints.min_gpus_per_trial,
         max_gpus_per_trial=constraints.max_gpus_per_trial,
+        gpus_per_trial_sizes=constraints.gpus_per_trial_sizes,
         confidence=constraints.confidence,
         highest_price_usd_per_hour=problem.reserve.highest_price_usd_per_hour,
         lease_s=None if kind.is_simulated else resources.lease_length_s,
@@ -394,7 +395,7 @@ def announce_device(experiment: Experiment, announce: Announce) -> None:
         free = found if resources.pool is not None else free_gpus(found, rented)
         for note in dict.fromkeys((*found.notes, *free.notes)):
             announce(note)
-        most = resources.gpus_per_trial.max or rented.gpus
+        most = resources.gpus_per_trial.most or rented.gpus
         if most > 1 and experiment.training.mode != "async" and any(gpu.startswith("MIG-") for gpu in free.ids):
             raise InputError(
                 f"gpus_per_trial.max={most}: NCCL does not join MIG instances, as this machine has; "

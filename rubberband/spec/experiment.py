@@ -431,7 +431,7 @@ class Experiment(Words):
         """
         asked = self.resources.gpus_per_trial
         if self._is_function:
-            for key, gpus in (("min", asked.min), ("max", asked.max or 1)):
+            for key, gpus in asked.written():
                 if gpus > 1:
                     raise InputError(
                         f"{entrypoint_words(self.entrypoint)} is a function, which trains in one process, but "
@@ -439,14 +439,14 @@ class Experiment(Words):
                         "above it, and train as under torchrun"
                     )
             return 1
-        if asked.max is not None:
-            return asked.max
+        if asked.most is not None:
+            return asked.most
         if isinstance(self.entrypoint, Program):  # it may not know of gangs
-            return asked.min
+            return asked.least
         most = gpus_per_instance if known_gpus is None else known_gpus
         if most > gpus_per_instance:
             most = min(most, self.resources.max_instances * gpus_per_instance) // gpus_per_instance * gpus_per_instance
-        return max(most, asked.min)
+        return max(most, asked.least)
 
     def planning_constraints(
         self, now: float, gpus_per_instance: int, known_gpus: int | None = None
@@ -458,22 +458,23 @@ class Experiment(Words):
         Raises InputError for a deadline that has passed, and for GPUs per trial that no gang can have.
         """
         asked = self.resources.gpus_per_trial
-        for key, gpus in (("min", asked.min), ("max", asked.max)):
-            if gpus is not None:
-                _check_gang(f"resources.gpus_per_trial.{key}", gpus, gpus_per_instance)
+        for key, gpus in asked.written():
+            _check_gang(f"resources.gpus_per_trial.{key}", gpus, gpus_per_instance)
         all_gpus = self.resources.max_instances * gpus_per_instance
-        if asked.min > all_gpus:
+        if asked.least > all_gpus:
             larger = "raise max_instances" if self.resources.pool is None else "use a larger pool"
+            key = asked.written()[0][0]
             raise InputError(
-                f"resources.gpus_per_trial.min: {asked.min} GPUs are more than {self.resources.max_instances} "
+                f"resources.gpus_per_trial.{key}: {asked.least} GPUs are more than {self.resources.max_instances} "
                 f"instances have ({all_gpus}); lower it to {all_gpus} or {larger}"
             )
         most = min(self.max_gpus_per_trial(gpus_per_instance, known_gpus), all_gpus)
         return PlanningConstraints(
             deadline_s=self.constraints.deadline_from(now),
             max_cost_usd=self.constraints.max_cost_usd,
-            min_gpus_per_trial=asked.min,
+            min_gpus_per_trial=asked.least,
             max_gpus_per_trial=min(most, self.batch.max or most),
+            gpus_per_trial_sizes=asked.sizes or (),
             confidence=self.constraints.confidence,
         )
 
@@ -578,10 +579,11 @@ def _check_money(constraints: Constraints, resources: Resources) -> None:
 
 
 def _check_batch(batch: Batch, resources: Resources) -> None:
-    least = resources.gpus_per_trial.min
+    least = resources.gpus_per_trial.least
     if batch.max is not None and batch.max < least:
         raise fault(
-            f"{batch.max} samples are too few for resources.gpus_per_trial.min={least} GPUs; raise it to {least}",
+            f"{batch.max} samples are too few for {least} GPUs, the fewest of resources.gpus_per_trial; raise it to "
+            f"{least}",
             at=("batch", "max"),
         )
 

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from rubberband.errors import InputError
 from rubberband.spec.fields import WHOLE, Amount, Bytes, Count, Delay, Duration, Gpus, Usd, Words, delay_of, fault
@@ -25,15 +32,43 @@ LOG_LIMIT_BYTES = 64_000_000
 
 
 class GpusPerTrial(Words):
-    """The number of GPUs that a plan may give to one trial."""
+    """The number of GPUs that a plan may give to one trial: from `min` to `max`, or one of `sizes`."""
 
     min: Gpus = 1
     max: Gpus | None = None
     """By default the largest number that the profile has and `max_instances` instances allow; while a profile is
     measured, the GPUs of one instance. Never less than `min`."""
+    sizes: (
+        Annotated[tuple[Gpus, ...], Field(min_length=1, max_length=64), AfterValidator(lambda x: tuple(sorted({*x})))]
+        | None
+    ) = None
+    """The only numbers, such as [1, 2, 4], instead of `min` and `max`. A profile measures each of them that fits."""
+
+    @property
+    def least(self) -> int:
+        """The fewest GPUs of a trial."""
+        return self.sizes[0] if self.sizes else self.min
+
+    @property
+    def most(self) -> int | None:
+        """The most GPUs of a trial, if the file has them."""
+        return self.sizes[-1] if self.sizes else self.max
+
+    def written(self) -> list[tuple[str, int]]:
+        """Return the key and the value of each number that the file has."""
+        if self.sizes:
+            return [("sizes", gpus) for gpus in self.sizes]
+        return [("min", self.min)] if self.max is None else [("min", self.min), ("max", self.max)]
+
+    @model_serializer(mode="wrap")
+    def _words(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        words: dict[str, Any] = whole(self)
+        return {"sizes": words["sizes"]} if self.sizes else words
 
     @model_validator(mode="after")
     def _ordered(self) -> GpusPerTrial:
+        if self.sizes and self.model_fields_set & {"min", "max"}:
+            raise fault("min or max is given as well; keep the list, or the range", at="sizes")
         if self.max is not None and self.max < self.min:
             raise fault(f"min={self.min} is more than max={self.max}; lower min or raise max")
         return self

@@ -162,8 +162,3 @@ def slots(instances: int, gpus_per_instance: int, gpus_per_trial: int) -> int:
         return instances * (gpus_per_instance // gpus_per_trial)
     assert gpus_per_trial % gpus_per_instance == 0, "a gang wider than an instance takes whole instances"
     return instances // (gpus_per_trial // gpus_per_instance)
-
-
-def gang_sizes(gpus_per_instance: int, minimum: int, maximum: int) -> list[int]:
-    """Return the GPUs per trial that packing allows in a range: any up to G, multiples of G beyond."""
-    return [gpus for gpus in range(minimum, maximum + 1) if gpus <= gpus_per_instance or gpus % gpus_per_instance == 0]

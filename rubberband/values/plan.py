@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -145,6 +145,18 @@ class Prediction:
     """GPU counts that the plan uses and the profile did not measure (beyond its largest)."""
 
 
+def gang_sizes(gpus_per_instance: int, minimum: int, maximum: int, sizes: Collection[int] = ()) -> list[int]:
+    """Return the GPUs per trial that packing allows in a range: any up to G, multiples of G beyond.
+
+    Only those among `sizes`, if there are any.
+    """
+    return [
+        gpus
+        for gpus in range(minimum, maximum + 1)
+        if (gpus <= gpus_per_instance or gpus % gpus_per_instance == 0) and (not sizes or gpus in sizes)
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningConstraints:
     """Limits of a plan; None is no limit."""
@@ -153,8 +165,16 @@ class PlanningConstraints:
     max_cost_usd: float | None = None
     min_gpus_per_trial: int = 1
     max_gpus_per_trial: int = 1
+    gpus_per_trial_sizes: tuple[int, ...] = ()
+    """The only GPUs per trial within that range; empty: all."""
     confidence: float = 0.95
     """P(JCT <= deadline and cost <= budget) that a plan must reach if times vary; in (0, 1)."""
+
+    def gang_sizes(self, gpus_per_instance: int) -> list[int]:
+        """Return the GPUs per trial that a plan may have on instances of `gpus_per_instance`."""
+        return gang_sizes(
+            gpus_per_instance, self.min_gpus_per_trial, self.max_gpus_per_trial, self.gpus_per_trial_sizes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

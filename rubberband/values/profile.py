@@ -155,8 +155,8 @@ class Profile:
             return table[self.largest_gpus]
         if gpus < self.smallest_gpus:
             raise InputError(
-                f"the profile starts at {self.smallest_gpus} GPUs and says nothing of {gpus}; measure it, or set "
-                f"resources.gpus_per_trial.min to {self.smallest_gpus}"
+                f"the profile starts at {self.smallest_gpus} GPUs and says nothing of {gpus}; measure it, or start "
+                f"resources.gpus_per_trial at {self.smallest_gpus}"
             )
         below = max(count for count in table if count < gpus)
         above = min(count for count in table if count > gpus)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from rubberband.errors import InfeasibleError
 from rubberband.spec.search import sha
-from rubberband.values.offer import Billing, Offer, gang_sizes
-from rubberband.values.plan import PlanningConstraints, Policy, Stage
+from rubberband.values.offer import Billing, Offer
+from rubberband.values.plan import PlanningConstraints, Policy, Stage, gang_sizes
 from rubberband.values.profile import Profile, Spread
 from tests.builders.plans import plan
 

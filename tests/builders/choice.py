@@ -19,8 +19,8 @@ from rubberband.planner.exact.model import MeanCost, predict
 from rubberband.planner.exact.solver import Box, Objective, unbeaten
 from rubberband.planner.noise.sampling import Draws, varies
 from rubberband.planner.problem import JobPlan, Problem
-from rubberband.values.offer import Offer, SideCost, Spot, gang_sizes, slots
-from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, Policy, Stage, StagePlan
+from rubberband.values.offer import Offer, SideCost, Spot, slots
+from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, Policy, Stage, StagePlan, gang_sizes
 from rubberband.values.profile import Profile, Spread
 from tests.builders.plans import plan
 
@@ -54,7 +54,7 @@ class Question:
 
 def choices(offer: Offer, limits: PlanningConstraints) -> list[StagePlan]:
     """Return all that a stage can get."""
-    gangs = gang_sizes(offer.gpus, limits.min_gpus_per_trial, limits.max_gpus_per_trial)
+    gangs = limits.gang_sizes(offer.gpus)
     return [
         StagePlan(instances=count, gpus_per_trial=gpus, market=market)
         for count in range(1, offer.max_instances + 1)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from rubberband.values.offer import Offer, gang_sizes, slots
-from rubberband.values.plan import PlanningConstraints, Stage
+from rubberband.values.offer import Offer, slots
+from rubberband.values.plan import PlanningConstraints, Stage, gang_sizes
 from rubberband.values.profile import Profile
 
 
 def every_plan(stages, profile, offer, constraints):
     """(jct_s, cost_usd, instance counts) of every plan, reckoned instance by instance."""
-    gangs = gang_sizes(offer.gpus, constraints.min_gpus_per_trial, constraints.max_gpus_per_trial)
+    gangs = constraints.gang_sizes(offer.gpus)
     choices = [(k, g) for k in range(1, offer.max_instances + 1) for g in gangs if slots(k, offer.gpus, g)]
     price_per_s = offer.price_usd_per_hour / 3600
     plans = []
@@ -81,7 +82,17 @@ def jobs(draw, billing=None, most_stages=4):
     most = [size for size in gang_sizes(gpus, least, 8) if size <= gpus * offer.max_instances][:gangs]
     assume(most)
     profile = Profile(seconds_per_iteration=table, trial_startup_s=draw(st.sampled_from([0.0, 2.0])))
-    return stages, profile, offer, PlanningConstraints(min_gpus_per_trial=least, max_gpus_per_trial=most[-1])
+    listed = sorted(draw(st.just(set[int]()) | st.sets(st.sampled_from(most))))
+    return (
+        stages,
+        profile,
+        offer,
+        PlanningConstraints(
+            min_gpus_per_trial=listed[0] if listed else least,
+            max_gpus_per_trial=listed[-1] if listed else most[-1],
+            gpus_per_trial_sizes=tuple(listed),
+        ),
+    )
 
 
 @st.composite
@@ -93,12 +104,7 @@ def limited_jobs(draw, **kinds):
     slack = st.sampled_from([0.97, 1.0, 1.0, 1.05])
     deadline_s = draw(st.none() | st.builds(lambda chosen, factor: chosen[0] * factor, near, slack))
     max_cost_usd = draw(st.none() | st.builds(lambda chosen, factor: chosen[1] * factor, near, slack))
-    limits = PlanningConstraints(
-        deadline_s=deadline_s,
-        max_cost_usd=max_cost_usd,
-        min_gpus_per_trial=constraints.min_gpus_per_trial,
-        max_gpus_per_trial=constraints.max_gpus_per_trial,
-    )
+    limits = replace(constraints, deadline_s=deadline_s, max_cost_usd=max_cost_usd)
     return stages, profile, offer, limits, plans
 
 

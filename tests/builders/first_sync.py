@@ -14,8 +14,8 @@ from rubberband.executor.core.state import Phase
 from rubberband.planner.exact.model import predict
 from rubberband.planner.planning import plan
 from rubberband.planner.problem import JobPlan, Problem
-from rubberband.values.offer import gang_sizes, slots
-from rubberband.values.plan import Plan, StagePlan
+from rubberband.values.offer import slots
+from rubberband.values.plan import Plan, StagePlan, gang_sizes
 from rubberband.values.profile import Profile
 
 MOST_PLANS = 1000

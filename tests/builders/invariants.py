@@ -31,9 +31,12 @@ def validate(controller: Controller, *, is_informed: bool = True) -> None:
             assert status in _USABLE, f"trial {trial.trial} runs on {slot.instance}, which is {status}"
             assigned = state.instances[slot.instance].lane
             assert assigned == number, f"trial {trial.trial} of lane {number} runs on lane {assigned}'s"
+        assert len(trial.gang) in job.gang_sizes(len(trial.gang)), f"trial {trial.trial} may not have {trial.gang}"
         spread = {slot.instance for slot in trial.gang}
         whole = len(trial.gang) == len(spread) * job.offer.gpus
         assert len(spread) == 1 or whole, f"trial {trial.trial} is spread over {spread} without owning them"
+    for choice in state.plan.stages if job.gpus_per_trial_sizes else ():
+        assert choice.gpus_per_trial in job.gpus_per_trial_sizes, f"the plan has {choice}"
     held = len(state.fleet.live()) + len(state.fleet.leaving())
     assert held <= job.offer.max_instances, f"{held} instances are held"
     moved = state.history.of(InstanceCapChanged)

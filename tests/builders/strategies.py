@@ -9,8 +9,8 @@ from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.job import Job
 from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.exact.model import predict
-from rubberband.values.offer import Offer, gang_sizes, slots
-from rubberband.values.plan import Plan, Stage, StagePlan
+from rubberband.values.offer import Offer, slots
+from rubberband.values.plan import Plan, Stage, StagePlan, gang_sizes
 from rubberband.values.profile import Profile
 
 seconds = st.floats(0.0, 300.0, allow_nan=False).map(lambda value: round(value, 3))
@@ -60,6 +60,8 @@ def jobs(draw: st.DrawFn) -> Job:
         assume(sizes)
         chosen.append(StagePlan(instances=instances, gpus_per_trial=draw(st.sampled_from(sizes))))
     plan = Plan(stages=tuple(chosen))
+    planned = {choice.gpus_per_trial for choice in chosen}
+    listed = planned | draw(st.sets(st.sampled_from(allowed))) if draw(st.booleans()) else set[int]()
     return Job(
         name="random",
         stages=stages,
@@ -70,6 +72,7 @@ def jobs(draw: st.DrawFn) -> Job:
         metric="score",
         mode="max",
         replan=False,
+        gpus_per_trial_sizes=tuple(sorted(listed)),
         start_attempts=draw(st.sampled_from([None, 3])),
     )
 

@@ -53,6 +53,7 @@ from tests.harness.chaos_cases import (
     Family,
     Weather,
     random_case,
+    with_sizes,
 )
 from tests.harness.chaos_plans import InstanceCapWatch, PlanWatch
 from tests.harness.chaos_verdict import after_the_end, judged_by_the_bill
@@ -241,9 +242,12 @@ class Run:
         keeps_story: bool,
         ends: bool,
         odd: bool,
+        listed: bool,
     ) -> None:
         self._source = source = Random(seed)
         self.case = random_case(source, family, replan=replan)
+        if listed:
+            self.case = replace(self.case, job=with_sizes(self.case.job, Random(f"{seed}/sizes")))
         job, weather = self.case.job, WEATHERS[self.case.weather]
         clock = VirtualClock(1000.0)
         disk = Random(f"{seed}/the disk")
@@ -479,13 +483,24 @@ def run_seed(
     keeps_story: bool = False,
     ends: bool = False,
     odd: bool = False,
+    listed: bool = False,
 ) -> Outcome:
     """Run one seed and judge it; the state is checked after every `check_every`th event.
 
     `ends`: whether half of the trials end by themselves. `odd`: whether it is resumed after its end with other
-    caps, answers to launches are lost, and clocks step back.
+    caps, answers to launches are lost, and clocks step back. `listed`: whether trials may have
+    some numbers of GPUs only.
     """
-    run = Run(seed, family, replan=replan, check_every=check_every, keeps_story=keeps_story, ends=ends, odd=odd)
+    run = Run(
+        seed,
+        family,
+        replan=replan,
+        check_every=check_every,
+        keeps_story=keeps_story,
+        ends=ends,
+        odd=odd,
+        listed=listed,
+    )
     wrong: list[str] = []
     finish: Finish | None = None
     try:
@@ -519,11 +534,17 @@ def run_seed(
 
 
 def replay_command(
-    seed: int, family: Family | None = None, *, replan: bool | None = None, ends: bool = False, odd: bool = False
+    seed: int,
+    family: Family | None = None,
+    *,
+    replan: bool | None = None,
+    ends: bool = False,
+    odd: bool = False,
+    listed: bool = False,
 ) -> str:
     """What replays a seed."""
     command = f"python -m tests.harness.chaos --seed {seed}" + (f" --family {family!r}" if family else "")
-    command += (" --ends" if ends else "") + (" --odd" if odd else "")
+    command += (" --ends" if ends else "") + (" --odd" if odd else "") + (" --listed" if listed else "")
     return command + ("" if replan is None else " --replan" if replan else " --no-replan")
 
 
@@ -537,8 +558,17 @@ def main(arguments: Collection[str] | None = None) -> None:
     )
     parser.add_argument("--ends", action="store_true", help="let half of the trials end by themselves")
     parser.add_argument("--odd", action="store_true", help="resume after ends, lose answers, step clocks back")
+    parser.add_argument("--listed", action="store_true", help="allow some numbers of GPUs per trial only")
     asked = parser.parse_args(None if arguments is None else list(arguments))
-    outcome = run_seed(asked.seed, asked.family, replan=asked.replan, keeps_story=True, ends=asked.ends, odd=asked.odd)
+    outcome = run_seed(
+        asked.seed,
+        asked.family,
+        replan=asked.replan,
+        keeps_story=True,
+        ends=asked.ends,
+        odd=asked.odd,
+        listed=asked.listed,
+    )
     print(outcome.case)
     print("\n".join(outcome.story))
     print(f"{outcome.ended} {outcome.reason}: {outcome.num_events} events, {outcome.num_instances} instances")

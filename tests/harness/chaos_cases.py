@@ -15,8 +15,8 @@ from rubberband.executor.core.job import Bracket, Job, brackets_of
 from rubberband.executor.virtual.fleet import AttemptFaults, Messages, TrialEnd
 from rubberband.planner.exact.model import predict
 from rubberband.spec.search import Search, asha, sha
-from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
-from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction
+from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, slots
+from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction, gang_sizes
 from rubberband.values.profile import Profile
 from tests.builders.asha_runs import steady_run
 from tests.builders.jobs import JOB
@@ -337,6 +337,13 @@ def _plan(source: Random, stages: tuple[Stage, ...], offer: Offer) -> Plan:
         market = source.choice(markets) if mixed else everywhere
         chosen.append(StagePlan(instances=instances, gpus_per_trial=source.choice(sizes), market=market))
     return Plan(stages=tuple(chosen))
+
+
+def with_sizes(job: Job, source: Random) -> Job:
+    """Return the job with the numbers of GPUs that its trials may have: those of its plan, and some of the others."""
+    planned = {choice.gpus_per_trial for choice in job.plan.stages}
+    more = {size for size in job.gang_sizes(job.largest_gang) if source.random() < 0.3}
+    return replace(job, gpus_per_trial_sizes=tuple(sorted(planned | more)))
 
 
 _KINDS: tuple[FailureKind, ...] = ("raised", "hung", "died", "not_a_number", "checkpoint")

@@ -56,8 +56,8 @@ from rubberband.executor.virtual.fleet import Agenda
 from rubberband.planner.exact.model import predict
 from rubberband.planner.sharing import Autoscaling, Calendar, Span
 from rubberband.units import month_begin
-from rubberband.values.offer import Offer, gang_sizes, slots
-from rubberband.values.plan import Market, Plan, Stage, StagePlan
+from rubberband.values.offer import Offer, slots
+from rubberband.values.plan import Market, Plan, Stage, StagePlan, gang_sizes
 from rubberband.values.profile import Profile
 from tests.builders import memory
 from tests.builders.invariants import validate

@@ -39,6 +39,10 @@ def virtual(faults: Faults | None = None) -> VirtualBackend:
     return VirtualBackend("profiling", OFFER, PROFILE, metric="loss", faults=faults)
 
 
+def test_listed_numbers_of_gpus_are_measured_and_no_others() -> None:
+    assert gpu_counts(4, 2, 1, 16, [1, 3, 8, 16]) == [1, 3, 8]
+
+
 @pytest.mark.parametrize(
     ("gpus_per_instance", "instances", "minimum", "maximum", "expected"),
     [

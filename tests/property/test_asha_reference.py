@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rubberband.planner.asha import drawn
 from rubberband.planner.noise.asha_runs import simulate
 from rubberband.spec.search import asha, sha
-from rubberband.values.offer import Offer, Spot, gang_sizes, slots
-from rubberband.values.plan import Market, StagePlan
+from rubberband.values.offer import Offer, Spot, slots
+from rubberband.values.plan import Market, StagePlan, gang_sizes
 from rubberband.values.profile import Profile, Spread
 from tests.builders.asha_reference import PlainRun
 from tests.builders.budget import examples

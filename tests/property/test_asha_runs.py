@@ -22,8 +22,8 @@ from rubberband.executor.run.driver import drive, replay
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.planner.noise.asha_runs import SimulatedRuns
 from rubberband.spec.search import asha, sha
-from rubberband.values.offer import gang_sizes, slots
-from rubberband.values.plan import Plan, Prediction, StagePlan, StagePrediction
+from rubberband.values.offer import slots
+from rubberband.values.plan import Plan, Prediction, StagePlan, StagePrediction, gang_sizes
 from tests.bench.bench_asha import PROFILES, figures, job_of, shares_within
 from tests.builders.asha_runs import reached, steady_run
 from tests.builders.budget import examples

@@ -15,8 +15,8 @@ from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result.result import jct_s
 from rubberband.planner.exact.model import predict
 from rubberband.spec.search import hyperband
-from rubberband.values.offer import gang_sizes, slots
-from rubberband.values.plan import Plan, PlanningConstraints, Prediction, StagePlan
+from rubberband.values.offer import slots
+from rubberband.values.plan import Plan, PlanningConstraints, Prediction, StagePlan, gang_sizes
 from tests.builders.budget import examples
 from tests.builders.plans import plan_brackets
 from tests.builders.strategies import offers, profiles, stage_lists

@@ -208,3 +208,17 @@ def test_a_controller_that_watches_no_budget_is_stopped_by_its_leases(monkeypatc
     monkeypatch.setattr(limits, "over_budget", lambda state, ticked: None)
     found = failures(range(30), check_every=10_000)
     assert not any("the provider bills" in line for line in found), "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("family", "replan"), [("random", False), ("random", True), ("caps", False), ("brackets", None)]
+)
+def test_no_gang_and_no_plan_has_a_number_of_gpus_that_is_not_listed(family: Family, replan: bool | None) -> None:
+    seeds = range(12 if replan else 40)
+    outcomes = [run_seed(seed, family, check_every=1, replan=replan, listed=True) for seed in seeds]
+    wrong = [
+        f"{replay_command(seed, family, replan=replan, listed=True)}  # {'; '.join(outcome.wrong)}"
+        for seed, outcome in zip(seeds, outcomes, strict=True)
+        if outcome.wrong
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -11,7 +11,8 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Gang, Slot
 from rubberband.executor.core.placement import FreeSlots, place
 from rubberband.executor.core.state import StageRecord, TrialStatus
-from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.offer import slots
+from rubberband.values.plan import gang_sizes
 from tests.builders.budget import examples
 from tests.builders.jobs import JOB
 

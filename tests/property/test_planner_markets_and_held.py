@@ -14,8 +14,8 @@ from rubberband.errors import InfeasibleError
 from rubberband.planner.exact.model import predict
 from rubberband.planner.exact.solver import Box, solve
 from rubberband.planner.exact.table import build_table
-from rubberband.values.offer import Offer, Spot, gang_sizes, slots
-from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
+from rubberband.values.offer import Offer, Spot, slots
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan, gang_sizes
 from rubberband.values.profile import Profile
 from tests.builders.enumeration import jobs
 from tests.builders.plans import plan

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rubberband.errors import InfeasibleError
 from rubberband.planner.exact.solver import Box
 from rubberband.planner.noise.sampling import Draws
-from rubberband.values.offer import Offer, Spot, gang_sizes, slots
-from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
+from rubberband.values.offer import Offer, Spot, slots
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan, gang_sizes
 from rubberband.values.profile import Profile, Spread
 from tests.builders.plans import plan, sample
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -35,6 +36,33 @@ def check(case, objective="min_cost", policy="optimal"):
     assert planned.prediction.cost_usd == pytest.approx(expected[1], rel=1e-9, abs=1e-8)
     assert planned.prediction.jct_s == pytest.approx(expected[0], rel=1e-9, abs=1e-5)
     assert planned.prediction == predict(stages, planned.plan, profile, offer)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(limited_jobs(), st.sampled_from(["optimal", "greedy", "static", "naive_elastic"]))
+def test_a_list_of_all_sizes_has_the_plan_of_the_range(case, policy):
+    stages, profile, offer, constraints, _ = case
+    ranged = replace(constraints, gpus_per_trial_sizes=())
+    listed = replace(ranged, gpus_per_trial_sizes=tuple(ranged.gang_sizes(offer.gpus)))
+
+    def answer(limits):
+        try:
+            return plan(stages, profile, offer, limits, policy)
+        except InfeasibleError as error:
+            return str(error)
+
+    assert answer(listed) == answer(ranged)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(limited_jobs(), st.sampled_from(["optimal", "greedy", "static", "naive_elastic"]))
+def test_no_plan_has_a_size_that_is_not_listed(case, policy):
+    stages, profile, offer, constraints, _ = case
+    try:
+        planned = plan(stages, profile, offer, constraints, policy)
+    except InfeasibleError:
+        return
+    assert {choice.gpus_per_trial for choice in planned.plan.stages} <= set(constraints.gang_sizes(offer.gpus))
 
 
 @settings(max_examples=200, deadline=None)

@@ -30,25 +30,29 @@ def test_a_batch_is_divided_among_the_workers(monkeypatch, workers, gangs, share
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "workers", "every"),
-    [("WORLD_SIZE", "4", 4, 4), (GANGS, "1,4", 4, 4), (GANGS, "1,2,3,4", 4, 12)],
+    ("name", "found", "remedy"),
+    [
+        ("WORLD_SIZE", "4", "a multiple of 4, or write resources.gpus_per_trial: {sizes: [1, 2, 3]}"),
+        (GANGS, "1,4", "a multiple of 4, or write resources.gpus_per_trial: {sizes: [1]}"),
+        (GANGS, "1,2,3,4", "a multiple of 12, or write resources.gpus_per_trial: {sizes: [1, 2, 3]}"),
+        (GANGS, "4,8", "a multiple of 8"),
+    ],
 )
-def test_a_batch_that_cannot_be_divided_is_refused_also_when_fewer_workers_check_it(
-    monkeypatch, name, found, workers, every
-):
+def test_a_batch_that_cannot_be_divided_is_refused_also_when_fewer_workers_check_it(monkeypatch, name, found, remedy):
     monkeypatch.setenv(name, found)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole text follows
         rubberband.per_worker(30)
     assert str(caught.value) == (
-        f"per_worker(30): a batch of 30 cannot be divided equally among {workers} workers, which a trial may get; give "
-        f"a multiple of {every}, or limit resources.gpus_per_trial"
+        f"per_worker(30): a batch of 30 cannot be divided equally among 4 workers, which a trial may get; give {remedy}"
     )
 
 
 def test_a_batch_is_refused_for_a_gang_between_those_that_divide_it(monkeypatch):
     monkeypatch.setenv(GANGS, "1,2,3,4")
-    with pytest.raises(ValueError, match="among 3 workers, which a trial may get; give a multiple of 12"):
+    with pytest.raises(ValueError, match=r"among 3 workers.* multiple of 12, or write .*: {sizes: \[1, 2, 4\]}"):
         rubberband.per_worker(64)
+    monkeypatch.setenv(GANGS, "1,2,4")
+    assert rubberband.per_worker(64) == 64
 
 
 def test_a_distributed_function_may_have_many_gpus_and_others_one(tmp_path):

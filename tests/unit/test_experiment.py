@@ -153,6 +153,10 @@ def test_the_entry_point_may_be_a_class() -> None:
             {"resources__gpus_per_trial": {"min": 4, "max": 2}},
             "resources.gpus_per_trial: min=4 is more than max=2; lower",
         ),
+        (
+            {"resources__gpus_per_trial": {"sizes": [1, 2], "max": 2}},
+            "resources.gpus_per_trial.sizes: min or max is given as well; keep the list, or the range",
+        ),
         ({"name": "My Digits"}, "'My Digits' is not a name; use 1 to 63 of a-z, 0-9 and - (not first), such as my-dig"),
         ({"name": "-x"}, "name: '-x' is not a name; use 1 to 63 of a-z, 0-9 and - (not first), such as x"),
         *(
@@ -253,7 +257,7 @@ def test_the_entry_point_may_be_a_class() -> None:
         ),
         (
             {"batch": {"policy": "goodput", "max": 3}, "resources__gpus_per_trial": {"min": 4, "max": 4}},
-            "batch.max: 3 samples are too few for resources.gpus_per_trial.min=4 GPUs; raise it to 4",
+            "batch.max: 3 samples are too few for 4 GPUs, the fewest of resources.gpus_per_trial; raise it to 4",
         ),
         ({"batch": {"policy": "goodput", "accumulation": 1}}, "batch.accumulation: 1 is neither true nor false; write"),
         ({"batch": {"policy": "goodput", "warmup_epochs": -1}}, "batch.warmup_epochs: -1 must be at least 0.0; raise"),
@@ -438,6 +442,18 @@ def test_a_gang_wider_than_an_instance_takes_whole_instances(key: str) -> None:
     with pytest.raises(InputError, match=rf"gpus_per_trial.{key}: 6 GPUs are more .* \(4\) .*; use 4 or 8"):
         experiment.planning_constraints(NOW, gpus_per_instance=4)
     assert experiment.planning_constraints(NOW, gpus_per_instance=3).max_gpus_per_trial == 6
+
+
+def test_a_list_of_sizes_limits_plans_to_those_that_fit() -> None:
+    experiment = Experiment(**words(resources__gpus_per_trial={"sizes": [4, 1, 2, 16]}, resources__max_instances=2))
+    assert Experiment(**experiment.to_words()) == experiment
+    constraints = experiment.planning_constraints(NOW, gpus_per_instance=4)
+    assert constraints.gang_sizes(4) == [1, 2, 4]
+    with pytest.raises(InputError, match=r"gpus_per_trial.sizes: 4 GPUs are more .* \(3\) .*; use 3 or 6"):
+        experiment.planning_constraints(NOW, gpus_per_instance=3)
+    only = Experiment(**words(resources__gpus_per_trial={"sizes": [16]}, resources__max_instances=2))
+    with pytest.raises(InputError, match=r"gpus_per_trial.sizes: 16 GPUs are more than 2 instances have \(8\)"):
+        only.planning_constraints(NOW, gpus_per_instance=4)
 
 
 def test_a_gang_wider_than_the_cluster_is_refused() -> None:
