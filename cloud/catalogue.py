@@ -315,7 +315,7 @@ def types_of(resources: Resources) -> tuple[str, ...]:
     if resources.instance_type is not None:
         return (resources.instance_type,)
     kind = resources.kind
-    if kind.default_type is not None and (kind.is_this_machine or resources.price_usd_per_hour is not None):
+    if kind.default_type is not None and (kind.is_free or resources.price_usd_per_hour is not None):
         return (kind.default_type,)
     raise InputError(
         f"resources.instance_type: provider {resources.provider} needs one; add it, such as instance_type: p3.8xlarge"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
@@ -101,7 +101,9 @@ class Provider(Protocol):
 
 
 INSTANCE_LABEL = "rubberband/instance"
-"""Label of a Ray node; its value is the name of its instance (see `ClusterProvider.node`)."""
+"""Label of a Ray node that was started as an instance; its value is the instance's name."""
+NODE_LABEL = "ray.io/node-id"
+"""Label that Ray itself gives to every node."""
 
 
 class NoRecordError(ProviderError):
@@ -127,7 +129,7 @@ class Head:
 
 
 class ClusterProvider(Provider, Protocol):
-    """A provider whose instances are nodes of one Ray cluster, labelled with `INSTANCE_LABEL`."""
+    """A provider whose instances are nodes of one Ray cluster, or parts of them."""
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -154,12 +156,33 @@ class ClusterProvider(Provider, Protocol):
         ...
 
     @property
+    def is_borrowed(self) -> bool:
+        """Whether the cluster was there before, and stays.
+
+        The driver connects before it launches, and may have been connected; it disconnects after `close`. Ray itself
+        frees what a driver that died had, so that no lease is renewed. An instance is a placement group (`group`).
+        """
+        ...
+
+    @property
+    def node_label(self) -> str:
+        """Return the key of the Ray label by which `node` names nodes: `INSTANCE_LABEL`, or `NODE_LABEL`."""
+        ...
+
+    @property
     def look_s(self) -> float:
         """Shortest interval between calls of `describe`, in seconds."""
         ...
 
     def node(self, instance: str) -> str:
-        """Return the label (`INSTANCE_LABEL`) of the Ray node that the instance is, or is a part of."""
+        """Return the value of the label `node_label` of the Ray node that the instance is, or is a part of."""
+        ...
+
+    def group(self, instance: str) -> Any | None:
+        """Return Ray's placement group that a running instance is, with one bundle for each slot.
+
+        None: its workers make one on its node.
+        """
         ...
 
     def slowness(self, instance: str) -> float:

@@ -26,7 +26,7 @@ from rubberband.cloud.aws.launching import AT_ONCE, LEAST_LEASE_S, Gathering, La
 from rubberband.cloud.aws.network import OwnInstance, own_address, own_place
 from rubberband.cloud.catalogue import Table, reach_s
 from rubberband.cloud.offers import fallback_offers
-from rubberband.cloud.provider import Head, InstanceDescription
+from rubberband.cloud.provider import INSTANCE_LABEL, Head, InstanceDescription
 from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
@@ -44,6 +44,8 @@ class AwsProvider:
 
     remote = True
     is_lent = False
+    is_borrowed = False
+    node_label = INSTANCE_LABEL
 
     def __init__(
         self,
@@ -89,6 +91,9 @@ class AwsProvider:
     def node(self, instance: str) -> str:
         """Return its name: each instance is a node of its own."""
         return instance
+
+    def group(self, instance: str) -> None:
+        """Return None: workers make one on its node."""
 
     def slowness(self, instance: str) -> float:
         """Return 1: an instance is not shared."""

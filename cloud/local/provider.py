@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from rubberband.cloud.local import gpus
-from rubberband.cloud.provider import Head, InstanceDescription, InstanceState
+from rubberband.cloud.provider import INSTANCE_LABEL, Head, InstanceDescription, InstanceState
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import (
     DIRECTORY_TAG,
@@ -44,6 +44,8 @@ class LocalProvider:
 
     remote = False
     is_lent = False
+    is_borrowed = False
+    node_label = INSTANCE_LABEL
     look_s = 0.25
 
     def __init__(
@@ -77,6 +79,9 @@ class LocalProvider:
     def node(self, instance: str) -> str:
         """Return its name: each instance is a node of its own."""
         return instance
+
+    def group(self, instance: str) -> None:
+        """Return None: workers make one on its node."""
 
     def slowness(self, instance: str) -> float:
         """Return the slowness by its node's start time and the processes per core now."""

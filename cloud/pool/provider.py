@@ -25,7 +25,7 @@ from rubberband.cloud.clock import experiment_clock
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.journal import FileJournal
 from rubberband.cloud.pool.pool import LentInstance, Pool, lent
-from rubberband.cloud.provider import Head, HeadError, InstanceDescription, NoRecordError
+from rubberband.cloud.provider import INSTANCE_LABEL, Head, HeadError, InstanceDescription, NoRecordError
 from rubberband.errors import JournalError, ProviderError
 from rubberband.files import make_directories
 from rubberband.spec.pool import PoolFolder
@@ -36,6 +36,8 @@ class PoolProvider:
     """Implements `rubberband.cloud.provider.ClusterProvider` on a pool."""
 
     is_lent = True
+    is_borrowed = False
+    node_label = INSTANCE_LABEL
 
     def __init__(
         self,
@@ -108,6 +110,9 @@ class PoolProvider:
     def node(self, instance: str) -> str:
         """Return the label of the machine that an instance is on; its own name until it has one."""
         return self._nodes.get(instance, instance)
+
+    def group(self, instance: str) -> None:
+        """Return None: workers make one on its node."""
 
     def slowness(self, instance: str) -> float:
         """Return how many times as long as usual workers may take to start on an instance."""

@@ -128,6 +128,8 @@ class RayBackend:
             remote=self.provider.remote,
             shipment=self._shipment,
             node=self.provider.node,
+            node_label=self.provider.node_label,
+            group=self.provider.group,
         )
 
     def now(self) -> float:

@@ -47,6 +47,8 @@ class Connection:
         self._mutex = threading.Lock()
         self._address: str | None = None
         self._closed = False
+        self._is_kept = False
+        """Whether the process was connected before, and stays so."""
         self._asking = threading.Lock()
         """Never held while anything is waited for."""
         self._asked: Future[dict[str, bool]] | None = None
@@ -60,7 +62,11 @@ class Connection:
         return self._address
 
     def open(self, head: Head) -> None:
-        """Connect to `head` unless connected; leave any other head. Raises ProviderError if the head refuses."""
+        """Connect to `head` unless connected; leave any other head.
+
+        A process that was connected to it before stays connected in the end. Raises ProviderError if the head refuses,
+        or if the process is connected to another one.
+        """
         with self._mutex:
             if self._address == head.address:
                 return
@@ -68,16 +74,18 @@ class Connection:
                 raise ProviderError("the backend is closed")
             if self._address is not None:
                 self._leave()
-            self._connect(head)
+            require_none_but(head.address)
+            self._is_kept = ray.is_initialized()
+            if self._is_kept:
+                self._address = head.address
+            else:
+                self._connect(head)
 
     def check(self) -> None:
         """Raise ProviderError if the process is connected to a Ray cluster of its own."""
         with self._mutex:
-            if self._address is None and ray.is_initialized():
-                raise ProviderError(
-                    "this process is already connected to a Ray cluster, and rubberband uses its own: call "
-                    "ray.shutdown() first, or run rubberband in a process of its own"
-                )
+            if self._address is None:
+                require_none_but("")
 
     def _connect(self, head: Head) -> None:
         self._found = {key: os.environ.get(key) for key in head.environment}
@@ -92,20 +100,20 @@ class Connection:
             raise ProviderError(f"the Ray head at {head.address} did not let the driver in: {error}") from error
         self._address = head.address
 
-    def dead_nodes(self) -> set[str]:
-        """Return the labels of Ray nodes that have stopped answering the head; none once this leaves the head.
+    def dead_nodes(self, label: str = INSTANCE_LABEL) -> set[str]:
+        """Return the values of `label` of Ray nodes that the head finds dead; none once this leaves the head.
 
         A request that is pending when Ray disconnects is never answered, so it has its own thread.
         """
         with self._asking:
             if self._address is None:
                 return set()
-            address, asked = self._address, _ask_for_nodes()
+            address, asked = self._address, _ask_for_nodes(label)
             self._asked = asked
         while not wait([asked], timeout=_LOOK_S).done:
             if self._address != address:
                 return set()
-        return {label for label, alive in asked.result().items() if not alive}
+        return {value for value, alive in asked.result().items() if not alive}
 
     def close(self) -> None:
         """Disconnect for good."""
@@ -124,6 +132,8 @@ class Connection:
                 self._address, asked = None, self._asked
             if asked is not None:
                 wait([asked], timeout=_FAREWELL_S)
+            if self._is_kept:
+                return
             with _signals_kept():
                 ray.shutdown()
             for key, value in self._found.items():
@@ -183,12 +193,23 @@ def _signals_kept() -> Iterator[None]:
         put(signal.SIGTERM, before)
 
 
-def _ask_for_nodes() -> Future[dict[str, bool]]:
+def require_none_but(address: str) -> None:
+    """Raise ProviderError if this process is connected to another Ray cluster than that of `address`."""
+    if not ray.is_initialized() or (found := ray.get_runtime_context().gcs_address) == address:
+        return
+    wanted = f"this experiment is on {address}" if address else "provider local uses its own"
+    raise ProviderError(
+        f"this process is already connected to a Ray cluster ({found}), and {wanted}: call ray.shutdown() first, run "
+        f"rubberband in a process of its own, or train on that cluster (provider: ray, address: {found})"
+    )
+
+
+def _ask_for_nodes(label: str) -> Future[dict[str, bool]]:
     asked: Future[dict[str, bool]] = Future()
 
     def ask() -> None:
         try:
-            asked.set_result(ray_nodes())
+            asked.set_result(ray_nodes(label))
         except BaseException as error:
             asked.set_exception(error)
 
@@ -196,12 +217,12 @@ def _ask_for_nodes() -> Future[dict[str, bool]]:
     return asked
 
 
-def ray_nodes() -> dict[str, bool]:
-    """Return label -> whether a Ray node answers, for all instances that the head has ever seen."""
+def ray_nodes(label: str = INSTANCE_LABEL) -> dict[str, bool]:
+    """Return value of `label` -> whether a Ray node answers, for all such nodes that the head has ever seen."""
     nodes: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
     found: dict[str, bool] = {}
     for node in nodes:
-        if (instance := node["Labels"].get(INSTANCE_LABEL)) is not None:
+        if (instance := node["Labels"].get(label)) is not None:
             found[instance] = found.get(instance, False) or node["Alive"]
     return found
 
@@ -386,7 +407,9 @@ class RemoteAgent:
     on_answer: Callable[[], None] = field(default=lambda: None, kw_only=True)
     """Called at every beat that was answered."""
     node: Callable[[str], str] = field(default=lambda instance: instance, kw_only=True)
-    """Gives the label of the Ray node that the instance is, or is a part of."""
+    """Gives the name of the Ray node that the instance is, or is a part of."""
+    node_label: str = field(default=INSTANCE_LABEL, kw_only=True)
+    """Key of the Ray label that has it."""
 
     def __post_init__(self) -> None:
         self._taken: dict[str, int] = {}
@@ -438,11 +461,11 @@ class RemoteAgent:
     def _post(self) -> Any:
         """Start the actor if the instance has joined: one that waits for its node would keep the head busy."""
         node = self.node(self.instance)
-        if not ray_nodes().get(node, False):
+        if not ray_nodes(self.node_label).get(node, False):
             return None
         # Ray orders an actor without needs from any node, even from one that has just ended, and waits until it notices
         # that. An actor with a need is ordered from the driver's node.
-        label = {INSTANCE_LABEL: node}
+        label = {self.node_label: node}
         actor = ray.remote(AgentActor).options(num_cpus=0, memory=1, max_restarts=0, label_selector=label)
         self._actor = actor.remote(self.instance)
         return self._actor

@@ -242,19 +242,23 @@ class RayFleet:
         if self.provider.remote:
             agent = RemoteAgent(
                 instance,
-                until=lambda: None if self.provider.is_lent else self.leases.until,
+                until=lambda: self.leases.until if self._renews else None,
                 interval_s=self.leases.interval_s,
                 logs=self.logs,
                 log_limit_bytes=self.log_limit_bytes,
                 on_notice=lambda: self._interrupted(instance),
                 node=self.provider.node,
+                node_label=self.provider.node_label,
             )
         return _Hold(workers, agent, Lifecycle(instance=instance))
 
     def _launch(self, instance: str, market: Market, first_lease_s: float | None, hold: _Hold) -> None:
         asked = False
         try:
-            self._connection.check()
+            if self.provider.is_borrowed:
+                self._connection.open(self.provider.ensure_head())
+            else:
+                self._connection.check()
             if not hold.life.over:
                 cut_leases(self._agents, lambda: self.leases.held_until, self._closing)
                 self.leases.renew()  # no first lease is longer than the latest one reaches ahead
@@ -403,7 +407,7 @@ class RayFleet:
         """Give up instances that run according to the provider, but whose Ray node is frozen or cut off."""
         while not self._closing.wait(_WATCH_NODES_S):
             with contextlib.suppress(Exception):  # the head is gone: `_look` will see it
-                if dead := self._connection.dead_nodes():
+                if dead := self._connection.dead_nodes(self.provider.node_label):
                     for instance in self._held():
                         if self.provider.node(instance) in dead:
                             self._give_up(instance, "its Ray node stopped answering")
@@ -441,6 +445,11 @@ class RayFleet:
     def _free_if_taken(self) -> bool:
         return not self.provider.is_lent  # the broker has the machine
 
+    @property
+    def _renews(self) -> bool:
+        """Whether the driver renews the leases of machines."""
+        return not self.provider.is_lent and not self.provider.is_borrowed
+
     def _interrupted(self, instance: str) -> None:
         """Report, once, that the provider reclaims the instance."""
         hold = self._holds[instance]
@@ -466,7 +475,7 @@ class RayFleet:
         with self._mutex:
             self._holds[instance] = hold
         if found.running_at is not None:
-            if hold.agent is not None and not self.provider.is_lent:
+            if hold.agent is not None and self._renews:
                 hold.agent.reaches = self.leases.former_until
             connection.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
 
@@ -478,7 +487,10 @@ class RayFleet:
             if hold.agent is not None:
                 hold.agent.dismiss()
         connection.settle(_SETTLED_S)
+        ends = [self._connection.close, self.provider.close]
+        if self.provider.is_borrowed:  # it gives back through the connection
+            ends.reverse()
         try:
-            self._connection.close()
+            ends[0]()
         finally:
-            self.provider.close()
+            ends[1]()

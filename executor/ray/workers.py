@@ -98,7 +98,11 @@ class Workers:
     """Whether the instance is another machine, which gets the user's code by the `shipment`."""
     shipment: Shipment | None = field(default=None, kw_only=True)
     node: Callable[[str], str] = field(default=lambda instance: instance, kw_only=True)
-    """Gives the label of the Ray node that a running instance is, or is a part of."""
+    """Gives the name of the Ray node that a running instance is, or is a part of."""
+    node_label: str = field(default=INSTANCE_LABEL, kw_only=True)
+    """Key of the Ray label that has it."""
+    group: Callable[[str], Any] = field(default=lambda instance: None, kw_only=True)
+    """Gives the placement group that a running instance is; None: this makes one on its node."""
 
     def __post_init__(self) -> None:
         self._pause_s = _REMOTE_PAUSE_S if self.remote else _PAUSE_S
@@ -125,7 +129,7 @@ class Workers:
         patience = _Patience(self.timeout_s)
         try:
             # A placement group that waits for its node keeps the head busy, and fills its memory.
-            self._until(lambda: ray_nodes().get(self.node(self.instance), False), patience)
+            self._until(lambda: ray_nodes(self.node_label).get(self.node(self.instance), False), patience)
             group = self._place(patience)
             workers = [self._start(group, gpu) for gpu in range(self.gpus)]
             self._warm_up(workers, patience)
@@ -197,17 +201,19 @@ class Workers:
         kill(server)
 
     def dismiss(self) -> None:
-        """Give the slots up: their workers go with the placement group."""
+        """Give the slots up: their workers go with the placement group, which a provider removes itself."""
         with self._mutex:
             self._dismissed.set()
             group, self._group = self._group, None
-        if group is not None:
+        if group is not None and self.group(self.instance) is None:
             with contextlib.suppress(Exception):  # the head may be gone, and the group with it
                 remove_placement_group(group)
 
     def _place(self, patience: _Patience) -> Any:
-        label = {INSTANCE_LABEL: self.node(self.instance)}
-        group = placement_group([{"GPU": 1}] * self.gpus, strategy="PACK", bundle_label_selector=[label] * self.gpus)
+        label = {self.node_label: self.node(self.instance)}
+        group = self.group(self.instance) or placement_group(
+            [{"GPU": 1}] * self.gpus, strategy="PACK", bundle_label_selector=[label] * self.gpus
+        )
         with self._mutex:
             self._group = group
         self._until(lambda: bool(group.wait(_PLACED_LOOK_S)), patience)

@@ -123,7 +123,7 @@ def _run(
                 widest,
                 adaptive=batch.policy == "goodput",
                 asynchronous=training.mode == "async",
-                elsewhere=header.kind.is_rented,
+                elsewhere=header.kind.is_elsewhere,
             )
         if any(trial.iterations for trial in settled.trials):
             _say_what_changed(spec)
@@ -282,18 +282,23 @@ def make_ray_backend(
     `store` keeps the checkpoints; None: that of `spec`, made where there is none, for runs that are not resumed.
     Raises InputError for what cannot be rented or sent to instances, before anything is.
     """
+    from rubberband.cloud.ray_cluster import RayClusterProvider
     from rubberband.executor.ray.backend import RayBackend
     from rubberband.executor.ray.code import pack
     from rubberband.executor.ray.fork_server import ForkServer
+    from rubberband.executor.ray.node_probe import require_nodes
 
     assert spec.entrypoint is not None, "the edge asks for an entry point"
-    code = pack(spec.entrypoint.search_path) if spec.kind.is_rented else None
+    code = pack(spec.entrypoint.search_path) if spec.kind.is_elsewhere else None
     limits = _boot_timeouts(spec, offer) if spec.kind.is_rented else None
     provider = open_cluster(folder, spec, offer, rental)
+    if isinstance(provider, RayClusterProvider):
+        store = store or make_store(spec.checkpoints)
+        require_nodes(provider, store)
     # A pool has a fork server of its own: its experiments have different code.
     fork_server = None
     gpus_on_machine = _gpus_on_machine(spec, offer)
-    if not spec.kind.is_rented and spec.pool is None:
+    if spec.kind.is_this_machine and spec.pool is None:
         fork_server = ForkServer(
             folder.name, folder.instances, spec.entrypoint, device=provider.device, gpus_on_machine=gpus_on_machine
         )
@@ -349,6 +354,13 @@ def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: 
         devices = free_gpus(gpus_to_share(offer), offer, folder.instances).ids
         return LocalProvider(
             folder.name, folder.instances, offer.gpus, spec.lease_s, devices=devices, not_before=rental.not_before
+        )
+    if spec.kind.is_borrowed:
+        from rubberband.cloud.ray_cluster import RayClusterProvider
+
+        resources = spec.experiment.resources
+        return RayClusterProvider.open(
+            folder.name, folder.instances, resources, offer.gpus, run=spec.run, not_before=rental.not_before
         )
     from rubberband.cloud.aws.provider import open_provider
 

@@ -111,6 +111,7 @@ def estimate(
     shows other options and other deadlines. Exit code 3: no plan is within the limits; remedies are listed.
     """
     from rubberband.executor.training.entrypoint import entrypoint_of, with_trial
+    from rubberband.planning.clusters import on_cluster
     from rubberband.planning.feasible import PlanningOptions
     from rubberband.planning.prices_and_quotas import answer
     from rubberband.running.sending import with_unsent
@@ -119,7 +120,7 @@ def estimate(
     changes = overrides or []
     experiment, search_path = load_experiment(file, changes), (file.absolute().parent, Path.cwd())
     found_entrypoint = None if experiment.entrypoint is None else entrypoint_of(experiment, search_path)
-    experiment = with_trial(experiment, search_path)
+    experiment = on_cluster(with_trial(experiment, search_path))
     options = PlanningOptions(
         now=time.time(),
         policy=policy.value,

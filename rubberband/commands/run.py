@@ -265,13 +265,14 @@ def profile(
     from rubberband.executor.run.session import cancel_on_signals
     from rubberband.executor.training.entrypoint import with_trial
     from rubberband.files import require_home
+    from rubberband.planning.clusters import on_cluster
     from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
     from rubberband.running.profile import measure_profile
     from rubberband.running.run import announce_device, bound_of, find_entrypoint
     from rubberband.spec.loading import default_profile_path, load_experiment
 
     search_path = (file.absolute().parent, Path.cwd())
-    experiment = with_trial(load_experiment(file, overrides or []), search_path)
+    experiment = on_cluster(with_trial(load_experiment(file, overrides or []), search_path))
     target = out or default_profile_path(file)
     folder = open_folder(experiment.name)
     require_runnable(experiment, folder.home, no_cap=no_cap)

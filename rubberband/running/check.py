@@ -26,6 +26,7 @@ from rubberband.executor.training.segment import Segment
 from rubberband.files import make_directories, write_atomically
 from rubberband.installation import default_home
 from rubberband.planning.candidates import known_gpus
+from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import Profiles
 from rubberband.running.profile_cache import Announce
 from rubberband.running.sending import unsent_of
@@ -108,8 +109,12 @@ def check_experiment(
 
     `home` is the one whose policy a run would keep, by default that of RUBBERBAND_HOME.
     """
-    experiment = with_trial(experiment, search_path)
-    problems, entrypoint, max_gpus = list[TrialFault](), None, 1
+    experiment, problems = with_trial(experiment, search_path), list[TrialFault]()
+    try:
+        experiment = on_cluster(experiment)
+    except InputError as error:
+        problems.append(TrialFault(line=str(error)))
+    entrypoint, max_gpus = None, 1
     try:
         require_runnable(experiment, home or default_home())
     except InputError as error:

@@ -17,6 +17,7 @@ from rubberband.executor.result.batch_history import copied
 from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.entrypoint import entrypoint_of, with_trial
 from rubberband.installation import home_at
+from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_prices_and_quotas
 from rubberband.running.profile_cache import find_profiles
@@ -90,7 +91,7 @@ def estimate(
     words, ProfileMissingError without a profile.
     """
     place = home_at(home)
-    experiment = with_trial(experiment_of(entrypoint, words, "estimate", place))
+    experiment = on_cluster(with_trial(experiment_of(entrypoint, words, "estimate", place)))
     found_entrypoint = None if experiment.entrypoint is None else entrypoint_of(experiment)
     profiles = find_profiles(experiment, found_entrypoint, place, None, partial(print, file=sys.stderr), to_run=False)
     if profiles is None:

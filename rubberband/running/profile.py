@@ -336,8 +336,8 @@ def _run_note(scratch: ExperimentFolder) -> Path:
 
 def _end_leftovers(scratch: ExperimentFolder, spec: RunSpec, rented: Offer) -> None:
     """Terminate instances left by an interrupted measurement, and note the run of this one."""
-    if spec.kind.is_this_machine:
-        return  # leases end those
+    if not spec.kind.is_rented:
+        return  # leases end those, or Ray
     note = _run_note(scratch)
     if note.exists():
         open_cluster(scratch, replace(spec, run=note.read_text()), rented, Rental()).close()

@@ -57,6 +57,8 @@ def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> Profil
     hardware = {name: resources.get(name) for name in names} | {"types": list(types_of(experiment.resources))}
     if experiment.resources.kind.is_rented:
         hardware["aws"] = {name: resources.get("aws", {}).get(name) for name in ("image", "install", "setup")}
+    elif experiment.resources.kind.is_borrowed:
+        hardware["nodes"] = words["resources"].get("node_labels")
     else:
         hardware["machine"] = [platform.node(), platform.machine(), os.cpu_count(), *find_gpus().ids]
     settings = [words.get("batch")]
@@ -65,8 +67,8 @@ def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> Profil
     if experiment.training.mode == "async":
         settings.append(words["training"])
     trial = digest(str(entrypoint), content, words["search"]["space"], *settings, hardware)
-    is_rented = experiment.resources.kind.is_rented
-    together = None if is_rented else min(experiment.resources.max_instances, SHARED_INSTANCES)
+    shares = experiment.resources.kind.is_this_machine
+    together = None if not shares else min(experiment.resources.max_instances, SHARED_INSTANCES)
     return ProfileContent(trial=trial, key=digest(trial, resources.get("gpus_per_trial"), together))
 
 

@@ -39,6 +39,7 @@ from rubberband.planning.candidates import (
     sampler_notes,
     stand_in_speeds,
 )
+from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import PlannedExperiment, PlanningOptions, PricesAndQuotas, Profiles, planned
 from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas, local_prices_and_quotas
 from rubberband.running.check import check_first, named_entrypoint, widest_gang
@@ -234,7 +235,7 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
     check_callbacks(options.callbacks)
     require_trackers(experiment.track or ())
     require_runnable(experiment, folder.home, no_cap=options.no_cap)
-    experiment = with_trial(experiment, options.search_path)
+    experiment = on_cluster(with_trial(experiment, options.search_path))
     folder.require_free()
     for note in require_home(folder.home):
         options.announce(note)
@@ -423,7 +424,7 @@ def find_entrypoint(
         widest_gang(experiment, table, profiles),
         adaptive=experiment.batch.policy == "goodput",
         asynchronous=experiment.training.mode == "async",
-        elsewhere=experiment.resources.kind.is_rented,
+        elsewhere=experiment.resources.kind.is_elsewhere,
     )
     require_sent(experiment, found)
     return found

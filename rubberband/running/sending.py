@@ -14,7 +14,7 @@ from rubberband.spec.experiment import Experiment
 def unsent_of(experiment: Experiment, entrypoint: Entrypoint) -> str:
     """Return why rented instances would not get the code that they need; empty if they would, or are this machine."""
     resources = experiment.resources
-    if not resources.kind.is_rented:
+    if not resources.kind.is_elsewhere:
         return ""
     return unsent(entrypoint, installs=bool(resources.aws.install or resources.aws.setup or resources.aws.image))
 

@@ -158,6 +158,22 @@ class Aws(Words):
     """IP address at which instances reach the driver's machine; by default its address in the VPC."""
 
 
+_ADDRESS = re.compile(r"(auto|[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5})")
+_LABEL = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+
+
+def _cluster_address(address: str) -> str:
+    """Raise a fault for another address than one that a driver on a node of the cluster connects to."""
+    if address.startswith("ray://"):
+        raise fault(
+            f"{shown(address)} is for Ray Client, whose driver is not on the cluster; run rubberband on the head with "
+            "address: auto, or submit it there (`ray job submit -- rubberband run FILE`)"
+        )
+    if not _ADDRESS.fullmatch(address):
+        raise fault(f"{shown(address)} is no address of a Ray cluster; write auto, or HOST:PORT, such as 10.0.0.5:6379")
+    return address
+
+
 _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _AT_START = ("PYTHON", "LD_")
 _OWN = ("RUBBERBAND_", "RAY_")
@@ -212,6 +228,13 @@ class Resources(Words):
     pool: Annotated[str, Field(min_length=1)] | None = None
     """A pool (`rubberband pool up`) whose instances this experiment shares with others. It sets provider, region, type,
     price and the most instances; `gpus_per_instance` below the pool's asks for parts of its instances."""
+    address: Annotated[str, AfterValidator(_cluster_address)] = "auto"
+    """Address of a Ray cluster that is there, with provider `ray`: HOST:PORT of its head, or `auto` for that of
+    RAY_ADDRESS, or the one that this machine is a node of."""
+    node_labels: Annotated[
+        dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(pattern=_LABEL)]], Field(max_length=32)
+    ] = Field(default_factory=dict)
+    """Ray labels of the nodes that may be used, with provider `ray`; by default all nodes."""
     region: Annotated[str, Field(min_length=1)] = "us-east-1"
     instance_type: Annotated[str, Field(min_length=1)] | None = None
     instance_types: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=64)] | None = None
@@ -302,6 +325,17 @@ class Resources(Words):
         if not isinstance(types, list | tuple) or len(types) != 1:
             return data
         return {**{key: value for key, value in data.items() if key != "instance_types"}, "instance_type": types[0]}
+
+    @model_validator(mode="after")
+    def _of_a_cluster(self) -> Resources:
+        """Refuse words of a Ray cluster elsewhere, and words of a cloud on a Ray cluster."""
+        plain = Resources.model_construct()
+        foreign = ("market", "instance_type", "instance_types", "catalogue", "region", "aws")
+        for key in foreign if self.kind.is_borrowed else ("address", "node_labels"):
+            if getattr(self, key) != getattr(plain, key):
+                reads = "a Ray cluster has none" if self.kind.is_borrowed else "it is read with provider: ray"
+                raise fault(f"{reads}, and provider is {self.provider}; leave it out", at=key)
+        return self
 
     @model_validator(mode="after")
     def _each_variable_once(self) -> Resources:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-ProviderName = Literal["local", "aws", "virtual"]
+ProviderName = Literal["local", "aws", "ray", "virtual"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,9 @@ class ProviderKind:
     """All instances are processes of this machine, which they share; they cost nothing."""
     is_rented: bool = False
     """Instances are rented from a cloud, which bills them, has prices and quotas, and sees no file of this machine."""
+    is_borrowed: bool = False
+    """Instances are nodes of a Ray cluster that was there before and stays: a release gives GPUs back, and Ray frees
+    those of a driver that died. It sees this machine's files only where both share a file system."""
     default_type: str | None = None
     """The instance type where none is named; None: one must be. Where instances are priced, it needs price_per_hour."""
     provision_s: float = 0.0
@@ -38,6 +41,16 @@ class ProviderKind:
     lease_interval_s: float = 2.0
     """Interval of renewals of its lease; a quarter of the lease, if that is shorter."""
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether instances are other machines, to which the trial's code is sent."""
+        return self.is_rented or self.is_borrowed
+
+    @property
+    def is_free(self) -> bool:
+        """Whether an instance costs nothing unless the file has a price."""
+        return self.is_this_machine or self.is_borrowed
+
 
 KINDS: Mapping[str, ProviderKind] = MappingProxyType(
     {
@@ -45,6 +58,10 @@ KINDS: Mapping[str, ProviderKind] = MappingProxyType(
         # torch, once for all of them). The type has one GPU.
         "local": ProviderKind(
             is_this_machine=True, default_type="local", provision_s=3.0, init_s=8.0, release_margin_s=3.0
+        ),
+        # The first worker of a node imports torch, and a group of free GPUs is placed at once.
+        "ray": ProviderKind(
+            is_borrowed=True, default_type="ray", provision_s=1.0, init_s=10.0, release_margin_s=30.0, lease_s=10.0
         ),
         "virtual": ProviderKind(is_simulated=True, default_type="virtual", release_margin_s=0.0),
         # The delays are a guess, which a measured profile replaces: booting (longer on bare metal and on p4, p5 and p6,

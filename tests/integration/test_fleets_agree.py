@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rubberband.cloud.provider import ClusterProvider, Head
+from rubberband.cloud.provider import INSTANCE_LABEL, ClusterProvider, Head
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.executor.core.events import Event, InstancePriced, InstanceRunning
 from rubberband.executor.ray import connection
@@ -50,7 +50,7 @@ END_S = 8000.0
 class Shown(VirtualProvider):
     """A virtual provider as a cluster's, whose head is not needed."""
 
-    look_s, remote, is_lent = 1.0, False, False
+    look_s, remote, is_lent, is_borrowed, node_label = 1.0, False, False, False, INSTANCE_LABEL
 
     def node(self, instance: str) -> str:
         return instance

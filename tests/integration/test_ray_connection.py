@@ -42,7 +42,7 @@ def head(address: str) -> Head:
 def test_a_silent_head_delays_no_other_instance(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answer = threading.Event(), threading.Event()
 
-    def never() -> dict[str, bool]:
+    def never(_label: str) -> dict[str, bool]:
         asked.set()
         answer.wait()
         return {"a": False}
@@ -55,7 +55,7 @@ def test_a_silent_head_delays_no_other_instance(calls: list[str], monkeypatch: p
         asked.wait()
         ours.leave()
         assert watching.result() == set()
-        monkeypatch.setattr(connection, "ray_nodes", lambda: {"b": False, "c": True})
+        monkeypatch.setattr(connection, "ray_nodes", lambda _label: {"b": False, "c": True})
         ours.open(head("second"))
         assert ours.dead_nodes() == {"b"}
         ours.close()
@@ -68,7 +68,7 @@ def test_it_disconnects_once_the_head_has_answered_and_asks_no_more(
 ) -> None:
     asked, answer = threading.Event(), threading.Event()
 
-    def slow() -> dict[str, bool]:
+    def slow(_label: str) -> dict[str, bool]:
         asked.set()
         answer.wait()
         calls.append("answer")

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription, NoRecordError
+from rubberband.cloud.provider import INSTANCE_LABEL, ClusterProvider, Head, InstanceDescription, NoRecordError
 from rubberband.errors import ProviderError
 from rubberband.executor.core.events import (
     Event,
@@ -46,6 +46,8 @@ class Breaking:
     look_s = 0.05
     remote = False
     is_lent = False
+    is_borrowed = False
+    node_label = INSTANCE_LABEL
 
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         """Rent it."""

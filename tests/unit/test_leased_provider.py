@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription
+from rubberband.cloud.provider import INSTANCE_LABEL, ClusterProvider, Head, InstanceDescription
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.executor.ray import fleet
@@ -53,6 +53,7 @@ class Cluster(VirtualProvider):
     """A virtual provider with a head."""
 
     device, remote, is_lent, look_s = "cpu", True, False, 5.0
+    is_borrowed, node_label = False, INSTANCE_LABEL
 
     def __init__(self, clock: VirtualClock) -> None:
         offer = Offer(instance_type="v", gpus=1, price_usd_per_hour=0.0, max_instances=8, provision_delay_s=0.0)

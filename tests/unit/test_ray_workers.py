@@ -35,7 +35,7 @@ def test_workers_start_at_the_first_look_at_a_place_that_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, remote: bool
 ) -> None:
     group: Any = WholeSeconds()
-    monkeypatch.setattr(module, "ray_nodes", lambda: {"a": True})
+    monkeypatch.setattr(module, "ray_nodes", lambda _label: {"a": True})
     monkeypatch.setattr(module, "placement_group", lambda *_, **__: group)
     monkeypatch.setattr(Workers, "_start", lambda _, place, gpu: (place, gpu))
     monkeypatch.setattr(Workers, "_warm_up", lambda *_: None)

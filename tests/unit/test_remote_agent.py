@@ -28,7 +28,7 @@ def agent_that_asks(
     monkeypatch.setattr(
         module, "ray", SimpleNamespace(remote=lambda _: posted, get=get, kill=lambda _: None), raising=True
     )
-    monkeypatch.setattr(module, "ray_nodes", lambda: {"a": True})
+    monkeypatch.setattr(module, "ray_nodes", lambda _label: {"a": True})
     return RemoteAgent(
         "a", until=lambda: 40.0, interval_s=0.05, logs=logs, log_limit_bytes=1000, on_notice=lambda: None
     )

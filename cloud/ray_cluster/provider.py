@@ -1,0 +1,322 @@
+"""A provider of an existing Ray cluster: an instance is a placement group, on one node.
+
+Ray's placement group is the claim, and Ray's job is the lease: the groups of a driver that died are removed within
+seconds. A group that waits for free GPUs is pending, and lets an autoscaler grow the cluster. Records below `directory`
+say what was asked for, and when it ran; the head says what lives. A driver that resumes reads both.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from rubberband.cloud.clock import elapsed_s, experiment_clock
+from rubberband.cloud.provider import NODE_LABEL, Head, HeadError, InstanceDescription, InstanceState
+from rubberband.cloud.ray_cluster.view import ClusterNode, require_versions, resolve, share, view
+from rubberband.cloud.ray_head.ray_node import answers
+from rubberband.errors import ProviderError
+from rubberband.files import make_directories, write_atomically
+from rubberband.spec.resources import Resources
+from rubberband.values.plan import Market
+
+_SILENCE_S = 5.0
+"""The head is taken for dead after this time without an answer."""
+_ANSWER_S = 30.0
+"""The longest wait for an answer of a head that accepts connections."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """Record of an instance; times are those of the experiment's clock."""
+
+    name: str
+    number: int
+    """Its place in the order of launch."""
+    requested_at: float
+    group: str = ""
+    """Ray's id of its placement group; empty: it was not made yet."""
+    node: str = ""
+    """Ray's id of its node; empty while it is pending."""
+    running_at: float | None = None
+    ended_at: float | None = None
+    reason: str = ""
+
+    def described(self, experiment: str) -> InstanceDescription:
+        state: InstanceState = "pending" if self.running_at is None else "running"
+        return InstanceDescription(
+            instance=self.name,
+            experiment=experiment,
+            state=state if self.ended_at is None else "terminated",
+            requested_at=self.requested_at,
+            running_at=self.running_at,
+            ended_at=self.ended_at,
+            reason=self.reason,
+        )
+
+
+class RayClusterProvider:
+    """Implements `rubberband.cloud.provider.ClusterProvider` on the cluster whose head is at `address`.
+
+    The process must be connected to the cluster from the first launch until `close`. Thread-safe.
+    """
+
+    remote = True
+    is_lent = False
+    is_borrowed = True
+    node_label = NODE_LABEL
+    look_s = 0.5
+
+    def __init__(
+        self,
+        experiment: str,
+        directory: Path,
+        address: str,
+        gpus_per_instance: int,
+        *,
+        run: str = "",
+        nodes: Sequence[ClusterNode] = (),
+        labels: Mapping[str, str] | None = None,
+        not_before: float = 0.0,
+    ) -> None:
+        """Take over `directory`, which has all records of the instances. `labels` are those of nodes to use.
+
+        `nodes` are those that are there; others may join. Where their GPUs are only counted, trials use the CPU.
+        """
+        self._experiment, self._run, self._address = experiment, run, address
+        self._directory = directory
+        make_directories(directory)
+        self.nodes = tuple(nodes)
+        has_cpus = bool(nodes) and all(node.cpus >= node.gpus for node in nodes)
+        bundle = {"GPU": 1.0, "CPU": 1.0} if has_cpus else {"GPU": 1.0}  # one CPU, as any Ray worker has
+        self._bundles = [bundle] * gpus_per_instance
+        self._labels = dict(labels or {})
+        self._mutex = threading.RLock()
+        self._groups: dict[str, Any] = {}
+        self._sick: set[str] = set()
+        """Ids of nodes that failed this driver; it asks for no other group on them."""
+        self._answered_at = elapsed_s()
+        is_cuda = bool(nodes) and all(node.accelerator for node in nodes)
+        self.device: Literal["cpu", "cuda"] = "cuda" if is_cuda else "cpu"
+        self.clock: Callable[[], float] = experiment_clock(directory, not_before=not_before)
+        self._records = self._load()
+
+    @classmethod
+    def open(
+        cls,
+        experiment: str,
+        directory: Path,
+        resources: Resources,
+        gpus_per_instance: int,
+        *,
+        run: str,
+        not_before: float = 0.0,
+    ) -> RayClusterProvider:
+        """Return the provider of the cluster that `resources` name.
+
+        Raises InputError if it does not answer, or if none of its nodes can be used.
+        """
+        address = resolve(resources.address)
+        found = view(address)
+        require_versions(found)
+        part = share(found, resources.model_copy(update={"gpus_per_instance": gpus_per_instance}))
+        return cls(
+            experiment,
+            directory,
+            address,
+            gpus_per_instance,
+            run=run,
+            nodes=part.nodes,
+            labels=resources.node_labels,
+            not_before=not_before,
+        )
+
+    def node(self, instance: str) -> str:
+        """Return Ray's id of the node of an instance; empty while it has none."""
+        with self._mutex:
+            return self._records[instance].node if instance in self._records else ""
+
+    def group(self, instance: str) -> Any:
+        """Return the placement group of an instance that was launched."""
+        with self._mutex:
+            return self._groups.get(instance)
+
+    def slowness(self, instance: str) -> float:
+        """Return 1: how busy a node is beside its GPUs is not known."""
+        return 1.0
+
+    def last_words(self, instance: str) -> str:
+        """Return nothing: an instance that is not ready has no log of its own."""
+        return ""
+
+    def renew_lease(self, until: float) -> None:
+        """Do nothing: Ray removes the groups of a driver that died."""
+
+    def head(self) -> Head | None:
+        """Return the head; None once it has not answered for a while."""
+        now = elapsed_s()
+        if answers(self._address):
+            self._answered_at = now
+        elif now - self._answered_at > _SILENCE_S:
+            return None
+        namespace = f"rubberband.{self._experiment}{self._run and f'.{self._run}'}"
+        return Head(address=self._address, temp_dir=None, environment={}, namespace=namespace)
+
+    def ensure_head(self) -> Head:
+        """Return the head. Raises HeadError if it does not answer."""
+        found = self.head()
+        if found is None:
+            raise HeadError(f"the Ray cluster at {self._address} does not answer; start it, then resume")
+        return found
+
+    def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
+        """Ask Ray for a placement group on one node, once for repeated calls. It is pending until a node has room.
+
+        Raises ProviderError if all nodes failed this driver before, or without a connection.
+        """
+        with self._mutex:
+            record = self._records.get(instance)
+            if record is None:
+                record = _Record(name=instance, number=len(self._records), requested_at=self.clock())
+                self._note(record)
+            if record.group or record.ended_at is not None:
+                return
+            group = self._ask(lambda: _make_group(self._bundles, self._selector(), f"{self._experiment}/{instance}"))
+            self._groups[instance] = group
+            self._note(replace(record, group=group.id.hex()))
+
+    def _selector(self) -> dict[str, str]:
+        if not self._sick:
+            return self._labels
+        return {**self._labels, NODE_LABEL: f"!in({','.join(sorted(self._sick))})"}
+
+    def describe(self) -> Sequence[InstanceDescription]:
+        """Return all instances, living or ended, in the order of launch.
+
+        Raises ProviderError without a connection to a head that answers.
+        """
+        with self._mutex:
+            if any(record.ended_at is None for record in self._records.values()):
+                self._look()
+            found = sorted(self._records.values(), key=lambda record: record.number)
+            return [record.described(self._experiment) for record in found]
+
+    def _look(self) -> None:
+        """Bring the records of living instances up to date."""
+        if self.head() is None:
+            self._end_all("the head of the Ray cluster ended")
+            return
+        table = self._ask(_tables)
+        for record in [record for record in self._records.values() if record.ended_at is None]:
+            group = table.get(record.group)
+            nodes = set(group["bundles_to_node_id"].values()) if group is not None else set()
+            if group is None or group["state"] == "REMOVED":
+                self._end(record, "its driver ended, and Ray took its GPUs back")
+            elif record.running_at is not None and (group["state"] != "CREATED" or nodes != {record.node}):
+                self._end(record, "its Ray node died")
+            elif group["state"] == "CREATED" and record.running_at is None:
+                self._note(replace(record, running_at=self.clock(), node=nodes.pop()))
+                self._groups.setdefault(record.name, self._group_of(record))
+
+    @staticmethod
+    def _group_of(record: _Record) -> Any:
+        from ray import PlacementGroupID
+        from ray.util.placement_group import PlacementGroup
+
+        return PlacementGroup(PlacementGroupID(bytes.fromhex(record.group)))
+
+    def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
+        """Give the GPUs of an instance back to Ray, and return its final status; idempotent.
+
+        With a `fault`, this driver asks for no other group on its node. Raises ProviderError if it was never launched.
+        """
+        with self._mutex:
+            record = self._records.get(instance)
+            if record is None:
+                raise ProviderError(f"instance {instance} was never launched in {self._directory}; nothing to release")
+            if fault and record.node:
+                self._sick.add(record.node)
+            if record.ended_at is None:
+                record = self._end(record, "")
+            return record.described(self._experiment)
+
+    def close(self) -> None:
+        """Give all GPUs back. Idempotent."""
+        with self._mutex:
+            self._end_all("")
+
+    def _end_all(self, reason: str) -> None:
+        for record in [record for record in self._records.values() if record.ended_at is None]:
+            self._end(record, reason)
+
+    def _end(self, record: _Record, reason: str) -> _Record:
+        """Remove its group, and note that it has ended. Raises ProviderError if a head that lives does not answer."""
+        if record.group and self.head() is not None and self._is_connected():
+            group = self._groups.get(record.name) or self._group_of(record)
+            self._ask(lambda: _remove_group(group))
+        ended = replace(record, ended_at=self.clock(), reason=reason)
+        self._note(ended)
+        return ended
+
+    def _is_connected(self) -> bool:
+        import ray
+
+        return bool(ray.is_initialized()) and ray.get_runtime_context().gcs_address == self._address
+
+    def _ask(self, call: Callable[[], _T]) -> _T:
+        """Return the answer of the head. A request that is pending when the head dies is never answered."""
+        if not self._is_connected():
+            raise ProviderError(f"this process is not connected to the Ray cluster at {self._address}")
+        answer: Future[_T] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(call())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, daemon=True, name="ray-cluster").start()
+        try:
+            return answer.result(_ANSWER_S)
+        except TimeoutError:
+            raise ProviderError(f"the Ray cluster at {self._address} did not answer in {_ANSWER_S:.0f} s") from None
+
+    def _note(self, record: _Record) -> None:
+        path = self._directory / f"{record.name}.instance.json"
+        write_atomically(path, json.dumps(asdict(record)).encode(), durable=True)
+        self._records[record.name] = record
+
+    def _load(self) -> dict[str, _Record]:
+        found = {}
+        for path in self._directory.glob("*.instance.json"):
+            record = _Record(**json.loads(path.read_text()))
+            found[record.name] = record
+        return found
+
+
+def _make_group(bundles: Sequence[Mapping[str, float]], selector: Mapping[str, str], name: str) -> Any:
+    from ray.util.placement_group import placement_group
+
+    selectors = [dict(selector)] * len(bundles) if selector else None
+    return placement_group(
+        [dict(bundle) for bundle in bundles], strategy="STRICT_PACK", name=name, bundle_label_selector=selectors
+    )
+
+
+def _remove_group(group: Any) -> None:
+    from ray.util.placement_group import remove_placement_group
+
+    remove_placement_group(group)
+
+
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    """Return id -> what Ray shows of a placement group, for all of the cluster."""
+    from ray.util.placement_group import placement_group_table
+
+    found: Mapping[str, Mapping[str, Any]] = placement_group_table()
+    return found

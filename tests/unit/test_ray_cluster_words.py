@@ -1,0 +1,106 @@
+"""The words of an experiment on an existing Ray cluster, and the part of the cluster that it gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rubberband.cloud.ray_cluster import view
+from rubberband.cloud.ray_cluster.view import ClusterNode, ClusterView, require_versions, share
+from rubberband.errors import InputError
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.pool import PoolFile
+from rubberband.spec.resources import Resources
+
+
+def cluster(*gpus: int, free: int = 0, labels: dict[str, str] | None = None) -> ClusterView:
+    nodes = tuple(
+        ClusterNode(
+            node=f"n{at}", address="10.0.0.5", gpus=size, free_gpus=free, cpus=8, accelerator="", labels=labels or {}
+        )
+        for at, size in enumerate(gpus)
+    )
+    return ClusterView(address="10.0.0.5:6379", nodes=nodes, ray_version="", python_version="")
+
+
+def resources(**words: Any) -> Resources:
+    return Resources(provider="ray", **words)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"provider": "ray", "address": "ray://head:10001"}, "Ray Client"),
+        ({"provider": "ray", "address": "head"}, "no address of a Ray cluster"),
+        ({"provider": "local", "address": "head:6379"}, "read with provider: ray"),
+        ({"provider": "aws", "node_labels": {"pool": "a100"}}, "read with provider: ray"),
+        ({"provider": "ray", "node_labels": {"pool": "in(a,b)"}}, "node_labels"),
+        ({"provider": "ray", "market": "spot"}, "a Ray cluster has none"),
+        ({"provider": "ray", "instance_type": "p3.8xlarge"}, "a Ray cluster has none"),
+        ({"provider": "ray", "region": "eu-west-1"}, "a Ray cluster has none"),
+    ],
+)
+def test_words_that_a_cluster_does_not_read_are_refused(words: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Resources(**words)
+
+
+def test_a_pool_is_not_made_of_a_ray_cluster() -> None:
+    with pytest.raises(ValueError, match="shares its nodes by itself"):
+        PoolFile(name="team", provider="ray", instances=2, gpus_per_instance=2)
+
+
+def test_words_of_a_journal_are_read_again() -> None:
+    search = {
+        "space": {"lr": {"type": "uniform", "lower": 0, "upper": 1}},
+        "scheduler": {"type": "sha", "num_samples": 4, "max_t": 4, "reduction_factor": 2},
+        "metric": "loss",
+        "mode": "min",
+    }
+    resources = {"provider": "ray", "address": "head:6379", "node_labels": {"pool": "a100"}}
+    experiment = Experiment(name="a", search=search, resources=resources)
+    assert Experiment(**experiment.to_words()) == experiment
+
+
+def test_an_instance_has_the_commonest_number_of_gpus() -> None:
+    found = share(cluster(8, 4, 4, 0, free=1), resources())
+    assert (found.gpus_per_instance, found.fitting) == (4, 4)
+    assert found.line == "10.0.0.5:6379: 1 node x 8 GPUs + 2 nodes x 4 GPUs, 3 free now"
+
+
+def test_an_instance_may_be_a_part_of_a_node() -> None:
+    assert share(cluster(4, 4), resources(gpus_per_instance=2)).fitting == 4
+
+
+@pytest.mark.parametrize(
+    ("found", "words", "reason"),
+    [
+        (cluster(0, 0), {}, "has no GPUs on its 2 nodes"),
+        (cluster(4, labels={"pool": "b"}), {"node_labels": {"pool": "a"}}, "with labels pool=a"),
+        (cluster(4, 2), {"gpus_per_instance": 8}, "more than a node"),
+    ],
+)
+def test_a_cluster_without_such_nodes_is_refused(found: ClusterView, words: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        share(found, resources(**words))
+
+
+def test_other_versions_are_refused_with_the_fix() -> None:
+    other = ClusterView(address="a:1", nodes=(), ray_version="2.1.0", python_version="")
+    with pytest.raises(InputError, match=r"pip install ray==2.1.0"):
+        require_versions(other)
+    other = ClusterView(address="a:1", nodes=(), ray_version="", python_version="3.9.1")
+    with pytest.raises(InputError, match=r"runs Python 3.9.1"):
+        require_versions(other)
+
+
+def test_a_cluster_that_is_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="no Ray cluster answers"):
+        view.view("127.0.0.1:1")
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(InputError, match="Ray Client"):
+        view.resolve("auto")
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert view.resolve("auto") == "head:6379"
+    assert view.resolve("other:6379") == "other:6379"
