@@ -34,6 +34,8 @@ PLACES = {
 CHECKPOINT_PLACE = "${checkpoint}"
 _PLACE = re.compile(r"\$\$|\$\{([^}]*)\}")
 _ARGS = "${args}"
+_LONE = re.compile(r"([\w.+~-]+=)?\$\{[^}]*\}")
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*")
 _PLAIN = re.compile(r"""[^\s'"\\]+""")
 """Words that are split from a text as they are."""
 _OF_A_SHELL = re.compile(
@@ -75,14 +77,22 @@ class ProgramCommand:
     def line(self, values: Mapping[str, Any], places: Mapping[str, str]) -> list[str]:
         """Return the words to start, with the configuration's `values` and the `places` of one start.
 
-        Raises InputError for a parameter that this configuration lacks.
+        A word that is only a parameter that this configuration lacks, as a conditional one may be, is left out with the
+        option before it; so is `--name=${name}`. Raises InputError for such a parameter within another word.
         """
         found = list[str]()
-        for word in self.words:
+        for before, word in zip(("", *self.words), self.words, strict=False):
             if word == _ARGS:
                 found += [f"--{name}={text_of(value)}" for name, value in values.items()]
-            else:
+            elif all(name in places or name in values for name in named(word)):
                 found.append(_PLACE.sub(lambda match: _filled(match, values, places), word))
+            elif (lone := _LONE.fullmatch(word)) is None:
+                raise InputError(
+                    f"entrypoint.command: this configuration lacks a parameter of {shown(word)}; write it as a word "
+                    "of its own, such as --name=${name}, or write ${args}"
+                )
+            elif lone[1] is None and _OPTION.fullmatch(before):
+                found.pop()
         return found
 
 
@@ -95,11 +105,7 @@ def _filled(match: re.Match[str], values: Mapping[str, Any], places: Mapping[str
     name = match[1]
     if name is None:
         return "$"
-    if name in places:
-        return places[name]
-    if name not in values:
-        raise InputError(f"entrypoint.command: this configuration has no {name}; write ${{args}} for those that it has")
-    return text_of(values[name])
+    return places[name] if name in places else text_of(values[name])
 
 
 def words_of(command: str | Sequence[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import rubberband
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
+from rubberband.spec.program import Program
 from rubberband.values.command import ProgramCommand, ambiguous, check_names, metrics_in, unused, words_of
 
 PLACES = {"checkpoint": "/run/out", "max_t": "9"}
@@ -30,6 +31,19 @@ def test_a_command_without_places_gets_all_parameters() -> None:
     command = ProgramCommand(words=words_of("python train.py"))
     values = {"lr": 0.1, "big": True, "name": "a b", "layers": [1, 2], "none": None}
     assert command.line(values, {})[2:] == ["--lr=0.1", "--big=true", "--name=a b", "--layers=[1, 2]", "--none=null"]
+
+
+def test_a_parameter_that_the_configuration_lacks_is_left_out_with_its_option() -> None:
+    text = "python train.py --optimizer ${optimizer} --momentum ${momentum} --nesterov=${nesterov} ${amp} a=${damp}"
+    command = Program(command=text).to_plain()
+    assert command.line({"optimizer": "adam"}, {}) == ["python", "train.py", "--optimizer", "adam"]
+    every = {"optimizer": "sgd", "momentum": 0.5, "nesterov": True, "amp": "--amp", "damp": 1}
+    assert command.line(every, {})[2:] == [
+        "--optimizer", "sgd", "--momentum", "0.5", "--nesterov=true", "--amp", "a=1"
+    ]  # fmt: skip
+    within = Program(command=["bash", "-c", "python train.py --momentum ${momentum}"]).to_plain()
+    with pytest.raises(InputError, match=r"this configuration lacks a parameter of .*; write it as a word of its own"):
+        within.line({"optimizer": "adam"}, {})
 
 
 def test_two_dollars_are_one() -> None:
