@@ -87,13 +87,12 @@ def test_a_page_whose_stream_is_refused_for_a_while_resumes(
     browser: Any, address: str, store: Store, feed: EventFeed
 ) -> None:
     _, text = Tokens(store).create("anna", "read")
-    with visiting(browser, address) as visit:
-        page = visit.open("/")
+    with visiting(browser, address) as first, visiting(browser, address) as visit:
+        page, other = first.open("/"), visit.open("/")
         with page.expect_response(re.compile("/v1/events")):
             sign_in(page, text)
-        other = page.context.new_page()
         with other.expect_response(lambda answer: "/v1/events" in answer.url and answer.status == 429):
-            other.goto(address)
+            sign_in(other, text)
         with other.expect_response(lambda answer: "/v1/events" in answer.url and answer.status == 200):
             page.close()
         add(store, "another")

@@ -1,5 +1,6 @@
 // One experiment's page, kept up to date while it runs.
-import { follow, refresh } from "./live.js";
+import { follow } from "./events.js";
+import { refresh } from "./live.js";
 import { keepFigure, showFigures } from "./experiment_charts.js";
 import { offerActions } from "./experiment_actions.js";
 import { followLog } from "./experiment_log.js";
@@ -95,6 +96,7 @@ toCurrentStage();
 showFigures(JSON.parse(document.getElementById("figures").textContent)).then(importance);
 offerActions(name, acted);
 const log = followLog(name);
-follow(`/v1/events?experiment=${name}&after=${live.dataset.after}`, () => Promise.all([changed(), log.more()]));
+const { after } = live.dataset;
+follow({ after, experiment: name, wanted: isActive, changed: () => Promise.all([changed(), log.more()]) });
 setInterval(timePassed, 5000);
 document.addEventListener("visibilitychange", seen);

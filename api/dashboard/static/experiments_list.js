@@ -1,5 +1,6 @@
 // The list of experiments, kept up to date; times of day age by themselves.
-import { follow, refresh, say } from "./live.js";
+import { follow } from "./events.js";
+import { refresh, say } from "./live.js";
 
 const list = document.getElementById("experiments");
 const search = document.getElementById("search");
@@ -42,7 +43,7 @@ search.addEventListener("input", () => {
 list.addEventListener("change", count);
 count();
 
-follow(`/v1/events?after=${list.dataset.after}`, again);
+follow({ after: list.dataset.after, changed: again });
 setInterval(() => { if (!document.hidden) again(); }, 30000);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) again(); });
 

@@ -1,43 +1,4 @@
-// What keeps a page up to date: the service's events, and parts of the page that are fetched again.
-
-// Calls `changed(events)` soon after events came, at most once in `pause_ms`. A stream that was cut goes on from where
-// it was; who was signed out meanwhile is asked to sign in.
-export function follow(address, changed, pause_ms = 1000) {
-  const place = new URL(address, window.location.href);
-  let source = null;
-  let refusals = 0;
-  let waiting = [];
-  let timer = null;
-  const tell = async () => {
-    const events = waiting;
-    waiting = [];
-    try {
-      await changed(events);
-    } finally {
-      timer = waiting.length ? setTimeout(tell, pause_ms) : null;
-    }
-  };
-  const heard = (message) => {
-    place.searchParams.set("after", message.lastEventId);
-    waiting.push({ kind: message.type, id: message.lastEventId, data: message.data });
-    timer ??= setTimeout(tell, document.hidden ? pause_ms * 5 : Math.min(pause_ms, 150));
-  };
-  // What is cut off a browser opens again by itself; not so what is refused.
-  const lost = async () => {
-    if (source.readyState !== EventSource.CLOSED) return;
-    refusals += 1;
-    const status = await fetch(place, { method: "HEAD" }).then((answer) => answer.status, () => 0);
-    if (status === 401 || status === 410) window.location.reload(); // signed out, or away for too long
-    else setTimeout(open, Math.min(30000, 1000 * 2 ** refusals) * (0.75 + Math.random() / 2));
-  };
-  const open = () => {
-    source = new EventSource(place);
-    source.addEventListener("open", () => { refusals = 0; });
-    source.addEventListener("error", lost);
-    for (const kind of document.body.dataset.kinds.split(" ")) source.addEventListener(kind, heard);
-  };
-  open();
-}
+// What keeps a page up to date: parts of it that are fetched again.
 
 // Puts what the service renders now into `element`. Nodes that are the same stay, and with them focus and selection.
 export async function refresh(element, address) {
