@@ -88,6 +88,8 @@ class ProfilingLimits:
     """Iterations that the job trains one after another: measuring then trains for a tenth of their time. It leaves out
     further trials first, then iterations after the first timed one, then numbers of GPUs between the smallest and the
     largest. None: all is measured."""
+    least_iterations: int = 1
+    """Iterations that are timed at least: 2 where a start passes within the first one, which shows it alone."""
     iteration_s: float | None = None
     """The longest silence of a trial that trains. None: `first_s`, then ten times the slowest iteration so far, but at
     least `shortest_s`."""
@@ -294,14 +296,15 @@ class ProfilingSession:
             number = int(min(iterations, left_s / each_s if each_s > 0.0 else iterations))
             if blocks and (number < _FEWEST_MORE or len(blocks) == _MOST_BLOCKS):
                 break
+            number = max(self._limits.least_iterations, number)
             try:
-                blocks.append(self._train(self._timed, self.done, self.done + max(1, number), "time"))
+                blocks.append(self._train(self._timed, self.done, self.done + number, "time"))
             except Stopped as reason:
                 if not blocks:
                     raise
                 self.stopped = reason
                 break
-            self.done += max(1, number)
+            self.done += number
             going = {trial: gangs[trial] for trial in blocks[-1] if trial not in self._over}
             is_over, self._timed = len(going) < len(self._timed), going
             times = [_iterations(instants) for instants in blocks[-1].values() if len(instants) > 2]

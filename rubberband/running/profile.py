@@ -241,6 +241,8 @@ def measure_profile(
     limits = experiment.planning_constraints(time.time(), rented.gpus)
     num_instances = _num_instances(experiment, rented, limits)
     bounds = _profiling_limits(experiment, rented, num_instances, limits)
+    if entrypoint.command is not None or not isinstance(entrypoint.load(), type):  # each start is an iteration's begin
+        bounds = replace(bounds, least_iterations=2)
     if briefly and is_sized:  # a search sized to its limits is as long as they allow
         bounds = replace(bounds, job_iterations=_job_iterations(experiment, rented, limits))
     began_s, training = elapsed_s(), experiment.training

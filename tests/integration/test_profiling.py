@@ -86,6 +86,15 @@ def test_a_short_job_is_measured_for_a_tenth_of_its_time(
     assert any("speeds with 2 GPUs are interpolated" in line for line in measured.remarks) == (2 not in gpus)
 
 
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_trial_whose_start_passes_within_an_iteration_is_timed_for_one_more(least: int) -> None:
+    slow = replace(PROFILE, seconds_per_iteration={1: 300.0})
+    backend = VirtualBackend("profiling", OFFER, slow, metric="loss")
+    limits = ProfilingLimits(job_iterations=2.0, least_iterations=least)
+    measured = measure(backend, gpus_per_instance=2, instances=1, limits=limits)
+    assert len(measured.points[0].timed[0].iterations_s) == least
+
+
 def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
     points: list[Point] = []
     backend = virtual()
