@@ -20,7 +20,6 @@ REFUSED = {
     "push_to_hub": "every trial would be uploaded; push what result.load_best() returns",
     "resume_from_checkpoint": "a trial resumes from its own checkpoint; leave it out",
     "save_only_model": "it saves no optimizer, so a trial cannot resume; leave it out",
-    "save_steps": "a checkpoint ends an iteration; use steps_per_iteration of fit()",
 }
 """Arguments of a Trainer that must have their defaults -> why, and what to do instead."""
 
@@ -62,7 +61,7 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         raise ValueError(f"steps_per_iteration={steps_per_iteration} is below 1; give the steps of an iteration")
     with tempfile.TemporaryDirectory(prefix="rubberband-trainer-") as folder:
         trainer.args.output_dir = folder
-        trainer.args.save_strategy = "no"
+        _leave_out_own_saves(trainer.args)
         trainer.args.restore_callback_states_from_checkpoint = True
         _leave_out_best_model(trainer.args)
         resumed = trainer_files.resumed_in(Path(folder) / "resumed")
@@ -85,8 +84,6 @@ def _check_arguments(args: Any) -> None:
     for name, remedy in REFUSED.items():
         if name in defaults and getattr(args, name) != defaults[name]:
             raise ValueError(f"{name}={getattr(args, name)} has no place in a trial: {remedy}")
-    if str(getattr(args.save_strategy, "value", args.save_strategy)) == "best":
-        raise ValueError(f"save_strategy=best has no place in a trial: {_OWN}")
 
 
 def _leave_out_best_model(args: Any) -> None:
@@ -96,6 +93,18 @@ def _leave_out_best_model(args: Any) -> None:
         trainer_files.remark(
             "load_best_model_at_end=True has no effect in a trial, whose checkpoint is that of its latest iteration"
         )
+
+
+def _leave_out_own_saves(args: Any) -> None:
+    """Let the Trainer save at the end of each iteration alone. The default strategy is every 500 steps."""
+    strategy, default = str(getattr(args.save_strategy, "value", args.save_strategy)), type(args).save_steps
+    if strategy == "best" or (strategy == "steps" and args.save_steps != default):
+        asked = strategy if strategy == "best" else f"steps with save_steps={args.save_steps:g}"
+        trainer_files.remark(
+            f"save_strategy={asked} has no effect in a trial, which keeps a checkpoint of each iteration; for shorter "
+            "iterations give fit() steps_per_iteration"
+        )
+    args.save_strategy = "no"
 
 
 def _state_file(folder: Path, rank: int, num_workers: int) -> Path:

@@ -39,7 +39,7 @@ logging_nan_inf_filter logging_steps logging_strategy lr_scheduler_kwargs lr_sch
 max_steps metric_for_best_model neftune_noise_alpha num_train_epochs optim optim_args optim_target_modules
 output_dir parallelism_config per_device_eval_batch_size per_device_train_batch_size prediction_loss_only
 project remove_unused_columns report_to restore_callback_states_from_checkpoint run_name save_on_each_node
-save_strategy save_total_limit seed skip_memory_metrics tf32 torch_compile torch_compile_backend
+save_steps save_strategy save_total_limit seed skip_memory_metrics tf32 torch_compile torch_compile_backend
 torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id
 train_sampling_strategy use_cache use_cpu use_liger_kernel warmup_steps weight_decay
 """
@@ -215,10 +215,10 @@ def test_a_callback_that_stops_the_trainer_ends_the_trial_and_its_patience_goes_
     [
         ({"push_to_hub": True}, "push_to_hub=True has no place in a trial: every trial would be uploaded"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size=True has no place in a trial"),
-        ({"save_steps": 100}, "save_steps=100 has no place in a trial: a checkpoint ends an iteration"),
-        ({"save_strategy": "best", "metric_for_best_model": "loss"}, "save_strategy=best has no place in a trial"),
         ({"resume_from_checkpoint": "here"}, "resume_from_checkpoint=here has no place in a trial"),
         ({"save_strategy": "epoch", "save_total_limit": 2, "output_dir": "there"}, ""),
+        ({"save_steps": 100}, ""),
+        ({"save_strategy": "best", "metric_for_best_model": "loss"}, ""),
     ],
 )
 def test_an_argument_without_effect_is_refused_by_its_name(words, line):
@@ -240,6 +240,34 @@ def test_a_trainer_that_would_load_its_best_model_stops_early_as_on_its_own(stor
     items = run(with_early_stopping, store, until_iterations=3)
     assert [item.ended for item in items[1:]] == [False, True]
     assert "load_best_model_at_end=True has no effect in a trial" in capfd.readouterr().err
+
+
+def saving_by_steps(config):
+    fit(trainer(config, save_strategy="steps", save_steps=1))
+
+
+def evaluating(config):
+    fit(trainer(config, eval_strategy="epoch", metric_for_best_model="loss"))
+
+
+def saving_the_best(config):
+    fit(trainer(config, eval_strategy="epoch", save_strategy="best", metric_for_best_model="loss"))
+
+
+@pytest.mark.parametrize(
+    ("function", "usual", "words"),
+    [
+        (saving_by_steps, train, "save_strategy=steps with save_steps=1 has no effect"),
+        (saving_the_best, evaluating, "save_strategy=best has no effect"),
+    ],
+)
+def test_saves_between_iterations_are_left_out_and_a_trial_resumes_as_without_them(
+    store, capfd, function, usual, words
+):
+    whole, found = run(usual, store), run(function, store, until_iterations=1)
+    assert words in capfd.readouterr().err
+    rest = run(function, store, from_iterations=1, checkpoint=found[-1].checkpoint)
+    assert losses(found) + losses(rest) == losses(whole)
 
 
 def test_every_argument_of_a_trainer_is_known():
