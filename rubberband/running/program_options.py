@@ -28,6 +28,8 @@ from rubberband.values.command import PLACES, launcher_of, metrics_in, words_of
 LIMIT_S = 60.0
 """Time until a program parses its arguments; its imports may take long."""
 _OTHER_PARSERS = ("click", "typer", "fire", "hydra", "jsonargparse", "tyro", "absl", "docopt", "simple_parsing")
+_BOOL_OF_TRAINER = "string_to_bool"
+"""Name of the type that HfArgumentParser gives to its options that are true or false."""
 _ROLES = (
     (r"((max|num|n|total|train)_)*epochs?", "${max_t}"),
     (r"seed", "${seed}"),
@@ -42,9 +44,19 @@ _FIXED = re.compile(
     r"(.*_)?(seed|workers|interval|freq|frequency|every|port|rank|world_size|gpus?|nodes?|machines|devices?|verbose|"
     r"verbosity|threads|procs|processes|version|cache|timeout|limit|backend|host|cuda|mps|precision|dtype|dataset|data|"
     r"task|split|mode|name|tags?|project|steps|strategy|debug|local_rank|prefetch|folds?)|(log|print|save|eval|test|val|"
-    r"cache|data|wandb|ddp|fsdp|hub|push|report|tensorboard|dry|use_cpu|no)_.*"
+    r"cache|data|wandb|ddp|fsdp|hub|push|report|tensorboard|dry|use_cpu|per_(device|gpu)_eval|no)_.*"
 )
 """Names of options that no search changes."""
+_OUTPUT = re.compile(r"(.*_)?(out|output|save|work)_?(dir|folder|path)|out|output|workdir")
+"""Names of options with the place to which a program writes."""
+_OF_TRAINER = {
+    "do_train": (),
+    "do_eval": (),
+    "eval_strategy": ("epoch",),
+    "evaluation_strategy": ("epoch",),
+    "save_strategy": ("epoch",),
+}
+"""Option of the Trainer of transformers -> its value, for an iteration that is an epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +80,15 @@ class ProgramOption:
         return max(self.flags, key=len, default="")
 
     @property
+    def is_switch(self) -> bool:
+        """Whether it takes a text that stands for true or false."""
+        return self.kind == "StoreAction" and (self.type == "bool" or isinstance(self.default, bool))
+
+    @property
     def is_tunable(self) -> bool:
         """Whether it is one value that a search may change, as far as its name says."""
         is_value = self.kind == "BooleanOptionalAction" or (self.kind == "StoreAction" and self.takes_one)
-        if not is_value or self.type == "bool" or self.name in PLACES or _FIXED.fullmatch(self.name.lower()):
+        if not is_value or self.is_switch or self.name in PLACES or _FIXED.fullmatch(self.name.lower()):
             return False
         return self.choices is not None or isinstance(self.default, int | float) or self.type in ("int", "float")
 
@@ -147,10 +164,16 @@ def _with_options(found: ProgramFindings, words: Sequence[str], options: Sequenc
     has_positionals = sum(not word.startswith("-") for word in words) >= 2 + positionals
     command, parameters, remarks, epochs = list(words), list[ProgramOption](), list(found.remarks), None
     missing = list[str]()
+    is_trainer = any(option.type == _BOOL_OF_TRAINER for option in options)
     for option in options:
-        if given & set(option.flags) or (not option.flags and has_positionals):
-            continue
         place = _place(option)
+        if given & set(option.flags) or (not option.flags and has_positionals):
+            if place == "${checkpoint}" and option.flags and _OUTPUT.fullmatch(option.name.lower()):
+                remarks += _own_folder(command, option)
+            continue
+        if is_trainer and option.name in _OF_TRAINER:
+            command += [option.flag, *_OF_TRAINER[option.name]]
+            continue
         if place is not None and option.flags:
             command += [option.flag, place]
             if place == "${max_t}" and isinstance(option.default, int | float):
@@ -184,6 +207,20 @@ def _with_options(found: ProgramFindings, words: Sequence[str], options: Sequenc
     )
 
 
+def _own_folder(command: list[str], option: ProgramOption) -> list[str]:
+    """Let a folder in the command, which trials would share, be `${checkpoint}`; return a remark on it."""
+    for at, word in enumerate(command):
+        flag, is_one_word, value = word.partition("=")
+        if flag not in option.flags:
+            continue
+        value = value if is_one_word else "".join(command[at + 1 : at + 2])
+        if "$" in value or Path(value).suffix:
+            break
+        command[at + (not is_one_word)] = f"{flag}=${{checkpoint}}" if is_one_word else "${checkpoint}"
+        return [f"{flag} {value} is ${{checkpoint}} now: all trials would write into {value}"]
+    return []
+
+
 def _place(option: ProgramOption) -> str | None:
     """Return the place that fills an option; None if none does."""
     if option.kind != "StoreAction" or not option.takes_one or option.choices is not None:
@@ -203,6 +240,10 @@ def _switch(option: ProgramOption) -> str | None:
         return None
     if option.type == "bool":
         return f"{option.flag} has type=bool, which reads every text as true: it is left out"
+    if option.is_switch and option.type != _BOOL_OF_TRAINER:
+        return f"{option.flag} is true or false: add it to the command if it is wanted"
+    if re.match("--no[-_]", option.flag):
+        return None
     if option.kind in ("StoreTrueAction", "StoreFalseAction"):
         return (
             f"{option.flag} takes no value, so that no parameter stands for it: add it to the command if it is wanted"
@@ -304,6 +345,10 @@ def _metrics(sources: Sequence[str]) -> tuple[list[str], bool]:
     ]
     if reported:
         return list(dict.fromkeys(reported)), False
+    if any(_name_of(call.func) in ("Trainer", "Seq2SeqTrainer", "HfArgumentParser") for call in calls) and any(
+        re.search(r"^\s*(from|import) transformers\b", text, re.MULTILINE) for text in sources
+    ):
+        return ["eval_loss"], True  # which the Trainer prints after each evaluation
     printed = [
         name
         for call in calls

@@ -99,11 +99,72 @@ def test_options_become_parameters_and_places_without_training(here: Path) -> No
 
 
 def test_words_that_are_given_stay_as_they_are() -> None:
-    experiment = written(MNIST, "python train.py --lr 0.5 --out=here --momentum=0.8")
+    experiment = written(MNIST, "python train.py --lr 0.5 --save-model=here.pt --momentum=0.8")
     assert isinstance(experiment.entrypoint, Program)
     command = experiment.entrypoint.command
-    assert str(command).startswith("python train.py --lr 0.5 --out=here --momentum=0.8 --epochs ${max_t}")
+    assert str(command).startswith("python train.py --lr 0.5 --save-model=here.pt --momentum=0.8 --epochs ${max_t}")
     assert {"lr", "momentum"}.isdisjoint(experiment.search.space)
+
+
+@pytest.mark.parametrize(
+    ("given", "made"), [("--out here", "--out ${checkpoint}"), ("--out=here", "--out=${checkpoint}")]
+)
+def test_a_folder_that_trials_would_share_becomes_that_of_each(given: str, made: str) -> None:
+    found = found_in(MNIST, f"python train.py {given} --lr 0.5")
+    assert " ".join(found.words).startswith(f"python train.py {made} --lr 0.5 --epochs ${{max_t}}")
+    assert "--out here is ${checkpoint} now: all trials would write into here" in found.remarks
+
+
+RUN_GLUE = """
+import logging
+from dataclasses import dataclass, field
+from transformers import HfArgumentParser, Trainer, TrainingArguments, set_seed
+
+@dataclass
+class DataTrainingArguments:
+    task_name: str | None = field(default=None)
+    max_seq_length: int = field(default=128)
+    pad_to_max_length: bool = field(default=True)
+
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(metadata={"help": "where the model is"})
+    use_fast_tokenizer: bool = field(default=True)
+
+def main():
+    parser = HfArgumentParser((ModelArguments, DataTrainingArguments, TrainingArguments))
+    model_args, data_args, training_args = parser.parse_args_into_dataclasses()
+    open("trained", "w").close()
+    logging.info(f"Sample {1} of the training set: {data_args}.")
+    Trainer(model=None, args=training_args).train()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("out", [" --output_dir out", ""])
+def test_a_script_with_the_parser_of_transformers_has_the_metric_and_the_epochs_of_its_trainer(out: str) -> None:
+    pytest.importorskip("transformers")
+    experiment = written(RUN_GLUE, f"python train.py --model_name_or_path bert{out}")
+    assert not Path("trained").exists()
+    assert isinstance(experiment.entrypoint, Program)
+    words = str(experiment.entrypoint.command).split()
+    options = {word: words[at + 1] for at, word in enumerate(words[:-1])}
+    assert options["--output_dir"] == "${checkpoint}"
+    assert options["--num_train_epochs"] == "${max_t}"
+    assert (options["--eval_strategy"], options["--save_strategy"]) == ("epoch", "epoch")
+    assert {"--do_train", "--do_eval"} < {*words}
+    assert (experiment.entrypoint.metrics, experiment.search.metric, experiment.search.mode) == (
+        "stdout",
+        "eval_loss",
+        "min",
+    )
+    assert {"learning_rate", "per_device_train_batch_size"} < experiment.search.space.keys()
+    assert not {"auto_find_batch_size", "per_device_eval_batch_size"} & experiment.search.space.keys()
+    text = Path("experiment.yaml").read_text()
+    assert "takes no value" not in text
+    assert ("--output_dir out is ${checkpoint} now" in text) == bool(out)
 
 
 def test_a_required_option_is_asked_for() -> None:
