@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rubberband.errors import InputError
+from rubberband.errors import EntrypointError, InputError
 from rubberband.executor.ray.code import unsent
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.planning.feasible import PricesAndQuotas
@@ -26,7 +26,17 @@ def require_sent(experiment: Experiment, entrypoint: Entrypoint) -> None:
 
 
 def with_unsent(prices: PricesAndQuotas, experiment: Experiment, entrypoint: Entrypoint | None) -> PricesAndQuotas:
-    """Add a remark if rented instances would not get the code that they need."""
-    if entrypoint is None or not (why := unsent_of(experiment, entrypoint)):
+    """Add a remark if rented instances would not get the code that they need, or a program is nowhere."""
+    if entrypoint is None or not (why := _missing(experiment, entrypoint) or unsent_of(experiment, entrypoint)):
         return prices
     return replace(prices, notes=(*prices.notes, f"a run is refused now: {why}."))
+
+
+def _missing(experiment: Experiment, entrypoint: Entrypoint) -> str:
+    """Return that a program for rented instances is neither here nor named by a path; empty if it may be there."""
+    if entrypoint.command is not None and experiment.resources.kind.is_rented:
+        try:
+            entrypoint.check(1, elsewhere=True)
+        except EntrypointError as error:
+            return str(error)
+    return ""
