@@ -221,3 +221,35 @@ def test_a_service_promises_two_experiments_a_pool_on_ec2_and_both_end_in_time(t
     assert not any(is_late(row) for row in rows.values())
     results = [team.whole(name) for name in names]
     assert len(team.machines()) == len(team.holds_the_bill(*results)) <= 2
+
+
+PROGRAM = """
+import os, pathlib, sys, time
+from words import WORDS
+
+out, until = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+begin = int((out / "n").read_text()) if (out / "n").exists() else 0
+print(WORDS, "token", os.environ.get("HF_TOKEN"), "data", os.environ.get("DATA"), flush=True)
+for iteration in range(begin + 1, until + 1):
+    time.sleep(1.8)
+    (out / "n").write_text(str(iteration))
+    print(f"accuracy={iteration}", flush=True)
+"""
+
+
+def test_programs_of_two_experiments_have_their_own_files_and_secrets_on_a_warm_instance(team: Team) -> None:
+    folder, environment = team.command_line.folder, team.command_line.environment
+    (folder / "train.py").write_text(PROGRAM)
+    environment["HF_TOKEN"] = "hf_aVery$ecret/token"
+    team.up()
+    results, logs = [], []
+    for name, given in (("a", ("resources.secrets=[HF_TOKEN]", "resources.env={DATA: /a}")), ("b", ())):
+        (folder / "words.py").write_text(f'WORDS = "the words of {name}"\n')
+        entrypoint = "entrypoint={command: 'python train.py ${checkpoint} ${max_t}', metrics: stdout}"
+        results.append(team.result_of(name, team.start(name, SHORT, entrypoint, *given)))
+        logs.append(team.command_line.shows("logs", name))
+    assert "the words of a token *** data /a" in logs[0]
+    assert "the words of b token None data None" in logs[1]
+    assert [loan["was_warm"] for loan in team.snapshot()["loans"]] == [False, True]
+    assert team.machines() == ["m1"]
+    team.holds_the_bill(*results)
