@@ -33,6 +33,7 @@ from rubberband.cloud.aws.calls import (
 )
 from rubberband.cloud.aws.client import age, described, instances, type_facts, why_not_started
 from rubberband.cloud.aws.errors import FAILURES, code_of, ignoring, in_one_line, verdict
+from rubberband.cloud.aws.handover import delete_secrets, put_secrets
 from rubberband.cloud.aws.images import choose_image
 from rubberband.cloud.aws.installing import what_to_install
 from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place
@@ -386,11 +387,13 @@ class RemoteHead:
 
     session: AwsSession
     instance_id: str
+    owner: str
     store: str
     """s3:// address below which long answers and copies of its home go."""
     on_month: Callable[[float, float, bool], None] = lambda usd, open_usd, has_ended: None
     """Is called with the month's bill of the head's home, what it may still spend, and whether a run has ended."""
     waiting: Waiting = field(default_factory=Waiting)
+    clock: Callable[[], float] = time.time
 
     def wait_until_ready(self, announce: Callable[[str], None]) -> str:
         """Wait until the head is reached and set up; `announce` gets each line of its progress once.
@@ -435,11 +438,23 @@ class RemoteHead:
             raise ProviderError(f"the head {self.instance_id} cannot be brought up to date: {out.strip()[:300]}")
         return self.wait_until_ready(announce)
 
-    def start(self, name: str, words: list[str], packed: str | None, made_of: str) -> str:
-        """Start `rubberband WORDS` as a unit that outlives this process, and return its key. Raises ProviderError, also
-        if the head is not `made_of` that any more."""
+    def start(self, name: str, words: list[str], packed: str | None, made_of: str, secrets: str = "") -> str:
+        """Start `rubberband WORDS` as a unit that outlives this process, and return its key.
+
+        `secrets`: its variables, packed (`handover`). Raises ProviderError, also if the head is not `made_of` that any
+        more.
+        """
         key = uuid.uuid4().hex
-        self._call("start", key=key, name=name, words=words, packed=packed, made_of=made_of)
+        if not secrets:
+            self._call("start", key=key, name=name, words=words, packed=packed, made_of=made_of)
+            return key
+        parameter = put_secrets(self.session, self.owner, key, secrets, clock=self.clock)
+        try:
+            self._call("start", key=key, name=name, words=words, packed=packed, made_of=made_of, secrets=parameter)
+        except BaseException:
+            with suppress(*FAILURES):  # it expires
+                delete_secrets(self.session, parameter)
+            raise
         return key
 
     def look(self, name: str, key: str | None, offset: int) -> Seen:

@@ -20,8 +20,10 @@ import uuid
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from rubberband.cloud.aws.client import open_session
+from rubberband.cloud.aws.handover import take_secrets
 from rubberband.cloud.aws.network import own_place
 from rubberband.cloud.aws.s3 import S3Folder
 from rubberband.errors import InputError, RubberbandError
@@ -41,11 +43,19 @@ def folder() -> Path:
     return Path(f"{os.environ.get('RUBBERBAND_ROOT', '')}/opt/rubberband")
 
 
-def start(*, key: str, name: str, words: list[str], packed: str | None, made_of: str | None = None) -> dict[str, Any]:
+def start(
+    *,
+    key: str,
+    name: str,
+    words: list[str],
+    packed: str | None,
+    made_of: str | None = None,
+    secrets: str | None = None,
+) -> dict[str, Any]:
     """Start `rubberband WORDS` in the folder of experiment `name`, which it fetches from the s3:// address `packed`.
 
-    It outlives the call. The same key starts once. Raises InputError while another command runs for that name, and if
-    the head is not `made_of` what the caller saw.
+    It outlives the call. The same key starts once. `secrets`: see `drive`. Raises InputError while another command runs
+    for that name, and if the head is not `made_of` what the caller saw.
     """
     assert _KEY.fullmatch(key)
     run = folder() / "runs" / key
@@ -62,7 +72,7 @@ def start(*, key: str, name: str, words: list[str], packed: str | None, made_of:
             _run(["rubberband-fetch", packed])
         where = folder() / name
         where.mkdir(exist_ok=True)
-        command = shlex.join([sys.executable, "-m", "rubberband.cli", *words])
+        command = shlex.join(_command(words, secrets))
         (run / "script").write_text(
             f"cd {shlex.quote(str(where))}\necho $$ > {shlex.quote(str(run / _PID))}\n"
             f"{command} > {shlex.quote(str(run / _LOG))} 2>&1 < /dev/null\n"
@@ -75,6 +85,22 @@ def start(*, key: str, name: str, words: list[str], packed: str | None, made_of:
         shutil.rmtree(run, ignore_errors=True)
         raise
     return {"started": True}
+
+
+def _command(words: list[str], secrets: str | None) -> list[str]:
+    if secrets is None:
+        return [sys.executable, "-m", "rubberband.cli", *words]
+    here = json.dumps({"words": words, "secrets": secrets})
+    return [sys.executable, "-m", "rubberband.cloud.aws.on_head", "drive", here]
+
+
+def drive(*, words: list[str], secrets: str) -> NoReturn:
+    """Become `rubberband WORDS`, with the variables that the parameter `secrets` of SSM has, which is deleted."""
+    try:
+        given = take_secrets(open_session(os.environ["AWS_DEFAULT_REGION"]), secrets)
+    except RubberbandError as error:
+        raise SystemExit(f"error: {error}") from None
+    os.execve(sys.executable, _command(words, None), {**os.environ, **given})
 
 
 _REGION = ("AWS_DEFAULT_REGION", "RUBBERBAND_DEVICE")
@@ -171,7 +197,13 @@ def _lives(run: Path) -> bool:
         return False
 
 
-_WORK: Mapping[str, Callable[..., dict[str, Any]]] = {"start": start, "look": look, "ask": ask, "keep": keep}
+_WORK: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "start": start,
+    "look": look,
+    "ask": ask,
+    "keep": keep,
+    "drive": drive,
+}
 
 
 def main(what: str, words: str) -> None:

@@ -39,31 +39,31 @@ def run_on_head(
     yes: bool,
 ) -> int:
     """Check, ask, start or find the head, send the folder, start the run there and follow it. Return its exit code."""
+    from rubberband.cloud.aws.handover import packed_secrets
     from rubberband.cloud.aws.head import ensure_head, upload_folder
     from rubberband.cloud.aws.s3 import is_bucket
     from rubberband.executor.ray.code import pack
     from rubberband.executor.run.allowance import pledge_on_head
-    from rubberband.executor.training.entrypoint import entrypoint_of
+    from rubberband.running.check import named_entrypoint
     from rubberband.running.run import bound_of
     from rubberband.running.sending import require_sent
     from rubberband.spec.loading import load_experiment
-    from rubberband.spec.program import Program
 
     resources, name = experiment.resources, experiment.name
     if resources.kind.is_rented and not is_bucket(resources.checkpoints):
         raise InputError("resources.checkpoints: --on head sends the folder through a bucket; give s3://bucket/prefix")
-    if resources.secrets:
-        secret = resources.secrets[0]
-        raise InputError(
-            f"resources.secrets: {secret} is not sent to a head; leave --on head out, or sign in there and "
-            f"export {secret} before `rubberband run`"
-        )
     path = Path(os.path.abspath(file))
     root = root_of(path)
-    if isinstance(experiment.entrypoint, Program):
-        program = entrypoint_of(experiment, (path.parent,))
-        program.check(1, elsewhere=True)
-        require_sent(experiment, program)
+    entrypoint = named_entrypoint(experiment, (path.parent,))
+    if entrypoint.command is not None:
+        entrypoint.check(1, elsewhere=True)
+        require_sent(experiment, entrypoint)
+    secrets = packed_secrets(entrypoint.environment.secrets)
+    if any(text in override for override in overrides for text in entrypoint.environment.masks()):
+        raise InputError(
+            "-s: a setting holds the value of a secret, which the history of Run Command would keep; let the trial "
+            "read the variable"
+        )
     session, what, idles = checked_head(experiment, no_cap=no_cap)
     most = bound_of(experiment.constraints.max_cost_usd)
     confirm_bill(f"{most}, and the head ({what}) before and after the run; it {idles}", "run", yes=yes)
@@ -83,7 +83,7 @@ def run_on_head(
         remember(session, resources, name, made_of)
         command = ["run", str(path.relative_to(root)), *settings, *words, "--yes"]
         pledge_on_head(default_home(), head_key(session, resources.aws.owner), experiment.constraints.max_cost_usd)
-        key = _started(remote, name, command, packed, made_of)
+        key = _started(remote, name, command, packed, made_of, secrets)
     except KeyboardInterrupt:
         note(f"nothing was started; the head {head.instance_id} is left")
         raise
@@ -178,13 +178,15 @@ def forward(context: typer.Context) -> int:
     words = _words(context, typed - {"on"})
     if command == "resume":
         _require_same(name, known, made_of)
-        most_usd, spent_usd = _limit_and_bill(remote, name)
+        status = _status(remote, name)
+        most_usd, spent_usd = _limit_and_bill(status)
+        secrets = _secrets_of(status)
         require_on_head(default_home(), most_usd, known.get("types", ()))
         bill = f"{bound_of(most_usd)}, {format_usd(spent_usd)} spent"
         confirm_bill(f"{name} continues on the head: {bill}", "go on", yes=bool(params["yes"]))
         pledge_on_head(default_home(), head, None if most_usd is None else max(0.0, most_usd - spent_usd))
         words = words if params["yes"] else ["--yes", *words]
-        return _followed(remote, name, _started(remote, name, ["resume", *words], None, made_of))
+        return _followed(remote, name, _started(remote, name, ["resume", *words], None, made_of, secrets))
     _tell_older(made_of)
     if params.get("watch"):
         return _followed(remote, name, None)
@@ -196,7 +198,7 @@ def forward(context: typer.Context) -> int:
         typer.confirm("Apply it?", abort=True, err=True)
         words = ["--yes", *words]
     if params.get("max_cost") is not None and not params["dry_run"]:
-        most_usd, spent_usd = _limit_and_bill(remote, name)
+        most_usd, spent_usd = _limit_and_bill(_status(remote, name))
         new_usd = parse_usd(params["max_cost"])
         require_on_head(default_home(), new_usd)
         pledge_on_head(default_home(), head, max(0.0, new_usd - (spent_usd if most_usd is None else most_usd)))
@@ -239,13 +241,28 @@ def _printed(answer: HeadAnswer, path: str | Path | None = None) -> int:
     return answer.exit_code
 
 
-def _limit_and_bill(remote: RemoteHead, name: str) -> tuple[float | None, float]:
-    """Return the max_cost of an experiment on the head, and what it has cost, in USD. Raises ProviderError."""
+def _status(remote: RemoteHead, name: str) -> Mapping[str, Any]:
+    """Return the status of an experiment on the head. Raises ProviderError."""
     answer = remote.ask(["status", "--output", "json", name])
     if answer.exit_code:
         raise ProviderError(answer.err.strip().removeprefix("error: ") or f"the head does not know {name}")
-    summary = json.loads(answer.out)["summary"]
+    found: dict[str, Any] = json.loads(answer.out)
+    return found
+
+
+def _limit_and_bill(status: Mapping[str, Any]) -> tuple[float | None, float]:
+    """Return the max_cost of an experiment on the head, and what it has cost, in USD."""
+    summary = status["summary"]
     return summary["max_cost_usd"], summary["cost_usd"]
+
+
+def _secrets_of(status: Mapping[str, Any]) -> str:
+    """Return the packed secrets of an experiment on the head, which has none after its driver. Raises InputError."""
+    from rubberband.cloud.aws.handover import packed_secrets
+    from rubberband.spec.resources import Resources
+
+    names = status["words"].get("resources", {}).get("secrets", ())
+    return packed_secrets(Resources(secrets=tuple(names)).environment(os.environ).secrets)
 
 
 def _require_same(name: str, known: Mapping[str, Any], made_of: str) -> None:
@@ -308,10 +325,10 @@ def _goes_on(name: str) -> str:
     return f"{name} continues on the head: `rubberband status {name} --on head --watch` follows it"
 
 
-def _started(remote: RemoteHead, name: str, words: list[str], packed: str | None, made_of: str) -> str:
+def _started(remote: RemoteHead, name: str, words: list[str], packed: str | None, made_of: str, secrets: str) -> str:
     """Start a run and return its key; where no answer comes, the error says that it may have started."""
     with _adding(f"whether {name} was started is not known: `rubberband status {name} --on head` shows it"):
-        return remote.start(name, words, packed, made_of)
+        return remote.start(name, words, packed, made_of, secrets)
 
 
 @contextmanager
@@ -371,7 +388,7 @@ def remote_head(session: AwsSession, instance_id: str, checkpoints: str | None, 
     def on_month(usd: float, open_usd: float, has_ended: bool) -> None:
         note_of_head(default_home(), head_key(session, owner), usd, open_usd, has_ended=has_ended)
 
-    return RemoteHead(session=session, instance_id=instance_id, store=store, on_month=on_month)
+    return RemoteHead(session=session, instance_id=instance_id, owner=owner, store=store, on_month=on_month)
 
 
 def head_key(session: AwsSession, owner: str) -> str:

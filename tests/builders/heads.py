@@ -120,9 +120,17 @@ class Head:
     def remote(self) -> RemoteHead:
         account = self.account
         head = ensure_head(account.session, account.resources(), clock=lambda: account.now, sleep=account.sleep)
-        waiting = Waiting(clock=lambda: account.now, sleep=account.sleep)
+        passing: dict[str, Any] = {"clock": lambda: account.now, "sleep": account.sleep}
+        waiting = Waiting(**passing)
         store = f"s3://{account.bucket}/heads"
-        return RemoteHead(session=account.session, instance_id=head.instance_id, store=store, waiting=waiting)
+        return RemoteHead(
+            session=account.session,
+            instance_id=head.instance_id,
+            owner="rubberband",
+            store=store,
+            waiting=waiting,
+            clock=passing["clock"],
+        )
 
 
 @pytest.fixture
@@ -140,7 +148,9 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
     monkeypatch.setattr("rubberband.cloud.aws.head.ensure_head", partial(ensure_head, **passing))
     monkeypatch.setattr("rubberband.cloud.aws.head.running_head", partial(running_head, **passing))
     monkeypatch.setattr("rubberband.cloud.aws.cleanup.end_everything", partial(end_everything, **passing))
-    monkeypatch.setattr("rubberband.cloud.aws.head.RemoteHead", partial(RemoteHead, waiting=waiting))
+    monkeypatch.setattr(
+        "rubberband.cloud.aws.head.RemoteHead", partial(RemoteHead, waiting=waiting, clock=passing["clock"])
+    )
     monkeypatch.setattr("rubberband.commands.on_head.time.sleep", account.sleep)
     account.fake.world.runs_command = lambda instance_id, script: lambda: (0, sent_made_of(account, instance_id), "")
     return account

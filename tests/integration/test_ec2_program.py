@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.builders.ec2_runs import Ec2CommandLine, each_iteration_once, ec2, words
+from tests.builders.secret_watch import watched
 from tests.ec2 import BUCKET
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
@@ -82,47 +80,12 @@ def settings(launch: str = "worker", secrets: str = "[HF_TOKEN]") -> tuple[str, 
     )
 
 
-@contextmanager
-def watched(places: list[Path]) -> Iterator[list[str]]:
-    """Yield where the token was seen while this lasts: in files of these folders, and in command lines."""
-    seen, over = list[str](), threading.Event()
-
-    def look() -> None:
-        for process in psutil.process_iter():
-            try:
-                line = " ".join(process.cmdline())
-            except psutil.Error:
-                continue
-            if TOKEN in line:
-                seen.append(f"the command line {line}")
-        for folder, _, files in (found for place in places for found in os.walk(place)):
-            for path in (Path(folder, name) for name in files):
-                try:
-                    if path.is_file() and TOKEN.encode() in path.read_bytes():
-                        seen.append(str(path))
-                except OSError:  # it is gone
-                    continue
-
-    def watch() -> None:
-        while not over.wait(2.0):
-            look()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        thread.join()
-    look()
-
-
 @pytest.mark.parametrize("launch", ["worker", "machine"])
 def test_a_program_trains_on_two_instances_and_nothing_keeps_its_secret(
     command_line: Ec2CommandLine, launch: str, tmp_path: Path
 ) -> None:
     command_line.environment["HF_TOKEN"] = TOKEN
-    with watched([tmp_path]) as seen:
+    with watched([TOKEN], tmp_path) as seen:
         output, errors = command_line("run", "digits.yaml", *settings(launch))
     result = command_line.result("digits")
     assert result.outcome == "done"
@@ -139,7 +102,19 @@ def test_a_program_trains_on_two_instances_and_nothing_keeps_its_secret(
     told = {"output": output, "errors": errors, "log": log, "report": report}
     told |= {one.instance_id: one.user_data for one in command_line.aws.fake.instances}
     told |= {name: str(value) for name, value in command_line.aws.fake.world.parameters.items()}
-    kept = [str(path) for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
     assert [name for name, text in told.items() if TOKEN in text] == []
-    assert (kept, seen) == ([], [])
+    assert seen == []
     assert command_line.nothing_left()
+
+
+def test_a_program_is_profiled_on_one_and_two_instances(command_line: Ec2CommandLine, tmp_path: Path) -> None:
+    command_line.environment["HF_TOKEN"] = TOKEN
+    with watched([TOKEN], tmp_path) as seen:
+        output, errors = command_line("profile", "digits.yaml", *settings(), "-s", "profile=", "-y")
+    found = json.loads((command_line.folder / "digits.profile.json").read_text())
+    assert set(found["seconds_per_iteration"]) == {"1", "2"}
+    assert seen == []
+    assert TOKEN not in output + errors
+    assert command_line.nothing_left()
+    estimate = command_line.shows("estimate", "digits.yaml", *settings(), "-s", "profile=digits.profile.json")
+    assert "no profile" not in estimate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 _UNIT = ("tests/unit/test_environment.py",)
+_HANDOVER = ("tests/unit/test_aws_handover.py",)
 _RUN = ("tests/integration/test_environment_run.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -71,5 +72,37 @@ MUTANTS: tuple[Mutant, ...] = (
         old='            if not value:\n                raise InputError(f"resources.secrets',
         new='            if False:\n                raise InputError(f"resources.secrets',
         tests=_UNIT,
+    ),
+    Mutant(
+        name="secret-stays-in-ssm",
+        harm="the account keeps a secret that a head has read",
+        file="cloud/aws/handover.py",
+        old="                delete_secrets(session, name)\n",
+        new="",
+        tests=_HANDOVER,
+    ),
+    Mutant(
+        name="secret-of-no-run-stays-in-ssm",
+        harm="the account keeps a secret of a run that the head refused",
+        file="cloud/aws/head.py",
+        old="                delete_secrets(self.session, parameter)\n",
+        new="                pass\n",
+        tests=_HANDOVER,
+    ),
+    Mutant(
+        name="resume-on-the-head-without-secrets",
+        harm="a resume on the head rents instances, although its trials have no token",
+        file="rubberband/commands/on_head.py",
+        old='["resume", *words], None, made_of, secrets)',
+        new='["resume", *words], None, made_of, "")',
+        tests=_HANDOVER,
+    ),
+    Mutant(
+        name="instances-read-what-is-sent-to-the-head",
+        harm="any instance of an owner may read the secrets of all of the owner's runs",
+        file="cloud/aws/policies/worker.json",
+        old="parameter/rubberband/OWNER/ray-token",
+        new="parameter/rubberband/OWNER/*",
+        tests=_HANDOVER,
     ),
 )

@@ -289,7 +289,7 @@ ENDED = shown(b"", exit_code=0)
 
 
 def bill(max_cost_usd: float, cost_usd: float, month: list[float] | None = None) -> dict[str, Any]:
-    status = json.dumps({"summary": {"max_cost_usd": max_cost_usd, "cost_usd": cost_usd}})
+    status = json.dumps({"summary": {"max_cost_usd": max_cost_usd, "cost_usd": cost_usd}, "words": {}})
     return {"exit": 0, "out": status, "err": "", "file": None, "month": month}
 
 

@@ -190,6 +190,17 @@ def test_secrets_are_sealed_until_they_are_decrypted(rental: Rental) -> None:
     assert refused(ssm.delete_parameter, Name=name) == "ParameterNotFound"
 
 
+def test_only_advanced_parameters_are_long_or_expire_and_none_names_another(rental: Rental) -> None:
+    ssm, word = client(rental, "ssm"), {"Name": "/rubberband/rubberband/word", "Type": "SecureString"}
+    ends = json.dumps(
+        [{"Type": "Expiration", "Version": "1.0", "Attributes": {"Timestamp": "2100-01-01T00:00:00.000Z"}}]
+    )
+    for given in ({"Value": "x" * 4097}, {"Value": "x", "Policies": ends}, {"Value": "{{x}}", "Tier": "Advanced"}):
+        assert refused(ssm.put_parameter, **word, **given) == "ValidationException"
+    ssm.put_parameter(**word, Value="x" * 8192, Policies=ends, Tier="Advanced")
+    assert ssm.get_parameter(Name=word["Name"], WithDecryption=True)["Parameter"]["Value"] == "x" * 8192
+
+
 @pytest.mark.parametrize(
     ("principal", "named"), [("driver", "rubberband-head"), ("worker", "rubberband-worker"), ("admin", "admin")]
 )
