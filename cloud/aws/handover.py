@@ -1,7 +1,7 @@
 """Values of `resources.secrets` on their way to the head: an encrypted parameter of SSM, deleted when it is read.
 
-What Run Command sends stays in the account's history, so the head gets the parameter's name that way. AWS deletes a
-parameter that no head has read.
+The history of Run Command keeps all that it sends, so that it sends the parameter's name only. AWS deletes a parameter
+that no head has read.
 """
 
 from __future__ import annotations
