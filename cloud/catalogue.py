@@ -42,7 +42,7 @@ class SideFacts:
 # that begin with # are comments:
 #
 #     instance_type        its name
-#     gpus                 GPUs of one instance, at least 1
+#     gpus                 GPUs of one instance; 0 for types on whose CPUs trials train
 #     gpu                  their model; profiles measured on one model hold for types with the same model and memory
 #     gpu_memory_gib       memory of one GPU
 #     vcpus, memory_gib, network_gbps   of the instance; for display only
@@ -81,7 +81,7 @@ class InstanceType:
 
     instance_type: str
     gpus: int
-    """0 only for types that AWS described: a user's table has types with GPUs."""
+    """0 for types on whose CPUs trials train."""
     gpu: str = ""
     gpu_memory_gib: float | None = None
     """Memory of one GPU."""
@@ -116,7 +116,7 @@ class InstanceType:
 
 @cache
 def catalogue() -> Mapping[str, InstanceType]:
-    """Return the table that comes with rubberband: GPU instance types of EC2, by name."""
+    """Return the table that comes with rubberband: instance types of EC2, by name."""
     text = files("rubberband.cloud").joinpath("catalogue.csv").read_text(encoding="utf-8")
     return parse_table(text.splitlines(), "catalogue.csv")
 
@@ -171,11 +171,10 @@ def nearest_types(name: str, table: Mapping[str, InstanceType], remedy: str) -> 
     A type without GPUs is not taken for a slip.
     """
     if is_cpu_type(name):
-        return (
-            "it has no CPU instances: write gpus_per_instance (2: train 2 trials at a time on one) and price_per_hour "
-            "as well"
-        )
-    return f"{_nearest(name, table)} {remedy}"
+        without = {other: row for other, row in table.items() if not row.gpus}
+        remedy = "give slots (2: train 2 trials at a time on one) and price_per_hour as well"
+        return f"{_nearest(name, without)} or {remedy}" if without else remedy
+    return f"{_nearest(name, {other: row for other, row in table.items() if row.gpus} or table)} {remedy}"
 
 
 def _nearest(name: str, table: Mapping[str, InstanceType]) -> str:
@@ -220,8 +219,8 @@ def _row(header: list[str], cells: list[str], where: str) -> InstanceType:
             raise InputError(f"{where}: {region}: '~' is no price; write one after the ~, or leave it empty")
     numbers = {key: _number(text, f"{where}: {key}") for key, text in texts.items()}
     gpus, share = numbers.pop("gpus"), numbers.pop("spot_share", None)
-    if gpus is None or gpus < 1 or gpus != int(gpus):
-        raise InputError(f"{where}: gpus: {shown(texts['gpus'])} is not a whole number of at least 1; write one")
+    if gpus is None or gpus != int(gpus):
+        raise InputError(f"{where}: gpus: {shown(texts['gpus'])} is not a whole number; write one, 0 for a CPU type")
     if share is not None and not 0.0 < share <= 1.0:
         raise InputError(f"{where}: spot_share: {share:g} is not in (0, 1]; write the spot price over the other price")
     return InstanceType(
@@ -324,13 +323,22 @@ def types_of(resources: Resources) -> tuple[str, ...]:
 
 
 def similar_types(resources: Resources, name: str, table: Table) -> list[str]:
-    """Return the experiment's other types with as many GPUs as `name`, each with as much memory or more."""
+    """Return the experiment's other types with as many GPUs as `name`, each with as much memory or more.
+
+    Types without GPUs need as many vCPUs and as much memory of the instance.
+    """
     row = table.get(name)
     rows = {other: table[other] for other in types_of(resources) if other != name and other in table}
     if row is None:
         return []
-    memory_gib = row.gpu_memory_gib or 0.0
-    return [o for o, found in rows.items() if found.gpus == row.gpus and (found.gpu_memory_gib or 0.0) >= memory_gib]
+    return [other for other, found in rows.items() if is_similar(found, row)]
+
+
+def is_similar(found: InstanceType, row: InstanceType) -> bool:
+    """Return whether a type may replace another: as many GPUs (or vCPUs) with as much memory or more."""
+    if row.gpus:
+        return found.gpus == row.gpus and (found.gpu_memory_gib or 0.0) >= (row.gpu_memory_gib or 0.0)
+    return not found.gpus and found.vcpus == row.vcpus and (found.memory_gib or 0.0) >= (row.memory_gib or 0.0)
 
 
 LEASE_SHARE = 0.95

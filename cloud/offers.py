@@ -25,6 +25,7 @@ from rubberband.cloud.catalogue import (
     Table,
     check_accelerator,
     instant,
+    is_similar,
     nearest_types,
     row_source,
     similar_types,
@@ -139,10 +140,14 @@ def _profile_of(profiles: Profile | Mapping[str, Profile] | None, name: str) -> 
 
 
 def _check_same_gpus(types: tuple[str, ...], table: Table) -> None:
-    models = [(name, table[name].gpu_model or "unknown ones") for name in types if name in table]
+    models = [
+        (name, table[name].gpu_model or ("unknown ones" if table[name].gpus else "none"))
+        for name in types
+        if name in table
+    ]
     for name, model in models[1:]:
         first, of_first = models[0]
-        if model != of_first or model == "unknown ones":
+        if model != of_first or model in ("unknown ones", "none"):
             raise InputError(
                 f"profile: one profile holds for one kind of GPU, and {first} has {of_first}, {name} {model}; write "
                 f"profile: {{by_instance_type: {{{first}: ..., {name}: ...}}}}"
@@ -205,14 +210,16 @@ def _delay(asked: Delay | None, measured: tuple[float | None, Spread], default_s
 
 
 def _gpus(resources: Resources, name: str, row: InstanceType | None, table: Table) -> int:
+    if resources.slots is not None and row is not None:
+        _check_slots(resources.slots, row)
     if resources.gpus_per_instance is not None:
         return resources.gpus_per_instance
     if row is not None and row.gpus:
         return row.gpus
     if row is not None:
         raise InputError(
-            f"resources.instance_type: {name} has no GPUs; give gpus_per_instance (how many workers train on one's "
-            "CPUs), or choose a type with GPUs (`rubberband cloud prices` lists them)"
+            f"resources.instance_type: {name} has no GPUs; give slots (how many trials train at a time on one's CPUs), "
+            "or choose a type with GPUs (`rubberband cloud prices` lists them)"
         )
     if name == resources.kind.default_type:
         return 1
@@ -220,6 +227,19 @@ def _gpus(resources: Resources, name: str, row: InstanceType | None, table: Tabl
         f"resources.instance_type: {shown(name)} is not in the catalogue; "
         + nearest_types(name, table, "or give gpus_per_instance and price_per_hour")
     )
+
+
+def _check_slots(slots: int, row: InstanceType) -> None:
+    if row.gpus:
+        raise InputError(
+            f"resources.slots: {slots} are for an instance without GPUs, and {row.instance_type} has {row.gpus}; leave "
+            "it out, or give gpus_per_instance"
+        )
+    if row.vcpus is not None and slots > row.vcpus:
+        raise InputError(
+            f"resources.slots: {slots} are more than the {row.vcpus:g} vCPUs of {row.instance_type}; lower it to "
+            f"{row.vcpus:g}"
+        )
 
 
 def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | None, table: Table) -> float:
@@ -248,8 +268,7 @@ def _others(region: str, row: InstanceType, table: Table) -> str:
 
     Types of the same model come first, then cheap ones.
     """
-    memory_gib = row.gpu_memory_gib or 0.0
-    fit = [one for one in table.values() if one.gpus == row.gpus and (one.gpu_memory_gib or 0.0) >= memory_gib]
+    fit = [one for one in table.values() if is_similar(one, row)]
     priced = [one for one in fit if region in one.prices_usd_per_hour]
     cheapest = sorted(priced, key=lambda one: (one.gpu != row.gpu, one.prices_usd_per_hour[region]))[:3]
     types = ", ".join(one.instance_type for one in cheapest)

@@ -257,6 +257,10 @@ def _looked_at(checks: _Checks, offers: Sequence[Offer]) -> Iterator[str]:
 
 def _look_at_type(checks: _Checks, offer: Offer) -> Iterator[str]:
     facts = type_facts(checks.session, offer.instance_type)
+    if facts.gpus and checks.resources.slots is not None:
+        raise InputError(
+            f"resources.slots: for instances without GPUs, and {offer.instance_type} has {facts.gpus}; leave it out"
+        )
     if facts.gpus and offer.gpus > facts.gpus:
         raise InputError(
             f"resources.gpus_per_instance: {offer.gpus} are more than the {counted(facts.gpus, 'GPU')} of "

@@ -236,7 +236,11 @@ def _with(book: Book, answer: FetchedQuotes, *, everything: bool) -> Book:
     if not everything or answered_at is None:
         return book.model_copy(update={"quotes": quotes})
     absent = Quote(facts_at=answered_at)
-    quotes |= {name: _newer(quotes.get(name, Quote()), absent) for name in catalogue() if name not in answer.quotes}
+    quotes |= {
+        name: _newer(quotes.get(name, Quote()), absent)
+        for name, row in catalogue().items()
+        if row.gpus and name not in answer.quotes
+    }
     return book.model_copy(update={"quotes": quotes, "gpu_types_at": answered_at})
 
 

@@ -278,12 +278,15 @@ def one_taken(gpus: Sequence[str], owner: str) -> Iterator[str]:
 # Shares of an experiment.
 
 
-def gpus_to_share(offer: Offer) -> LocalGpus:
+def gpus_to_share(offer: Offer, slots: int | None) -> LocalGpus:
     """Return the GPUs that local instances share out, and lines on those that they do not.
 
     They are shared out if there are enough for all of `max_instances`, whatever the plan holds and others use now, so
     that a profile and the run that it is for are on the same device; otherwise there are none, and trials use the CPU.
+    With `slots` they use it in any case.
     """
+    if slots is not None:
+        return LocalGpus()
     found, visible = find_gpus(), os.environ.get(VISIBLE)
     if len(found.ids) >= offer.max_instances * offer.gpus:
         return found

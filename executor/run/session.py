@@ -351,7 +351,7 @@ def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: 
         from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
         from rubberband.cloud.local.provider import LocalProvider
 
-        devices = free_gpus(gpus_to_share(offer), offer, folder.instances).ids
+        devices = free_gpus(gpus_to_share(offer, spec.experiment.resources.slots), offer, folder.instances).ids
         return LocalProvider(
             folder.name, folder.instances, offer.gpus, spec.lease_s, devices=devices, not_before=rental.not_before
         )

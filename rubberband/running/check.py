@@ -231,7 +231,7 @@ def _checked(
     failed = list[str]()
     experiment = experiment.probed()
     resources, seeds = experiment.resources, experiment.trial_seeds()
-    gpus = gpus_to_share(offers(resources)[0]).ids if resources.kind.is_this_machine else ()
+    gpus = gpus_to_share(offers(resources)[0], resources.slots).ids if resources.kind.is_this_machine else ()
     with one_taken(gpus, f"the check of {entrypoint}") as gpu:
         until, device = time.monotonic() + limit_s, "cuda" if gpu else "cpu"
         for number, configuration in enumerate(experiment.configurations()[:TRIALS]):

@@ -259,7 +259,7 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
     resources = resources_of(pool)
     not_before = max((event.at for event in FileJournal(folder.path).events()), default=0.0)
     if not pool.kind.is_rented:
-        devices = free_gpus(gpus_to_share(offered), offered, folder.machines).ids
+        devices = free_gpus(gpus_to_share(offered, None), offered, folder.machines).ids
         lease_s = resources.lease_length_s
         return PoolMachines(
             pool.name,

@@ -55,6 +55,8 @@ def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> Profil
     resources = words.get("resources", {})
     names = ("provider", "region", "catalogue", "gpus_per_instance", "market")
     hardware = {name: resources.get(name) for name in names} | {"types": list(types_of(experiment.resources))}
+    if experiment.resources.slots is not None:
+        hardware["slots"] = experiment.resources.slots
     if experiment.resources.kind.is_rented:
         hardware["aws"] = {name: resources.get("aws", {}).get(name) for name in ("image", "install", "setup")}
     elif experiment.resources.kind.is_borrowed:

@@ -392,7 +392,7 @@ def announce_device(experiment: Experiment, announce: Announce) -> None:
     if not resources.kind.is_this_machine:
         return
     for rented in offers(resources):
-        found = gpus_to_share(rented)
+        found = gpus_to_share(rented, resources.slots)
         free = found if resources.pool is not None else free_gpus(found, rented)
         for note in dict.fromkeys((*found.notes, *free.notes)):
             announce(note)

@@ -246,7 +246,11 @@ class Resources(Words):
     spot: SpotMarket = Field(default_factory=SpotMarket.model_construct)
     max_instances: Annotated[int, Field(strict=True, ge=1, le=10_000), WHOLE] = 16
     gpus_per_trial: GpusPerTrial = Field(default_factory=GpusPerTrial.model_construct)
+    slots: Gpus | None = None
+    """For instances without GPUs: the trials that train at a time on one. They share its CPUs, and use no GPU of this
+    machine."""
     gpus_per_instance: Gpus | None = None
+    """GPUs of an instance that are used; by default the type's. `slots` sets it to the same."""
     price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
     """Price of one instance, on demand."""
     side_usd_per_hour: Usd | None = Field(None, alias="side_price_per_hour")
@@ -316,6 +320,15 @@ class Resources(Words):
 
     @model_validator(mode="before")
     @classmethod
+    def _slots_are_places(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("slots") is None:
+            return data
+        if data.get("gpus_per_instance") not in (None, data["slots"]):
+            raise fault("is for instances without GPUs, and gpus_per_instance is given as well; keep one", at="slots")
+        return {**data, "gpus_per_instance": data["slots"]}
+
+    @model_validator(mode="before")
+    @classmethod
     def _one_of_one(cls, data: Any) -> Any:
         if not isinstance(data, Mapping) or data.get("instance_types") is None:
             return data
@@ -364,7 +377,7 @@ class Resources(Words):
             if name in self.instance_types[:index]:
                 raise fault(f"{shown(name)} occurs twice; remove one", at="instance_types")
         for key, given in (
-            (("gpus_per_instance",), self.gpus_per_instance),
+            (("gpus_per_instance",), None if self.slots else self.gpus_per_instance),
             (("price_per_hour",), self.price_usd_per_hour),
             (("spot", "price_per_hour"), self.spot.price_usd_per_hour),
         ):

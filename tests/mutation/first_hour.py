@@ -67,8 +67,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="cpu-type-is-a-slip",
         harm="a user of CPU instances is sent to a GPU at six times the price",
         file="cloud/catalogue.py",
-        old="    if is_cpu_type(name):\n        return (",
-        new="    if False:\n        return (",
+        old="    if is_cpu_type(name):\n        without",
+        new="    if False:\n        without",
         tests=("tests/unit/test_catalogue.py",),
     ),
     Mutant(

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from rubberband.cloud.catalogue import InstanceType, catalogue, load_table, parse_table
+from rubberband.cloud.catalogue import InstanceType, catalogue, load_table, parse_table, similar_types
 from rubberband.cloud.offers import offer, offers, price_source
 from rubberband.errors import InputError, ProfileMissingError
+from rubberband.spec.fields import word_error
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import Spot
 from rubberband.values.profile import FIXED, Profile, Spread
@@ -42,6 +44,10 @@ def test_every_row_is_sound() -> None:
     table = catalogue()
     assert len(table) >= 60
     for row in table.values():
+        if not row.gpus:
+            assert row.vcpus
+            assert row.memory_gib in (2 * row.vcpus, 4 * row.vcpus, 8 * row.vcpus)
+            continue
         assert row.gpu
         assert row.gpu_memory_gib is not None
         assert row.gpu_memory_gib >= 8
@@ -98,7 +104,7 @@ def test_an_instance_of_ec2_is_not_taken_to_be_there_at_once() -> None:
         ({"instance_type": "zzz"}, r"it has \d+ types, from g3.16xlarge to p6-b300.48xlarge: or give"),
         (
             {"instance_type": "c5.xlarge"},
-            r"it has no CPU instances: write gpus_per_instance \(2: train 2 trials at a ti",
+            r"did you mean 'c7i.xlarge' or .* or give slots \(2: train 2 trials at a time on one\) and price_per_hour",
         ),
         ({"instance_type": "g5.xlrge"}, "did you mean 'g5.xlarge'"),
         ({}, "provider aws needs one; add it"),
@@ -116,6 +122,46 @@ def test_offers_that_the_catalogue_lacks(words: dict[str, Any], why: str) -> Non
     with pytest.raises(InputError, match=why) as caught:
         offer(resources(**words))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [{"provider": "aws"}, {"provider": "virtual"}])
+def test_slots_are_the_places_of_an_instance_without_gpus(words: dict[str, Any]) -> None:
+    found = offer(resources(**{**words, "instance_type": "m7i.2xlarge", "slots": 4}))
+    assert (found.gpus, found.price_usd_per_hour) == (4, 0.4032)
+    asked = resources(instance_type="m7i.2xlarge", slots=4)
+    assert Resources.model_validate(asked.model_dump(by_alias=True)).gpus_per_instance == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"instance_type": "m7i.large"}, r"m7i.large has no GPUs; give slots \(how many trials train at a time"),
+        ({"instance_type": "m7i.large", "slots": 4}, "slots: 4 are more than the 2 vCPUs of m7i.large; lower it to 2"),
+        ({"instance_type": "g5.xlarge", "slots": 2}, "slots: 2 are for an instance without GPUs, and g5.xlarge has 1"),
+        ({"instance_types": ["m7i.large", "c7i.large"], "slots": 2}, "one type is needed here"),
+    ],
+)
+def test_slots_that_no_instance_has_are_refused(words: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        offer(resources(**words))
+
+
+@pytest.mark.parametrize("given", [{"slots": 2, "gpus_per_instance": 4}, {"slots": 0}, {"slots": "two"}])
+def test_wrong_slots_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Resources.model_validate({"instance_type": "m7i.large", **given})
+    assert word_error(caught.value).args[0].startswith("slots: ")
+
+
+def test_one_profile_does_not_hold_for_two_cpu_types() -> None:
+    asked = resources(instance_types=["m7i.2xlarge", "c7i.2xlarge"], slots=2)
+    with pytest.raises(InputError, match=r"kind of GPU, and m7i.2xlarge has none, c7i.2xlarge none; write"):
+        offers(asked, PROFILE)
+
+
+def test_a_cpu_type_is_replaced_by_one_with_as_many_cpus_and_as_much_memory() -> None:
+    names = ["m7i.2xlarge", "c7i.2xlarge", "r7i.2xlarge", "m7i.4xlarge", "g5.2xlarge"]
+    assert similar_types(resources(instance_types=names), "m7i.2xlarge", catalogue()) == ["r7i.2xlarge"]
 
 
 def test_the_spot_market() -> None:
@@ -223,9 +269,8 @@ def test_a_table(tmp_path: Path) -> None:
         ("instance_type,gpus\na,1\na,2\n", "mine.csv:3: a occurs twice (first in line 2); remove one"),
         ("instance_type,gpus\na\n", "mine.csv:2: 1 cells, and the header has 2; leave what is unknown empty"),
         ("instance_type,gpus\n,1\n", "mine.csv:2: '' is not the name of an instance type; write one, such as"),
-        ("instance_type,gpus\na,\n", "mine.csv:2: gpus: '' is not a whole number of at least 1; write one"),
-        ("instance_type,gpus\na,0\n", "mine.csv:2: gpus: '0' is not a whole number of at least 1; write one"),
-        ("instance_type,gpus\na,1.5\n", "mine.csv:2: gpus: '1.5' is not a whole number of at least 1; write one"),
+        ("instance_type,gpus\na,\n", "mine.csv:2: gpus: '' is not a whole number; write one, 0 for a CPU type"),
+        ("instance_type,gpus\na,1.5\n", "mine.csv:2: gpus: '1.5' is not a whole number; write one, 0 for a CPU type"),
         ("instance_type,gpus,us-east-1\na,1,-2\n", "mine.csv:2: us-east-1: '-2' is not a number from 0 to 1e9; write"),
         ("instance_type,gpus,us-east-1\na,1,nan\n", "mine.csv:2: us-east-1: 'nan' is not a number from 0 to 1e9; "),
         ("instance_type,gpus,us-east-1\na,1,3 USD\n", "mine.csv:2: us-east-1: '3 USD' is not a number from 0 to 1e9"),

@@ -67,7 +67,7 @@ def test_devices_are_read_as_cuda_reads_them(visible: str, found: tuple[str, ...
 @pytest.mark.parametrize(("count", "shared_out"), [(0, 0), (1, 0), (3, 0), (4, 4), (8, 8)])
 def test_gpus_that_are_not_used_are_reported(machine: FakeGpus, count: int, shared_out: int) -> None:
     ids = machine.plain(count) if count else ()
-    assert gpus_to_share(offer(2, 2)).ids == ids[:shared_out]
+    assert gpus_to_share(offer(2, 2), None).ids == ids[:shared_out]
     lines = announced()
     if 0 < count < 4:
         assert f"take 4 GPUs and this machine has {count}; lower resources.max_instances" in lines[0]
@@ -130,7 +130,7 @@ def test_a_torch_that_cannot_use_the_gpus_is_said_and_trials_use_the_cpu(
 ) -> None:
     machine.plain(4)
     machine.torch(**torch)
-    assert gpus_to_share(offer(2, 2)).ids == ()
+    assert gpus_to_share(offer(2, 2), None).ids == ()
     (line,) = announced()
     assert line.startswith(f"trials use the CPU: {said}")
 
@@ -138,7 +138,7 @@ def test_a_torch_that_cannot_use_the_gpus_is_said_and_trials_use_the_cpu(
 def test_a_gpu_that_torch_does_not_see_is_left_out(machine: FakeGpus) -> None:
     ids = machine.plain(3)
     machine.torch(ids[0], ids[2])
-    found = gpus_to_share(offer(2))
+    found = gpus_to_share(offer(2), None)
     assert found.ids == (ids[0], ids[2])
     assert "torch 2.11.0+cu130 sees 2 of this machine's 3 GPUs" in found.notes[0]
 
@@ -180,7 +180,7 @@ def test_mig_instances_are_gpus_and_take_no_part_in_gangs(machine: FakeGpus) -> 
 def test_a_gpu_that_others_use_is_left_out(machine: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = machine.plain(3)
     machine.used((ids[0], 20_480), (ids[1], 3), (ids[2], 900))
-    found = gpus_to_share(offer(2))
+    found = gpus_to_share(offer(2), None)
     free = free_gpus(found, offer(2))
     assert free.ids == ids[1:]
     assert free.notes == ("others use 20.0 GiB of GPU 0, which is left out; name it in CUDA_VISIBLE_DEVICES to use it",)
@@ -197,7 +197,7 @@ def test_a_gpu_that_others_use_is_left_out(machine: FakeGpus, monkeypatch: pytes
 def test_gpus_that_another_run_has_taken_are_not_free(machine: FakeGpus, tmp_path: Path) -> None:
     ids = machine.plain(2)
     machine.used((ids[0], 20_480), (ids[1], 3))  # of the run that has taken it
-    found = gpus_to_share(offer(2))
+    found = gpus_to_share(offer(2), None)
     taken = take(ids[0], "first", tmp_path / "first")
     assert taken is not None
     with taken:
@@ -242,7 +242,7 @@ def test_gpus_of_a_linked_home_are_the_run_s_own(machine: FakeGpus, tmp_path: Pa
     taken = take(ids[0], "first", tmp_path / "home")
     assert taken is not None
     with taken:
-        assert free_gpus(gpus_to_share(offer(1)), offer(1), tmp_path / "link").ids == ids
+        assert free_gpus(gpus_to_share(offer(1), None), offer(1), tmp_path / "link").ids == ids
 
 
 def test_gpus_that_are_named_are_not_taken_for_all_that_torch_sees(
