@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -238,12 +239,12 @@ def test_before_its_first_step_a_trial_has_five_minutes_whatever_the_timeout() -
     assert story.controller.wake_at() == began_at + 1.0 + 5.0
 
 
-def wide() -> Story:
+def wide(**words: Any) -> Story:
     """A gang of four instances that train."""
     profile = Profile(seconds_per_iteration={2: 6.0, 4: 4.0})
     offer = dataclasses.replace(JOB.offer, gpus=1, max_instances=4)
     plan = Plan(stages=(StagePlan(instances=4, gpus_per_trial=4), StagePlan(instances=2, gpus_per_trial=2)))
-    story = Story(dataclasses.replace(JOB, profile=profile, plan=plan, offer=offer))
+    story = Story(dataclasses.replace(JOB, profile=profile, plan=plan, offer=offer, **words))
     story.tell(Started)
     story.ready("i-001", "i-002", "i-003", "i-004")
     return story
@@ -261,13 +262,23 @@ def test_a_gang_waits_for_the_instance_that_replaces_a_lost_one() -> None:
     assert widths(story.ready("i-005")) == [4]
 
 
-def test_a_gang_gets_narrower_without_a_replacement_but_never_below_the_profile() -> None:
-    story = wide()
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({}, [[3], [2], []]),  # one GPU was not profiled
+        ({"min_gpus_per_trial": 3}, [[3], [], []]),
+        ({"gpus_per_trial_sizes": (2, 4)}, [[2], [2], []]),
+    ],
+)
+def test_a_gang_gets_narrower_without_a_replacement_but_never_below_its_limits(
+    words: dict[str, Any], expected: list[list[int]]
+) -> None:
+    story = wide(**words)
     assert widths(story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="died")) == []
     starts = [widths(story.tell(InstanceRefused, instance="i-005", reason="no capacity"))]
     for instance in ("i-002", "i-003"):
         starts.append(widths(story.tell(InstanceLost, instance=instance, ended_at=story.at, reason="died")))
-    assert starts == [[3], [2], []], "one GPU was not profiled"
+    assert starts == expected
 
 
 def test_an_instance_that_does_not_run_yet_is_given_back_before_one_that_does() -> None:
