@@ -11,6 +11,7 @@ another lane that lacks it. After the last stage of a bracket its lane begins th
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 
 from rubberband.executor.core import asha, budget, instance_cap, instances, launching, limits, stragglers
@@ -294,7 +295,9 @@ class Controller:
         hung = [(lane, trial) for lane in self.state.lanes for trial in lane.runners.due(now)]
         for _, trial in hung:
             self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
-            self._fail(trial, "hung", f"no report for {trial.due_at - trial.progress_at:.0f} s")
+            silent_s = trial.due_at - trial.progress_at
+            log = f"rubberband logs {shlex.quote(self.job.name)} {trial.trial}"
+            self._fail(trial, "hung", f"no report for {silent_s:.0f} s ({log})")
         for lane, trial in hung:
             self._commands += stragglers.replace_hung(lane, trial)
         if self.state.just_woke:  # what events say next may have cost less than it would have by now

@@ -40,6 +40,10 @@ class TrialCheck:
     cold_extra_s: float = 0.0
     problems: list[TrialFault] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    line: str = ""
+    """The first line in which a program's metric was found."""
+    waits: str = ""
+    """The event that the step waits for, with the last lines of the program's output; empty: it is not known."""
     step: str = "import"
     """The step that was begun last."""
     is_finished: bool = False

@@ -197,7 +197,7 @@ class _Check:
             target = order.entrypoint.load()
         self._found.kind = _kind(target)
         if self._found.kind == "program" or is_distributed(target):
-            ProgramCheck(self._order.entrypoint, self._found, self._step).run(segment, order.max_gpus)
+            ProgramCheck(order.entrypoint, self._found, self._step, self._answer).run(segment, order.max_gpus)
             return
         with self._comparison() as compare:
             self._train(segment)
@@ -335,7 +335,7 @@ class _Check:
     @contextmanager
     def _step(self, name: str, *, goes_on: bool = False) -> Any:
         """Time a step. A failure is a problem, after which `_Failed` is raised unless it `goes_on` without metrics."""
-        self._found.step = name
+        self._found.step, self._found.waits = name, ""
         self._answer()
         began_s = time.monotonic()
         try:

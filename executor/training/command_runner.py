@@ -35,6 +35,8 @@ from rubberband.values.environment import Environment
 
 _MOST_SHOWN = 300
 """Characters of the last lines in a failure's message; its details have them whole."""
+LONG_S = 30.0
+"""An iteration that is ended after more seconds has a line in the trial's log: it may have hung."""
 _LOOK_S = 0.02
 _FORMED_LOOK_S = 0.1
 _LATE = 0.1
@@ -79,6 +81,10 @@ class CommandRunner(Runner):
         self._is_late = False
         """Whether it has saved after a report, not before."""
         self._iteration = 0
+        self._waits_since = math.inf
+        """Begin of the iteration that goes on."""
+        self.line = ""
+        """The latest line with the metric."""
         self._line_at = 0.0
         """Time of the line with the metric before, in seconds since the epoch."""
         self._words: list[str] = []
@@ -114,13 +120,15 @@ class CommandRunner(Runner):
         return self._has_news
 
     def steps(self, iterations: int) -> Steps:
-        self._iteration += 1
+        self._iteration, self._waits_since = self._iteration + 1, time.monotonic()
         if self._program is None and (self._command.launch == "worker" or self._gang.place.local_rank == 0):
             self._start()
         if self._segment.rank > 0:
             yield from self._follow()
+            self._waits_since = math.inf
             return {}
         found = yield from (self._reported() if self._command.metrics.source == "report" else self._read())
+        self._waits_since = math.inf
         self._require_group()
         return clean_metrics(found, self._segment.metric)
 
@@ -178,6 +186,7 @@ class CommandRunner(Runner):
             self._require_life()
             yield
         self._require_one_printer(line)
+        self.line = self._masked(line.text.strip())
         yield from self._printed.settle(
             line, self._iteration, lambda iteration: self._take(iteration, line.metrics, self._checkpoint)
         )
@@ -241,6 +250,9 @@ class CommandRunner(Runner):
 
     def close(self) -> None:
         if self._program is not None:
+            is_open = self._program.poll() is None or self._segment.rank > 0
+            if is_open and time.monotonic() - self._waits_since > LONG_S:
+                print(f"rubberband: worker {self._segment.rank}: {self.waits()}", file=sys.stderr, flush=True)
             self._program.end()
         if self._printed is not None:
             self._printed.finish()
@@ -334,12 +346,31 @@ class CommandRunner(Runner):
             )
         else:
             line = f"{self._command} ended with exit code {code} {after}"
-        last = self._masked(" | ".join(line.strip() for line in self._printed.last))  # before it is cut
-        if last and not why:
-            line += f"; its last lines: {last if len(last) <= _MOST_SHOWN else f'…{last[-_MOST_SHOWN:]}'}"
+        if not why:
+            line += self._last_lines()
         failure = refused(line)
         failure.__cause__ = WorkerTrace("\n".join(self._printed.last))
         return failure
+
+    def _last_lines(self) -> str:
+        """Return the rest of a sentence, with the last lines of the program's output; empty without any."""
+        assert self._printed is not None
+        last = self._masked(" | ".join(line.strip() for line in tuple(self._printed.last)))  # before it is cut
+        return last and f"; its last lines: {last if len(last) <= _MOST_SHOWN else f'…{last[-_MOST_SHOWN:]}'}"
+
+    def waits(self) -> str:
+        """Return what it waits for, in a sentence without its end: no report has come; empty where none is due."""
+        if self._program is None:
+            return ""
+        since = f"since iteration {self._iteration - 1}" if self._iteration > 1 else "yet"
+        code = self._program.poll()
+        state = "goes on" if code is None else f"has ended with exit code {code}"
+        if self._segment.rank > 0:
+            return f"its program {state}, and rank 0's iteration is not over{self._last_lines()}"
+        if self._command.metrics.source == "report":
+            return f"{self._command} has not called rubberband.report {since}{self._last_lines()}"
+        where = self._command.metrics.file or "its output"
+        return f"no line of {where} has had {self._segment.metric} {since}{self._last_lines()}"
 
     def _await_failure_of_peer(self) -> None:
         """Wait for another worker's failure, from which this one's may follow. Raises GangBroken for it."""

@@ -54,6 +54,8 @@ class MetricLine:
     metrics: Mapping[str, float]
     at: float
     """Time at which it was read, in seconds since the epoch."""
+    text: str = ""
+    """The line itself."""
 
 
 class Printed:
@@ -219,11 +221,11 @@ class Printed:
         with self._came:
             if self._saves and self._program is not None:
                 self._program.stop()
-            self._lines.extend(MetricLine(metrics, at) for metrics in found)
+            self._lines.extend(MetricLine(metrics, at, text) for text, metrics in found)
             self._came.notify()
 
-    def _found_in(self, texts: list[str]) -> Iterator[Mapping[str, float]]:
-        """Iterate over the metrics of the lines that have the metric, up to one with several values of it."""
+    def _found_in(self, texts: list[str]) -> Iterator[tuple[str, Mapping[str, float]]]:
+        """Iterate over the lines that have the metric, with their metrics, up to one with several values of it."""
         for text in texts:
             if self._fault is not None or (self._pattern is None and self._metric not in text):
                 continue
@@ -234,7 +236,7 @@ class Printed:
                     "entrypoint.metrics.pattern which one counts"
                 )
             elif self._metric in (metrics := metrics_in(text, self._pattern)):
-                yield metrics
+                yield text, metrics
 
     def go_on(self) -> None:
         """Let the program continue, unless it has printed a line that the runner has not seen."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -27,6 +28,8 @@ from rubberband.units import counted
 Metrics = Mapping[str, float]
 _PROGRAM_S = 30.0
 """More iterations are trained if the first one, with the program's start, took no longer than this."""
+_ANSWER_S = 1.0
+"""Least time between two answers of an iteration that goes on."""
 _MOST_FILES = 20_000
 _UNTIL_SAVED = 4
 """Iterations until a program that prints its metrics has shown whether it saves before it prints."""
@@ -36,10 +39,17 @@ class ProgramCheck:
     """Goes through the steps of a program, and adds to the findings."""
 
     def __init__(
-        self, entrypoint: Entrypoint, found: TrialCheck, step: Callable[[str], AbstractContextManager[None]]
+        self,
+        entrypoint: Entrypoint,
+        found: TrialCheck,
+        step: Callable[[str], AbstractContextManager[None]],
+        answer: Callable[[], None],
     ) -> None:
-        """`step`: times a step of that name; a failure in it is a problem, and ends the check."""
-        self._entrypoint, self._found, self._step = entrypoint, found, step
+        """`step`: times a step of that name; a failure in it is a problem, and ends the check.
+
+        `answer`: sends the findings so far, which are all if the time is over.
+        """
+        self._entrypoint, self._found, self._step, self._answer = entrypoint, found, step, answer
 
     def run(self, segment: Segment, max_gpus: int) -> None:
         """Train until the program has saved, and one iteration more; then one by another start, from the checkpoint.
@@ -70,8 +80,8 @@ class ProgramCheck:
             with self._step("set-up"):
                 runner = self._made(segment, resources)
             with self._step("iteration"):
-                seen = [runner.iterate(1)]
-            self._found.metrics, seconds = dict(seen[0]), self._found.seconds
+                seen = [self._iterated(runner)]
+            self._found.metrics, self._found.line, seconds = dict(seen[0]), runner.line, self._found.seconds
             goes_on = seconds["iteration"] <= _PROGRAM_S
             while goes_on and runner.saved_iterations(len(seen)) == 0 and len(seen) < _UNTIL_SAVED:
                 goes_on = self._next(runner, segment, seen)
@@ -97,6 +107,19 @@ class ProgramCheck:
             return seen, checkpoint, saved
         finally:
             _close(resources)
+
+    def _iterated(self, runner: CommandRunner) -> Metrics:
+        """Train the first iteration, and answer now and then what it waits for."""
+        steps, answered_at = runner.steps(1), time.monotonic()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                metrics: Metrics = end.value
+                return metrics
+            if time.monotonic() - answered_at > _ANSWER_S and (waits := runner.waits()) != self._found.waits:
+                self._found.waits, answered_at = waits, time.monotonic()
+                self._answer()
 
     def _next(self, runner: CommandRunner, segment: Segment, seen: list[Metrics]) -> bool:
         """Train one more iteration, if there is one; return whether there was."""

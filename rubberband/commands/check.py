@@ -83,6 +83,8 @@ def _lines(report: CheckReport) -> Iterator[str]:
         metrics = " ".join(f"{name}={value:.6g}" for name, value in trial.metrics.items())
         set_up = f"on the {report.hardware}, after {seconds['set-up']:.2f} s of set-up"
         yield f"iteration      {seconds['iteration']:.2f} s {set_up}: {metrics}"
+    if trial.line:
+        yield f"read from      {trial.line if len(trial.line) <= 100 else f'{trial.line[:99]}…'}"
     if trial.checkpoint_bytes is not None:
         size = f"{trial.checkpoint_bytes / 1e6:.3g} MB, saved in {seconds['save']:.2f} s"
         restored = f", restored in {seconds['restore']:.2f} s" if _succeeded(report, "restore") else ""

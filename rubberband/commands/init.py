@@ -175,6 +175,8 @@ def _of_code(trial: str, path: Path) -> TrialFindings:
 
 def _of_program(found: ProgramFindings, trial: str, path: Path) -> TrialFindings:
     """Return the findings about a program, for the file at `path`, whose folder is the program's."""
+    from rubberband.values.command import script_of
+
     folder, here = path.absolute().parent, Path.cwd()
     words = [
         os.path.relpath(here / word, folder) if folder != here and (here / word).is_file() else word
@@ -188,11 +190,17 @@ def _of_program(found: ProgramFindings, trial: str, path: Path) -> TrialFindings
     space = {option.name: _domain_of(option) for option in parameters}
     metrics = [name for name in found.reported if re.match("(val|valid|eval|test|dev)", name.lower())] or found.reported
     better = [name for name in metrics if _is_maximised(name)]
-    source = "stdout # a line with the metric is an iteration" if found.prints else "report # rubberband.report({...})"
+    prints = found.prints or script_of(found.words) is None  # another language prints
+    source = "stdout # a line with the metric is an iteration" if prints else "report # rubberband.report({...})"
     if not metrics:
         remarks.append(
-            "no metric was found: let the program print lines such as loss=0.12 and write metrics: stdout, or let it "
-            "call rubberband.report"
+            "no metric was found in its source: "
+            + (
+                "let the program"
+                if prints
+                else "let the program call rubberband.report, or write metrics: stdout and let it"
+            )
+            + " print lines such as loss=0.12"
         )
     return TrialFindings(
         entrypoint=f"\n  command: {_command(words)}\n  metrics: {source}",

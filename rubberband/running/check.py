@@ -32,6 +32,7 @@ from rubberband.running.profile_cache import Announce
 from rubberband.running.sending import unsent_of
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.program import Program
+from rubberband.spec.space import check_names
 from rubberband.units import format_duration
 from rubberband.values.command import unused, words_of
 from rubberband.values.offer import Offer
@@ -75,9 +76,10 @@ class CheckReport:
     def summary(self) -> str:
         """Return the outcome in one line."""
         metrics = " ".join(f"{name}={value:.6g}" for name, value in list(self.trial.metrics.items())[:4])
-        size = (self.trial.checkpoint_bytes or 0) / 1e6
-        seconds = self.trial.seconds.get("iteration", 0.0)
-        return f"1 iteration in {seconds:.2f} s on the {self.hardware}: {metrics}; checkpoint {size:.3g} MB"
+        seconds, size = self.trial.seconds.get("iteration", 0.0), self.trial.checkpoint_bytes
+        checkpoint = "no checkpoint" if size is None else f"checkpoint {size / 1e6:.3g} MB"
+        restored = ", restored" if "restore" in self.trial.seconds else ""
+        return f"1 iteration in {seconds:.2f} s on the {self.hardware}: {metrics}; {checkpoint}{restored}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, schema `rubberband.check/1`."""
@@ -89,6 +91,7 @@ class CheckReport:
             "device": self.device,
             "configuration": dict(self.configuration),
             "metrics": dict(self.trial.metrics),
+            "line": self.trial.line or None,
             "checkpoint_bytes": self.trial.checkpoint_bytes,
             "seconds": self.trial.seconds,
             "limit_s": self.limit_s,
@@ -172,8 +175,8 @@ def check_first(
             f"entrypoint {entrypoint} does not pass the check: {found} (`rubberband check` repeats it; --no-check, in "
             "Python check=False, runs it all the same)"
         )
-    announce(f"checked {entrypoint}: {report.summary()}, restored")
-    for remark in _remarks(experiment, report.trial):
+    announce(f"checked {entrypoint}: {report.summary()}")
+    for remark in report.remarks:
         announce(remark)
     if passed is not None:
         with suppress(OSError):  # a full disk
@@ -187,7 +190,8 @@ def _unchecked(experiment: Experiment, report: CheckReport) -> str:
     if is_elsewhere and report.problems and all(problem.may_be_here for problem in report.problems):
         return f", as this machine may lack what it needs: {report.problems[0].line}"
     if not report.trial.is_finished and not report.trial.problems:
-        return f" to the end: {report.trial.step} takes more than {RUN_LIMIT_S:g} s"
+        waits = f": {report.trial.waits}" if report.trial.waits else ""
+        return f" to the end: {report.trial.step} takes more than {RUN_LIMIT_S:g} s{waits}"
     return ""
 
 
@@ -268,7 +272,7 @@ def _remarks(experiment: Experiment, found: TrialCheck) -> list[str]:
         remarks += [
             f"entrypoint.command never names {name}, which changes nothing then, unless the program reads "
             f"RUBBERBAND_CONFIG; write ${{{name}}} where it belongs, or ${{args}}"
-            for name in unused(words_of(experiment.entrypoint.command), experiment.search.space)
+            for name in unused(words_of(experiment.entrypoint.command), sorted(check_names(experiment.search.space)))
         ]
     resources, written = experiment.resources, found.checkpoint_every
     planned = resources.spot.checkpoint_iterations
@@ -283,8 +287,10 @@ def _remarks(experiment: Experiment, found: TrialCheck) -> list[str]:
 def _unfinished(found: TrialCheck, limit_s: float) -> Sequence[TrialFault]:
     if found.is_finished or found.problems:
         return ()
-    more = f"allow more with --limit {format_duration(3 * limit_s)}"
-    return (TrialFault(line=f"{found.step}: not over after {format_duration(limit_s)}; {more}"),)
+    line = f"{found.step}: not over after {format_duration(limit_s)}; "
+    if found.waits:
+        line += f"{found.waits}; correct it, or "
+    return (TrialFault(line=f"{line}allow more with --limit {format_duration(3 * limit_s)}"),)
 
 
 def brief(configuration: Mapping[str, Any]) -> str:

@@ -346,10 +346,13 @@ def experiment_schema() -> str:
 
 
 def _read(path: Path, kind: str = "experiment") -> bytes:
-    if path.suffix == ".py" or (re.fullmatch(r"[\w.]+:[\w.]+", path.name) and not path.exists()):
-        trial = str(path) if path.suffix == ".py" else path.name
+    is_line = " " in str(path).strip() and path.suffix not in (".yaml", ".yml", ".json") and not path.exists()
+    is_script = path.suffix in (".py", ".sh") and path.is_file()
+    if is_script or is_line or (re.fullmatch(r"[\w.]+:[\w.]+", path.name) and not path.exists()):
+        trial = str(path) if is_script or is_line else path.name
+        named = "a command line" if is_line else "a shell script" if path.suffix == ".sh" else "Python"
         raise InputError(
-            f"{shown(str(path))} is Python, and no {kind} file; write one with `rubberband init {shlex.quote(trial)}` "
+            f"{shown(str(path))} is {named}, and no {kind} file; write one with `rubberband init {shlex.quote(trial)}` "
             "(docs/commands.md, docs/write-a-trial.md)"
         )
     try:

@@ -11,9 +11,21 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from rubberband.errors import InputError
 from rubberband.spec.fields import Words, fault, word_error
 from rubberband.spec.search import Search
-from rubberband.spec.space import check_names
+from rubberband.spec.space import Domain, SubSpace, check_names
 from rubberband.units import shown
-from rubberband.values.command import CHECKPOINT_PLACE, Launch, Metrics, ProgramCommand, launcher_of, words_of
+from rubberband.values.command import (
+    CHECKPOINT_PLACE,
+    Launch,
+    Metrics,
+    ProgramCommand,
+    launcher_of,
+    named,
+    script_of,
+    shell_text,
+    survives_shell,
+    text_of,
+    words_of,
+)
 from rubberband.values.command import check_names as check_command
 
 
@@ -65,13 +77,13 @@ class Program(Words):
     @model_validator(mode="after")
     def _words(self) -> Program:
         try:
-            launcher = launcher_of(words_of(self.command))
+            launcher = launcher_of(words := words_of(self.command))
         except InputError as error:
             raise fault(str(error), at="command") from None
         if launcher is not None and self.launch == "worker":
             raise fault(
-                f"{launcher} starts workers itself, and would be started by each worker; write python train.py in its "
-                "place, or launch: machine",
+                f"{launcher} starts workers itself, and would be started by each worker; write python "
+                f"{script_of(words) or 'train.py'} in its place, or launch: machine",
                 at="command",
             )
         return self
@@ -102,7 +114,25 @@ def command(
 
 def check_program(program: Program, search: Search) -> None:
     """Raise the fault of a command whose `${…}` do not fit the search space."""
+    words = words_of(program.command)
     try:
-        check_command(words_of(program.command), check_names(search.space))
+        check_command(words, check_names(search.space))
+        if (text := shell_text(words)) is not None:
+            _check_shell_values(text, search.space)
     except InputError as error:
         raise fault(str(error), at=("entrypoint", "command")) from None
+
+
+def _check_shell_values(text: str, space: Mapping[str, Any]) -> None:
+    """Raise InputError for a value that a shell would read as something else: several words, or code."""
+    for name, domain in space.items():
+        options = domain.options if isinstance(domain, Domain) else (domain,)
+        for option in options if name in named(text) else ():
+            value = text_of(option.name if isinstance(option, SubSpace) else option)
+            if not survives_shell(text, name, value):
+                raise InputError(
+                    f"a shell would not read the value {shown(value)} of ${{{name}}} as it is; give it as a word after "
+                    f'the text: [bash, -c, \'python train.py --{name} "$1"\', train, "${{{name}}}"]'
+                )
+        for option in domain.sub_spaces if isinstance(domain, Domain) else ():
+            _check_shell_values(text, option.space)

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 from rubberband.errors import InputError
@@ -39,10 +40,23 @@ _OPTION = re.compile(r"--?[A-Za-z][\w-]*")
 _PLAIN = re.compile(r"""[^\s'"\\]+""")
 """Words that are split from a text as they are."""
 _OF_A_SHELL = re.compile(
-    r"(\|\|?|&&?|\S*;|\d*>\S*|\d*>&\d|<\S*|&>\S*|~.*|\$[A-Za-z_].*|\S*(?<!\$)\$[A-Za-z_(]\S*)$", re.DOTALL
+    r"(\|\|?|&&?|#|\S*;|\d*>\S*|\d*>&\d|<\S*|&>\S*|~.*|`.*|\S*`\S*|\$[A-Za-z_].*|\S*(?<!\$)\$[A-Za-z_(]\S*)$", re.DOTALL
 )
 """Words with a meaning for a shell. One with a space was quoted, as the text after `bash -c` is."""
-_LAUNCHERS = {("torchrun",): "torchrun", ("accelerate", "launch"): "accelerate launch", ("deepspeed",): "deepspeed"}
+_LAUNCHERS = ("torchrun", "accelerate launch", "deepspeed", "mpirun", "mpiexec", "horovodrun")
+_LAUNCHING_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate launch",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+_BEFORE_A_PROGRAM = re.compile(
+    r"env|nohup|time|nice|timeout|stdbuf|exec|numactl|taskset|uv|poetry|pipenv|pdm|hatch|conda|mamba|micromamba|"
+    r"apptainer|singularity|python[0-9.]*|\w+=.*",
+    re.DOTALL,
+)
+"""First words after which another program may be named."""
+_SHELLS = ("bash", "sh", "zsh", "dash")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,21 +124,35 @@ def _filled(match: re.Match[str], values: Mapping[str, Any], places: Mapping[str
 
 def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command; a text is split as a shell does, and never given to one. Raises InputError."""
-    if not isinstance(command, str):
-        words = tuple(command)
-    else:
-        try:
-            words = tuple(shlex.split(command))
-        except ValueError as error:
-            raise InputError(f"{shown(command)} cannot be split into words ({error}); close the quotes") from None
-        for word in words:
-            if _OF_A_SHELL.match(word):
-                raise InputError(
-                    f"{shown(word)} is for a shell, and no shell runs the command; write [bash, -c, {shown(command)}]"
-                )
+    words = tuple(command) if not isinstance(command, str) else _split(re.sub(r"\\\r?\n", "", command).strip())
     if not words or not words[0]:
         raise InputError("names no program; write one, such as python train.py ${args}")
-    return words if any("$" in word for word in words) else (*words, _ARGS)
+    if re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.DOTALL):
+        raise InputError(
+            f"{shown(words[0])} sets a variable, which is for a shell, and no shell runs the command; write it in "
+            f"resources.env, or env {words[0]} before the program"
+        )
+    return words if any("$" in word for word in words) or shell_text(words) is not None else (*words, _ARGS)
+
+
+def _split(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise InputError(f"{shown(text)} cannot be split into words ({error}); close the quotes") from None
+    for word in words:
+        if _OF_A_SHELL.match(word):
+            raise InputError(
+                f"{shown(word)} is for a shell, and no shell runs the command; write [bash, -c, {shown(text)}]"
+            )
+    on_a_line = shlex.shlex(text, posix=True)
+    on_a_line.commenters, on_a_line.whitespace, on_a_line.whitespace_split = "", " \t\r", True
+    if tuple(on_a_line) != words:
+        raise InputError(
+            "it has several lines, which a shell would run one after the other, and no shell runs the command; end "
+            "each line of one command with a \\, or write [bash, -c, …]"
+        )
+    return words
 
 
 def line_of(words: Sequence[str]) -> str:
@@ -152,7 +180,13 @@ def check_names(words: Sequence[str], parameters: Collection[str]) -> None:
                     f"{shown(word)} has more than ${{args}}, which stands for several words; give it one of its own"
                 )
             if name not in parameters and name not in PLACES:
-                raise InputError(f"${{{name}}} is no parameter; {nearest(name, [*parameters, *PLACES])}")
+                raise InputError(f"${{{name}}} is no parameter; {nearest(name, [*sorted(parameters), *PLACES])}")
+    text = shell_text(words)
+    if text is not None and _ARGS in words and words[words.index(_ARGS) - 1] == text:
+        raise InputError(
+            "a shell takes the first word after its text as $0, and so the first parameter of ${args} is lost; write a "
+            'word between them, as in [bash, -c, \'python train.py "$@"\', train, "${args}"]'
+        )
 
 
 def named(word: str) -> Iterator[str]:
@@ -162,19 +196,84 @@ def named(word: str) -> Iterator[str]:
 
 def unused(words: Sequence[str], parameters: Collection[str]) -> list[str]:
     """Return the parameters that the command never names: they change nothing, unless it reads RUBBERBAND_CONFIG."""
-    if _ARGS in words:
+    text = shell_text(words)
+    if _ARGS in words and (text is None or re.search(r"\$\{?[@*1-9]", text)):
         return []
     found = {name for word in words for name in named(word)}
     return [name for name in parameters if name not in found]
 
 
+def shell_text(words: Sequence[str]) -> str | None:
+    """Return the text that a shell runs, as after `bash -c`; None: the command has none."""
+    at = next((at for at, word in enumerate(words) if _base(word) in _SHELLS), len(words))
+    for option, text in pairwise(words[at + 1 :]):
+        if re.fullmatch("-[A-Za-z]*c", option):
+            return text
+        if option[:1] not in ("-", "+") and option != "pipefail":
+            return None
+    return None
+
+
+def survives_shell(text: str, name: str, value: str) -> bool:
+    """Whether a shell that runs the text reads the parameter's value as it is, without splitting or expanding it."""
+
+    def filled(value: str) -> list[str]:
+        return _words_of_shell(_PLACE.sub(lambda match: value if match[1] == name else "_", text))
+
+    def is_kept(value: str) -> bool:
+        return [word.replace("x0x", value) for word in filled("x0x")] == filled(value)
+
+    if any(each in value for each in "$`\\"):
+        return False
+    with suppress(ValueError):
+        is_plain = re.search(r"[*?~\[{#]", value) is None
+        return is_kept(value) and (is_plain or is_kept("x x"))
+    return False
+
+
 def launcher_of(words: Sequence[str]) -> str | None:
-    """Return the launcher that the command is, which starts workers itself; None: it is none."""
-    names = tuple(word.rpartition("/")[2] for word in words)
-    if names[:1] and names[0].startswith("python") and names[1:2] == ("-m",):
-        module = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
-        return module.get(words[2]) if len(words) > 2 else None
-    return next((name for begin, name in _LAUNCHERS.items() if names[: len(begin)] == begin), None)
+    """Return the launcher that the command starts, which starts workers itself; None: it starts none.
+
+    It may come after `env`, `uv run` and the like, and in the text after `bash -c`.
+    """
+    text = shell_text(words)
+    if text is not None:
+        return next((found for each in _commands_in(text) if (found := launcher_of(each))), None)
+    is_behind, before = False, ""
+    for word, after in pairwise((*words, "")):
+        name = _LAUNCHING_MODULES.get(word) if before == "-m" else f"{_base(word)} {_base(after)}"
+        found = next((each for each in _LAUNCHERS if f"{name} ".startswith(f"{each} ")), None)
+        if found is not None:
+            return found
+        is_behind = is_behind or _BEFORE_A_PROGRAM.fullmatch(_base(word)) is not None
+        if not is_behind or before == "-m" or word.endswith((".py", ".sh")):
+            return None
+        before = word
+    return None
+
+
+def script_of(words: Sequence[str]) -> str | None:
+    """Return the first Python script that the command names, also in the text after `bash -c`; None: it names none."""
+    return next((part for word in words for part in re.split(r"[\s;&|()'\"]+", word) if part.endswith(".py")), None)
+
+
+def _base(word: str) -> str:
+    return word.rpartition("/")[2]
+
+
+def _words_of_shell(text: str) -> list[str]:
+    """Return the words of a shell's text, and what is between its commands. Raises ValueError for an open quote."""
+    lexer = shlex.shlex(text.replace("\n", " ; "), posix=True, punctuation_chars=";&|()<>")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    return list(lexer)
+
+
+def _commands_in(text: str) -> Iterator[list[str]]:
+    """Iterate over the commands of a shell's text, each as words; none where it cannot be split."""
+    with suppress(ValueError):
+        for is_between, group in groupby(_words_of_shell(text), key=lambda word: set(word) <= set(";&|()")):
+            if not is_between:
+                yield list(group)
 
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"

@@ -16,7 +16,16 @@ from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
 from rubberband.spec.program import Program
-from rubberband.values.command import ProgramCommand, ambiguous, check_names, metrics_in, unused, words_of
+from rubberband.values.command import (
+    ProgramCommand,
+    ambiguous,
+    check_names,
+    launcher_of,
+    metrics_in,
+    survives_shell,
+    unused,
+    words_of,
+)
 
 PLACES = {"checkpoint": "/run/out", "max_t": "9"}
 
@@ -74,11 +83,78 @@ def test_a_text_is_split_as_a_shell_does(words: list[str]) -> None:
         "a; b",
         "a --data=$HOME/x",
         "a --at=$(date)",
+        "a --at `date`",
+        "a # no comment",
     ],
 )
 def test_a_word_of_a_shell_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="no shell runs the command; write \\[bash, -c"):
         words_of(text)
+
+
+def test_a_command_on_several_lines_is_one_command_or_refused() -> None:
+    assert words_of("python a.py \\\n  --lr ${lr} \\\n  --n 1\n") == ("python", "a.py", "--lr", "${lr}", "--n", "1")
+    assert words_of("bash -c 'a ${lr}\nb'") == ("bash", "-c", "a ${lr}\nb")
+    with pytest.raises(InputError, match=r"several lines.*end each line of one command with a .*, or write .bash, -c"):
+        words_of("pip install x\npython train.py ${args}")
+
+
+def test_a_variable_before_the_program_is_refused() -> None:
+    with pytest.raises(InputError, match=r"'PYTHONPATH=.' sets a variable.*resources.env, or env PYTHONPATH=. before"):
+        words_of("PYTHONPATH=. python train.py ${args}")
+
+
+def test_a_text_of_a_shell_gets_no_parameters_at_its_end() -> None:
+    words = words_of(["bash", "-c", "python train.py"])
+    assert words == ("bash", "-c", "python train.py")
+    assert unused(words, ["lr"]) == ["lr"]
+    assert unused(["bash", "-c", "python train.py", "train", "${args}"], ["lr"]) == ["lr"]
+    assert unused(["bash", "-c", 'python train.py "$@"', "train", "${args}"], ["lr"]) == []
+    with pytest.raises(InputError, match=r"takes the first word after its text as .0.*write a word between"):
+        check_names(["bash", "-c", 'python train.py "$@"', "${args}"], ["lr"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "is_kept"),
+    [
+        ("train --name ${name}", "adam", True),
+        ("train --name ${name}", "-0.5", True),
+        ("train --name ${name}", "a b", False),
+        ("train --name ${name}", "x; rm y", False),
+        ("train --name ${name}", "[64, 64]", False),
+        ("train --name ${name}", "*", False),
+        ("train --name ${name}", "", False),
+        ("train --name '${name}'", "[64, 64]", True),
+        ("train --name '${name}'", "it's", False),
+        ('train --name "${name}"', "it's", True),
+        ('train --name "${name}"', "$(date)", False),
+    ],
+)
+def test_a_value_that_a_shell_would_change_is_seen(text: str, value: str, is_kept: bool) -> None:
+    assert survives_shell(text, "name", value) == is_kept
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("/opt/bin/torchrun a.py", "torchrun"),
+        ("python -u -m torch.distributed.launch a.py", "torchrun"),
+        ("python3 -m accelerate.commands.launch a.py", "accelerate launch"),
+        ("env A=1 torchrun a.py", "torchrun"),
+        ("conda run -n x accelerate launch a.py", "accelerate launch"),
+        ("bash -c 'cd src && torchrun a.py'", "torchrun"),
+        ("bash -euo pipefail -c 'set -x\ndeepspeed a.py'", "deepspeed"),
+        ("mpirun -np 2 python a.py", "mpirun"),
+        ("bash -c 'python a.py --launcher torchrun'", None),
+        ("python a.py torchrun", None),
+        ("python -m mine deepspeed", None),
+        ("bash train.sh deepspeed", None),
+        ("env A=1 python a.py --strategy deepspeed", None),
+        ("accelerate config", None),
+    ],
+)
+def test_a_launcher_is_found_wherever_it_is_started(command: str, launcher: str | None) -> None:
+    assert launcher_of(shlex.split(command)) == launcher
 
 
 @pytest.mark.parametrize("text", ["bash -c 'cd $HOME; train ${lr} > log'", "a --p=x;y ${lr}", "a '1 < 2' $${x}"])
@@ -156,6 +232,7 @@ WORDS = {
         ({"command": "torchrun train.py"}, "torchrun starts workers itself.*launch: machine"),
         ({"command": "accelerate launch train.py"}, "accelerate launch starts workers itself"),
         ({"command": "python -m torch.distributed.run train.py"}, "torchrun starts workers itself"),
+        ({"command": "uv run torchrun main.py"}, "write python main.py in its place, or launch: machine"),
         ({"command": "python train.py ${lrr}"}, "entrypoint.command: .*did you mean 'lr'"),
         ({"command": "train", "metrics": "file"}, "entrypoint.metrics"),
         (
@@ -172,6 +249,18 @@ WORDS = {
 def test_a_program_that_cannot_be_meant_is_refused(entrypoint: dict[str, object], refusal: str) -> None:
     with pytest.raises(InputError, match=refusal):
         Experiment(**WORDS, entrypoint=entrypoint)
+
+
+def test_a_value_that_a_shell_would_change_is_refused() -> None:
+    space = {
+        "how": {"type": "choice", "values": [1, {"name": "x", "space": {"tag": {"type": "choice", "values": ["a b"]}}}]}
+    }
+    words = {**WORDS, "search": {**WORDS["search"], "space": space}}
+    with pytest.raises(
+        InputError, match=r"a shell would not read the value 'a b' of .{tag}.*give it as a word after the"
+    ):
+        Experiment(**words, entrypoint={"command": ["bash", "-c", "train ${how} ${tag}"]})
+    Experiment(**words, entrypoint={"command": ["bash", "-c", 'train "$1"', "train", "${tag}"]})
 
 
 def test_a_program_is_a_value_in_python() -> None:

@@ -264,3 +264,33 @@ def test_options_that_are_left_out_of_the_space_are_left_out_of_the_command(here
     assert list(found.space) == ["lr"]
     assert "--lr ${lr}" in found.entrypoint
     assert "rare" not in found.entrypoint
+
+
+def test_a_script_of_a_shell_prints_its_metrics(here: Path) -> None:
+    (here / "train.sh").write_text("echo loss=$(date +%N)")
+    assert written("", "train.sh").entrypoint.metrics == "stdout"  # it cannot call rubberband.report
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ("train.py", "'train.py' is Python, and no experiment file; write one with `rubberband init train.py`"),
+        ("train.sh", "'train.sh' is a shell script, and no experiment file; write one with `rubberband init train.sh`"),
+        (
+            "python train.py --lr 1",
+            "'python train.py --lr 1' is a command line, and no experiment file; write one with `rubberband init "
+            "'python train.py --lr 1'`",
+        ),
+        ("nosuch.py", "there is no experiment file 'nosuch.py'; check the path"),
+        ("my file.yaml", "there is no experiment file 'my file.yaml'; check the path"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "estimate"])
+def test_a_program_in_place_of_a_file_is_refused_with_the_command_that_works(
+    here: Path, command: str, given: str, refusal: str
+) -> None:
+    for name in ("train.py", "train.sh"):
+        (here / name).write_text("")
+    done = CliRunner().invoke(cli.app, [command, given])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith(refusal)

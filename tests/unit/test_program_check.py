@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.errors import InputError
-from rubberband.running.check import CheckReport, check_experiment, named_entrypoint
+from rubberband.running.check import CheckReport, check_experiment, check_first, named_entrypoint
 from rubberband.spec.experiment import Experiment
 
 LOADS = """
@@ -96,6 +96,38 @@ def test_a_program_that_would_not_resume_gets_a_remark(source: str, remark: str)
     report = checked(source, "python train.py ${checkpoint} ${lr}")
     assert report.ok
     assert any(each.startswith(remark) for each in report.remarks), report.remarks
+
+
+def test_the_line_of_the_metric_is_shown() -> None:
+    report = checked(
+        "import time\nwhile True: print('epoch 1 loss=0.5 (best)', flush=True); time.sleep(0.2)", metrics="stdout"
+    )
+    assert report.trial.line == "epoch 1 loss=0.5 (best)"
+    assert report.to_json()["line"] == report.trial.line
+    assert "no checkpoint" in report.summary()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "waits"),
+    [
+        ("stdout", "no line of its output has had loss yet"),
+        ("report", "python train.py ${lr} has not called rubberband.report yet"),
+    ],
+)
+def test_a_time_that_is_over_shows_what_was_waited_for(metrics: str, waits: str) -> None:
+    Path("train.py").write_text("import time\nwhile True: print('acc=3', flush=True); time.sleep(0.5)")
+    given = experiment({"command": "python train.py ${lr}", "metrics": metrics}, 1)
+    [found] = check_experiment(given, search_path=[Path.cwd()], limit_s=15.0).problems
+    assert found.line.startswith(f"iteration: not over after 15s; {waits}; its last lines: acc=3")
+    assert found.line.endswith("; correct it, or allow more with --limit 45s")
+
+
+def test_a_run_announces_what_its_check_remarks(here: Path) -> None:
+    Path("train.py").write_text(LOADS + "done = 0" + TRAINS.format(save=SAVES))
+    given, announced = experiment({"command": "python train.py ${checkpoint} ${lr}"}, 1), list[str]()
+    check_first(given, named_entrypoint(given, [here]), here / "home", None, announced.append)
+    assert announced[0].startswith("checked python train.py")
+    assert any("starts from zero at each stage" in each for each in announced)
 
 
 def test_a_program_that_saves_in_the_folder_of_all_trials_gets_a_remark() -> None:

@@ -69,7 +69,7 @@ def test_failures_say_why_and_what_follows() -> None:
         "58s  trial 2 failed, raised: fault; retrying (1 of 1)",
         "1m10s  trial 7 failed, not a number: fault; given up",
         "1m10s  trial 2 failed, died: fault; given up after 2 failures",
-        "2m28s  trial 5 failed, hung: no report for 100 s; retrying (1 of 1)",
+        "2m28s  trial 5 failed, hung: no report for 100 s (rubberband logs digits 5); retrying (1 of 1)",
     ]
     assert any("stopped 6; 2 failed; spent" in line for line in lines)
 
