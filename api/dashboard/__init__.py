@@ -114,7 +114,19 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
         "now": settings.clock(),
         "status": status,
     }
-    return HTMLResponse(_templates.get_template(template).render(shared | values), status)
+    body, headers = zipped(request, _templates.get_template(template).render(shared | values).encode())
+    return HTMLResponse(body, status, headers)
+
+
+_MANY_BYTES = 8192
+
+
+def zipped(request: Request, body: bytes) -> tuple[bytes, dict[str, str]]:
+    """Return a body, compressed if it is large and the browser takes that, and its headers."""
+    headers = {"Vary": "Accept-Encoding"}
+    if len(body) <= _MANY_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
+        return body, headers
+    return gzip.compress(body, compresslevel=4, mtime=0), headers | {"Content-Encoding": "gzip"}
 
 
 def instant(at: float) -> str:

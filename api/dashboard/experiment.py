@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import math
@@ -16,11 +15,10 @@ from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
-from markupsafe import Markup
 
-from rubberband.api.dashboard import badge, render
+from rubberband.api.dashboard import badge, render, zipped
 from rubberband.api.dashboard import sentences as words
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving
@@ -53,7 +51,14 @@ from rubberband.views.formatting import (
     usd,
     usd_decimals,
 )
-from rubberband.views.report.page import CHARTS, CONTENT_POLICY, render_html, result_charts, script_json
+from rubberband.views.report.page import (
+    CHARTS,
+    CONTENT_POLICY,
+    charts_to_expect,
+    render_html,
+    result_drawings,
+    script_json,
+)
 from rubberband.views.report.tables import failures, incidents, measured, pareto, updates, workers
 from rubberband.views.story import story
 
@@ -379,7 +384,6 @@ def _choices(result: Result, every: Mapping[str, int], wanted: str, asked: Asked
 
 router = APIRouter(include_in_schema=False)
 
-_MANY_BYTES = 8192
 _MOST_ROWS = 25
 
 
@@ -402,10 +406,8 @@ Parameter = Annotated[str, Query(max_length=200)]
 def experiment_page(request: Request, service: Serving, _reader: Reader, experiment: Known, asked: Trials) -> Response:
     """Page of an experiment."""
     after = service.store.last_feed_id()
-    result = result_of(service, experiment)
-    data = Markup(script_json(figures(experiment, result)))
-    values = _shown(service, experiment, result, asked)
-    return render(request, "experiment.html", **values, after=after, figures=data)
+    values = _shown(service, experiment, result_of(service, experiment), asked)
+    return render(request, "experiment.html", **values, after=after)
 
 
 @router.get("/fragments/experiments/{name}")
@@ -415,17 +417,24 @@ def experiment_live(request: Request, service: Serving, _reader: Reader, experim
     return render(request, "experiment_live.html", **shown)
 
 
-@router.get("/experiments/{name}/figures")
-def experiment_figures(request: Request, service: Serving, _reader: Reader, experiment: Known) -> Response:
-    """Charts of the page as JSON: name -> Plotly figure. Empty charts are missing."""
-    return _json(request, figures(experiment, result_of(service, experiment)))
+@router.get("/experiments/{name}/figures/{chart}")
+def experiment_figure(
+    request: Request, service: Serving, _reader: Reader, experiment: Known, chart: Annotated[str, Path(max_length=40)]
+) -> Response:
+    """Chart of the page as JSON: its name -> Plotly figure; empty without anything to show."""
+    if chart not in CHARTS:
+        raise HttpProblem(NOT_FOUND, f"the page of {experiment.name!r} has no such chart")
+    result = result_of(service, experiment)
+    drawings = {} if result is None else result_drawings(result, _space(experiment), _forecast(experiment))
+    figure = drawings[chart]() if chart in drawings else None
+    return _json(request, {} if figure is None else {chart: figure})
 
 
 @router.get("/experiments/{name}/contour")
 def experiment_contour(
     request: Request, service: Serving, _reader: Reader, experiment: Known, x: Parameter = "", y: Parameter = ""
 ) -> Response:
-    """Contour of two parameters, as /figures has it of the first two; empty without one."""
+    """Contour of two parameters, the first two unless others are named; empty without one."""
     result = result_of(service, experiment)
     figure = None if result is None else contour(result, _space(experiment), x=x, y=y)
     return _json(request, {} if figure is None else {"contour": figure})
@@ -442,14 +451,13 @@ def experiment_importance(request: Request, service: Serving, _reader: Reader, e
 
 
 def _json(request: Request, value: Mapping[str, Any]) -> Response:
-    body = script_json(value).encode()
-    version = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
-    headers = {"ETag": version, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
+    text = script_json(value).encode()
+    version = f'"{hashlib.sha256(text).hexdigest()[:20]}"'
+    cached = {"ETag": version, "Cache-Control": "private, no-cache"}
     if request.headers.get("if-none-match") == version:
-        return Response(status_code=304, headers=headers)
-    if len(body) > _MANY_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
-        body, headers["Content-Encoding"] = gzip.compress(body, compresslevel=1, mtime=0), "gzip"
-    return Response(body, headers=headers, media_type="application/json")
+        return Response(status_code=304, headers=cached | {"Vary": "Accept-Encoding"})
+    body, headers = zipped(request, text)
+    return Response(body, headers=headers | cached, media_type="application/json")
 
 
 @router.get("/experiments/{name}/report")
@@ -481,16 +489,6 @@ def _possible(service: Service, experiment: Submission) -> frozenset[Action]:
         return frozenset()
 
 
-def figures(experiment: Submission, result: Result | None) -> dict[str, Figure]:
-    """Return the charts that have something to show."""
-    if result is None:
-        return {}
-    space = _space(experiment)
-    drawn = result_charts(result, space, _forecast(experiment))
-    pairs = contour(result, space)
-    return drawn if pairs is None else {**drawn, "contour": pairs}
-
-
 def _space(experiment: Submission) -> dict[str, Any] | None:
     search = experiment.words.get("search")
     space = search.get("space") if isinstance(search, dict) else None
@@ -519,6 +517,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "sentence": words.sentence(experiment, result),
         "actions": _possible(service, experiment),
         "charts": CHARTS,
+        "expected": charts_to_expect(result) if begun and result is not None else {},
         "address": f"/fragments/experiments/{experiment.name}",
         "facts": [] if begun else facts(experiment, service.settings.clock()),
         "turn": words.turn(service.store.count_states()) if is_queued else "",

@@ -21,6 +21,7 @@ from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
+from rubberband.views.report.page import CHARTS, result_charts
 from tests.builders.browser import served, visiting
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.journalled_runs import Recorded, recorded, words
@@ -129,17 +130,40 @@ def test_nothing_of_the_user_s_becomes_markup(service: FakeService) -> None:
     service.runs.results["one"] = hostile()
     html = page(service)
     assert "<script>alert(1)" not in html
-    assert html.count("<script") == 3, "the figures, plotly and the page's own"
+    assert html.count("<script") == 2, "plotly and the page's own"
 
 
 def test_figures_are_json_that_is_sent_once(service: FakeService) -> None:
     service.add("one", summary=BEGUN)
-    assert json.loads(page(service, "/figures")) == {}
+    assert json.loads(page(service, "/figures/curves")) == {}
     service.runs.results["one"] = a_result()
-    answer = service.client.get("/experiments/one/figures")
-    assert list(answer.json()) == ["curves", "spend", "allocation", "parallel", "slices", "contour"]
-    again = service.client.get("/experiments/one/figures", headers={"If-None-Match": answer.headers["etag"]})
+    answer = service.client.get("/experiments/one/figures/curves")
+    assert list(answer.json()) == ["curves"]
+    again = service.client.get("/experiments/one/figures/curves", headers={"If-None-Match": answer.headers["etag"]})
     assert again.status_code == 304
+    assert service.client.get("/experiments/one/figures/none").status_code == 404
+
+
+def test_the_page_expects_the_charts_that_have_something_to_show(service: FakeService) -> None:
+    service.add("one", summary=BEGUN)
+    result = service.runs.results["one"] = a_result()
+    expected = re.findall(r'data-expected="(.*?)"', page(service))[0].split()
+    drawn = [name for name in CHARTS if name in result_charts(result) or name in ("importance", "contour")]
+    assert expected == drawn
+    hidden = re.findall(r'id="s-([\w-]+)" class="panel figure" data-keep hidden', page(service))
+    assert sorted(hidden + expected) == sorted(CHARTS)
+
+
+def test_a_large_page_is_sent_compressed(service: FakeService) -> None:
+    service.add("one", summary=BEGUN)
+    service.runs.results["one"] = a_result()
+    plain, zipped = (
+        service.client.get("/experiments/one", headers={"Accept": "text/html", "Accept-Encoding": how})
+        for how in ("identity", "gzip")
+    )
+    assert plain.text == zipped.text
+    assert "content-encoding" not in plain.headers
+    assert int(zipped.headers["content-length"]) < len(plain.content) / 3
 
 
 def test_a_contour_and_the_importance_of_parameters_are_asked_for_by_themselves(service: FakeService) -> None:
@@ -176,7 +200,7 @@ def test_the_report_is_there_once_it_has_begun(service: FakeService) -> None:
     assert "Stages, planned and actual" in answer.text
 
 
-@pytest.mark.parametrize("path", ["", "/figures", "/report"])
+@pytest.mark.parametrize("path", ["", "/figures/curves", "/report"])
 @pytest.mark.parametrize("name", ["nobody", "NO", "..%2f..%2fetc"])
 def test_a_missing_resource_is_not_found(service: FakeService, name: str, path: str) -> None:
     assert service.client.get(f"/experiments/{name}{path}").status_code == 404
@@ -227,6 +251,8 @@ def _is_running(found: Submission | None) -> bool:
 
 
 def drawn(page: Any, name: str) -> None:
+    """Scroll to a chart, which draws it. The one of a comparison is drawn at once."""
+    page.locator(f"#c-{name}").scroll_into_view_if_needed()
     page.locator(f"#c-{name} .main-svg").first.wait_for()
 
 
@@ -250,15 +276,39 @@ def test_the_page_follows_a_journal_that_grows(browser: Any, home: Home, run: Re
         run.named("grown").grow(home.folders["grown"], int(HALF * len(run.events)), len(run.events))
         page.locator(".badge.done").wait_for()
         page.get_by_text("SYNC of stage 3").wait_for()
-        page.wait_for_function(f"() => {chart('curves')}.data.at(-1).name.startsWith('winner')")
         assert page.evaluate("document.activeElement.textContent") == "accuracy", "focus is kept"
         moved_px = page.evaluate("document.activeElement.getBoundingClientRect().top") - where
         assert abs(moved_px) < 100, "what is looked at stays in the window"
+        drawn(page, "curves")
+        page.wait_for_function(f"() => {chart('curves')}.data.at(-1).name.startsWith('winner')")
         assert page.evaluate(f"{chart('curves')}.kept"), "charts are changed in place"
         assert "bill" in page.evaluate(f"{chart('curves')}.layout.xaxis.title.text")
         assert page.locator("[data-dialog]").count() == 0, "nothing is left to cancel"
         assert page.get_by_role("link", name="Report", exact=True).get_attribute("href") == "/experiments/grown/report"
         visit.shot("experiment-done")
+
+
+_SHIFTS = """
+    window.shift = 0;
+    const add = (one) => { if (!one.hadRecentInput) shift += one.value; };
+    new PerformanceObserver((list) => list.getEntries().forEach(add)).observe({ type: "layout-shift", buffered: true });
+"""
+
+
+def test_charts_are_asked_for_when_they_are_scrolled_to_and_move_nothing(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address) as visit:
+        visit.page.add_init_script(_SHIFTS)
+        asked: list[str] = []
+        visit.page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+        page = visit.open("/experiments/still")
+        drawn(page, "curves")
+        assert "slices" not in asked
+        for name in ("spend", "allocation", "parallel", "slices", "contour"):
+            drawn(page, name)
+        assert asked.count("slices") >= 1
+        assert page.evaluate("shift") <= 0.05
+        line_px = page.locator(".jumps").bounding_box()["height"]
+        assert line_px < 2 * page.locator(".jumps a").first.bounding_box()["height"]
 
 
 @pytest.mark.long

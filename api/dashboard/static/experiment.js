@@ -1,7 +1,7 @@
 // One experiment's page, kept up to date while it runs.
 import { follow } from "./events.js";
 import { refresh } from "./live.js";
-import { keepFigure, showFigures } from "./experiment_charts.js";
+import { followFigures } from "./experiment_figures.js";
 import { offerActions } from "./experiment_actions.js";
 import { followLog } from "./experiment_log.js";
 
@@ -13,26 +13,10 @@ let looking = false;
 let again = false; // whether something changed since it was looked at
 let later = null;
 
-const fragment = () => refresh(live, live.dataset.address + window.location.search);
+const figures = followFigures(live);
 
-async function figures() {
-  const answer = await fetch(`/experiments/${name}/figures`, { headers: { Accept: "application/json" } });
-  if (answer.ok) await showFigures(await answer.json());
-}
-
-// It takes seconds to compute: it is read once, and again when the experiment is over.
-async function importance() {
-  const answer = await fetch(`/experiments/${name}/importance`, { headers: { Accept: "application/json" } });
-  if (!answer.ok) return;
-  const { importance: figure, note } = await answer.json();
-  const section = document.getElementById("s-importance");
-  if (!section) return;
-  if (figure) await keepFigure("importance", figure);
-  else if (note) {
-    section.querySelector(".note").textContent = note;
-    section.querySelector(".wide").hidden = true;
-    section.hidden = false;
-  }
+async function fragment() {
+  if (await refresh(live, live.dataset.address + window.location.search)) figures.expect();
 }
 
 // What takes long to find out and to draw is looked at less often, and nothing while nobody sees it.
@@ -51,8 +35,7 @@ async function look() {
   try {
     const before = isActive();
     await fragment();
-    await figures();
-    if (before && !isActive()) importance();
+    await figures.changed({ isOver: before && !isActive() });
   } finally {
     looking = false;
     lookedAt = performance.now();
@@ -93,7 +76,7 @@ function toCurrentStage() {
 
 live.addEventListener("click", turn);
 toCurrentStage();
-showFigures(JSON.parse(document.getElementById("figures").textContent)).then(importance);
+figures.expect();
 offerActions(name, acted);
 const log = followLog(name);
 const { after } = live.dataset;

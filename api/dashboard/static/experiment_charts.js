@@ -3,40 +3,21 @@ import { draw } from "./charts.js";
 import { make } from "./dom.js";
 import { brushed, overlay } from "./experiment_parallel.js";
 
-const chosen = new Map();
-const kept = {};
-let latest = {};
-let pair = null; // the parameters of the contour, once they are chosen
+const chosen = new Map(); // chart -> number of the pressed button
+const switchable = new Map(); // chart -> its latest figure
 
 export async function showFigures(figures) {
-  latest = { ...kept, ...figures };
-  if (pair && "contour" in figures) await findContour();
-  for (const name of Object.keys(latest)) await showFigure(name);
-  for (const link of document.querySelectorAll(".jumps [data-for]")) link.hidden = !(link.dataset.for in latest);
+  for (const [name, figure] of Object.entries(figures)) await showFigure(name, figure);
 }
 
-// A figure that is fetched by itself stays when the others come again.
-export async function keepFigure(name, figure) {
-  kept[name] = figure;
-  await showFigures(latest);
-}
-
-// The contour of the chosen pair takes the place of that of the first two parameters.
-async function findContour() {
-  const address = document.getElementById("live").dataset.contour;
-  const answer = await fetch(`${address}?${new URLSearchParams(pair)}`, { headers: { Accept: "application/json" } });
-  if (answer.ok) Object.assign(latest, await answer.json());
-}
-
+// Whoever has the contours hears of other parameters by an event of the section.
 function offerPairs(section, { parameters, chosen: [x, y] }) {
   const tools = section.querySelector(".tools");
-  const choose = async (axis, value) => {
+  const choose = (axis, value) => {
     const other = axis === "x" ? y : x;
     const rest = value === other ? (axis === "x" ? x : y) : other; // the same twice: they change places
-    pair = axis === "x" ? { x: value, y: rest } : { x: rest, y: value };
-    await findContour();
-    await showFigure("contour");
-    section.querySelector(`select[name=${axis}]`).focus();
+    const pair = axis === "x" ? { x: value, y: rest } : { x: rest, y: value };
+    section.dispatchEvent(new CustomEvent("pair", { bubbles: true, detail: pair }));
   };
   const select = (axis, value) => make("label", { class: "field" }, axis,
     make("select", { name: axis, onchange: (event) => choose(axis, event.target.value) },
@@ -44,26 +25,29 @@ function offerPairs(section, { parameters, chosen: [x, y] }) {
   const shown = JSON.stringify([parameters, x, y]);
   if (tools.dataset.shown === shown) return;
   tools.dataset.shown = shown;
+  const focused = tools.contains(document.activeElement) ? document.activeElement.name : "";
   tools.replaceChildren(select("x", x), select("y", y));
+  if (focused) tools.querySelector(`select[name=${focused}]`).focus();
 }
 
-async function showFigure(name) {
+export async function showFigure(name, latest) {
   const element = document.getElementById(`c-${name}`);
   if (!element) return;
   const section = element.closest("section");
   section.hidden = false;
   element.closest(".wide").hidden = false;
-  const figure = switched(name, section, latest[name]);
+  const figure = switched(name, section, latest);
   const meta = figure.layout.meta ?? {};
   if (meta.note) section.querySelector(".note").textContent = meta.note;
   if (meta.parameters) offerPairs(section, meta);
   element.parentElement.style.minWidth = meta.least_width_px ? `${meta.least_width_px}px` : "";
   await draw(element, meta.axes ? brushed(figure) : figure);
-  if (meta.axes) overlay(section, element, figure, () => showFigure(name));
+  if (meta.axes) overlay(section, element, figure, () => showFigure(name, latest));
 }
 
 // The figure with the chosen button of its menu pressed, and without the menu.
 function switched(name, section, figure) {
+  switchable.set(name, figure);
   const { updatemenus, ...layout } = figure.layout;
   if (!updatemenus) return { data: figure.data, layout: { uirevision: name, ...layout } };
   const buttons = updatemenus[0].buttons;
@@ -82,7 +66,7 @@ function switched(name, section, figure) {
 function choices(name, buttons) {
   const choose = (event) => {
     chosen.set(name, Number(event.target.value));
-    showFigure(name);
+    showFigure(name, switchable.get(name));
   };
   const radios = buttons.map(({ label }, at) => make("label", {},
     make("input", { type: "radio", name: `x-${name}`, value: at, checked: at === 0, onchange: choose }),

@@ -32,7 +32,7 @@ GHOST = "rgba(128,128,128,0.10)"
 SEVERAL = -1
 """Number in place of a trial for a bar of several trials."""
 _ROW_PX, _SMALL_ROW_PX, _TINY_ROW_PX, _STEPS_PX, _AROUND_PX = 22, 14, 6, 130, 150
-_MOST_ROWS, _MOST_BARS = 160, 3000
+_MOST_ROWS, _MOST_BARS = 160, 600
 ALLOCATION_NOTE = (
     "Above: instances planned and held. Below: what each GPU did; the number in a bar is the trial, its colour the "
     "stage (or bracket, or rung); the dashed areas behind are the plan. Dotted lines are the ends of stages."
@@ -54,7 +54,7 @@ def allocation(result: Result) -> Figure | None:
         gpus, result = 1, replace(result, busy=tuple(replace(use, gpu=0) for use in result.busy))
     rows = [_row(instance.instance, gpu) for instance in rented for gpu in range(gpus)]
     bars = _held_bars(result, rented, gpus, unit_s) + _busy_bars(result, _joined(result.busy, horizon_s), unit_s)
-    gantt_px = _row_px(len(rows)) * len(rows) + 10
+    gantt_px = _gantt_px(len(rows))
     drawn = marks(result, horizon_s, unit_s)
     share = gantt_px / (gantt_px + _STEPS_PX + 30)
     most = max([len(rented), *(count for _, _, count in _planned_areas(result))])
@@ -86,10 +86,16 @@ def _longest_first(result: Result) -> list[InstanceResult]:
     return sorted(rented, key=lambda i: (i.ended_s is not None, -(i.ended_s or 0.0), i.requested_s, i.instance))
 
 
-def _row_px(rows: int) -> int:
-    if rows <= 40:
-        return _ROW_PX
-    return _SMALL_ROW_PX if rows <= 120 else _TINY_ROW_PX
+def allocation_px(result: Result) -> int:
+    """Return the height of the chart, without drawing it; 0 if no instance was held."""
+    instances = len(_longest_first(result))
+    rows = instances * gpus_per_instance(result)
+    return _gantt_px(instances if rows > _MOST_ROWS else rows) + _STEPS_PX + 30 + _AROUND_PX if instances else 0
+
+
+def _gantt_px(rows: int) -> int:
+    row_px = _TINY_ROW_PX if rows > 120 else _SMALL_ROW_PX if rows > 40 else _ROW_PX
+    return row_px * rows + 10
 
 
 def _ghosts(result: Result, rows: int, gpus: int, unit_s: float) -> list[Figure]:
@@ -124,14 +130,22 @@ def _planned_areas(result: Result) -> list[tuple[float, float, int]]:
 
 
 def _joined(busy: Sequence[Busy], horizon_s: float) -> Sequence[Busy]:
-    """Return the stretches; if there are very many, close ones of the same GPU and stage are joined."""
-    if len(busy) <= _MOST_BARS:
-        return busy
+    """Return the stretches; if there are very many, close ones of the same GPU and stage are joined.
+
+    How close they are joined doubles until they are few enough, up to a tenth of the chart.
+    """
+    joined, gap_s = busy, horizon_s / 200
+    while len(joined) > _MOST_BARS and gap_s <= horizon_s / 10:
+        joined, gap_s = _joined_within(joined, gap_s), 2 * gap_s
+    return joined
+
+
+def _joined_within(busy: Sequence[Busy], gap_s: float) -> Sequence[Busy]:
     joined: list[Busy] = []
     for use in sorted(busy, key=lambda use: (use.instance, use.gpu, use.start_s)):
         last = joined[-1] if joined else use
         same = (last.instance, last.gpu, last.stage) == (use.instance, use.gpu, use.stage)
-        if joined and same and use.start_s - last.end_s < horizon_s / 200:
+        if joined and same and use.start_s - last.end_s < gap_s:
             joined[-1] = replace(last, trial=SEVERAL, end_s=max(last.end_s, use.end_s))
         else:
             joined.append(use)

@@ -135,7 +135,7 @@ def slices(result: Result, space: Space = None) -> Figure | None:
     values = [trial.metrics[result.metric] for trial in shown]
     layout = {
         **LEGEND,
-        "height": 110 + 240 * rows,
+        "height": slices_px(len(axes)),
         "showlegend": True,
         "margin": {"l": 10, "r": 10, "t": 10, "b": 90},
         "meta": {"least_width_px": 180 * wide, "note": _slices_note(shown, drawn, varying)},
@@ -143,6 +143,12 @@ def slices(result: Result, space: Space = None) -> Figure | None:
     for at, axis in enumerate(axes):
         layout |= _panel_axes(result, at, axis, wide, rows, _is_wide(values))
     return {"data": data, "layout": layout}
+
+
+def slices_px(varying: int) -> int:
+    """Return the height of the slices of that many parameters; 0 without any."""
+    rows = math.ceil(min(varying, _MOST_PANELS) / _PANELS_IN_A_ROW)
+    return 110 + 240 * rows if rows else 0
 
 
 def _slices_note(shown: Sequence[TrialResult], drawn: Sequence[TrialResult], varying: Sequence[str]) -> str:

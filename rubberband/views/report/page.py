@@ -11,7 +11,7 @@ import base64
 import gzip
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -20,14 +20,23 @@ from rubberband import views
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result
 from rubberband.views.cards import Card, best_card, cost_card, time_card
-from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation
+from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation, allocation_px
 from rubberband.views.charts.batches import BATCHES_NOTE, batches_by_gpus, batches_over_time
 from rubberband.views.charts.learning import CURVES_NOTE, PARETO_NOTE, learning_curves, trade_off
-from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
+from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates, parameters
 from rubberband.views.charts.parts import Figure
-from rubberband.views.charts.search import CONTOUR_NOTE, IMPORTANCE_NOTE, SLICES_NOTE, Space, contours, slices
+from rubberband.views.charts.search import (
+    CONTOUR_NOTE,
+    IMPORTANCE_NOTE,
+    SLICES_NOTE,
+    Space,
+    contour_names,
+    contours,
+    slices,
+    slices_px,
+)
 from rubberband.views.charts.spending import SPEND_NOTE, spend
-from rubberband.views.formatting import TextTable
+from rubberband.views.formatting import TextTable, finite
 from rubberband.views.report.tables import (
     batch_sizes,
     bill,
@@ -70,16 +79,44 @@ CHARTS = {
 def result_charts(result: Result, space: Space = None, forecast: Forecast | None = None) -> dict[str, Figure]:
     """Return the charts that have something to show, but for those that take long or have a service to ask:
     `importance` and `contour`. `forecast`: see `spend`."""
-    drawn = {
-        "curves": learning_curves(result),
-        "spend": spend(result, forecast),
-        "allocation": allocation(result),
-        "batches": batches_over_time(result),
-        "parallel": parallel_coordinates(result, space),
-        "trade-off": trade_off(result),
-        "slices": slices(result, space),
-    }
+    drawn = {name: draw() for name, draw in result_drawings(result, space, forecast).items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def result_drawings(
+    result: Result, space: Space = None, forecast: Forecast | None = None
+) -> dict[str, Callable[[], Figure | None]]:
+    """Return the functions that draw the charts of `result_charts`, each by itself."""
+    return {
+        "curves": lambda: learning_curves(result),
+        "spend": lambda: spend(result, forecast),
+        "allocation": lambda: allocation(result),
+        "batches": lambda: batches_over_time(result),
+        "parallel": lambda: parallel_coordinates(result, space),
+        "trade-off": lambda: trade_off(result),
+        "slices": lambda: slices(result, space),
+    }
+
+
+def charts_to_expect(result: Result) -> dict[str, int]:
+    """Return the names of the charts that have something to show, and their heights in pixels, without drawing them.
+
+    One may turn out to be empty.
+    """
+    measured = [trial for trial in result.trials if finite(trial.metrics.get(result.metric)) is not None]
+    varying = sum(parameters(measured).values()) if len(measured) >= 2 else 0
+    heights_px = {
+        "curves": 460 if any(trial.curve for trial in result.trials) else 0,
+        "spend": 340 if result.instances else 0,
+        "allocation": allocation_px(result),
+        "batches": 800 if any(trial.batches for trial in result.trials) else 0,
+        "parallel": 400 if varying else 0,
+        "importance": 80 + 26 * varying if varying else 0,
+        "trade-off": 380 if result.also and len(measured) >= 2 else 0,
+        "slices": slices_px(varying),
+        "contour": 440 if varying and len(contour_names(result)) >= 2 else 0,
+    }
+    return {name: height_px for name, height_px in heights_px.items() if height_px}
 
 
 def render_html(result: Result, importance: Figure | str = "") -> str:

@@ -1,0 +1,89 @@
+// The charts of an experiment's page. Each is asked for when it is scrolled to, and again when it may have changed.
+import { showFigure } from "./experiment_charts.js";
+
+const NEAR = "200px 0px";
+const LONG = "importance"; // takes seconds to compute: it is read once, and again when the experiment is over
+
+export function followFigures(live) {
+  const base = `/experiments/${live.dataset.name}`;
+  const near = new Set();
+  const fresh = new Set(); // what was asked for since the last change
+  const versions = new Map(); // chart -> the version that is shown
+  const watched = new Set();
+  let pair = null; // the parameters of the contour, once they are chosen
+  let drawing = null;
+
+  const nameOf = (section) => section.id.slice(2);
+  const sections = () => [...live.querySelectorAll(".figure")];
+  const watcher = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) near.add(nameOf(target));
+      else near.delete(nameOf(target));
+    }
+    draw();
+  }, { rootMargin: NEAR });
+
+  function address(name) {
+    if (name === LONG) return `${base}/${LONG}`;
+    if (name === "contour") return `${base}/contour?${new URLSearchParams(pair ?? {})}`;
+    return `${base}/figures/${name}`;
+  }
+
+  // One after another, so that the page answers in between.
+  function draw() {
+    drawing ??= drawAll().finally(() => { drawing = null; });
+    return drawing;
+  }
+
+  async function drawAll() {
+    for (let name = next(); name; name = next()) {
+      fresh.add(name);
+      await ask(name).catch(() => {}); // what cannot be had now is asked for at the next change
+      await new Promise(requestAnimationFrame);
+    }
+  }
+
+  const next = () => sections().map(nameOf).find((name) => near.has(name) && !fresh.has(name));
+
+  async function ask(name) {
+    const answer = await fetch(address(name), { headers: { Accept: "application/json" } });
+    const version = answer.headers.get("etag");
+    if (!answer.ok || versions.get(name) === version) return;
+    const found = await answer.json();
+    versions.set(name, version);
+    document.getElementById(`c-${name}`).style.minHeight = "";
+    if (found[name]) await showFigure(name, found[name]);
+    else explain(document.getElementById(`s-${name}`), found.note);
+  }
+
+  function explain(section, note) {
+    section.hidden = !note;
+    if (!note) return;
+    section.querySelector(".note").textContent = note;
+    section.querySelector(".wide").hidden = true;
+  }
+
+  // The service says which charts have something to show.
+  function expect() {
+    const expected = live.querySelector(".charts")?.dataset.expected.split(" ") ?? [];
+    for (const section of sections()) {
+      const isEmpty = versions.has(nameOf(section)) && section.hidden;
+      section.hidden = isEmpty || !expected.includes(nameOf(section));
+      if (!watched.has(section)) watcher.observe(section);
+      watched.add(section);
+    }
+  }
+
+  function changed({ isOver = false } = {}) {
+    for (const name of [...fresh]) if (name !== LONG || isOver) fresh.delete(name);
+    return draw();
+  }
+
+  live.addEventListener("pair", ({ detail }) => {
+    pair = detail;
+    fresh.delete("contour");
+    draw();
+  });
+
+  return { expect, changed };
+}
