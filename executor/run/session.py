@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rubberband.cloud.aws.prices import live_table
 from rubberband.cloud.catalogue import BootTimeouts, boot_timeouts, types_of
@@ -36,9 +37,11 @@ from rubberband.executor.run.trackers import callback_threads
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend, curves
 from rubberband.executor.virtual.fleet import Noise
+from rubberband.files import make_directories
 from rubberband.installation import require_ray
 from rubberband.interrupts import AtOnce, heeded, uninterrupted
 from rubberband.planning import startup_history
+from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.adaptive import BatchPoint
 from rubberband.values.offer import Offer
@@ -378,6 +381,25 @@ def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: 
         not_before=rental.not_before,
         together=rental.largest_gang > offer.gpus,
     )
+
+
+def require_cluster(experiment: Experiment, home: Path) -> None:
+    """Raise InputError unless the nodes of an experiment's Ray cluster, if it is on one, can train; claims nothing.
+
+    A run asks again when it begins, but its name is taken by then.
+    """
+    resources = experiment.resources
+    if not resources.kind.is_borrowed:
+        return
+    from rubberband.cloud.ray_cluster import RayClusterProvider
+    from rubberband.executor.ray.node_probe import require_nodes
+
+    assert resources.gpus_per_instance is not None, "it was looked up"
+    make_directories(home)
+    with TemporaryDirectory(prefix=".probe-", dir=home) as scratch:
+        place = Path(scratch)
+        provider = RayClusterProvider.open(experiment.name, place, resources, resources.gpus_per_instance, run="probe")
+        require_nodes(provider, make_store(resources.checkpoints or str(place / "checkpoints")))
 
 
 @contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from rubberband.errors import InputError
 from rubberband.installation import require_ray
 from rubberband.spec.experiment import Experiment
-from rubberband.units import counted
+from rubberband.units import counted, format_usd
 
 
 def on_cluster(experiment: Experiment) -> Experiment:
@@ -29,4 +30,24 @@ def on_cluster(experiment: Experiment) -> Experiment:
             more = counted(most - part.fitting, "instance")
             note += f" Of max_instances={most}, {more} of {counted(part.gpus_per_instance, 'GPU')} must be added to it."
     changed = resources.model_copy(update={"gpus_per_instance": part.gpus_per_instance, "max_instances": most})
-    return experiment.model_copy(update={"resources": changed}).with_notes(note)
+    found_on = experiment.model_copy(update={"resources": changed}).with_notes(note)
+    return found_on if resources.price_usd_per_hour else _without_a_price(found_on)
+
+
+def _without_a_price(experiment: Experiment) -> Experiment:
+    """Return the experiment with the fastest plan as its objective: all plans cost nothing.
+
+    Raises InputError for a max_cost, which would limit nothing.
+    """
+    constraints, gpus = experiment.constraints, experiment.resources.gpus_per_instance or 1
+    if constraints.max_cost_usd:
+        raise InputError(
+            f"constraints.max_cost: {format_usd(constraints.max_cost_usd)} limits nothing on a Ray cluster without a "
+            f"price; give resources.price_per_hour ({gpus} counts each GPU-hour as 1 USD), or leave max_cost out"
+        )
+    note = (
+        f"cost: nothing is charged, and the plan is the fastest; write price_per_hour: {gpus} to count a GPU-hour "
+        "as 1 USD, and objective: min_cost to save them."
+    )
+    fastest = constraints.model_copy(update={"objective": "min_time"})
+    return experiment.model_copy(update={"constraints": fastest}).with_notes(note)

@@ -26,7 +26,7 @@ from rubberband.executor.result.result import Result
 from rubberband.executor.run.allowance import pledged, require_rate, require_runnable
 from rubberband.executor.run.callbacks import Callback, check_callbacks
 from rubberband.executor.run.driver import Observer
-from rubberband.executor.run.session import cancel_on_signals, create, run
+from rubberband.executor.run.session import cancel_on_signals, create, require_cluster, run
 from rubberband.executor.run.trackers import require_trackers
 from rubberband.executor.training.entrypoint import Entrypoint, with_trial
 from rubberband.executor.training.run_spec import RunSpec
@@ -248,7 +248,9 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
         profiles = start.known_profiles()
         if options.check and entrypoint is not None:
             start.check(entrypoint, profiles)
-        if profiles is None:
+        if profiles is not None:  # measuring one asks the nodes as well
+            require_cluster(experiment, folder.home)
+        else:
             start.ask(f"; {'measuring the profile again' if start.again else UNMEASURED} comes first and counts")
             began_s = elapsed_s()  # the time of the answer is not the run's
         with pledged(experiment, folder):

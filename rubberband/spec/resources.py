@@ -348,6 +348,12 @@ class Resources(Words):
             if getattr(self, key) != getattr(plain, key):
                 reads = "a Ray cluster has none" if self.kind.is_borrowed else "it is read with provider: ray"
                 raise fault(f"{reads}, and provider is {self.provider}; leave it out", at=key)
+        if self.kind.is_borrowed and self.slots is not None:
+            raise fault(
+                f"a Ray cluster counts its slots itself; start its CPU nodes with `ray start --num-gpus={self.slots}`, "
+                "and leave slots out",
+                at="slots",
+            )
         return self
 
     @model_validator(mode="after")

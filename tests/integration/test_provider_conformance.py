@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,11 @@ from rubberband.cloud.pool import (
     open_pool,
 )
 from rubberband.cloud.provider import InstanceDescription, Provider
+from rubberband.cloud.ray_cluster import RayClusterProvider
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
+from rubberband.executor.ray.connection import Connection
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
@@ -303,14 +306,40 @@ PROVIDERS = {
 }
 
 
-SERVERS = ("fake_server", "moto")
+SERVERS = ("fake_server", "moto", "ray")
 
 
-@pytest.fixture(params=[*PROVIDERS, "fake_server", pytest.param("moto", marks=pytest.mark.long)])
+@dataclass
+class RayNodes:
+    """A Ray cluster with a node for every instance; Ray frees what a dead driver had, so that there are no leases."""
+
+    address: str
+
+    def rental(self, directory: Path) -> Rental:
+        connection = Connection()
+        provider = RayClusterProvider("conformance", directory, self.address, 1)
+        connection.open(provider.ensure_head())
+        wait = partial(time.sleep, 0.02)
+        return Rental(provider, wait, provider.clock, lease_s=2.0, leases=False, spot=False, end=connection.close)
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[RayNodes]:
+    """One node with GPUs that are only counted."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 8})
+    yield RayNodes(cluster.address)
+    cluster.shutdown()
+
+
+@pytest.fixture(
+    params=[*PROVIDERS, "fake_server", *(pytest.param(name, marks=pytest.mark.long) for name in ("moto", "ray"))]
+)
 def rental(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rental]:
     """Each provider in turn."""
     if request.param in SERVERS:
-        server: Server = request.getfixturevalue(request.param)
+        server: Server | RayNodes = request.getfixturevalue(request.param)
         rental = server.rental(tmp_path)
     else:
         rental = PROVIDERS[request.param](tmp_path, monkeypatch)

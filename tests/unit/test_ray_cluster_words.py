@@ -36,6 +36,7 @@ def resources(**words: Any) -> Resources:
         ({"provider": "local", "address": "head:6379"}, "read with provider: ray"),
         ({"provider": "aws", "node_labels": {"pool": "a100"}}, "read with provider: ray"),
         ({"provider": "ray", "node_labels": {"pool": "in(a,b)"}}, "node_labels"),
+        ({"provider": "ray", "slots": 2}, "counts its slots itself"),
         ({"provider": "ray", "market": "spot"}, "a Ray cluster has none"),
         ({"provider": "ray", "instance_type": "p3.8xlarge"}, "a Ray cluster has none"),
         ({"provider": "ray", "region": "eu-west-1"}, "a Ray cluster has none"),

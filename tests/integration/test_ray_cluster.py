@@ -1,0 +1,217 @@
+"""Experiments on a Ray cluster that is there: real nodes on this machine, whose GPUs are only counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.cluster_utils import Cluster
+
+from rubberband.cloud.ray_cluster import RayClusterProvider, view
+from rubberband.errors import ProviderError
+from rubberband.executor.ray.connection import Connection
+from tests.builders.waiting import eventually
+
+pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(900)]
+
+PROGRAM = """
+import os, sys, time
+epoch, epochs, folder = 0, int(sys.argv[2]), sys.argv[3]
+os.makedirs(folder, exist_ok=True)
+state = os.path.join(folder, "state")
+if os.path.exists(state):
+    epoch = int(open(state).read())
+while epoch < epochs:
+    time.sleep(float(os.environ["PACE_S"]))
+    epoch += 1
+    with open(state, "w") as file:
+        file.write(str(epoch))
+    print(f"epoch={epoch} loss={float(sys.argv[1]) / epoch}", flush=True)
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head without GPUs, and two nodes with two each."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
+    for _ in range(2):
+        made.add_node(num_cpus=2, num_gpus=2, labels={"pool": "a"})
+    yield made
+    made.shutdown()
+
+
+def free_gpus(address: str) -> int:
+    return sum(node.free_gpus for node in view.view(address).nodes)
+
+
+class Runs:
+    """The command line in processes of its own, on one cluster."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address = folder, address
+        (folder / "program.py").write_text(PROGRAM)
+        words: dict[str, Any] = {
+            "name": "a",
+            "entrypoint": {"command": "python program.py ${lr} ${max_t} ${checkpoint}", "metrics": "stdout"},
+            "search": {
+                "space": {"lr": {"type": "loguniform", "lower": 1e-3, "upper": 0.5}},
+                "scheduler": {"type": "sha", "num_samples": 8, "grace_period": 2, "max_t": 8, "reduction_factor": 2},
+                "metric": "loss",
+                "mode": "min",
+            },
+            "constraints": {"deadline": "30m", "objective": "min_time"},
+            "resources": {
+                "provider": "ray",
+                "address": address,
+                "gpus_per_trial": {"max": 1},
+                "env": {"PACE_S": "0.7"},
+            },
+            "profile": {"seconds_per_iteration": {1: 0.5}},
+        }
+        (folder / "a.yaml").write_text(json.dumps(words))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "RUBBERBAND_HOME": str(self.folder / "home")}
+        with open(self.folder / "output", "a") as output:
+            started = subprocess.Popen(
+                [sys.executable, "-c", "from rubberband.cli import main; main()", *arguments],
+                cwd=self.folder,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                text=True,
+            )
+
+        self.latest = started
+        return started
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output").read_text()
+
+    def until(self, text: str) -> None:
+        eventually(lambda: text in self.output or self.latest.poll() is not None, text, within_s=300.0)
+        assert text in self.output, self.output[-5000:]
+
+    def done(self, run: subprocess.Popen[str]) -> str:
+        assert run.wait(timeout=600) == 0, self.output[-5000:]
+        return self.output
+
+
+@pytest.fixture
+def runs(tmp_path: Path, cluster: Cluster) -> Runs:
+    return Runs(tmp_path, cluster.address)
+
+
+def test_a_run_gives_gpus_back_at_each_sync_and_all_in_the_end(runs: Runs) -> None:
+    run = runs.start("run", "a.yaml")
+    runs.until("SYNC 1")
+    runs.until("i-001 released") if "i-002 released" not in runs.output else None
+    eventually(lambda: free_gpus(runs.address) >= 2)
+    assert "done: best loss" in runs.done(run)
+    assert "2 nodes x 2 GPUs, 4 free now" in runs.output
+    eventually(lambda: free_gpus(runs.address) == 4)
+
+
+def test_a_driver_that_is_killed_holds_nothing_and_resumes(runs: Runs) -> None:
+    run = runs.start("run", "a.yaml")
+    runs.until("training 8 trials")
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    eventually(lambda: free_gpus(runs.address) == 4)
+    assert "resumed 1 time" in runs.done(runs.start("resume", "a"))
+
+
+def test_trials_of_a_node_that_dies_continue_elsewhere(runs: Runs, cluster: Cluster) -> None:
+    run = runs.start("run", "a.yaml")
+    runs.until("training 8 trials")
+    cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
+    runs.until("i-001 lost") if "i-002 lost" not in runs.output else None
+    cluster.add_node(num_cpus=2, num_gpus=2)
+    assert "done: best loss" in runs.done(run)
+
+
+def test_an_experiment_whose_head_dies_resumes_on_a_new_cluster(runs: Runs, cluster: Cluster) -> None:
+    run = runs.start("run", "a.yaml")
+    runs.until("training 8 trials")
+    cluster.head_node.kill_gcs_server()
+    run.wait(timeout=300)
+    assert "Traceback" not in runs.output
+    cluster.shutdown()
+    again = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 4})
+    try:
+        resumed = runs.start("resume", "a")
+        assert resumed.wait(timeout=300) != 0, "the file names the address of the cluster that is gone"
+        assert "no Ray cluster answers" in runs.output
+    finally:
+        again.shutdown()
+
+
+@pytest.fixture
+def provider(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[[], RayClusterProvider]]:
+    """A maker of providers in a process that is connected."""
+    connection = Connection()
+    nodes = view.view(cluster.address).usable({}, 1)
+
+    def make() -> RayClusterProvider:
+        made = RayClusterProvider("a", tmp_path, cluster.address, 2, nodes=nodes)
+        connection.open(made.ensure_head())
+        return made
+
+    yield make
+    connection.close()
+
+
+def test_a_group_waits_for_free_gpus_and_a_fault_excludes_its_node(
+    provider: Callable[[], RayClusterProvider],
+) -> None:
+    ours = provider()
+    for instance in ("a", "b", "c"):
+        ours.launch(instance)
+    eventually(lambda: [one.state for one in ours.describe()] == ["running", "running", "pending"])
+    assert ours.node("c") == ""
+    sick = ours.node("a")
+    ours.release("a", fault="its GPU fell off")
+    ours.launch("d")
+    eventually(lambda: ours.node("c") == sick)  # it was asked for before
+    ours.release("c")
+    assert [one.state for one in ours.describe()] == ["terminated", "running", "terminated", "pending"]
+    ours.release("b")
+    eventually(lambda: ours.node("d") not in ("", sick))
+    again = provider()
+    assert again.describe() == ours.describe()
+    again.close()
+    assert {one.state for one in again.describe()} == {"terminated"}
+    with pytest.raises(ProviderError, match="never launched"):
+        again.release("e")
+
+
+CONNECTED = """
+import sys
+import ray
+import rubberband
+ray.init(address=sys.argv[1], namespace="mine", log_to_driver=False)
+result = rubberband.tune(experiment=rubberband.load_experiment("a.yaml"), verbose=0)
+print("kept", ray.is_initialized(), ray.get_runtime_context().namespace, result.best.iterations)
+"""
+
+
+def test_a_process_that_is_connected_stays_connected(runs: Runs) -> None:
+    environment = {**os.environ, "RUBBERBAND_HOME": str(runs.folder / "home")}
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECTED, runs.address],
+        cwd=runs.folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert "kept True mine 8" in done.stdout, done.stdout + done.stderr
