@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -270,6 +270,8 @@ class RayClusterProvider:
 
     def _ask(self, call: Callable[[], _T]) -> _T:
         """Return the answer of the head. A request that is pending when the head dies is never answered."""
+        if not answers(self._address):
+            raise ProviderError(f"the Ray cluster at {self._address} does not answer")
         if not self._is_connected():
             raise ProviderError(f"this process is not connected to the Ray cluster at {self._address}")
         answer: Future[_T] = Future()
@@ -281,10 +283,11 @@ class RayClusterProvider:
                 answer.set_exception(error)
 
         threading.Thread(target=ask, daemon=True, name="ray-cluster").start()
-        try:
-            return answer.result(_ANSWER_S)
-        except TimeoutError:
-            raise ProviderError(f"the Ray cluster at {self._address} did not answer in {_ANSWER_S:.0f} s") from None
+        give_up_at = elapsed_s() + _ANSWER_S
+        while not wait([answer], timeout=self.look_s).done:
+            if elapsed_s() >= give_up_at or not answers(self._address):
+                raise ProviderError(f"the Ray cluster at {self._address} does not answer")
+        return answer.result()
 
     def _note(self, record: _Record) -> None:
         path = self._directory / f"{record.name}.instance.json"
