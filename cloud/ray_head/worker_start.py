@@ -13,7 +13,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FORK_SERVER = "fork-server"
@@ -30,37 +30,42 @@ _PATIENCE_S = 120.0
 def main(words: Sequence[str]) -> None:
     """Let the fork server start the worker, or else run Ray's script."""
     script = os.environ[WORKER_SCRIPT]
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        if _ask(Path(os.environ[DIRECTORY_TAG]), [script, *words]):
-            return
+    if is_forked([script, *words], (0, 1, 2)):
+        return
     flags = ["-S"] * sys.flags.no_site + ["-s"] * sys.flags.no_user_site
     os.execv(sys.executable, [sys.executable, *flags, script, *words])
 
 
-def _ask(directory: Path, argv: Sequence[str]) -> bool:
-    """Return whether the fork server has forked the worker."""
-    name = (directory / FORK_SERVER).read_text()
-    with socket.socket(socket.AF_UNIX) as server:
+def is_forked(argv: Sequence[str], streams: Sequence[int], program: Mapping[str, str] | None = None) -> bool:
+    """Return whether the fork server has forked a process with these arguments and standard streams.
+
+    `program`: the environment of a function, in whose process that one calls `executor/training/guard.py`.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError), socket.socket(socket.AF_UNIX) as server:
+        name = Path(os.environ[DIRECTORY_TAG], FORK_SERVER).read_text()
         server.settimeout(_PATIENCE_S)
         server.connect(f"\0{name}")
-        if peer_uid(server) != os.getuid() or server.recv(1) != READY:
-            return False
-        send(server, argv)
-        return server.recv(1) == FORKED
+        if peer_uid(server) == os.getuid() and server.recv(1) == READY:
+            _send(server, argv, streams, program)
+            return server.recv(1) == FORKED
+    return False
 
 
-def send(server: socket.socket, argv: Sequence[str]) -> None:
-    """Send the server the environment that a worker with these arguments would have in place of this process."""
+def _send(
+    server: socket.socket, argv: Sequence[str], streams: Sequence[int], program: Mapping[str, str] | None
+) -> None:
+    """Send the server the environment that a process with these arguments would have as a child of this one."""
     order = {
         "argv": list(argv),
         "environment": dict(os.environ),
         "folder": os.getcwd(),
         "nice": os.nice(0),
         "oom_score": int(Path("/proc/self/oom_score_adj").read_text()),
-        "ignores_children": signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN,
+        "ignores_children": program is None and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN,
+        "program": None if program is None else dict(program),
     }
     content = json.dumps(order).encode()
-    socket.send_fds(server, [struct.pack("!I", len(content))], [0, 1, 2])
+    socket.send_fds(server, [struct.pack("!I", len(content))], list(streams))
     server.sendall(content)
 
 

@@ -4,6 +4,9 @@ Imports are most of a worker's start, and all workers import the same. `cloud/ra
 worker; the forked one replaces it, with its arguments, environment, folder and streams, so that leases, cleanups and
 logs work as usual. It forks only if that is safe: no thread may hold a lock, and no GPU may be in use. Otherwise, and
 on other systems than Linux, workers start on their own. It ends with the driver, without its workers.
+
+Functions in gangs have processes of their own, which a worker asks for (`executor/training/program.py`). They are
+forked as well, below a guard, if their imports would have found the same in a process of their own: `imports.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import DIRECTORY_TAG, EXPERIMENT_TAG, INSTANCE_TAG
 from rubberband.cloud.ray_head.worker_start import FORK_SERVER, FORKED, READY, peer_uid
 from rubberband.errors import EntrypointError
+from rubberband.executor.ray.imports import Imports
+from rubberband.executor.training import guard
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import worker_settings
@@ -96,7 +101,7 @@ class ForkServer:
             listener.bind(f"\0{name}")
             listener.listen(_QUEUE)  # early clients wait for the imports
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rubberband.executor.ray.fork_server", str(listener.fileno())],
+                [sys.executable, "-u", "-P", "-m", "rubberband.executor.ray.fork_server", str(listener.fileno())],
                 env=environment,
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.PIPE,
@@ -144,15 +149,17 @@ def main() -> None:
     _end_with_driver()
     if entrypoint is not None:
         entrypoint.environment.put()
+    imports = Imports()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
-        if not _import(entrypoint):
-            return
+        with imports:
+            if not _import(entrypoint):
+                return
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are not waited for
         gc.collect()
         gc.freeze()
-        order = _serve(listener)
+        order = _serve(listener, imports)
     if order is not None:
-        _become(order)
+        _become(order, imports)
 
 
 def _end_with_driver() -> None:
@@ -216,7 +223,7 @@ def _cuda_refuses_a_fork() -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
-def _serve(listener: socket.socket) -> Mapping[str, Any] | None:
+def _serve(listener: socket.socket, imports: Imports) -> Mapping[str, Any] | None:
     """Fork workers until the driver is gone (None); in a worker, return its order."""
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     while True:
@@ -225,12 +232,12 @@ def _serve(listener: socket.socket) -> Mapping[str, Any] | None:
             return None
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError, ValueError, KeyError):
-            order = _take(connection)
+            order = _take(connection, imports)
             if order is not None:
                 return order
 
 
-def _take(connection: socket.socket) -> Mapping[str, Any] | None:
+def _take(connection: socket.socket, imports: Imports) -> Mapping[str, Any] | None:
     """Fork the requested worker; in the worker, return its order."""
     if peer_uid(connection) != os.getuid():
         return None
@@ -243,7 +250,10 @@ def _take(connection: socket.socket) -> Mapping[str, Any] | None:
         content = connection.makefile("rb").read(struct.unpack("!I", header)[0])
         order: dict[str, Any] = json.loads(content)
         begin, end = _environment_place()
-        if len(_block(order["environment"])) > end - begin:
+        environments = [each for each in (order["environment"], order["program"]) if each is not None]
+        if any(len(_block(imports.added_to(each))) > end - begin for each in environments):
+            return None
+        if order["program"] is not None and not imports.suit(order["program"]):
             return None
         if os.fork():
             connection.sendall(FORKED)
@@ -271,20 +281,32 @@ def _environment_place() -> tuple[int, int]:
     return begin, end
 
 
-def _become(order: Mapping[str, Any]) -> None:
-    """Continue as the worker."""
+def _become(order: Mapping[str, Any], imports: Imports) -> None:
+    """Continue as the worker, or as the guard of a function's process."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN if order["ignores_children"] else signal.SIG_DFL)
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     Path("/proc/self/oom_score_adj").write_text(str(order["oom_score"]))
     os.nice(order["nice"] - os.nice(0))
     os.chdir(order["folder"])
-    _take_over(order["environment"])
+    _take_over(imports.added_to(order["environment"]))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()  # Python's own generator has been seeded at the fork
     sys.argv = list(order["argv"])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if order["program"] is None:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        guard.main(lambda program: _call(program, imports))
+        os._exit(0)  # what the imports do in the end is for the function's process
+
+
+def _call(order: Mapping[str, Any], imports: Imports) -> None:
+    """Run the module at the end of a function's command line, as `python -m` does."""
+    _take_over(imports.added_to(order["environment"]))
+    imports.go_on()
+    sys.argv = [""]  # `runpy` puts the module's path there
+    runpy.run_module(order["words"][-1], run_name="__main__", alter_sys=True)
 
 
 def _take_over(environment: Mapping[str, str]) -> None:

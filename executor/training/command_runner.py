@@ -59,6 +59,8 @@ class CommandRunner(Runner):
     maps = True
     announces = False
     """Whether the process says when its start is over; it counts as over at once otherwise."""
+    forks = False
+    """Whether it may be forked off a process that has its imports."""
 
     def __init__(
         self, command: ProgramCommand, segment: Segment, folder: str, gang: ProgramGang, environment: Environment
@@ -290,7 +292,7 @@ class CommandRunner(Runner):
         self._printed = Printed(command.metrics, segment.metric, self._checkpoint, saves=saves)
         self._words = command.line(segment.config, places)
         (output, printing), (errors, complaining) = os.pipe(), os.pipe()
-        self._program = ProgramProcess(self._words, environment, self._folder, printing, complaining)
+        self._program = ProgramProcess(self._words, environment, self._folder, printing, complaining, forks=self.forks)
         self._printed.watch(self._program, (output, errors))
 
     def _require_group(self) -> None:

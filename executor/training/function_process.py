@@ -31,6 +31,7 @@ class FunctionProcessRunner(CommandRunner):
     """Runs a function that `distributed` has marked; every report of rank 0 is one iteration."""
 
     announces = True
+    forks = True
 
     def __init__(self, entrypoint: Entrypoint, segment: Segment, gang: ProgramGang) -> None:
         words = (sys.executable, "-P", "-m", __name__)

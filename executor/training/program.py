@@ -6,13 +6,16 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rubberband.cloud.ray_head.worker_start import is_forked
 from rubberband.executor.training import guard
 
 _STOPPED_S = 0.2
@@ -23,29 +26,51 @@ _LOOK_S = 0.001
 class ProgramProcess:
     """One start of a program."""
 
-    def __init__(self, words: list[str], environment: Mapping[str, str], folder: str, output: int, errors: int) -> None:
-        """`output`, `errors`: the pipes that it prints to; they are closed here."""
-        reading, writing = os.pipe()
-        order = {"words": words, "environment": dict(environment), "folder": folder, "answer": writing}
+    def __init__(
+        self,
+        words: list[str],
+        environment: Mapping[str, str],
+        folder: str,
+        output: int,
+        errors: int,
+        *,
+        forks: bool = False,
+    ) -> None:
+        """`output`, `errors`: the pipes that it prints to; they are closed here.
+
+        `forks`: `words` run a module of Python, in a process of the fork server's imports if it is safe.
+        """
+        self._line, theirs = socket.socketpair()
+        streams = (theirs.fileno(), output, errors)
         self.began = time.monotonic()
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=errors,
-            pass_fds=[writing],
-            start_new_session=True,
-        )
+        self._guard: subprocess.Popen[bytes] | None = None
+        if not (forks and is_forked(words, streams, environment)):
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__],
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+        theirs.close()
         os.close(output)
         os.close(errors)
-        os.close(writing)
-        self._send(json.dumps(order).encode() + b"\n")
-        with os.fdopen(reading) as answer:
-            self._pid = int(answer.readline() or 0)
+        self._code: int | None = None
+        self._answers = self._line.makefile("rb")
+        self._send(json.dumps({"words": words, "environment": dict(environment), "folder": folder}).encode() + b"\n")
+        self._guard_pid, self._pid = map(int, self._answers.readline().split() or (0, 0))
 
     def poll(self) -> int | None:
         """Return its exit code, of 128 and more for a signal; None while it runs."""
-        return self._guard.poll()
+        return self._wait(0.0)
+
+    def _wait(self, seconds: float) -> int | None:
+        if self._code is None and select.select([self._line], [], [], seconds)[0]:
+            answer = self._answers.readline()
+            self._code = int(answer) if answer else -signal.SIGKILL  # the guard was killed
+            if self._guard is not None:
+                self._guard.wait()
+        return self._code
 
     def stop(self) -> None:
         """Stop it and what it started, until `go_on`; it may run a moment longer."""
@@ -71,23 +96,21 @@ class ProgramProcess:
 
     def end(self) -> None:
         """End it: SIGTERM, and SIGKILL to what is left 10 s later. Idempotent."""
-        assert self._guard.stdin is not None
-        if self._guard.stdin.closed:
+        if self._answers.closed:
             return
         self._send(guard.TERMINATE)
-        try:
-            self._guard.wait(guard.PATIENCE_S + 1.0)
-        except subprocess.TimeoutExpired:
-            self._guard.kill()
-            self._guard.wait()
-        with contextlib.suppress(OSError):
-            self._guard.stdin.close()
-        if self._guard.returncode < 0:  # the guard was killed, and cannot end the session
+        if self._wait(guard.PATIENCE_S + 1.0) is None and self._guard_pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._guard_pid, signal.SIGKILL)
+            self._wait(guard.PATIENCE_S)
+        self._answers.close()
+        self._line.close()
+        if self._code is None or self._code < 0:  # the guard was killed, and cannot end the session
             self._signal(signal.SIGKILL)
 
     def _processes(self) -> Iterator[int]:
         """Iterate over the processes that it consists of: all below the guard, to which none is lost."""
-        found = guard.children(self._guard.pid) if self._guard.returncode is None else []
+        found = guard.children(self._guard_pid) if self._code is None else []
         while found:
             process = found.pop()
             yield process
@@ -106,10 +129,8 @@ class ProgramProcess:
                 os.killpg(self._pid, number)
 
     def _send(self, content: bytes) -> None:
-        assert self._guard.stdin is not None
         with contextlib.suppress(OSError):  # it has ended
-            self._guard.stdin.write(content)
-            self._guard.stdin.flush()
+            self._line.sendall(content)
 
 
 def _runs(process: int) -> bool:

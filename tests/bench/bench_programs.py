@@ -1,4 +1,4 @@
-"""Prints what a program as a trial costs: the start of a segment, and reports through the line.
+"""Prints what a program as a trial costs: the start of a segment, also of a function, and reports through the line.
 
 python -m tests.bench.bench_programs [SEGMENTS] [REPORTS]
 """
@@ -14,7 +14,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from rubberband.cloud.ray_head.instance import DIRECTORY_TAG
 from rubberband.executor.checkpoints import open_store
+from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.values.command import Metrics, ProgramCommand, words_of
@@ -25,6 +27,25 @@ import os, sys, rubberband
 for number in range(int(sys.argv[1])):
     rubberband.report({"loss": 1.0 / (number + 1)})
 """
+_FUNCTION = """
+import rubberband, torch
+@rubberband.distributed
+def train(config):
+    rubberband.report({"loss": 1.0})
+"""
+
+
+def function_s(folder: Path, segments: int) -> float:
+    """Return the seconds of a segment of a function, the median; the first one is left out."""
+    entrypoint = Entrypoint.parse("bench_function:train", search_path=[folder])
+    segment = replace(SEGMENT, until_iterations=1, max_iterations=1)
+    store, found = open_store(str(folder / "store")), []
+    for _ in range(segments + 1):
+        began = time.perf_counter()
+        items = list(run_segment(entrypoint, segment, store))
+        found.append(time.perf_counter() - began)
+        assert items[-1].iterations == 1, items
+    return statistics.median(found[1:])
 
 
 def segment_s(folder: Path, words: str, iterations: int, metrics: Metrics) -> float:
@@ -62,6 +83,14 @@ def main() -> None:
         print(f"{in_segment - alone:.3f} s (medians of {segments}, in turn; load {os.getloadavg()[0]:.1f})")
         seconds = segment_s(folder, f"{sys.executable} train.py {reports} $${{args}}", reports, Metrics())
         print(f"{reports} reports in {seconds:.2f} s: {reports / seconds:.0f} a second; none saves files")
+        (folder / "bench_function.py").write_text(_FUNCTION)
+        os.environ[DIRECTORY_TAG] = name
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        fresh = function_s(folder, segments)
+        server = ForkServer("bench", folder, Entrypoint.parse("bench_function:train", search_path=[folder]))
+        forked = function_s(folder, segments)
+        server.close()
+        print(f"a segment of a function that needs torch: {fresh:.3f} s; forked: {forked:.3f} s")
 
 
 if __name__ == "__main__":

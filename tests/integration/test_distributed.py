@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,24 @@ import pytest
 
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.checkpoints.folders import FolderCheckpoint
+from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentReport
 from tests.builders import segments, trials
-from tests.builders.processes.segment_worker import run_gang
+from tests.builders.processes.segment_worker import Worker, gang_of, run_gang
 
 SEGMENT = replace(segments.SEGMENT, config={"lr": 0.05}, max_iterations=8)
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    """Workers of an instance on this machine, on which functions are forked."""
+    directory = tmp_path_factory.mktemp("instances")
+    server = ForkServer("test", directory, None)
+    try:
+        with gang_of(2, RUBBERBAND_DIRECTORY=str(directory)) as started:
+            yield started
+    finally:
+        server.close()
 
 
 def run(workers: Any, store: Any, name: str, **changes: Any) -> list[list[Any]]:
@@ -68,7 +82,7 @@ def test_a_resized_loop_of_accelerate_learns_what_one_never_resized_learns(worke
         (
             "odd_batch",
             "ValueError: per_worker(15): a batch of 15 cannot be divided equally among 2 workers, which a trial may "
-            "get; give a multiple of 2, or limit resources.gpus_per_trial",
+            "get; give a multiple of 2, or write resources.gpus_per_trial: {sizes: [1]}",
         ),
         (
             "without_report",
@@ -91,3 +105,17 @@ def test_a_function_that_returns_has_ended_or_reports_what_it_returns(workers, t
     assert [type(item) for item in first[1:]] == [SegmentReport, SegmentReport, SegmentEnded]
     once = run(workers[:1], store, "returns_metrics")[0][-1]
     assert (once.metrics, once.ended) == ({"loss": 0.5}, True)
+
+
+def test_a_function_draws_other_numbers_after_a_sync_and_the_same_ones_again(workers, tmp_path):
+    store = open_store(str(tmp_path))
+    first, second = resized(workers, store, "draws", [(1, 1), (1, 2)])
+    _, again = resized(workers, store, "draws", [(1, 1), (1, 2)])
+    assert first.metrics["loss"] != second.metrics["loss"]
+    assert again.metrics == second.metrics
+
+
+def test_a_rank_in_the_worker_s_own_environment_is_not_that_of_the_gang(tmp_path):
+    with gang_of(1, RANK="7", LOCAL_RANK="7", WORLD_SIZE="9") as own:
+        found = run(own, open_store(str(tmp_path)), "draws", until_iterations=1)[0]
+    assert found[-1].metrics["rank"] == 0.0

@@ -152,6 +152,14 @@ def test_imports_find_one_gpu_or_none_and_do_not_begin_to_use_it(
     assert found["OMP_NUM_THREADS"] == "1"
 
 
+def test_a_forked_worker_has_the_variables_that_the_trial_s_module_sets(tmp_path: Path, serve: Serve) -> None:
+    serve("import os\nos.environ['TOKENIZERS_PARALLELISM'] = 'false'\n" + _TRAIN)
+    found = worker(tmp_path)
+    assert found["imported"]
+    assert found["environment"]["TOKENIZERS_PARALLELISM"] == "false"
+    assert "TOKENIZERS_PARALLELISM=false" in found["seen"]
+
+
 def test_a_worker_starts_on_its_own_where_no_server_is(tmp_path: Path, serve: Serve) -> None:
     assert not worker(tmp_path)["imported"]
     server = serve(_TRAIN)

@@ -5,8 +5,9 @@ The protocol is pickles in a pipe.
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import current_process
@@ -67,9 +68,9 @@ def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares, payloa
 class Worker:
     """A warm worker in another process."""
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
         self._jobs, theirs = CONTEXT.Pipe()
-        self._process = start(_serve, theirs)
+        self._process = start(_serve, theirs, environment)
         theirs.close()
 
     @property
@@ -97,9 +98,9 @@ class Worker:
 
 
 @contextmanager
-def gang_of(num_workers: int) -> Iterator[list[Worker]]:
-    """Warm workers, which end with the block."""
-    started = [Worker() for _ in range(num_workers)]
+def gang_of(num_workers: int, **environment: str) -> Iterator[list[Worker]]:
+    """Warm workers with these variables, which end with the block."""
+    started = [Worker(**environment) for _ in range(num_workers)]
     try:
         yield started
     finally:
@@ -143,8 +144,9 @@ def run_again(
     raise AssertionError("it begins again and again")
 
 
-def _serve(jobs: Connection) -> None:
+def _serve(jobs: Connection, environment: Mapping[str, str]) -> None:
     """Serve jobs until there are no more."""
+    os.environ.update(environment)
     # It ends with this pipe, and a trial may start loader workers, which daemons may not.
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     while True:

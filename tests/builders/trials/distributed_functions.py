@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,11 @@ def accelerated(config: dict[str, Any]) -> None:
         if accelerator.is_main_process:
             Path(saved, "epoch").write_text(str(epoch))
         rubberband.report({"loss": total.item()}, checkpoint=saved)
+
+
+@rubberband.distributed
+def draws(config: dict[str, Any]) -> None:
+    """Reports a random number, and the rank that it was given."""
+    while True:
+        Path(os.environ["RUBBERBAND_CHECKPOINT"], "drawn").touch()
+        rubberband.report({"loss": random.random(), "rank": float(os.environ["RANK"])})
