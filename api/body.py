@@ -219,11 +219,29 @@ def _require_provider(experiment: Experiment, settings: Settings) -> None:
     if resources.provider not in settings.providers:
         allowed = " or ".join(settings.providers) or "none"
         raise _refused("resources.provider", f"{resources.provider} is not allowed here; use {allowed}")
+    require_own_cluster(experiment)
     if resources.aws != Aws():
         key = next(name for name in Aws.model_fields if getattr(resources.aws, name) != getattr(Aws(), name))
         raise _refused(f"resources.aws.{key}", "only the operator sets up instances; leave it out")
     if resources.kind.is_rented and settings.limits.max_cost_usd is not None:
         _require_true_prices(experiment)
+
+
+def require_own_cluster(experiment: Experiment) -> None:
+    """Raise Problem REFUSED for another Ray cluster than the one that the service is on, or for one without a price.
+
+    A request makes the service connect to no address of its choice.
+    """
+    resources = experiment.resources
+    if not resources.kind.is_borrowed:
+        return
+    if resources.address != "auto":
+        raise _refused("resources.address", "the service uses its own Ray cluster only; leave it out")
+    if resources.unit != "USD":
+        raise _refused(
+            "resources.price_per_hour",
+            "a service counts in USD; write the GPUs of an instance as the price, which counts a GPU-hour as 1 USD",
+        )
 
 
 def _require_true_prices(experiment: Experiment) -> None:

@@ -139,3 +139,8 @@ class Settings:
     def rents(self) -> bool:
         """Whether submissions may rent instances."""
         return any(KINDS[name].is_rented for name in self.providers)
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether submissions may be on the Ray cluster of this machine."""
+        return any(KINDS[name].is_borrowed for name in self.providers)

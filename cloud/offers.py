@@ -168,7 +168,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         resources.init_delay, (profile.init_delay_s, profile.init_spread) if profile else (None, FIXED), default_init_s
     )
     gpus = _gpus(resources, name, row, table)
-    price_usd_per_hour = _price_usd_per_hour(resources, name, row, table)
+    price_usd_per_hour = float(gpus) if resources.unit == "GPU-h" else _price_usd_per_hour(resources, name, row, table)
     restart_s = provision_delay_s + init_delay_s + (profile.trial_startup_s if profile else 0.0)
     head_usd_per_hour, head_side_usd_per_hour = _head_usd_per_hour(resources, table)
     return Offer(
@@ -181,13 +181,19 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         init_delay_s=init_delay_s,
         init_spread=init_spread,
         billing=resources.billing,
-        minimum_billed_s=resources.minimum_billed_s,
+        minimum_billed_s=_minimum_billed_s(resources),
         data_usd_per_instance=resources.dataset_gb * resources.data_price_usd_per_gb,
         head_price_usd_per_hour=head_usd_per_hour,
         head_side_usd_per_hour=head_side_usd_per_hour,
         spot=_spot(resources, name, row, price_usd_per_hour, restart_s) if resources.market == "spot" else None,
         side_costs=_side_costs(resources, name, row, provision_delay_s),
+        unit=resources.unit,
     )
+
+
+def _minimum_billed_s(resources: Resources) -> float:
+    is_given = "minimum_billed_s" in resources.model_fields_set
+    return resources.minimum_billed_s if is_given or not resources.kind.is_borrowed else 0.0
 
 
 def _side_costs(

@@ -220,6 +220,14 @@ def format_usd(amount_usd: float) -> str:
     return f"{amount_usd:,.{decimals}f} USD"
 
 
+_USD = re.compile(r"""(?<![^\s(>"])USD(?![^\s).,;:<"/])""")
+
+
+def in_unit(text: str, unit: str) -> str:
+    """Return a text whose amounts count another unit than US dollars with that unit."""
+    return text if unit == "USD" else _USD.sub(unit, text)
+
+
 def counted(count: int, what: str) -> str:
     """Return `1 trial`, `2 trials`, `10,000 trials`: every count with a noun is written by this."""
     return f"{count:{',' if count >= 10_000 else ''}} {what}{'' if count == 1 else 's'}"

@@ -205,6 +205,7 @@ class Planner:
 
     async def _spawned(self) -> asyncio.subprocess.Process:
         live = ["--live"] if self._settings.rents else []
+        live += ["--cluster"] if self._settings.has_cluster else []
         live += [f"--code={folder}" for folder in self._settings.code]
         live += [] if self._settings.pool is None else [f"--lent={self._settings.pool.provider}"]
         return await asyncio.create_subprocess_exec(

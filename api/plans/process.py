@@ -27,8 +27,17 @@ from typing import Any, BinaryIO
 from pydantic import TypeAdapter
 
 import rubberband
-from rubberband.api.body import read_experiment, require_no_paths
-from rubberband.api.problems import CONFLICT, INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_LONG, HttpProblem, problem_of
+from rubberband.api.body import read_experiment, require_no_paths, require_own_cluster
+from rubberband.api.problems import (
+    CONFLICT,
+    INFEASIBLE,
+    INTERNAL,
+    PROFILE_MISSING,
+    REFUSED,
+    TOO_LONG,
+    HttpProblem,
+    problem_of,
+)
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.extending import Extension, Limits, Outlook
@@ -36,6 +45,7 @@ from rubberband.executor.run.allowance import with_allowance
 from rubberband.executor.training.entrypoint import with_trial
 from rubberband.planner import Estimate
 from rubberband.planning import feasible
+from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import (
     EstimateAnswer,
@@ -205,6 +215,8 @@ CODE = "--code="
 """Flag before a folder with the code of entry points."""
 LENT = "--lent="
 """Flag before the provider whose instances the service's pool lends."""
+CLUSTER = "--cluster"
+"""Flag: experiments may be on the Ray cluster of the service."""
 _LIVE_GOOD_S = 60.0
 """Lifetime of an answer with live prices or measured starts."""
 _MOST_BYTES = 4 << 30
@@ -236,16 +248,28 @@ class Question:
 
 
 def question_of(
-    asked: Mapping[str, Any], home: Path, *, live: bool, code: Sequence[str] = (), lent: Sequence[str] = ()
+    asked: Mapping[str, Any],
+    home: Path,
+    *,
+    live: bool,
+    code: Sequence[str] = (),
+    lent: Sequence[str] = (),
+    has_cluster: bool = False,
 ) -> Question:
     """Parse a question; `code` are the folders of entry points, `lent` the providers of the service's pool.
+
+    `has_cluster`: experiments may be on the Ray cluster of the service.
 
     Raises Problem and RubberbandError.
     """
     body = asked["body"].encode("latin-1")
     experiment = read_experiment(body, asked["media_type"], asked["overrides"])
     require_no_paths(experiment)
-    experiment = with_trial(experiment, code)
+    if experiment.resources.kind.is_borrowed and not has_cluster:
+        raise HttpProblem(REFUSED, f"resources.provider: {experiment.resources.provider} is not allowed here")
+    require_own_cluster(experiment)
+    asked_for = with_trial(experiment, code)
+    experiment = on_cluster(asked_for)
     prices, good_s = PricesAndQuotas(), None
     if live and experiment.resources.kind.is_rented:
         is_lent = experiment.resources.provider in lent
@@ -253,19 +277,24 @@ def question_of(
             with_allowance(live_prices_and_quotas(experiment, home), experiment, home, is_lent=is_lent),
             _LIVE_GOOD_S,
         )
+    elif experiment.resources.kind.is_borrowed:
+        good_s = _LIVE_GOOD_S
     elif experiment.resources.kind.is_this_machine and experiment.entrypoint is not None:
         prices, good_s = local_prices_and_quotas(experiment, home), _LIVE_GOOD_S
     if experiment.constraints.deadline_at is not None:
         good_s = 1.0
     options = {name: asked[name] for name in ("policy", "frontier", "size", "seed", "most_usd")}
     # Without defaults: an estimate tells given settings from defaults.
-    words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    words, found = (
+        each.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+        for each in (asked_for, experiment)
+    )
     return Question(
         experiment=experiment,
         options=options,
         prices=prices,
         now=asked["now"],
-        id=_identity(experiment, words, options, prices, asked["now"]),
+        id=_identity(experiment, found, options, prices, asked["now"]),
         good_s=good_s,
         words=words,
     )
@@ -342,6 +371,7 @@ def serve(
     live: bool,
     code: Sequence[str] = (),
     lent: Sequence[str] = (),
+    has_cluster: bool = False,
 ) -> None:
     """Answer questions until stdin ends."""
     while line := questions.readline():
@@ -351,7 +381,7 @@ def serve(
             if "rest" in asked:
                 _tell(answers, {"rest": answered(asked["rest"], home, code)})
                 continue
-            question = question_of(asked, home, live=live, code=code, lent=lent)
+            question = question_of(asked, home, live=live, code=code, lent=lent, has_cluster=has_cluster)
             _tell(answers, {"id": question.id, "good_s": question.good_s})
             if questions.readline() == b"plan\n":
                 status, body = planned(question)
@@ -396,7 +426,8 @@ def main() -> None:
     home, *flags = sys.argv[1:]
     _tell(sys.stdout.buffer, {"ready": True})
     code, lent = ([flag.removeprefix(of) for flag in flags if flag.startswith(of)] for of in (CODE, LENT))
-    serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live="--live" in flags, code=code, lent=lent)
+    is_live, has_cluster = "--live" in flags, CLUSTER in flags
+    serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live=is_live, code=code, lent=lent, has_cluster=has_cluster)
 
 
 if __name__ == "__main__":

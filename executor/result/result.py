@@ -40,7 +40,7 @@ from rubberband.units import counted
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.kinds import KINDS
-from rubberband.values.offer import BillLine
+from rubberband.values.offer import BillLine, Unit
 from rubberband.values.plan import Market
 
 if TYPE_CHECKING:
@@ -280,6 +280,8 @@ class Result:
     """Trials whose function never passed a checkpoint, so that every stage trains them from zero."""
     provider: str = ""
     """local, aws or virtual; empty in reports of earlier versions."""
+    unit: Unit = "USD"
+    """Unit of all amounts, also of those whose names say `usd`: GPU-hours on a Ray cluster without a price."""
     rungs: tuple[RungResult, ...] = ()
     """Rungs of a search without a SYNC (asha); empty for others."""
     also: tuple[Objective, ...] = ()
@@ -476,6 +478,7 @@ def summarise(state: State, setup: Mapping[str, Any], now: float) -> Result:
             if trial.reports and not trial.ended
         ),
         provider=setup.get("provider", ""),
+        unit=job.offer.unit,
         rungs=tuple(_rungs(state)),
         also=tuple(Objective(**one) for one in setup.get("experiment", {}).get("search", {}).get("also", ())),
     )

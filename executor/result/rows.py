@@ -13,7 +13,7 @@ from rubberband import markup
 from rubberband.errors import InputError
 from rubberband.executor.result.result import Busy, Result, StageResult, TrialResult
 from rubberband.installation import require
-from rubberband.units import counted, duration, format_usd
+from rubberband.units import counted, duration, format_usd, in_unit
 
 if TYPE_CHECKING:
     import pandas
@@ -193,7 +193,8 @@ def result_html(result: Result) -> str:
     """Return the result as HTML."""
     lines = [_cost(result), *([result.reason] if result.reason else [])]
     tables = [_stages(result), _trials(result)]
-    return markup.card(f"{result.name}: {_outcome(result)}", markup.lines([*lines, *_best(result)]), *tables)
+    card = markup.card(f"{result.name}: {_outcome(result)}", markup.lines([*lines, *_best(result)]), *tables)
+    return in_unit(card, result.unit)
 
 
 def _outcome(result: Result) -> str:

@@ -95,6 +95,10 @@ class ExperimentView(Answer):
     attempt: Annotated[int, Field(description="Number of processes that were started for it.")]
     entrypoint: str | None
     provider: str | None
+    unit: Annotated[
+        Literal["USD", "GPU-h"],
+        Field(description="Unit of its amounts, also of those named usd: GPU-hours on a Ray cluster without a price."),
+    ]
     slack_s: Annotated[
         float | None, Field(description="Seconds between its (expected) end and its deadline; null without one.")
     ]

@@ -187,7 +187,7 @@ def _print(
         shown = [*screen_tables(found.estimate, found.notes), *simulation_tables(found.estimate, simulation)]
         remarks = [line for note in notes for line in textwrap.wrap(note, WIDTH)]
         closing = [*remarks, *closing, *more(listed, shown)]
-    print_document(lines, shown, ("bold", "", "bold green"), closing)
+    print_document(lines, shown, ("bold", "", "bold green"), closing, found.estimate.offer.unit)
 
 
 def _next(

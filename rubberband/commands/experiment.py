@@ -22,7 +22,7 @@ from rubberband.commands.common import (
     print_json,
 )
 from rubberband.errors import InputError
-from rubberband.units import counted
+from rubberband.units import counted, in_unit
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
@@ -60,7 +60,7 @@ def _show(look: Callable[[], ExperimentDetail], output: TextFormat, watch: bool)
     else:
         from rubberband.views.report.text import print_document
 
-        print_document(*_document(view), ("bold", "", "", "", "bold green"))
+        print_document(*_document(view), ("bold", "", "", "", "bold green"), unit=view.get("unit", "USD"))
     if watch:
         from rubberband.views.live.status import exit_code
 
@@ -90,7 +90,7 @@ def _redrawn(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
     with Live(console=Console(file=sys.stderr), auto_refresh=False, transient=True) as live:
         while True:
             view = look()
-            live.update(Text(render_document(*_document(view))), refresh=True)
+            live.update(Text(in_unit(render_document(*_document(view)), view.get("unit", "USD"))), refresh=True)
             if _is_over(view):
                 return view
             time.sleep(LOOK_EVERY_S)
@@ -161,8 +161,9 @@ def extend(
     max_cost_usd = None if max_cost is None else parse_usd(max_cost)
     with open_experiment(name, server) as experiment:
         found = experiment.extension(deadline, max_cost_usd, granted=False)
+        unit = experiment.look().get("unit", "USD")
         for line in extension_lines(found):
-            print(line, file=sys.stderr)
+            print(in_unit(line, unit), file=sys.stderr)
         if not dry_run and (yes or typer.confirm("Apply it?", err=True)):
             found = experiment.extension(deadline, max_cost_usd, granted=True)
             print("applied", file=sys.stderr)

@@ -196,7 +196,7 @@ def ps(
     on: OnOption = None,
 ) -> None:
     """List the experiments on this machine, or those of a service."""
-    from rubberband.units import format_duration, format_usd
+    from rubberband.units import format_duration, format_usd, in_unit
 
     listed = _all_listed(client_of(server), search)
     if output is TextFormat.json:
@@ -210,7 +210,7 @@ def ps(
             str(row.trials),
             str(row.iterations),
             format_duration(row.jct_s),
-            format_usd(row.cost_usd),
+            in_unit(format_usd(row.cost_usd), row.unit),
             _cut("; ".join(part for part in (row.reason, row.best) if part)),
         ]
         for row in listed
@@ -247,6 +247,8 @@ class Listed:
     """Done by all trials together."""
     jct_s: float = 0.0
     cost_usd: float = 0.0
+    unit: str = "USD"
+    """Unit of `cost_usd`: GPU-hours (GPU-h) on a Ray cluster without a price."""
     best: str = ""
     reason: str = ""
     """Cause of an early end, of waiting, or of a journal that cannot be read."""
@@ -265,6 +267,7 @@ def _listed(view: ExperimentView) -> Listed:
         iterations=summary["iterations"],
         jct_s=summary["jct_s"],
         cost_usd=summary["cost_usd"],
+        unit=view.get("unit", "USD"),
         best="" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']})",
         reason=printable(view["reason"]) if view["state"] in EXPLAINED else "",
     )

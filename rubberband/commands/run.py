@@ -27,7 +27,7 @@ from rubberband.commands.common import (
     open_client,
     option,
 )
-from rubberband.units import format_usd
+from rubberband.units import format_usd, in_unit
 
 if TYPE_CHECKING:
     from rubberband.executor.core.job import Job
@@ -299,5 +299,5 @@ def profile(
     measured.save(target)
     measured.keep(folder.home)
     for line in measured.lines():
-        print(line)
+        print(in_unit(line, experiment.resources.unit))
     print(f"written to {target}", file=sys.stderr)

@@ -222,7 +222,7 @@ def _longer(delay_s: float, from_nothing_s: float) -> tuple[float, str]:
 
 def _prices(now: Problem) -> Iterator[_Change]:
     offer = now.offer
-    if price := offer.price_usd_per_hour:
+    if (price := offer.price_usd_per_hour) and offer.unit == "USD":
         raised = _with_offer(now, price_usd_per_hour=MORE * price)
         yield _Change("price of an instance", f"{format_usd(price)}/h on demand", "+10 %", raised)
     if offer.spot is not None:

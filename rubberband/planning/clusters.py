@@ -31,23 +31,22 @@ def on_cluster(experiment: Experiment) -> Experiment:
             note += f" Of max_instances={most}, {more} of {counted(part.gpus_per_instance, 'GPU')} must be added to it."
     changed = resources.model_copy(update={"gpus_per_instance": part.gpus_per_instance, "max_instances": most})
     found_on = experiment.model_copy(update={"resources": changed}).with_notes(note)
-    return found_on if resources.price_usd_per_hour else _without_a_price(found_on)
+    return found_on if resources.unit == "USD" else _in_gpu_hours(found_on)
 
 
-def _without_a_price(experiment: Experiment) -> Experiment:
-    """Return the experiment with the fastest plan as its objective: all plans cost nothing.
+def _in_gpu_hours(experiment: Experiment) -> Experiment:
+    """Return the experiment with the fastest plan as its objective, unless it names one.
 
-    Raises InputError for a max_cost, which would limit nothing.
+    Raises InputError for a max_cost, which is in US dollars.
     """
     constraints, gpus = experiment.constraints, experiment.resources.gpus_per_instance or 1
-    if constraints.max_cost_usd:
+    if constraints.max_cost_usd is not None:
         raise InputError(
             f"constraints.max_cost: {format_usd(constraints.max_cost_usd)} limits nothing on a Ray cluster without a "
-            f"price; give resources.price_per_hour ({gpus} counts each GPU-hour as 1 USD), or leave max_cost out"
+            f"price; write resources.price_per_hour: {gpus}, which counts each GPU-hour as 1 USD, or leave max_cost out"
         )
-    note = (
-        f"cost: nothing is charged, and the plan is the fastest; write price_per_hour: {gpus} to count a GPU-hour "
-        "as 1 USD, and objective: min_cost to save them."
-    )
+    if "objective" in constraints.model_fields_set:
+        return experiment.with_notes("cost: nothing is charged; GPU-hours are counted.")
+    note = "cost: nothing is charged; the plan is the fastest, and objective: min_cost uses the fewest GPU-hours."
     fastest = constraints.model_copy(update={"objective": "min_time"})
     return experiment.model_copy(update={"constraints": fastest}).with_notes(note)

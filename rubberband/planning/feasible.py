@@ -39,7 +39,7 @@ from rubberband.planning.remedies import (
 from rubberband.planning.startup_history import StartTimes
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import MAX_ASHA_TRIALS, MAX_TRIALS, Asha, Sha, WrittenStages, asha
-from rubberband.units import counted, format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd, in_unit
 from rubberband.values.plan import Plan, Policy, Size, SizeKey, Spent
 from rubberband.values.profile import Profile
 
@@ -234,7 +234,7 @@ def _with_remedies(
     fix = advice(remedies[0]) if remedies else none_within(most_usd)
     if used != Spent():
         fix = f"measuring took {format_duration(used.seconds)} and {format_usd(used.cost_usd)} of the limits; {fix}"
-    return replace(found, remedies=remedies, reason=f"{found.obstacle}; {fix}")
+    return replace(found, remedies=remedies, reason=in_unit(f"{found.obstacle}; {fix}", experiment.resources.unit))
 
 
 def _refusal(found: Estimate) -> InfeasibleError:
@@ -263,7 +263,7 @@ def _missed(found: Estimate) -> InfeasibleError:
     surely = "" if found.odds is None else f" with confidence {limits.confidence:g}"
     return InfeasibleError(
         f"the {found.policy} plan does not keep {' and '.join(missed)}{surely}: it takes "
-        f"{format_duration(prediction.jct_s)} and costs {format_usd(prediction.cost_usd)}",
+        f"{format_duration(prediction.jct_s)} and costs {in_unit(format_usd(prediction.cost_usd), found.offer.unit)}",
         advice="use the policy optimal, or raise the limits",
         shortest_jct_s=prediction.jct_s,
         cheapest_usd=prediction.cost_usd,

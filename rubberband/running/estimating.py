@@ -25,6 +25,7 @@ from rubberband.running.sending import with_unsent
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool
+from rubberband.units import in_unit
 from rubberband.values.plan import Plan, Policy, Prediction
 from rubberband.views.estimate.tables import headlines, screen_tables
 from rubberband.views.formatting import TextTable, size_line
@@ -52,7 +53,7 @@ class PlanEstimate(EstimateAnswer):
 
     def __str__(self) -> str:
         """Return the screen of `rubberband estimate`."""
-        return render_document(*self._document()).rstrip("\n")
+        return in_unit(render_document(*self._document()).rstrip("\n"), self.estimate.offer.unit)
 
     def _repr_html_(self) -> str:
         (title, *lines), tables = self._document()
@@ -61,7 +62,7 @@ class PlanEstimate(EstimateAnswer):
             + markup.table(table.header, [*table.rows, *filter(None, [table.total])], words=table.words)
             for table in tables
         )
-        return markup.card(title, markup.lines(lines), *shown)
+        return in_unit(markup.card(title, markup.lines(lines), *shown), self.estimate.offer.unit)
 
     def _document(self) -> tuple[list[str], list[TextTable]]:
         lines, tables = headlines(self.estimate), screen_tables(self.estimate, self.notes)

@@ -49,7 +49,7 @@ from rubberband.running.profile_cache import Announce, find_profiles
 from rubberband.running.sending import require_sent
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.program import Program
-from rubberband.units import counted, format_duration, format_usd, shown
+from rubberband.units import counted, format_duration, format_usd, in_unit, shown
 from rubberband.values.plan import Policy, Spent
 from rubberband.values.profile import Profile
 
@@ -444,4 +444,4 @@ def _plan_line(job: Job) -> str:
         lanes.setdefault(bracket.lane, []).extend(each[bracket.first_stage : bracket.end_stage])
     stages = ", beside ".join(" -> ".join(lane) for lane in lanes.values())
     predicted = f"{format_duration(job.prediction.jct_s)}, {format_usd(job.prediction.cost_usd)}"
-    return f"plan: {stages}; predicted {predicted}"
+    return f"plan: {stages}; predicted {in_unit(predicted, job.offer.unit)}"

@@ -24,7 +24,7 @@ from rubberband.spec.fields import WHOLE, Amount, Bytes, Count, Delay, Duration,
 from rubberband.units import shown
 from rubberband.values.environment import LEAST_SECRET, Environment
 from rubberband.values.kinds import KINDS, ProviderKind, ProviderName
-from rubberband.values.offer import Billing
+from rubberband.values.offer import Billing, Unit
 from rubberband.values.plan import Market
 
 LOG_LIMIT_BYTES = 64_000_000
@@ -221,6 +221,12 @@ def _names(value: Any) -> Any:
     return value
 
 
+def resources_unit(words: Mapping[str, Any]) -> Unit:
+    """Return the unit of costs by the words of resources: GPU-hours on a Ray cluster without a price."""
+    kind = KINDS.get(words.get("provider") or "local")
+    return "GPU-h" if kind is not None and kind.is_borrowed and not words.get("price_per_hour") else "USD"
+
+
 class Resources(Words):
     """Where the trials train, and values that override the catalogue's or measured ones."""
 
@@ -257,7 +263,7 @@ class Resources(Words):
     """Price of an instance's volume and address; by default EC2's, and 0 elsewhere."""
     billing: Billing = "per_instance"
     minimum_billed_s: Duration = Field(60.0, alias="minimum_billed")
-    """An instance is billed for at least this long."""
+    """An instance is billed for at least this long; by default 0 on a Ray cluster."""
     provision_delay: Delay | None = None
     """From asking for an instance until it runs."""
     init_delay: Delay | None = None
@@ -307,6 +313,11 @@ class Resources(Words):
     def kind(self) -> ProviderKind:
         """The record of the provider."""
         return KINDS[self.provider]
+
+    @property
+    def unit(self) -> Unit:
+        """Unit of its costs: GPU-hours on a Ray cluster without a price."""
+        return resources_unit({"provider": self.provider, "price_per_hour": self.price_usd_per_hour})
 
     @property
     def lease_length_s(self) -> float:

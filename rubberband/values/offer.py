@@ -10,6 +10,8 @@ from rubberband.values.plan import Market
 from rubberband.values.profile import FIXED, Spread
 
 Billing = Literal["per_instance", "per_function"]
+Unit = Literal["USD", "GPU-h"]
+"""Unit of prices. Where an experiment has none, a GPU-hour has a nominal price of 1 GPU-h."""
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -99,6 +101,8 @@ class Offer:
     """Set where a plan may use the spot market; every stage is then on spot or on demand, as the plan says."""
     side_costs: tuple[SideCost, ...] = ()
     """Costs beside the rent, on either market (`per_instance` only)."""
+    unit: Unit = "USD"
+    """Unit of all amounts, also of those whose names say `usd`."""
 
     @property
     def side_usd_per_hour(self) -> float:

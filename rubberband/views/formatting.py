@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rubberband.executor.core.events import Gang
 from rubberband.executor.result.batch_history import BatchStretch
 from rubberband.executor.result.result import Result, TrialResult
-from rubberband.units import counted, duration, format_duration, format_usd
+from rubberband.units import counted, duration, format_duration, format_usd, in_unit
 from rubberband.values.balance import BalanceUse
 from rubberband.values.plan import PlanningConstraints, Size
 
@@ -248,6 +248,20 @@ class TextTable:
     total: Row | None = None
     words: frozenset[int] = frozenset({0})
     notes: tuple[str, ...] = ()
+
+    def in_unit(self, unit: str) -> TextTable:
+        """Return it with the unit that its amounts count."""
+        if unit == "USD":
+            return self
+        header, *rows = (tuple(in_unit(cell, unit) for cell in row) for row in (self.header, *self.rows))
+        return replace(
+            self,
+            title=in_unit(self.title, unit),
+            header=header,
+            rows=tuple(rows),
+            total=self.total and tuple(in_unit(cell, unit) for cell in self.total),
+            notes=tuple(in_unit(note, unit) for note in self.notes),
+        )
 
 
 def aligned(rows: Sequence[Sequence[str]], words: Collection[int] = ()) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,15 @@ import pytest
 from rubberband.cloud.ray_cluster import view
 from rubberband.cloud.ray_cluster.view import ClusterNode, ClusterView, require_versions, share
 from rubberband.errors import InputError
+from rubberband.executor.result.batch_history import copied
+from rubberband.planning.clusters import on_cluster
+from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
+from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
+from rubberband.running.estimating import PlanEstimate
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile
 from rubberband.spec.resources import Resources
+from rubberband.units import in_unit
 
 
 def cluster(*gpus: int, free: int = 0, labels: dict[str, str] | None = None) -> ClusterView:
@@ -85,6 +92,76 @@ def test_an_instance_may_be_a_part_of_a_node() -> None:
 def test_a_cluster_without_such_nodes_is_refused(found: ClusterView, words: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         share(found, resources(**words))
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Experiment]:
+    """Makes an experiment on a cluster of two nodes with 4 GPUs each."""
+    monkeypatch.setattr(view, "view", lambda address: cluster(4, 4))
+    monkeypatch.setattr(view, "require_versions", lambda found: None)
+
+    def make(constraints: dict[str, Any], **words: Any) -> Experiment:
+        scheduler = {"type": "sha", "num_samples": 8, "max_t": 8, "reduction_factor": 2}
+        space = {"lr": {"type": "uniform", "lower": 0, "upper": 1}}
+        search = {"space": space, "scheduler": scheduler, "metric": "loss", "mode": "min"}
+        return on_cluster(
+            Experiment(
+                name="a",
+                search=search,
+                constraints=constraints,
+                resources={"provider": "ray", "address": "head:6379", "gpus_per_trial": {"max": 1}, **words},
+                profile={"seconds_per_iteration": {1: 600}, "trial_startup": 60},
+            )
+        )
+
+    return make
+
+
+def estimated(experiment: Experiment) -> EstimateAnswer:
+    profile = experiment.loaded_profiles()
+    assert profile is not None
+    return answer(experiment, profile, PricesAndQuotas(), PlanningOptions(now=0.0))
+
+
+def test_without_a_price_the_fastest_or_the_plan_of_fewest_gpu_hours_is_chosen(
+    planned: Callable[..., Experiment],
+) -> None:
+    fastest, fewest = (
+        estimated(planned({"deadline": "24h"})),
+        estimated(planned({"deadline": "24h", "objective": "min_cost"})),
+    )
+    priced = estimated(planned({"deadline": "24h", "objective": "min_cost"}, price_per_hour=4))
+    assert fastest.estimate.prediction
+    assert fewest.estimate.prediction
+    assert priced.estimate.prediction
+    assert fastest.estimate.prediction.jct_s < fewest.estimate.prediction.jct_s
+    assert 0.0 < fewest.estimate.prediction.cost_usd < fastest.estimate.prediction.cost_usd
+    assert fewest.estimate.prediction.cost_usd == priced.estimate.prediction.cost_usd
+    shown = str(copied(PlanEstimate, fewest))
+    assert "GPU-h" in shown
+    assert "USD" not in shown
+    assert "USD" in str(copied(PlanEstimate, priced))
+
+
+def test_a_budget_without_a_price_is_refused_with_the_line_to_write(planned: Callable[..., Experiment]) -> None:
+    with pytest.raises(InputError, match=r"max_cost: 5.00 USD limits nothing .* write resources.price_per_hour: 4,"):
+        planned({"deadline": "24h", "max_cost": 5})
+    with pytest.raises(InputError, match="limits nothing"):
+        planned({"deadline": "24h", "max_cost": 0}, price_per_hour=0)
+    assert planned({"deadline": "24h", "max_cost": 5}, price_per_hour=4).constraints.max_cost_usd == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("spent 1.25 USD; forecast 2 USD, (USD) 4 USD/h", "spent 1.25 GPU-h; forecast 2 GPU-h, (GPU-h) 4 GPU-h/h"),
+        ("my-USD and USD_a of aUSD/USD+", "my-USD and USD_a of aUSD/USD+"),
+        ("<th>USD</th>", "<th>GPU-h</th>"),
+    ],
+)
+def test_amounts_are_shown_in_the_unit_that_they_count(text: str, shown: str) -> None:
+    assert in_unit(text, "GPU-h") == shown
+    assert in_unit(text, "USD") == text
 
 
 def test_other_versions_are_refused_with_the_fix() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from rubberband.planner import BracketGroup, Estimate, Point, sample_lanes
 from rubberband.planner.exact.table import Floats
 from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
-from rubberband.units import counted, duration, format_duration, format_usd
+from rubberband.units import counted, duration, format_duration, format_usd, in_unit
 from rubberband.values.profile import Profile
 from rubberband.views.cards import Card
 from rubberband.views.charts.parts import (
@@ -113,7 +113,7 @@ def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[Tex
             *(table_section(table) for table in rest),
         ]
     )
-    return page(f"{answer.experiment_name} - RubberBand estimate", body, drawn)
+    return in_unit(page(f"{answer.experiment_name} - RubberBand estimate", body, drawn), answer.offer.unit)
 
 
 def _certain(answer: Estimate) -> str:

@@ -64,6 +64,8 @@ def headlines(answer: Estimate) -> list[str]:
 
 def _instances(offer: Offer) -> str:
     """Return `p3.8xlarge (4 GPUs, 12.24 USD/h)`."""
+    if offer.unit != "USD":
+        return f"{offer.instance_type} ({counted(offer.gpus, 'GPU')})"
     price = f"{format_usd(offer.price_usd_per_hour)}/h"
     if offer.spot is not None:
         price += f" on demand, {format_usd(offer.spot.price_usd_per_hour)}/h on spot"

@@ -39,7 +39,7 @@ from rubberband.executor.core.history import (
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import GroupState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import best_trial
-from rubberband.units import counted, duration, format_usd
+from rubberband.units import counted, duration, format_usd, in_unit
 from rubberband.values.offer import slots
 from rubberband.views.formatting import (
     change,
@@ -92,6 +92,9 @@ class Narrator:
 
     def lines(self, event: Event, controller: Controller) -> list[str]:
         """Return the lines about `event`, in order; often none."""
+        return [in_unit(line, controller.job.offer.unit) for line in self._lines(event, controller)]
+
+    def _lines(self, event: Event, controller: Controller) -> list[str]:
         self._job, state = controller.job, controller.state
         if isinstance(event, LimitsChanged):
             return [f"extended: {sentence(granted)}" for granted in self._made(LimitsExtended, event, state)]

@@ -33,7 +33,7 @@ from rubberband.executor.core.state import GroupState, Phase, StageRecord, State
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.run.driver import Observer
-from rubberband.units import counted, duration
+from rubberband.units import counted, duration, in_unit
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
 from rubberband.views.formatting import number, unequal, usd, usd_decimals
@@ -339,7 +339,7 @@ def stage_table(progress: Progress, now: float, width: int) -> Table:
     for name in ("stage", "run", "wait", "done", "fail"):
         table.add_column(name, justify="right")
     table.add_column("iterations", no_wrap=True)
-    for name in ("inst.\n/plan", "GPUs\n/trial", "USD"):
+    for name in ("inst.\n/plan", "GPUs\n/trial", progress.job.offer.unit):
         table.add_column(name, justify="right")
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("plan", justify="right", no_wrap=True, style="dim")
@@ -388,7 +388,7 @@ def summary(progress: Progress, now: float) -> list[Text]:
     elapsed_s, spent_usd = progress.elapsed_s(now), progress.spent_usd(now)
     within = "" if job.deadline_s is None else f" of {duration(job.deadline_s + job.profiling_s)} (deadline)"
     cap = "" if job.max_cost_usd is None else f" of {usd(job.max_cost_usd, decimals)} (max_cost)"
-    lines = [Text(f"elapsed  {duration(elapsed_s)}{within}; spent {usd(spent_usd, decimals)}{cap} USD")]
+    lines = [Text(f"elapsed  {duration(elapsed_s)}{within}; spent {usd(spent_usd, decimals)}{cap} {job.offer.unit}")]
     if progress.phase not in (Phase.ENDING, Phase.FINISHED):
         ends_s = max(expected.jct_s, elapsed_s)
         line = Text(f"forecast {duration(ends_s)} (plan {duration(job.prediction.jct_s)})")
@@ -396,7 +396,7 @@ def summary(progress: Progress, now: float) -> list[Text]:
             late_s = ends_s - job.deadline_s
             verdict = f", {duration(abs(late_s))} {'after' if late_s > 0 else 'before'} the deadline"
             line.append(verdict, style="red" if late_s > 0 else "green")
-        line.append(f"; {usd(max(expected.cost_usd, spent_usd), decimals)} USD")
+        line.append(f"; {usd(max(expected.cost_usd, spent_usd), decimals)} {job.offer.unit}")
         line.append(f" (plan {usd(job.prediction.cost_usd, decimals)})")
         lines.append(line)
     if bought := _bought(progress.state):
@@ -512,4 +512,5 @@ def progress_html(progress: Progress, now: float, said: tuple[str, ...] = ()) ->
     decimals = usd_decimals(max(progress.spent_usd(now), progress.expected(now).cost_usd))
     rows = [stage_cells(progress, stage, now, decimals) for stage in progress.stages]
     lines = [line.plain for line in summary(progress, now)]
-    return markup.card(progress.job.name, markup.table(_HEADER, rows), markup.lines(lines), markup.lines(said))
+    header = [in_unit(name, progress.job.offer.unit) for name in _HEADER]
+    return markup.card(progress.job.name, markup.table(header, rows), markup.lines(lines), markup.lines(said))

@@ -19,6 +19,7 @@ from typing import Any
 from rubberband import views
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result
+from rubberband.units import in_unit
 from rubberband.views.cards import Card, best_card, cost_card, time_card
 from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation, allocation_px
 from rubberband.views.charts.batches import BATCHES_NOTE, batches_by_gpus, batches_over_time
@@ -151,7 +152,7 @@ def render_html(result: Result, importance: Figure | str = "") -> str:
             table_section(trials(result, MOST_TRIALS), sortable=True),
         ]
     )
-    return page(f"{result.name} - RubberBand report", body, drawn)
+    return in_unit(page(f"{result.name} - RubberBand report", body, drawn), result.unit)
 
 
 STRIP, STRIP_END = '<div class="charts">', "</div>"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rubberband.executor.result.result import Result
+from rubberband.units import in_unit
 from rubberband.views.formatting import TextTable, aligned
 from rubberband.views.report.tables import (
     batch_sizes,
@@ -62,11 +63,11 @@ def print_report(result: Result, *, verbose: bool = False) -> None:
     styles = ("bold", "", "bold green", "", "dim")
     lines, every = headlines(result), tables(result, MOST_TRIALS)
     if verbose:
-        print_document(lines, every, styles)
+        print_document(lines, every, styles, unit=result.unit)
         return
     shown = [stages(result), pareto(result, _TRIALS_ON_A_SCREEN), trials(result, _TRIALS_ON_A_SCREEN)]
     lines += comparison(result).notes
-    print_document(lines, [_narrowed(table) for table in shown if table.rows], styles, more(every, shown))
+    print_document(lines, [_narrowed(table) for table in shown if table.rows], styles, more(every, shown), result.unit)
 
 
 def _narrowed(table: TextTable) -> TextTable:
@@ -86,9 +87,18 @@ def more(every: Sequence[TextTable], shown: Sequence[TextTable]) -> list[str]:
 
 
 def print_document(
-    lines: Sequence[str], found: Sequence[TextTable], styles: Sequence[str], closing: Sequence[str] = ()
+    lines: Sequence[str],
+    found: Sequence[TextTable],
+    styles: Sequence[str],
+    closing: Sequence[str] = (),
+    unit: str = "USD",
 ) -> None:
-    """Print lines (on a terminal, each in its style), tables, and closing lines."""
+    """Print lines (on a terminal, each in its style), tables, and closing lines. Amounts count in `unit`."""
+    lines, found, closing = (
+        [in_unit(line, unit) for line in lines],
+        [table.in_unit(unit) for table in found],
+        [in_unit(line, unit) for line in closing],
+    )
     if sys.stdout.isatty():
         _print_rich(lines, found, styles, closing)
     else:
