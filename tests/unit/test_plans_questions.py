@@ -12,6 +12,8 @@ import yaml
 
 from rubberband.api.plans.process import Question, planned, question_of, serve
 from rubberband.api.problems import PROFILE_MISSING, REFUSED, HttpProblem
+from rubberband.cloud.ray_cluster import view
+from rubberband.cloud.ray_cluster.view import ClusterNode, ClusterView
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec.experiment import Experiment
@@ -118,6 +120,40 @@ def test_a_question_without_a_profile_or_with_a_file_of_the_server_is_refused() 
     with pytest.raises(HttpProblem) as refused:
         question(words(profile="/etc/passwd"))
     assert refused.value.kind is REFUSED
+
+
+@pytest.mark.parametrize(
+    ("has_cluster", "resources", "reason"),
+    [
+        (False, {"price_per_hour": 4}, "ray is not allowed here"),
+        (True, {"price_per_hour": 4, "address": "10.0.0.1:6379"}, "resources.address: the service uses its own"),
+        (True, {}, "resources.price_per_hour: a service counts in USD"),
+        (True, {"price_per_hour": 0}, "resources.price_per_hour: a service counts in USD"),
+    ],
+)
+def test_a_question_on_a_ray_cluster_is_refused_unless_it_is_the_services_own_and_has_a_price(
+    has_cluster: bool, resources: dict[str, Any], reason: str
+) -> None:
+    document = words(resources={"provider": "ray", **resources})
+    with pytest.raises(HttpProblem) as refused:
+        question_of(asked(document), NOWHERE, live=False, has_cluster=has_cluster)
+    assert refused.value.kind is REFUSED
+    assert reason in refused.value.detail
+
+
+def test_a_plan_on_a_ray_cluster_is_of_the_nodes_that_are_there_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = words(resources={"provider": "ray", "price_per_hour": 2, "gpus_per_trial": {"max": 1}})
+    found = []
+    for nodes in (1, 3):
+        at = ClusterNode(node="n", address="a", gpus=2, free_gpus=2, cpus=2, accelerator="", labels={})
+        seen = ClusterView(address="a:1", nodes=(at,) * nodes, ray_version="", python_version="")
+        monkeypatch.setenv("RAY_ADDRESS", "a:1")
+        monkeypatch.setattr(view, "view", lambda address, seen=seen: seen)
+        found.append(question_of(asked(document), NOWHERE, live=False, has_cluster=True))
+    assert [each.experiment.resources.max_instances for each in found] == [1, 3]
+    assert found[0].id != found[1].id
+    assert found[0].words == found[1].words
+    assert planned(found[0])[0] == 200
 
 
 def conversation(*lines: str) -> list[dict[str, Any]]:

@@ -1,0 +1,90 @@
+"""Questions to the nodes of a Ray cluster before a run, and a small run: real nodes, whose GPUs are only counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray.cluster_utils import Cluster
+
+import rubberband
+from rubberband.cloud.ray_cluster import RayClusterProvider, view
+from rubberband.errors import InputError
+from rubberband.executor.checkpoints import make_store
+from rubberband.executor.ray.node_probe import require_nodes
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+PROGRAM = """
+import sys
+for epoch in range(1, int(sys.argv[2]) + 1):
+    print(f"epoch={epoch} loss={float(sys.argv[1]) / epoch}", flush=True)
+"""
+WORDS = {
+    "name": "a",
+    "entrypoint": {"command": "python program.py ${lr} ${max_t}", "metrics": "stdout"},
+    "search": {
+        "space": {"lr": {"type": "uniform", "lower": 0.1, "upper": 0.5}},
+        "scheduler": {"type": "none", "num_samples": 2, "max_t": 1},
+        "metric": "loss",
+        "mode": "min",
+    },
+    "constraints": {"deadline": "30m"},
+    "resources": {"provider": "ray", "gpus_per_trial": {"max": 1}},
+    "profile": {"seconds_per_iteration": {1: 0.5}},
+}
+OTHER = 'import rubberband; rubberband.__version__ = "0.0.1"'
+"""Run by each Python process of a node when it starts."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head without GPUs."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
+    yield made
+    made.shutdown()
+
+
+def provider(cluster: Cluster, folder: Path) -> RayClusterProvider:
+    nodes = view.view(cluster.address).usable({}, 1)
+    return RayClusterProvider("a", folder / "instances", cluster.address, 1, nodes=nodes)
+
+
+def test_a_small_run_ends_and_its_report_counts_gpu_hours(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.add_node(num_cpus=2, num_gpus=2)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "a.yaml").write_text(json.dumps(WORDS))
+    done = subprocess.run(
+        [sys.executable, "-c", "from rubberband.cli import main; main()", "run", "a.yaml", "--no-check"],
+        cwd=tmp_path,
+        env={**os.environ, "RUBBERBAND_HOME": str(tmp_path / "home"), "RAY_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "GPU-h" in done.stdout
+    assert "USD" not in done.stdout + done.stderr
+    assert sum(node.free_gpus for node in view.view(cluster.address).nodes) == 2
+
+
+@pytest.mark.long
+def test_nodes_that_lack_the_store_or_have_another_rubberband_are_refused(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.add_node(num_cpus=1, num_gpus=1)
+    store = make_store(str(tmp_path / "store"))
+    require_nodes(provider(cluster, tmp_path), store)
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"does not share the checkpoint store .* as resources\.checkpoints"):
+        require_nodes(provider(cluster, tmp_path), store)
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    (tmp_path / "sitecustomize.py").write_text(OTHER)
+    cluster.add_node(num_cpus=1, num_gpus=1, env_vars={"PYTHONPATH": str(tmp_path)})
+    remedy = rf"has rubberband-tune 0.0.1 and this process {rubberband.__version__}; .* pip install"
+    with pytest.raises(InputError, match=remedy):
+        require_nodes(provider(cluster, tmp_path), store)
