@@ -220,7 +220,7 @@ def format_usd(amount_usd: float) -> str:
     return f"{amount_usd:,.{decimals}f} USD"
 
 
-_USD = re.compile(r"""(?<![^\s(>"])USD(?![^\s).,;:<"/])""")
+_USD = re.compile(r"""(?<![^\s(>"])USD(?![^\s).,;:<"/\\&])""")
 
 
 def in_unit(text: str, unit: str) -> str:

@@ -34,7 +34,7 @@ from rubberband.errors import InputError
 from rubberband.executor.core.events import Event
 from rubberband.spec.loading import Dumper
 from rubberband.states import ACTIVE, ExperimentState
-from rubberband.units import counted, duration, format_duration, format_instant, parse_deadline
+from rubberband.units import counted, duration, format_duration, format_instant, in_unit, parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission, Summary, search_words
 from rubberband.views.formatting import number, printable, usd, usd_decimals
@@ -103,8 +103,11 @@ def static(request: Request, name: str, v: str = "") -> Response:
     return Response(found.body, headers=headers, media_type=found.media_type)
 
 
-def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """Render a template; all get `path`, `who`, `stranger`, `shares_pool`, `now` and `status`."""
+def render(request: Request, template: str, *, status: int = 200, unit: str = "USD", **values: Any) -> HTMLResponse:
+    """Render a template; all get `path`, `who`, `stranger`, `shares_pool`, `now` and `status`.
+
+    `unit` is that of its amounts.
+    """
     who, settings = principal_of(request), request.app.state.service.settings
     shared = {
         "path": request.url.path,
@@ -114,7 +117,8 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
         "now": settings.clock(),
         "status": status,
     }
-    body, headers = zipped(request, _templates.get_template(template).render(shared | values).encode())
+    text = in_unit(_templates.get_template(template).render(shared | values), unit)
+    body, headers = zipped(request, text.encode())
     return HTMLResponse(body, status, headers)
 
 
@@ -348,7 +352,8 @@ def row(submission: Submission, now: float) -> Row:
         progress=_progress(submission),
         slack=slack,
         mood=mood,
-        cost=usd(summary.cost_usd, usd_decimals(max(summary.cost_usd, summary.planned_cost_usd or 0.0))),
+        cost=usd(summary.cost_usd, usd_decimals(max(summary.cost_usd, summary.planned_cost_usd or 0.0)))
+        + ("" if summary.unit == "USD" else f" {summary.unit}"),
         cap="" if cap_usd is None else usd(cap_usd),
         spent=summary.cost_usd / cap_usd if cap_usd else None,
         best="" if summary.best_value is None else f"{printable(summary.metric)} {number(summary.best_value)}",

@@ -407,14 +407,14 @@ def experiment_page(request: Request, service: Serving, _reader: Reader, experim
     """Page of an experiment."""
     after = service.store.last_feed_id()
     values = _shown(service, experiment, result_of(service, experiment), asked)
-    return render(request, "experiment.html", **values, after=after)
+    return render(request, "experiment.html", **values, after=after, unit=experiment.summary.unit)
 
 
 @router.get("/fragments/experiments/{name}")
 def experiment_live(request: Request, service: Serving, _reader: Reader, experiment: Known, asked: Trials) -> Response:
     """Part of the page that reloads."""
     shown = _shown(service, experiment, result_of(service, experiment), asked)
-    return render(request, "experiment_live.html", **shown)
+    return render(request, "experiment_live.html", **shown, unit=experiment.summary.unit)
 
 
 @router.get("/experiments/{name}/figures/{chart}")

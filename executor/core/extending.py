@@ -88,6 +88,8 @@ def limits_of(header: Header, state: State, *, deadline: object = None, max_cost
     deadline_s = None if deadline is None else _deadline_s(header, state, parse_deadline(deadline))
     if max_cost_usd is None:
         return Limits(deadline_s=deadline_s)
+    if state.job.offer.unit != "USD":
+        raise InputError("max_cost: it is in USD, and an experiment without a price counts GPU-hours; leave it out")
     if not math.isfinite(max_cost_usd):
         raise InputError(f"max_cost: {max_cost_usd} is not an amount; give USD, such as 5")
     used_usd: float = header.setup.get("profiling_cost_usd", 0.0)

@@ -64,6 +64,7 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
         started_at=state.started_at + header.offset_s if begun else None,
         ended_at=None if state.ended_at is None else state.ended_at + header.offset_s,
         jct_s=jct_s(state, at) if begun else 0.0,
+        unit=job.offer.unit,
         cost_usd=cost_usd,
         profiling_cost_usd=profile_usd,
         month_at=month_at,

@@ -60,6 +60,8 @@ class SummaryView(Answer):
     started_at: float | None
     ended_at: float | None
     jct_s: float
+    unit: Literal["USD", "GPU-h"]
+    """Unit of its amounts, also of those named usd: GPU-hours on a Ray cluster without a price."""
     cost_usd: float
     """With the measuring of the profile, like every cost here, and max_cost."""
     profiling_cost_usd: float
@@ -95,10 +97,6 @@ class ExperimentView(Answer):
     attempt: Annotated[int, Field(description="Number of processes that were started for it.")]
     entrypoint: str | None
     provider: str | None
-    unit: Annotated[
-        Literal["USD", "GPU-h"],
-        Field(description="Unit of its amounts, also of those named usd: GPU-hours on a Ray cluster without a price."),
-    ]
     slack_s: Annotated[
         float | None, Field(description="Seconds between its (expected) end and its deadline; null without one.")
     ]

@@ -60,7 +60,7 @@ def _show(look: Callable[[], ExperimentDetail], output: TextFormat, watch: bool)
     else:
         from rubberband.views.report.text import print_document
 
-        print_document(*_document(view), ("bold", "", "", "", "bold green"), unit=view.get("unit", "USD"))
+        print_document(*_document(view), ("bold", "", "", "", "bold green"), unit=view["summary"].get("unit", "USD"))
     if watch:
         from rubberband.views.live.status import exit_code
 
@@ -90,7 +90,9 @@ def _redrawn(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
     with Live(console=Console(file=sys.stderr), auto_refresh=False, transient=True) as live:
         while True:
             view = look()
-            live.update(Text(in_unit(render_document(*_document(view)), view.get("unit", "USD"))), refresh=True)
+            live.update(
+                Text(in_unit(render_document(*_document(view)), view["summary"].get("unit", "USD"))), refresh=True
+            )
             if _is_over(view):
                 return view
             time.sleep(LOOK_EVERY_S)
@@ -161,7 +163,7 @@ def extend(
     max_cost_usd = None if max_cost is None else parse_usd(max_cost)
     with open_experiment(name, server) as experiment:
         found = experiment.extension(deadline, max_cost_usd, granted=False)
-        unit = experiment.look().get("unit", "USD")
+        unit = experiment.look()["summary"].get("unit", "USD")
         for line in extension_lines(found):
             print(in_unit(line, unit), file=sys.stderr)
         if not dry_run and (yes or typer.confirm("Apply it?", err=True)):

@@ -59,10 +59,6 @@ class LocalExperiment:
         view, busy = self.look(), at_work(self._folder)
         if why := self._obstacle(view, "extend"):
             raise InputError(f"experiment {view['name']!r} is {view['state']}: {why}")
-        if max_cost_usd is not None and view["unit"] != "USD":
-            raise InputError(
-                f"extend: --max-cost is in USD and {view['name']!r} counts GPU-hours, as it has no price; leave it out"
-            )
         limits = self._follower.limits(deadline=deadline, max_cost_usd=max_cost_usd)
         found = self._follower.extension(limits, driven=busy)
         if max_cost_usd is not None:

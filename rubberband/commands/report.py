@@ -267,7 +267,7 @@ def _listed(view: ExperimentView) -> Listed:
         iterations=summary["iterations"],
         jct_s=summary["jct_s"],
         cost_usd=summary["cost_usd"],
-        unit=view.get("unit", "USD"),
+        unit=view["summary"].get("unit", "USD"),
         best="" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']})",
         reason=printable(view["reason"]) if view["state"] in EXPLAINED else "",
     )

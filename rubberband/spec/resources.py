@@ -221,12 +221,6 @@ def _names(value: Any) -> Any:
     return value
 
 
-def resources_unit(words: Mapping[str, Any]) -> Unit:
-    """Return the unit of costs by the words of resources: GPU-hours on a Ray cluster without a price."""
-    kind = KINDS.get(words.get("provider") or "local")
-    return "GPU-h" if kind is not None and kind.is_borrowed and not words.get("price_per_hour") else "USD"
-
-
 class Resources(Words):
     """Where the trials train, and values that override the catalogue's or measured ones."""
 
@@ -317,7 +311,7 @@ class Resources(Words):
     @property
     def unit(self) -> Unit:
         """Unit of its costs: GPU-hours on a Ray cluster without a price."""
-        return resources_unit({"provider": self.provider, "price_per_hour": self.price_usd_per_hour})
+        return "GPU-h" if self.kind.is_borrowed and not self.price_usd_per_hour else "USD"
 
     @property
     def lease_length_s(self) -> float:

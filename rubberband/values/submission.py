@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rubberband.states import ExperimentState
+from rubberband.values.offer import Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class Summary:
     ended_at: float | None = None
     jct_s: float = 0.0
     """From the start to the last SYNC; to now while it runs."""
+    unit: Unit = "USD"
+    """Unit of its amounts, also of those named usd: GPU-hours on a Ray cluster without a price."""
     cost_usd: float = 0.0
     """The bill so far. Like every cost here, and max_cost, it includes the measuring of the profile."""
     profiling_cost_usd: float = 0.0

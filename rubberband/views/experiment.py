@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rubberband.client import models
 from rubberband.executor.result.result import Result, StageResult, TrialResult
-from rubberband.spec.resources import resources_unit
 from rubberband.states import ACTIVE
 from rubberband.values.command import entrypoint_text
 from rubberband.values.offer import PROFILE_LINE, BillLine
@@ -72,7 +71,6 @@ def experiment_view(submission: Submission) -> models.ExperimentView:
         "attempt": submission.attempt,
         "entrypoint": entrypoint_text(words.get("entrypoint")),
         "provider": resources.get("provider") if isinstance(resources, Mapping) else None,
-        "unit": resources_unit(resources) if isinstance(resources, Mapping) else "USD",
         "slack_s": plain(slack_s(submission)),
         "summary": plain(submission.summary),
     }

@@ -157,6 +157,7 @@ def test_a_budget_without_a_price_is_refused_with_the_line_to_write(planned: Cal
         ("spent 1.25 USD; forecast 2 USD, (USD) 4 USD/h", "spent 1.25 GPU-h; forecast 2 GPU-h, (GPU-h) 4 GPU-h/h"),
         ("my-USD and USD_a of aUSD/USD+", "my-USD and USD_a of aUSD/USD+"),
         ("<th>USD</th>", "<th>GPU-h</th>"),
+        (r'"3 USD\u003cextra"', r'"3 GPU-h\u003cextra"'),
     ],
 )
 def test_amounts_are_shown_in_the_unit_that_they_count(text: str, shown: str) -> None:
