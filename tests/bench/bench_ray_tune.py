@@ -160,12 +160,12 @@ def run(contender: str, job: Job, limit_s: float) -> Run:
             command = ["-m", "rubberband.cli", "run", str(EXAMPLE)]
         else:
             command = ["-m", "tests.bench.ray_tune_peers", contender, str(folder), str(limit_s)]
-        outcome, time_s = _finished(command, folder, limit_s)
+        outcome, time_s = finished(command, folder, limit_s)
         for kind in ("instances", "heads"):
             end_all(cluster / kind)
         left = tagged(str(cluster))
         assert not left, f"{contender} left {len(left)} processes behind"
-        done = reported(_report(job.name, folder)) if is_ours else _logged(folder / "iterations.jsonl")
+        done = reported(report(job.name, folder)) if is_ours else logged(folder / "iterations.jsonl")
         return metered(contender, outcome, time_s, held_s(cluster), done, offer=job.offer, profile=job.profile)
 
 
@@ -174,7 +174,7 @@ def _environment(home: Path) -> dict[str, str]:
     return {**inherited, "RUBBERBAND_HOME": str(home), "PYTHONPATH": str(ROOT)}
 
 
-def _finished(command: Sequence[str], folder: Path, limit_s: float) -> tuple[str, float]:
+def finished(command: Sequence[str], folder: Path, limit_s: float) -> tuple[str, float]:
     """How the command ended, and after how many seconds."""
     log = folder / "log"
     began_s = time.monotonic()
@@ -195,14 +195,14 @@ def _finished(command: Sequence[str], folder: Path, limit_s: float) -> tuple[str
     return _OUTCOMES.get(status, f"failed with exit code {status}"), time_s
 
 
-def _report(name: str, home: Path) -> dict[str, Any]:
+def report(name: str, home: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "rubberband.cli", "report", name, "-o", "json"]
-    report = subprocess.run(command, cwd=ROOT, env=_environment(home), stdout=subprocess.PIPE, check=False)
-    found: dict[str, Any] = json.loads(report.stdout)
+    process = subprocess.run(command, cwd=ROOT, env=_environment(home), stdout=subprocess.PIPE, check=False)
+    found: dict[str, Any] = json.loads(process.stdout)
     return found
 
 
-def _logged(path: Path) -> list[Iteration]:
+def logged(path: Path) -> list[Iteration]:
     lines = path.read_text().splitlines() if path.exists() else []
     return [Iteration(**json.loads(line)) for line in lines]
 
@@ -225,23 +225,28 @@ def table(runs: Sequence[Run]) -> str:
             [
                 f"{title} ({'; '.join(notes)})" if notes else title,
                 str(len(mine)),
-                _spread([each.time_s for each in mine], "{:.1f}"),
-                _spread([each.cost_usd for each in mine], "{:.2f}"),
-                _spread([100.0 * each.training_share for each in mine], "{:.0f}") + " %",
-                _spread([each.iterations for each in mine], "{:.0f}"),
-                _spread([each.best_loss for each in mine if each.best_loss is not None], "{:.3f}"),
+                spread([each.time_s for each in mine], "{:.1f}"),
+                spread([each.cost_usd for each in mine], "{:.2f}"),
+                spread([100.0 * each.training_share for each in mine], "{:.0f}") + " %",
+                spread([each.iterations for each in mine], "{:.0f}"),
+                spread([each.best_loss for each in mine if each.best_loss is not None], "{:.3f}"),
             ]
         )
+    return markdown(rows)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table whose first row is the head and whose first column is of words."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    rows.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
-    return "\n".join(f"| {' | '.join(map(_padded, row, widths, range(len(row))))} |" for row in rows)
+    ruled = [rows[0], ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])], *rows[1:]]
+    return "\n".join(f"| {' | '.join(map(_padded, row, widths, range(len(row))))} |" for row in ruled)
 
 
 def _padded(cell: str, width: int, column: int) -> str:
     return cell.rjust(width) if column else cell.ljust(width)
 
 
-def _spread(values: Sequence[float], form: str) -> str:
+def spread(values: Sequence[float], form: str) -> str:
     """The median, and from where to where the values go if that shows."""
     if not values:
         return "-"

@@ -1,7 +1,8 @@
-"""One search by a scheduler of Ray Tune on a fixed cluster of local instances.
+"""One search by a scheduler of Ray Tune, on a fixed cluster of local instances or on a cluster that is there.
 
 Not a program of its own: `bench_ray_tune.py` runs `python -m tests.bench.ray_tune_peers NAME FOLDER LIMIT_S` and ends
-it where need be. Below FOLDER, `cluster` has the instances' records and `iterations.jsonl` a line for every iteration.
+it where need be; `bench_ray_cluster.py` adds the address of its cluster. Below FOLDER, `cluster` has the instances'
+records and `iterations.jsonl` a line for every iteration.
 """
 
 from __future__ import annotations
@@ -164,11 +165,15 @@ def search(peer: Peer, job: Job, sha: Sha, configurations: list[dict[str, Any]],
     tuner.fit()
 
 
-def main(name: str, folder: Path, limit_s: float) -> None:
-    """Start the cluster, search when all of it has joined, and give it back at once."""
+def main(name: str, folder: Path, limit_s: float, address: str | None = None) -> None:
+    """Search on the cluster at `address`, or on one that is started, and given back at once."""
     experiment, job = planned()
     sha = experiment.search.scheduler
     assert isinstance(sha, Sha)
+    if address is not None:
+        ray.init(address=address, log_to_driver=False)
+        search(PEERS[name], job, sha, experiment.configurations(), folder)
+        return
     wanted = max(stage.instances for stage in job.plan.stages)
     provider = LocalProvider("ray-tune", folder / "cluster", job.offer.gpus, lease_s=2.0 * limit_s)
     connection = Connection()
@@ -188,4 +193,4 @@ def main(name: str, folder: Path, limit_s: float) -> None:
 
 if __name__ == "__main__":
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # no tables and charts that nobody reads
-    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:])
