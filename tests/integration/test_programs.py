@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import textwrap
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,38 @@ def resumed(
     )
     assert isinstance(items[-1], SegmentEnded)
     return [item.iterations for item in items if isinstance(item, SegmentRepeated)], losses(items)
+
+
+def test_a_checkpoint_is_of_its_iteration_if_it_is_written_during_the_next(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = type(trial.store).save
+
+    def late(*given: Any) -> Any:
+        time.sleep(0.5)  # the program is at its next iterations meanwhile
+        return save(*given)
+
+    monkeypatch.setattr(type(trial.store), "save", late)
+    first = next(item for item in trial.run(REPORTS, until_iterations=3) if isinstance(item, SegmentReport))
+    assert first.iterations == 1
+    assert losses(trial.run(REPORTS, from_iterations=1, checkpoint=first.checkpoint)) == [(2, 0.5)]
+
+
+def test_files_that_are_open_to_write_are_not_taken_yet(trial: Trial) -> None:
+    source = f"""{RESUMES}
+        assert begin == 0 or (out / "m").read_text() == "half whole"
+        print(f"epoch {{epoch}} loss={{1 / epoch}}")
+        (out / "n").write_text(str(epoch))
+        with open(out / "m", "w") as file:
+            file.write("half")
+            file.flush()
+            time.sleep(0.5)
+            file.write(" whole")
+        time.sleep(0.5)
+"""
+    first = trial.run(source, metrics=PRINTED, until_iterations=1)
+    repeated, later = resumed(trial, source, PRINTED, first[-1])
+    assert (repeated, later[0]) == ([], (2, 0.5))
 
 
 def test_a_program_gets_its_configuration(trial: Trial) -> None:
