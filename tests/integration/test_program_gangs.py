@@ -231,3 +231,34 @@ def test_nothing_is_left_of_a_gang_whose_process_is_killed(trial: Trial, victim:
         eventually(lambda: not any(Path("/proc", str(pid)).exists() for pid in [*pids, *guards]))
         print(f"{victim}: ended in {time.monotonic() - began:.2f} s")
     assert failures(found)[0].secondary
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["starts", "saves", "stops"])
+def test_nothing_is_left_of_a_program_whose_worker_is_killed_as_it(trial: Trial, phase: str) -> None:
+    source = f"""
+        import os, pathlib, signal, sys, time
+        def here(phase):
+            if phase == {phase!r}:
+                pathlib.Path("draft").write_text(f"{{os.getpid()}} {{os.getppid()}}")
+                os.rename("draft", "here")
+                time.sleep(1000)
+        here("starts")
+        signal.signal(signal.SIGTERM, lambda *_: here("stops"))
+        with open(pathlib.Path(sys.argv[1], "state"), "w") as file:
+            file.write("half")
+            file.flush()
+            here("saves")
+        import rubberband
+        rubberband.report({{"loss": 1.0}})
+        time.sleep(1000)
+    """
+    with gang_of(1) as (worker,):
+        thread = threading.Thread(target=lambda: trial.run([worker], source, until_iterations=1))
+        thread.start()
+        eventually((trial.folder / "here").exists, "the phase")
+        pids = [int(word) for word in (trial.folder / "here").read_text().split()]
+        os.kill(worker.pid, signal.SIGKILL)
+        thread.join(30)
+        eventually(lambda: not any(Path("/proc", str(pid)).exists() for pid in pids), "the end", within_s=5.0)
+        assert trial.last is None or trial.last.iterations == 1
