@@ -30,8 +30,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="secrets-masked-after-the-cut",
         harm="the journal and the report keep the end of a token that a program prints",
         file=_RUNNER,
-        old='self._masked(" | ".join(line.strip() for line in self._printed.last))',
-        new='" | ".join(line.strip() for line in self._printed.last)',
+        old='self._masked(" | ".join(line.strip() for line in tuple(self._printed.last)))',
+        new='" | ".join(line.strip() for line in tuple(self._printed.last))',
         tests=(f"{_PROGRAMS}::test_a_failure_whose_last_lines_are_cut_has_no_part_of_a_secret",),
     ),
     Mutant(

@@ -109,6 +109,7 @@ class Nothing:
     """A provider of which nothing is asked."""
 
     remote = False
+    is_borrowed = False
     look_s = 3600.0
 
     def close(self) -> None:
