@@ -13,7 +13,7 @@ _INTERPRETER = ("GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OPENBLAS_"
 """Beginnings of variables that count before any import."""
 _AS_GIVEN = {"PYTHONUNBUFFERED", "PYTORCH_NVML_BASED_CUDA_CHECK"}
 """Variables whose effect this process has in any case, or that change nothing else."""
-_THREADS, _GPUS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
+_THREADS, _GPUS, _COMPILERS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_COMPILE_THREADS"
 _OF_PREFIX = {"fsspec.config", "tqdm.utils"}
 """Modules that go through all variables for those that begin with their own name."""
 _RANKS = {
@@ -75,7 +75,7 @@ class Imports:
 
     def _difference(self, environment: Mapping[str, str]) -> str:
         names = {name for name in {*self._before, *environment} if name.startswith(_INTERPRETER)}
-        for name in sorted((self._read | names) - _AS_GIVEN - {_THREADS}):
+        for name in sorted((self._read | names) - _AS_GIVEN - {_THREADS, _COMPILERS}):
             before, there = self._before.get(name), environment.get(name)
             if name == _GPUS and before and there and before.count(",") == there.count(","):
                 continue
@@ -93,6 +93,10 @@ class Imports:
         threads = os.environ.get(_THREADS, "1")
         if torch is not None and threads != self._before.get(_THREADS):
             torch.set_num_threads(int(threads))
+        inductor: Any = sys.modules.get("torch._inductor.config")
+        compilers = os.environ.get(_COMPILERS, "")
+        if inductor is not None and compilers.isdecimal():
+            inductor.compile_threads = int(compilers)
         for name, variable in _RANKS.items():
             module: Any = sys.modules.get(name)
             if module is not None:
