@@ -11,8 +11,8 @@ from typing import Any, Self
 
 _INTERPRETER = ("GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OPENBLAS_", "PYTHON")
 """Beginnings of variables that count before any import."""
-_AS_GIVEN = {"PYTHONUNBUFFERED", "PYTORCH_NVML_BASED_CUDA_CHECK"}
-"""Variables whose effect this process has in any case, or that change nothing else."""
+_AS_GIVEN = {"PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "PYTORCH_NVML_BASED_CUDA_CHECK"}
+"""Variables that are read later, whose effect this process has in any case, or that change nothing else."""
 _THREADS, _GPUS, _COMPILERS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_COMPILE_THREADS"
 _OF_PREFIX = {"fsspec.config", "tqdm.utils"}
 """Modules that go through all variables for those that begin with their own name."""

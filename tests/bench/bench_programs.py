@@ -19,6 +19,7 @@ from rubberband.executor.checkpoints import open_store
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.worker_process import worker_settings
 from rubberband.values.command import Metrics, ProgramCommand, words_of
 from tests.builders.segments import SEGMENT
 
@@ -85,7 +86,7 @@ def main() -> None:
         print(f"{reports} reports in {seconds:.2f} s: {reports / seconds:.0f} a second; none saves files")
         (folder / "bench_function.py").write_text(_FUNCTION)
         os.environ[DIRECTORY_TAG] = name
-        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        os.environ |= {"OMP_NUM_THREADS": "1", **worker_settings(os.environ, "cpu", 1)}
         fresh = function_s(folder, segments)
         server = ForkServer("bench", folder, Entrypoint.parse("bench_function:train", search_path=[folder]))
         forked = function_s(folder, segments)

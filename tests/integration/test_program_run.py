@@ -35,6 +35,20 @@ for iteration in range(begin + 1, int(sys.argv[3]) + 1):
 """
 
 
+FUNCTION = """
+import os, rubberband, torch
+
+IMPORTED_BY = os.getpid()
+
+@rubberband.distributed
+def train(config):
+    torch.distributed.init_process_group("gloo")
+    print("forked" if os.getpid() != IMPORTED_BY else "imported anew", flush=True)
+    for iteration in range(2):
+        rubberband.report({"score": config["x"]})
+"""
+
+
 def words(command_line: CommandLine, name: str, stages: str) -> list[str]:
     """Return the words of a run of the program."""
     (command_line.folder / "train.py").write_text(PROGRAM)
@@ -64,6 +78,24 @@ def test_a_program_trains_on_gangs_that_grow(command_line: CommandLine) -> None:
     assert not repeated(command_line)
     assert command_line.nothing_left()
     assert "train.py" in command_line.shows("status", "grows", "-o", "json")
+
+
+@pytest.mark.long
+def test_a_function_in_a_gang_is_forked_from_its_imports(command_line: CommandLine) -> None:
+    (command_line.folder / "line.py").write_text(FUNCTION)
+    settings = (
+        "name=line",
+        "entrypoint=line:train",
+        "search.scheduler={type: stages, stages: [{trials: 1, iterations: 2}]}",
+        "resources.gpus_per_trial={min: 2, max: 2}",
+        "resources.max_instances=1",
+        "profile.seconds_per_iteration={2: 0.2}",
+    )
+    command_line("run", "sleepy.yaml", "--no-check", *(word for setting in settings for word in ("-s", setting)))
+    log = command_line.shows("logs", "line")
+    assert "forked" in log
+    assert "imported anew" not in log
+    assert command_line.nothing_left()
 
 
 @pytest.mark.long
