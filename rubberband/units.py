@@ -220,12 +220,21 @@ def format_usd(amount_usd: float) -> str:
     return f"{amount_usd:,.{decimals}f} USD"
 
 
-_USD = re.compile(r"""(?<![^\s(>"])USD(?![^\s).,;:<"/\\&])""")
+_USD = re.compile(
+    r"""(?<=[\d}]\ )USD\b  # 1.25 USD; the place of a number in a chart's text
+    | (?<=\()USD(?=[)/])  # cost (USD)
+    | (?<="text":")USD(?=")  # an axis
+    | (?P<head>(?:<th[^>]*>|data-label="|^)expected\ |<th[^>]*>|data-label=")USD\b
+    | ^USD(?=$|:|\ plan$)
+    | (?:(?<=>)|(?<=\.\ ))USD(?=:)  # the note below a table""",
+    re.VERBOSE,
+)
+"""USD after a number, in parentheses, or as the head of a column or an axis. Elsewhere it may be a user's word."""
 
 
 def in_unit(text: str, unit: str) -> str:
     """Return a text whose amounts count another unit than US dollars with that unit."""
-    return text if unit == "USD" else _USD.sub(unit, text)
+    return text if unit == "USD" else _USD.sub(lambda found: f"{found['head'] or ''}{unit}", text)
 
 
 def counted(count: int, what: str) -> str:

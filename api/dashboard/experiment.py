@@ -26,7 +26,7 @@ from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result, TrialResult
 from rubberband.states import ACTIVE, Action, ExperimentState
-from rubberband.units import counted, duration, parse_deadline
+from rubberband.units import counted, duration, in_unit, parse_deadline
 from rubberband.values.command import entrypoint_text
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
@@ -427,7 +427,7 @@ def experiment_figure(
     result = result_of(service, experiment)
     drawings = {} if result is None else result_drawings(result, _space(experiment), _forecast(experiment))
     figure = drawings[chart]() if chart in drawings else None
-    return _json(request, {} if figure is None else {chart: figure})
+    return _json(request, {} if figure is None else {chart: figure}, experiment.summary.unit)
 
 
 @router.get("/experiments/{name}/contour")
@@ -450,8 +450,9 @@ def experiment_importance(request: Request, service: Serving, _reader: Reader, e
     return _json(request, {"note": found} if isinstance(found, str) else {"importance": found})
 
 
-def _json(request: Request, value: Mapping[str, Any]) -> Response:
-    text = script_json(value).encode()
+def _json(request: Request, value: Mapping[str, Any], unit: str = "USD") -> Response:
+    """Return JSON whose amounts count in `unit`, with its version."""
+    text = in_unit(script_json(value), unit).encode()
     version = f'"{hashlib.sha256(text).hexdigest()[:20]}"'
     cached = {"ETag": version, "Cache-Control": "private, no-cache"}
     if request.headers.get("if-none-match") == version:

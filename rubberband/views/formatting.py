@@ -253,11 +253,11 @@ class TextTable:
         """Return it with the unit that its amounts count."""
         if unit == "USD":
             return self
-        header, *rows = (tuple(in_unit(cell, unit) for cell in row) for row in (self.header, *self.rows))
+        rows = (tuple(cell if cell == "USD" else in_unit(cell, unit) for cell in row) for row in self.rows)
         return replace(
             self,
             title=in_unit(self.title, unit),
-            header=header,
+            header=tuple(in_unit(cell, unit) for cell in self.header),
             rows=tuple(rows),
             total=self.total and tuple(in_unit(cell, unit) for cell in self.total),
             notes=tuple(in_unit(note, unit) for note in self.notes),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +21,9 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile
 from rubberband.spec.resources import Resources
 from rubberband.units import in_unit
+from rubberband.views.report.page import render_html
+from rubberband.views.report.text import print_report
+from tests.builders.results import a_result
 
 
 def cluster(*gpus: int, free: int = 0, labels: dict[str, str] | None = None) -> ClusterView:
@@ -156,13 +161,26 @@ def test_a_budget_without_a_price_is_refused_with_the_line_to_write(planned: Cal
     [
         ("spent 1.25 USD; forecast 2 USD, (USD) 4 USD/h", "spent 1.25 GPU-h; forecast 2 GPU-h, (GPU-h) 4 GPU-h/h"),
         ("my-USD and USD_a of aUSD/USD+", "my-USD and USD_a of aUSD/USD+"),
-        ("<th>USD</th>", "<th>GPU-h</th>"),
+        ('<th class="n">USD</th><th>expected USD</th>', '<th class="n">GPU-h</th><th>expected GPU-h</th>'),
+        ('{"title":{"text":"USD"}}', '{"title":{"text":"GPU-h"}}'),
+        ("USD: the whole bill", "GPU-h: the whole bill"),
+        ("<td>USD</td> currency=USD no USD rates", "<td>USD</td> currency=USD no USD rates"),
         (r'"3 USD\u003cextra"', r'"3 GPU-h\u003cextra"'),
     ],
 )
 def test_amounts_are_shown_in_the_unit_that_they_count(text: str, shown: str) -> None:
     assert in_unit(text, "GPU-h") == shown
     assert in_unit(text, "USD") == text
+
+
+def test_a_report_in_gpu_hours_names_no_dollars_but_a_user_s(capsys: pytest.CaptureFixture[str]) -> None:
+    result = replace(a_result(currency="USD"), unit="GPU-h")
+    print_report(result, verbose=True)
+    text, page = capsys.readouterr().out, render_html(result)
+    assert "GPU-h" in text
+    assert set(re.findall(r"\S* ?\bUSD\b", text)) == {"currency=USD"}
+    assert set(re.findall(r"(?:[\d}] |\(|<th[^>]*>|data-label=\"|\"text\":\")USD\b", page)) == set()
+    assert "currency=USD" in page
 
 
 def test_other_versions_are_refused_with_the_fix() -> None:
