@@ -10,7 +10,6 @@ that Ray shows as taken, sampled ten times a second. FILE has a line of JSON for
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -163,13 +162,7 @@ def table(runs: Sequence[Run]) -> str:
 
 def main() -> None:
     """Run what is asked for, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3, help="of every contender, in turn")
-    parser.add_argument("--only", action="append", choices=TITLES, help="a contender; may be given several times")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="append each run to FILE, a line of JSON each")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="run nothing: print the table of what FILE has")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a contender is ended")
-    asked = parser.parse_args()
+    asked = bench_ray_tune.arguments(__doc__, TITLES).parse_args()
     if asked.table:
         print(table([Run(**json.loads(line)) for line in asked.table.read_text().splitlines()]))
         return

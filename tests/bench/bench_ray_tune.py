@@ -254,14 +254,20 @@ def spread(values: Sequence[float], form: str) -> str:
     return middle if least == most else f"{middle} ({least} to {most})"
 
 
-def main() -> None:
-    """Run what is asked for, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None, titles: Iterable[str]) -> argparse.ArgumentParser:
+    """Return the parser of a comparison's options; `titles` are the names of its contenders."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="of every contender, in turn")
-    parser.add_argument("--only", action="append", choices=TITLES, help="a contender; may be given several times")
+    parser.add_argument("--only", action="append", choices=titles, help="a contender; may be given several times")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="append each run to FILE, a line of JSON each")
     parser.add_argument("--table", type=Path, metavar="FILE", help="run nothing: print the table of what FILE has")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a contender is ended")
+    return parser
+
+
+def main() -> None:
+    """Run what is asked for, and print the table."""
+    parser = arguments(__doc__, TITLES)
     parser.add_argument("-o", choices=["text", "json"], default="text", help="what to print")
     asked = parser.parse_args()
     runs = kept(asked.table) if asked.table else []
