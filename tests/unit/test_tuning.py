@@ -50,7 +50,7 @@ def measured(
         return VirtualBackend("test", offer, PROFILE, metric=metric, faults=faults)
 
     monkeypatch.setattr("rubberband.running.profile.make_ray_backend", make_backend)
-    entrypoint = Entrypoint.parse("nosuch:Trial", search_path=(home,))
+    entrypoint = Entrypoint.parse("tests.builders.trials.ray_trials:Counter", search_path=(home,))
     return measure_profile(asked, entrypoint, ExperimentFolder(home=home, name="test"))
 
 
@@ -215,7 +215,7 @@ def test_measuring_ends_when_a_request_asks_for_it_and_the_request_is_gone_then(
 ) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     inbox = Inbox(folder.inbox)
-    monkeypatch.setattr("rubberband.running.run.find_entrypoint", lambda *_: Entrypoint.parse("nosuch:Trial"))
+    monkeypatch.setattr("rubberband.running.run.find_entrypoint", lambda *_: Entrypoint.parse("tests.builders.trials.ray_trials:Counter"))
 
     def make_backend(_folder: object, spec: RunSpec, offer: Offer, *_: object) -> VirtualBackend:
         inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
