@@ -215,7 +215,10 @@ def test_measuring_ends_when_a_request_asks_for_it_and_the_request_is_gone_then(
 ) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     inbox = Inbox(folder.inbox)
-    monkeypatch.setattr("rubberband.running.run.find_entrypoint", lambda *_: Entrypoint.parse("tests.builders.trials.ray_trials:Counter"))
+    monkeypatch.setattr(
+        "rubberband.running.run.find_entrypoint",
+        lambda *_: Entrypoint.parse("tests.builders.trials.ray_trials:Counter"),
+    )
 
     def make_backend(_folder: object, spec: RunSpec, offer: Offer, *_: object) -> VirtualBackend:
         inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
