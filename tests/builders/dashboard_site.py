@@ -67,8 +67,8 @@ class NoPlans(Plans):
 
 
 @contextmanager
-def service(home: Path) -> Iterator[Site]:
-    settings = Settings(home=home)
+def service(home: Path, **settings_of: Any) -> Iterator[Site]:
+    settings = Settings(home=home, **settings_of)
     store, feed = open_store(None, home), EventFeed()
     runs, plans = FakeRuns(store=store, clock=settings.clock), NoPlans(settings, store)
     parts = Service(settings=settings, store=store, plans=plans, runs=cast("ExperimentRuns", runs), feed=feed)

@@ -1,4 +1,5 @@
 // Cancel, resume, extend and limit: each in a dialog, and what an extension changes is shown before it is asked for.
+import { freshKey } from "./browser.js";
 import { make, show, show_wrong } from "./dom.js";
 import { say } from "./live.js";
 import { duration, usd } from "./plan_words.js";
@@ -27,7 +28,7 @@ function open(element) {
 
 async function act(button, address, changed) {
   const element = button.closest("dialog");
-  const answer = await busy(button, () => post(address, null, crypto.randomUUID()));
+  const answer = await busy(button, () => post(address, null, freshKey()));
   if (!answer.ok) return complain(element, answer.body);
   element.close();
   say(button.dataset.do === "cancel" ? "Cancellation requested." : "It resumes as soon as a slot is free.");
@@ -59,7 +60,7 @@ function offerExtension(address, changed) {
     const answer = await busy(form.querySelector("#extend-look"), () => post(`${address}/extend`, { ...limits, dry_run: true }));
     if (!answer.ok) return complain(element, answer.body);
     told.replaceChildren(...extension(answer.body));
-    wanted = { limits, key: crypto.randomUUID() };
+    wanted = { limits, key: freshKey() };
     apply.disabled = false;
   });
   apply.addEventListener("click", async () => {
@@ -78,10 +79,10 @@ function offerLimit(address, changed) {
   let key = ""; // one for each change, so that a request that is sent again counts once
   element.addEventListener("opened", () => {
     form.reset();
-    key = crypto.randomUUID();
+    key = freshKey();
   });
   form.addEventListener("input", () => {
-    key = crypto.randomUUID();
+    key = freshKey();
   });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();

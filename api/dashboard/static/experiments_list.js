@@ -1,6 +1,7 @@
 // The list of experiments, kept up to date; times of day age by themselves.
+import { offerCopies } from "./browser.js";
 import { follow } from "./events.js";
-import { refresh, say } from "./live.js";
+import { refresh } from "./live.js";
 
 const list = document.getElementById("experiments");
 const search = document.getElementById("search");
@@ -46,10 +47,4 @@ count();
 follow({ after: list.dataset.after, changed: again });
 setInterval(() => { if (!document.hidden) again(); }, 30000);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) again(); });
-
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-copy]");
-  if (!button) return;
-  await navigator.clipboard.writeText(button.parentElement.querySelector("code").textContent);
-  say("Copied.");
-});
+offerCopies();

@@ -1,4 +1,5 @@
 // Starting what was previewed: whether that is allowed, what it will do, and the asking.
+import { freshKey } from "./browser.js";
 import { byId, make, show, show_wrong } from "./dom.js";
 import { preflight, submit } from "./plan_ask.js";
 import { duration, promised, usd } from "./plan_words.js";
@@ -47,7 +48,7 @@ export class Submitter {
     if (byId("submit").disabled) return;
     this.chosen = { ...this.current() };
     const { answer } = this.chosen;
-    this.key = fresh_key();
+    this.key = freshKey();
     this.forget();
     byId("start").disabled = false;
     byId("confirm-words").textContent = words(this.told, answer);
@@ -75,7 +76,7 @@ export class Submitter {
       return;
     }
     button.disabled = false;
-    this.key = fresh_key();
+    this.key = freshKey();
     this.complain(made.body ?? {});
   }
 
@@ -95,11 +96,6 @@ export class Submitter {
     show(byId("confirm-wrong"), false);
     byId("name").removeAttribute("aria-invalid");
   }
-}
-
-// What makes a request that is sent twice count once; the browser gives random ids on secure origins only.
-function fresh_key() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 function words(told, answer) {
