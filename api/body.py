@@ -76,6 +76,8 @@ def require_allowed(experiment: Experiment, settings: Settings) -> None:
     _require_variables(experiment, settings)
     _require_checkpoints(experiment, settings)
     _require_trackers(experiment)
+    if experiment.notify:
+        raise _refused("notify", "only the operator says where notices go (serve --notify); leave it out")
     _require_budget(experiment, settings)
 
 

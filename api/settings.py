@@ -120,6 +120,8 @@ class Settings:
     """Variables that submissions may set for their trials."""
     secrets: Sequence[str] = ()
     """Variables of the service's own environment that submissions may hand to their trials."""
+    notify: Sequence[str] = ()
+    """Variables of the service's own environment with addresses that get a notice about each experiment."""
     providers: Sequence[str] = ("local", "virtual")
     """Providers that submissions may use."""
     checkpoints: Sequence[str] = ()

@@ -171,7 +171,7 @@ class ExperimentRuns:
     ) -> None:
         """`wake` is called after additions to the feed. `command` starts the process of an experiment."""
         self._settings, self._store = settings, store
-        self._watcher = Watcher(store, Processes(command, settings.secrets), wake, settings)
+        self._watcher = Watcher(store, Processes(command, settings.secrets, settings.notify), wake, settings)
         self._journals = Journals(store, self._watcher)
         self.admission = None if settings.pool is None else Admission(settings.pool, store)
         """Promises of the pool; None without a pool."""

@@ -23,6 +23,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import HostedRun, holding, read_ending, read_mark, write_order
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.run.follower import JournalFollower, outcome_of
+from rubberband.executor.run.notices import SERVICE_VARIABLE
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder, without_pool
 from rubberband.states import ExperimentState
@@ -261,9 +262,13 @@ class NotStartedError(RubberbandError):
 class Processes:
     """Processes that this server started. They continue without it."""
 
-    def __init__(self, command: Sequence[str] = HOSTED, secrets: Collection[str] = ()) -> None:
-        """`secrets`: variables that a process has only if its experiment lists them."""
-        self._command, self._secrets = command, frozenset(secrets)
+    def __init__(
+        self, command: Sequence[str] = HOSTED, secrets: Collection[str] = (), notify: Collection[str] = ()
+    ) -> None:
+        """`secrets`: variables that a process has only if its experiment lists them; `notify`: those with addresses of
+        notices.
+        """
+        self._command, self._secrets, self._notify = command, frozenset(secrets), tuple(notify)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, folder: ExperimentFolder, order: HostedRun) -> bool:
@@ -290,8 +295,10 @@ class Processes:
                 stdout=log,
                 stderr=log,
                 env=child_environment(
-                    order.store, self._secrets - {*order.words.get("resources", {}).get("secrets", ())}
-                ),
+                    order.store,
+                    self._secrets - {*order.words.get("resources", {}).get("secrets", ()), *self._notify},
+                )
+                | {SERVICE_VARIABLE: ",".join(self._notify)},
                 cwd=next((path for path in order.code if os.path.isdir(path)), folder.path),
                 start_new_session=True,
                 pass_fds=(lock,),

@@ -25,6 +25,7 @@ from rubberband.errors import DamagedJournalError, InputError, ProviderError, Ru
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal.reading import salvage
 from rubberband.executor.run.follower import JournalFollower, at_work, summary_of
+from rubberband.executor.run.notices import addresses
 from rubberband.files import EXCLUSIVE, locked, make_directories, write_atomically
 from rubberband.installation import default_home, default_store
 from rubberband.planning.feasible import PricesAndQuotas
@@ -50,12 +51,14 @@ _PATIENCE_S = 30.0
 def require_runnable(
     experiment: Experiment, home: Path, *, store: str | None = None, is_lent: bool = False, no_cap: bool = False
 ) -> None:
-    """Raise InputError for an experiment that can only be planned, or for which nothing may be rented.
+    """Raise InputError for an experiment that can only be planned, or for which nothing may be rented, and for notices
+    without an address.
 
     `store` has the journals of the home, by default that of RUBBERBAND_STORE. A service whose pool lends the instances
     says `is_lent`; `no_cap` allows a missing max_cost, where the policy has no limit of money.
     """
     experiment.require_runnable(is_lent=is_lent)
+    addresses(experiment.notify or (), os.environ)
     folder = ExperimentFolder(home=home, name=experiment.name, store=store or default_store())
     _require_allowed(experiment, folder, None, is_lent=is_lent, no_cap=no_cap)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rubberband.errors import InputError
 from rubberband.executor.core.budget import bill_usd
@@ -292,7 +292,7 @@ class CallbackThread:
         self._news.set()
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Wait for the last calls."""
         self._closing.set()
         self._news.set()
@@ -385,16 +385,28 @@ class CallbackThread:
         return f"{self._name} lacks {reports} reports; `rubberband export --reports` has them"
 
 
+class JournalThread(Protocol):
+    """Thread that follows the journal; an observer of the driver, which wakes it."""
+
+    def __call__(self, event: Event, controller: Controller) -> None: ...
+    def start(self) -> None: ...
+    def close(self, error: BaseException | None = None) -> None: ...
+
+
 @contextmanager
-def calling(threads: Sequence[CallbackThread]) -> Iterator[Sequence[CallbackThread]]:
+def calling(threads: Sequence[JournalThread]) -> Iterator[Sequence[JournalThread]]:
     """Run the threads, to be given to the driver as observers; at the end, wait for their last calls."""
     for thread in threads:
         thread.start()
+    ended_by = None
     try:
         yield threads
+    except BaseException as error:
+        ended_by = error
+        raise
     finally:
         for thread in threads:
-            thread.close()
+            thread.close(ended_by)
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:

@@ -30,9 +30,10 @@ from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.journal import begin
 from rubberband.executor.journal.reading import explaining, read_whole
 from rubberband.executor.result.result import Result, summarise
-from rubberband.executor.run.callbacks import Callback, calling
+from rubberband.executor.run.callbacks import Callback, JournalThread, calling
 from rubberband.executor.run.driver import Draw, Observer, drive
 from rubberband.executor.run.follower import open_journal
+from rubberband.executor.run.notices import notice_threads
 from rubberband.executor.run.trackers import callback_threads
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend, curves
@@ -131,9 +132,11 @@ def _run(
         if any(trial.iterations for trial in settled.trials):
             _say_what_changed(spec)
         # Left after the backend is closed: no instance is held while a tracker takes its time.
-        trackers = stack.enter_context(
-            calling(callback_threads(folder, spec.experiment.track or (), spec.run, callbacks))
-        )
+        threads: list[JournalThread] = [
+            *callback_threads(folder, spec.experiment.track or (), spec.run, callbacks),
+            *notice_threads(folder, spec.experiment.notify or (), os.environ),
+        ]
+        trackers = stack.enter_context(calling(threads))
         with ExitStack() as views:
             backend = make_backend(folder, spec, header.job, journal.last_event_at(), store)
             views.callback(uninterrupted, backend.close)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
     from rubberband.cloud.aws.head import HeadAnswer, HeadInstance, RemoteHead
     from rubberband.spec.experiment import Experiment
+    from rubberband.spec.notify import NotifyAddress
     from rubberband.spec.resources import Resources
 
 _FOLLOW_S = 3.0
@@ -58,7 +59,7 @@ def run_on_head(
     if entrypoint.command is not None:
         entrypoint.check(1, elsewhere=True)
         require_sent(experiment, entrypoint)
-    secrets = packed_secrets(entrypoint.environment.secrets)
+    secrets = packed_secrets({**entrypoint.environment.secrets, **_notified(experiment.notify or ())})
     if any(text in override for override in overrides for text in entrypoint.environment.masks()):
         raise InputError(
             "-s: a setting holds the value of a secret, which the history of Run Command would keep; let the trial "
@@ -259,10 +260,20 @@ def _limit_and_bill(status: Mapping[str, Any]) -> tuple[float | None, float]:
 def _secrets_of(status: Mapping[str, Any]) -> str:
     """Return the packed secrets of an experiment on the head, which has none after its driver. Raises InputError."""
     from rubberband.cloud.aws.handover import packed_secrets
+    from rubberband.spec.notify import NotifyAddress
     from rubberband.spec.resources import Resources
 
-    names = status["words"].get("resources", {}).get("secrets", ())
-    return packed_secrets(Resources(secrets=tuple(names)).environment(os.environ).secrets)
+    words = status["words"]
+    names, asked = words.get("resources", {}).get("secrets", ()), words.get("notify") or ()
+    secrets = Resources(secrets=tuple(names)).environment(os.environ).secrets
+    return packed_secrets({**secrets, **_notified([NotifyAddress(**address) for address in asked])})
+
+
+def _notified(wanted: Sequence[NotifyAddress]) -> dict[str, str]:
+    """Return the variables with the addresses of notices. Raises InputError if one is missing."""
+    from rubberband.executor.run.notices import addresses
+
+    return {address.variable: address.url for address in addresses(wanted, os.environ)}
 
 
 def _require_same(name: str, known: Mapping[str, Any], made_of: str) -> None:

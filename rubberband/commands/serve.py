@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -97,6 +98,15 @@ SecretOption = Annotated[
         "A variable of the service's environment that submissions may use (resources.secrets). Repeat for more.",
     ),
 ]
+NotifyOption = Annotated[
+    list[str] | None,
+    option(
+        "--notify",
+        "NAME",
+        "A variable of the service's environment with a Slack or other address, which gets a notice when an "
+        "experiment ends, will be late or has trouble. Repeat for more.",
+    ),
+]
 RunningOption = Annotated[
     int, typer.Option("--max-running", min=1, max=1000, help="Experiments that run at the same time.")
 ]
@@ -164,6 +174,7 @@ def serve(
     checkpoints: CheckpointsOption = None,
     env: EnvOption = None,
     secret: SecretOption = None,
+    notify: NotifyOption = None,
     max_running: RunningOption = 4,
     max_cost: CostOption = None,
     auto_resume: ResumeOption = True,
@@ -204,6 +215,7 @@ def serve(
         checkpoints=_each(_prefix, checkpoints or []),
         env=_each(partial(_variable, "--env"), env or []),
         secrets=_each(partial(_variable, "--secret"), secret or []),
+        notify=_each(_notified, notify or []),
         planners=planners,
         auto_resume=auto_resume,
         pool=shared,
@@ -332,6 +344,20 @@ def _variable(option: str, name: str) -> str:
         return variable_name(name)
     except PydanticCustomError as error:
         raise InputError(f"{option}: {error.message()}; give a name, such as HF_TOKEN") from None
+
+
+def _notified(name: str) -> str:
+    """Return the name of a variable with the address of notices. Raises InputError if it holds none."""
+    from pydantic_core import PydanticCustomError
+
+    from rubberband.executor.run.notices import addresses
+    from rubberband.spec.notify import NotifyAddress, notify_variable
+
+    try:
+        addresses([NotifyAddress(url_from=notify_variable(name))], os.environ)
+    except PydanticCustomError as error:
+        raise InputError(f"--notify {error.message()}") from None
+    return name
 
 
 def _folder(path: Path) -> Path:

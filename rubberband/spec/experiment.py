@@ -41,6 +41,7 @@ from rubberband.spec.fields import (
     without_removed,
     word_error,
 )
+from rubberband.spec.notify import Notify
 from rubberband.spec.profile_file import InlineProfile, load_profile
 from rubberband.spec.program import Program, check_program
 from rubberband.spec.resources import Resources
@@ -296,6 +297,8 @@ class Experiment(Words):
     """Whether a trial's workers take each optimizer step together, or train asynchronously."""
     track: Trackers | None = None
     """Where trials are recorded while it runs: csv, tensorboard, mlflow, wandb."""
+    notify: Notify | None = None
+    """Variables with the addresses that get a notice when it ends, will be late, or has trouble."""
     _notes: tuple[str, ...] = PrivateAttr(())
     _is_function: bool = PrivateAttr(default=False)
 
@@ -485,6 +488,8 @@ class Experiment(Words):
         rest = {"search": search} | {key: value for key, value in written.items() if key != "name"}
         if self.track:
             rest["track"] = ", ".join(tracker.type for tracker in self.track)
+        if self.notify:
+            rest["notify"] = ", ".join(address.url_from for address in self.notify)
         if self.constraints.deadline_s is not None:
             rest["constraints"]["deadline"] = format_duration(self.constraints.deadline_s)
         space = [(name, _domain(words)) for name, words in self.to_words()["search"]["space"].items()]

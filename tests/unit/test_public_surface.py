@@ -137,6 +137,7 @@ COMMANDS = {
         "--keep-events",
         "--max-cost",
         "--max-running",
+        "--notify",
         "--planners",
         "--pool",
         "--planning-limit",

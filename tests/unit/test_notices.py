@@ -1,0 +1,316 @@
+"""Notices: each goes out once, and no address delays or ends a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import rubberband
+from rubberband import cli
+from rubberband.api.body import require_allowed
+from rubberband.api.problems import HttpProblem
+from rubberband.api.settings import Settings
+from rubberband.errors import InputError
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.result.result import Result
+from rubberband.executor.run import notices as module
+from rubberband.executor.run import session
+from rubberband.executor.run.follower import JournalFollower
+from rubberband.executor.run.notices import Address, Notice, NoticeSource, NoticeThread, addresses
+from rubberband.executor.virtual.fleet import Faults
+from rubberband.running.run import RunOptions, run_experiment
+from rubberband.spec.notify import NotifyAddress
+from tests.builders.journalled_runs import recorded, words
+from tests.builders.receiver import Answer, receiving
+from tests.builders.sessions import dying_after
+from tests.builders.virtual_runs import Killed
+
+NAME = "OPS_URL"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RETRY_S", "LAST_RETRY_S", "LOOK_S", "PAUSE_S"):
+        monkeypatch.setattr(module, name, 0.01)
+    monkeypatch.setattr(module, "SENDING_S", 2.0)
+
+
+def run(home: Path, **options: Any) -> Result:
+    experiment = rubberband.Experiment(**words(notify=NAME))
+    return run_experiment(experiment, ExperimentFolder(home=home, name=experiment.name), RunOptions(**options))
+
+
+def sent(home: Path) -> list[str]:
+    return list(json.loads((home / "experiments/digits-sha/notices" / f"{NAME}.json").read_text())["sent"])
+
+
+def test_an_end_is_sent_with_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv(NAME, receiver.url)
+        result = run(tmp_path)
+    (body,) = receiver.bodies
+    assert result.best is not None
+    assert (body["kind"], body["experiment"], body["state"]) == ("done", "digits-sha", "done")
+    assert body["summary"]["best_trial"] == result.best.trial
+    assert body["summary"]["cost_usd"] == pytest.approx(result.whole_cost_usd)
+    assert body["text"].startswith("rehearsal: digits-sha is done after ")
+    assert f"by trial {result.best.trial}" in body["text"]
+    assert receiver.keys == [body["id"]] == sent(tmp_path)
+    assert receiver.url not in "".join(path.read_text("utf-8", "ignore") for path in tmp_path.rglob("*.*"))
+
+
+@pytest.mark.parametrize(
+    ("answers", "received", "warning"),
+    [
+        (["busy", "busy", "takes"], 3, "answers 503; it is tried again"),
+        (["redirects"], 1, "redirects to 127.0.0.1, which is not followed; use the address behind it"),
+        (["gone"], 1, "answers 404; its notices are dropped"),
+        (["dies"], 1, "the notice is not repeated"),
+    ],
+)
+def test_a_notice_goes_out_once(
+    answers: list[Answer],
+    received: int,
+    warning: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with receiving(*answers) as receiver:
+        monkeypatch.setenv(NAME, receiver.url)
+        assert run(tmp_path).outcome == "done"
+    assert len(receiver.bodies) == received
+    assert len({body["id"] for body in receiver.bodies}) == 1
+    assert receiver.redirected == 0
+    (message,) = caplog.messages
+    assert warning in message
+    assert message.startswith(f"notify: {NAME} (127.0.0.1) ")
+    assert receiver.url not in message
+
+
+def test_an_address_that_never_answers_delays_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LAST_S", 0.2)
+    monkeypatch.setattr(module, "SENDING_S", 60.0)
+    with receiving("hangs") as receiver:
+        monkeypatch.setenv(NAME, receiver.url)
+        result = run(tmp_path)  # the receiver lets go after it
+    assert result.outcome == "done"
+    assert any("does not answer" in message for message in caplog.messages)
+
+
+def test_an_address_without_a_server_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with receiving() as receiver:
+        url = receiver.url
+    monkeypatch.setenv(NAME, url)
+    monkeypatch.setattr(module, "LAST_S", 0.2)
+    assert run(tmp_path).outcome == "done"
+    assert any("did not get: rehearsal: digits-sha is done" in message for message in caplog.messages)
+    assert sent(tmp_path) == []
+
+
+def test_a_process_that_stops_says_so_and_a_resume_sends_the_end_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv(NAME, receiver.url)
+        with pytest.raises(Killed):
+            run(tmp_path, view=dying_after(40))
+        assert receiver.kinds == ["failed"]
+        assert "has stopped before its end: Killed; `rubberband resume digits-sha` continues it" in str(receiver.bodies)
+        for _ in range(2):
+            session.run(ExperimentFolder(home=tmp_path, name="digits-sha"))
+    assert receiver.kinds == ["failed", "done"]
+
+
+def test_a_driver_that_was_killed_while_sending_does_not_send_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = recorded(words(notify=NAME)).put(tmp_path)
+    got: list[bytes] = []
+
+    def dying(_url: str, body: bytes, _headers: object) -> None:
+        got.append(body)
+        raise Killed
+
+    for _ in range(2):
+        thread = NoticeThread(folder, Address(variable=NAME, url="http://x/"), send=dying)
+        thread.start()
+        thread.close()
+    assert len(got) == 1
+
+
+def source(tmp_path: Path, faults: Faults | None = None, **changes: Any) -> tuple[NoticeSource, JournalFollower]:
+    follower = JournalFollower(recorded(words(**changes), faults=faults).put(tmp_path))
+    return NoticeSource(follower), follower
+
+
+def test_trouble_is_one_notice_before_the_end(tmp_path: Path) -> None:
+    faults = Faults(
+        lost_after_s={"i-001": 60.0}, refused={"i-002"}, failures={(3, attempt): "raised" for attempt in range(1, 9)}
+    )
+    found, follower = source(tmp_path, faults)
+    with closing(follower):
+        trouble, end = found.events()
+        assert (trouble.kind, end.kind) == ("trouble", "done")
+        assert "lost an instance (" in trouble.text
+        assert "did not get an instance (no capacity for i-002)" in trouble.text
+        assert "trial 3, " in trouble.text
+        assert f"{len(follower.controller.state.failed)} trials failed" in end.text
+        assert found.events() == []
+    again = JournalFollower(ExperimentFolder(home=tmp_path, name="digits-sha"))
+    with closing(again):
+        assert NoticeSource(again, after=found.seq).events() == []
+
+
+def test_trouble_waits_until_the_last_notice_of_it_is_old(tmp_path: Path) -> None:
+    found, follower = source(tmp_path)
+    with closing(follower):
+        found._trouble.update({"lost an instance (x)": 3})
+        (first,) = found.trouble(0.0)
+        assert first.text.endswith("lost an instance (x) (3 times)")
+        found._trouble.update({"lost an instance (y)": 1})
+        assert found.trouble(module.QUIET_S - 1.0) == []
+        assert [notice.kind for notice in found.trouble(module.QUIET_S)] == ["trouble"]
+        assert found.trouble(math.inf) == []
+
+
+def looks_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **figures: Any) -> list[Notice]:
+    """The notices of three looks at a run that goes on."""
+    run = recorded()
+    follower = JournalFollower(run.put(tmp_path, upto=len(run.events) // 2))
+    found = NoticeSource(follower)
+    with closing(follower):
+        assert found.events() == []
+        summary = replace(follower.summary(), **figures)
+        monkeypatch.setattr(follower, "summary", lambda: summary)
+        return [notice for _ in range(3) for notice in found.looks()]
+
+
+def test_a_run_that_will_be_late_is_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = looks_at(tmp_path, monkeypatch, deadline_s=3600.0, forecast_jct_s=3780.0)
+    assert {notice.id for notice in found} == {found[0].id}
+    assert len(found) == 2  # not at the first look: a forecast may pass
+    assert found[0].kind == "late"
+    assert (
+        "is expected to end 3m after its deadline of 1h; `rubberband extend digits-sha --deadline …`" in found[0].text
+    )
+
+
+def test_a_forecast_at_the_deadline_is_no_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looks_at(tmp_path, monkeypatch, deadline_s=3600.0, forecast_jct_s=3630.0) == []
+
+
+@pytest.mark.parametrize(("cost_usd", "kinds"), [(8.9, []), (9.0, ["near_max_cost"] * 3)])
+def test_a_bill_near_max_cost_is_a_notice(
+    cost_usd: float, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = looks_at(tmp_path, monkeypatch, max_cost_usd=10.0, cost_usd=cost_usd, forecast_cost_usd=9.8)
+    assert [notice.kind for notice in found] == kinds
+    assert all("has cost 9.00 USD of its max_cost of 10.00 USD; 9.80 USD are expected" in one.text for one in found)
+
+
+def test_an_address_gets_the_kinds_that_it_asks_for(tmp_path: Path) -> None:
+    folder = recorded(words(notify=NAME)).put(tmp_path)
+    got: list[bytes] = []
+    thread = NoticeThread(
+        folder, Address(variable=NAME, url="http://x/", kinds=("late",)), send=lambda _, body, __: got.append(body)
+    )
+    thread.start()
+    thread.close()
+    assert got == []
+
+
+def test_slack_gets_a_text_in_which_no_value_is_markup() -> None:
+    notice = Notice(id="a", kind="failed", text="a has failed: <!channel> & <https://x|y>", at=1.0, facts={"b": 1})
+    slack = Address(variable=NAME, url="https://hooks.slack.com/services/T/B/x")
+    assert json.loads(slack.body(notice)) == {"text": "a has failed: &lt;!channel&gt; &amp; &lt;https://x|y&gt;"}
+    other = Address(variable=NAME, url="https://example.org/x")
+    assert json.loads(other.body(notice)) == {"id": "a", "kind": "failed", "text": notice.text, "at": 1.0, "b": 1}
+    assert "services" not in repr(slack)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("https://hooks.slack.com/services/T/B/x", "is an address, which files and journals do not keep"),
+        ("not a name", "'not a name' is no name of an environment variable"),
+        ([NAME, {"url_from": NAME}], f"{NAME} is listed twice"),
+        ([{"url_from": NAME, "kinds": []}], "is empty; write at least one entry"),
+        ([{"url_from": NAME, "kinds": ["late", "late"]}], "late occurs twice"),
+        ([{"url_from": NAME, "kinds": ["done", "finished"]}], "done, failed, late, near_max_cost"),
+        ([{"url": NAME}], "url"),
+    ],
+)
+def test_a_wrong_word_is_refused(value: object, reason: str) -> None:
+    with pytest.raises(InputError, match="notify") as caught:
+        rubberband.Experiment(**words(notify=value))
+    assert reason in str(caught.value)
+    assert "services" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, f"notify: {NAME} is not set; run `export {NAME}=https://…` before this command"),
+        ("ftp://secret/x", f"notify: {NAME} holds no http or https URL"),
+        ("https://", "holds no http"),
+        ("https://secret:port/", "holds no http"),
+        ("https://secret/a b", "holds no http"),
+        ("secret", "holds no http"),
+    ],
+)
+def test_a_variable_without_an_address_is_refused_before_the_run(
+    value: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(NAME, raising=False)
+    if value is not None:
+        monkeypatch.setenv(NAME, value)
+    with pytest.raises(InputError, match="notify") as caught:
+        run(tmp_path)
+    assert reason in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert not (tmp_path / "experiments" / "digits-sha" / "journal.sqlite").exists()
+
+
+def test_words_survive_a_journal() -> None:
+    asked = rubberband.Experiment(**words(notify=[NAME, {"url_from": "OTHER", "kinds": ["late"]}]))
+    assert rubberband.Experiment(**asked.to_words()) == asked
+    assert asked.notify == (NotifyAddress(url_from=NAME), NotifyAddress(url_from="OTHER", kinds=("late",)))
+
+
+# A service
+
+
+def test_a_submission_names_no_address(tmp_path: Path) -> None:
+    with pytest.raises(HttpProblem, match="only the operator says where notices go"):
+        require_allowed(rubberband.Experiment(**words(notify=NAME)), Settings(home=tmp_path))
+
+
+def test_experiments_of_a_service_send_its_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {module.SERVICE_VARIABLE: f"{NAME},OTHER", NAME: "https://a/", "OTHER": "https://b/"}
+    own = [NotifyAddress(url_from=NAME, kinds=("late",))]
+    found = addresses(module.all_of(own, environment), environment)
+    assert [(address.host, address.kinds) for address in found] == [("a", ("late",)), ("b", module.NOTICE_KINDS)]
+    assert module.all_of([], {}) == []
+
+
+def test_a_service_needs_the_addresses_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NAME, raising=False)
+    done = CliRunner().invoke(cli.app, ["serve", "--notify", NAME])
+    assert f"{NAME} is not set" in str(done.exception)
+    done = CliRunner().invoke(cli.app, ["serve", "--notify", "https://secret/x"])
+    assert "--notify is an address" in str(done.exception)
+    assert "secret" not in str(done.exception)
