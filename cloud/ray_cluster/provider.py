@@ -1,15 +1,16 @@
 """A provider of an existing Ray cluster: an instance is a placement group, on one node.
 
 Ray's placement group is the claim, and Ray's job is the lease: the groups of a driver that died are removed within
-seconds. A group that waits for free GPUs is pending, and lets an autoscaler grow the cluster. Records below `directory`
-say what was asked for, and when it ran; the head says what lives. A driver that resumes reads both.
+seconds. A group that waits for free GPUs is pending, and lets an autoscaler grow the cluster; one that has waited for
+too long is given up. Records below `directory` say what was asked for, and when it ran; the head says what lives. A
+driver that resumes reads both.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,17 +18,23 @@ from typing import Any, Literal, TypeVar
 
 from rubberband.cloud.clock import elapsed_s, experiment_clock
 from rubberband.cloud.provider import NODE_LABEL, Head, HeadError, InstanceDescription, InstanceState
-from rubberband.cloud.ray_cluster.view import ClusterNode, require_versions, resolve, share, view
+from rubberband.cloud.ray_cluster.view import Bundle, ClusterNode, ClusterView, require_versions, resolve, share, view
 from rubberband.cloud.ray_head.ray_node import answers
-from rubberband.errors import ProviderError
+from rubberband.errors import InputError, ProviderError
 from rubberband.files import make_directories, write_atomically
 from rubberband.spec.resources import Resources
+from rubberband.units import counted, format_duration
 from rubberband.values.plan import Market
 
 _SILENCE_S = 5.0
 """The head is taken for dead after this time without an answer."""
 _ANSWER_S = 30.0
 """The longest wait for an answer of a head that accepts connections."""
+WAIT_S, QUEUE_S = 20.0, 300.0
+"""The longest waits for room for an instance: beside others that run, and of the first ones, for those of other jobs.
+
+They are tried three times. Where a new node takes time, that is waited for twice.
+"""
 _T = TypeVar("_T")
 
 
@@ -46,6 +53,8 @@ class _Record:
     running_at: float | None = None
     ended_at: float | None = None
     reason: str = ""
+    waited: bool = False
+    """Whether it was given up because no node had room."""
 
     def described(self, experiment: str) -> InstanceDescription:
         state: InstanceState = "pending" if self.running_at is None else "running"
@@ -57,6 +66,7 @@ class _Record:
             running_at=self.running_at,
             ended_at=self.ended_at,
             reason=self.reason,
+            sold_out=self.waited,
         )
 
 
@@ -77,32 +87,38 @@ class RayClusterProvider:
         experiment: str,
         directory: Path,
         address: str,
-        gpus_per_instance: int,
+        bundles: Sequence[Bundle],
         *,
         run: str = "",
         nodes: Sequence[ClusterNode] = (),
+        avoided: Collection[str] = (),
         labels: Mapping[str, str] | None = None,
+        node_s: float | None = None,
+        on_join: Callable[[float], None] = lambda waited_s: None,
         not_before: float = 0.0,
     ) -> None:
-        """Take over `directory`, which has all records of the instances. `labels` are those of nodes to use.
+        """Take over `directory`, which has all records of the instances, each of these `bundles` on a node.
 
         `nodes` are those that are there; others may join. Where their GPUs are only counted, trials use the CPU.
+        `labels` are those of nodes to use, and `avoided` the ids of others. A node that joins is expected to take
+        `node_s` (None: that is not known), and `on_join` gets the time of each.
         """
         self._experiment, self._run, self._address = experiment, run, address
         self._directory = directory
         make_directories(directory)
         self.nodes = tuple(nodes)
-        has_cpus = bool(nodes) and all(node.cpus >= node.gpus for node in nodes)
-        bundle = {"GPU": 1.0, "CPU": 1.0} if has_cpus else {"GPU": 1.0}  # one CPU, as any Ray worker has
-        self._bundles = [bundle] * gpus_per_instance
-        self._labels = dict(labels or {})
+        self.joined: set[str] = set()
+        """Ids of further nodes that instances ran on."""
+        self._bundles, self._labels = bundles, dict(labels or {})
+        self._wait_s = max(WAIT_S, 2.0 * (node_s or 0.0))
+        self._queue_s = self._wait_s if node_s is not None else QUEUE_S
+        self._on_join = on_join
         self._mutex = threading.RLock()
         self._groups: dict[str, Any] = {}
-        self._sick: set[str] = set()
-        """Ids of nodes that failed this driver; it asks for no other group on them."""
+        self._avoided = set(avoided)
+        """Nodes on which this driver asks for no group, such as those that failed it."""
         self._answered_at = elapsed_s()
-        is_cuda = bool(nodes) and all(node.accelerator for node in nodes)
-        self.device: Literal["cpu", "cuda"] = "cuda" if is_cuda else "cpu"
+        self.device: Literal["cpu", "cuda"] = _device(nodes)
         self.clock: Callable[[], float] = experiment_clock(directory, not_before=not_before)
         self._records = self._load()
 
@@ -115,6 +131,8 @@ class RayClusterProvider:
         gpus_per_instance: int,
         *,
         run: str,
+        node_s: float | None = None,
+        on_join: Callable[[float], None] = lambda waited_s: None,
         not_before: float = 0.0,
     ) -> RayClusterProvider:
         """Return the provider of the cluster that `resources` name.
@@ -129,12 +147,24 @@ class RayClusterProvider:
             experiment,
             directory,
             address,
-            gpus_per_instance,
+            [part.bundle] * gpus_per_instance,
             run=run,
             nodes=part.nodes,
+            avoided=[node.node for node in found.nodes if node.gpus] if resources.slots else (),
             labels=resources.node_labels,
+            node_s=node_s if resources.provision_delay is not None or resources.max_instances > part.fitting else None,
+            on_join=on_join,
             not_before=not_before,
         )
+
+    @property
+    def slots_on_machine(self) -> int:
+        """Most slots that instances may have on one of its nodes, whose CPUs they share."""
+        amounts = self._bundles[0].items()
+        rooms = [
+            min(int({"GPU": node.gpus, "CPU": node.cpus}[key] / each) for key, each in amounts) for node in self.nodes
+        ]
+        return max(len(self._bundles), *rooms, 0)
 
     def node(self, instance: str) -> str:
         """Return Ray's id of the node of an instance; empty while it has none."""
@@ -191,9 +221,9 @@ class RayClusterProvider:
             self._note(replace(record, group=group.id.hex()))
 
     def _selector(self) -> dict[str, str]:
-        if not self._sick:
+        if not self._avoided:
             return self._labels
-        return {**self._labels, NODE_LABEL: f"!in({','.join(sorted(self._sick))})"}
+        return {**self._labels, NODE_LABEL: f"!in({','.join(sorted(self._avoided))})"}
 
     def describe(self) -> Sequence[InstanceDescription]:
         """Return all instances, living or ended, in the order of launch.
@@ -220,8 +250,38 @@ class RayClusterProvider:
             elif record.running_at is not None and (group["state"] != "CREATED" or nodes != {record.node}):
                 self._end(record, "its Ray node died")
             elif group["state"] == "CREATED" and record.running_at is None:
-                self._note(replace(record, running_at=self.clock(), node=nodes.pop()))
-                self._groups.setdefault(record.name, self._group_of(record))
+                self._place(record, nodes.pop())
+            elif record.running_at is None and (waited_s := self.clock() - record.requested_at) > self._patience_s():
+                self._give_up(record, waited_s)
+
+    def _place(self, record: _Record, node: str) -> None:
+        """Note that an instance runs on a node, which may have joined for it."""
+        running_at = self.clock()
+        if node not in {known.node for known in self.nodes}:
+            added = [found for found in self._view().nodes if found.node == node]
+            if not self.nodes:
+                self.device = _device(added)
+            self.nodes += tuple(added)
+            self.joined.add(node)
+            self._on_join(running_at - record.requested_at)
+        self._note(replace(record, running_at=running_at, node=node))
+        self._groups.setdefault(record.name, self._group_of(record))
+
+    def _view(self) -> ClusterView:
+        try:
+            return view(self._address)
+        except InputError as error:
+            raise ProviderError(str(error)) from error
+
+    def _patience_s(self) -> float:
+        runs = any(one.running_at is not None and one.ended_at is None for one in self._records.values())
+        return self._wait_s if runs else max(self._wait_s, self._queue_s)
+
+    def _give_up(self, record: _Record, waited_s: float) -> None:
+        kind = "GPU" if "GPU" in self._bundles[0] else "CPU"
+        wanted = counted(int(sum(bundle[kind] for bundle in self._bundles)), kind)
+        reason = f"no node of the Ray cluster had {wanted} free within {format_duration(waited_s)}; see `ray status`"
+        self._end(replace(record, waited=True), reason)
 
     @staticmethod
     def _group_of(record: _Record) -> Any:
@@ -240,7 +300,7 @@ class RayClusterProvider:
             if record is None:
                 raise ProviderError(f"instance {instance} was never launched in {self._directory}; nothing to release")
             if fault and record.node:
-                self._sick.add(record.node)
+                self._avoided.add(record.node)
             if record.ended_at is None:
                 record = self._end(record, "")
             return record.described(self._experiment)
@@ -300,6 +360,10 @@ class RayClusterProvider:
             record = _Record(**json.loads(path.read_text()))
             found[record.name] = record
         return found
+
+
+def _device(nodes: Sequence[ClusterNode]) -> Literal["cpu", "cuda"]:
+    return "cuda" if nodes and all(node.accelerator for node in nodes) else "cpu"
 
 
 def _make_group(bundles: Sequence[Mapping[str, float]], selector: Mapping[str, str], name: str) -> Any:

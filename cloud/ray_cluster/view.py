@@ -10,7 +10,7 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -36,6 +36,7 @@ class ClusterNode:
     gpus: int
     free_gpus: int
     cpus: int
+    free_cpus: int
     accelerator: str
     """Type of its GPUs, such as A100; empty: it has none, or they are only counted."""
     labels: Mapping[str, str]
@@ -119,6 +120,7 @@ def _node(plain: Mapping[str, Any], free: Mapping[str, float]) -> ClusterNode:
         gpus=int(resources.get("GPU", 0)),
         free_gpus=int(free.get("GPU", 0)),
         cpus=int(resources.get("CPU", 0)),
+        free_cpus=int(free.get("CPU", 0)),
         accelerator=next((key.removeprefix(_ACCELERATOR) for key in resources if key.startswith(_ACCELERATOR)), ""),
         labels={**plain["Labels"], NODE_LABEL: plain["NodeID"]},
     )
@@ -145,11 +147,18 @@ def require_versions(found: ClusterView) -> None:
         )
 
 
+Bundle = Mapping[str, float]
+"""Amounts of Ray's resources."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """The part of a cluster that an experiment may use."""
 
     gpus_per_instance: int
+    """Without GPUs: the trials that train at a time on an instance."""
+    bundle: Bundle
+    """Ray's resources for each of them."""
     fitting: int
     """Instances that the nodes have room for when they are idle."""
     nodes: tuple[ClusterNode, ...]
@@ -160,30 +169,70 @@ class Share:
 def share(found: ClusterView, resources: Resources) -> Share:
     """Return the nodes that an experiment may use, and the size of its instances.
 
-    Raises InputError if there are none, or none with as many GPUs as it asks for.
+    Raises InputError if there are none, or none with as many GPUs as it asks for. If there are none now, both sizes in
+    the file say that an autoscaler adds them.
     """
-    asked, labels = resources.gpus_per_instance, resources.node_labels
-    labelled = f" with labels {', '.join(f'{key}={value}' for key, value in labels.items())}" if labels else ""
-    nodes = found.usable(labels, 1)
-    if not nodes:
+    if resources.slots is not None:
+        return _cpu_share(found, resources, resources.slots)
+    asked, labelled = resources.gpus_per_instance, _labelled(resources)
+    nodes = found.usable(resources.node_labels, 1)
+    if not nodes and (asked is None or "max_instances" not in resources.model_fields_set):
         raise InputError(
             f"resources.provider: the Ray cluster at {found.address} has no GPUs on its "
-            f"{counted(len(found.nodes), 'node')}{labelled}; on CPU nodes, let each say how many trials it trains side "
-            "by side: `ray start --num-gpus=N`"
+            f"{counted(len(found.nodes), 'node')}{labelled}; on CPU nodes, write slots: N (trials side by side on a "
+            "node); if it grows by itself, write gpus_per_instance and max_instances"
         )
-    largest = max(node.gpus for node in nodes)
-    if asked is not None and asked > largest:
+    if asked is not None and nodes and asked > (largest := max(node.gpus for node in nodes)):
         raise InputError(
             f"resources.gpus_per_instance: {asked} GPUs are more than a node of the Ray cluster at {found.address} has"
             f"{labelled} ({largest}); lower it to {largest}"
         )
-    counts = Counter(node.gpus for node in nodes)
-    gpus = asked or max(counts, key=lambda size: (counts[size], size))
-    sizes = " + ".join(f"{counted(counts[size], 'node')} x {counted(size, 'GPU')}" for size in sorted(counts)[::-1])
-    free = sum(node.free_gpus for node in nodes)
+    gpus = asked or _commonest([node.gpus for node in nodes])
+    has_cpus = bool(nodes) and all(node.cpus >= node.gpus for node in nodes)
     return Share(
         gpus_per_instance=gpus,
+        bundle={"GPU": 1.0, "CPU": 1.0} if has_cpus else {"GPU": 1.0},  # one CPU, as any Ray worker has
         fitting=sum(node.gpus // gpus for node in nodes),
         nodes=tuple(node for node in nodes if node.gpus >= gpus),
-        line=f"{found.address}: {sizes}{labelled}, {free} free now",
+        line=_line(found, "GPU", [node.gpus for node in nodes], labelled, sum(node.free_gpus for node in nodes)),
     )
+
+
+def _cpu_share(found: ClusterView, resources: Resources, slots: int) -> Share:
+    """Return the part without GPUs: an instance has the CPUs of the commonest node, in equal parts for its slots."""
+    labelled = _labelled(resources)
+    nodes = [node for node in found.usable(resources.node_labels, 0) if node.cpus and not node.gpus]
+    if not nodes or slots > max(node.cpus for node in nodes):
+        most = max((node.cpus for node in nodes), default=0)
+        raise InputError(
+            f"resources.slots: {slots} need a node without GPUs and with {counted(slots, 'CPU')}, and the Ray cluster "
+            f"at {found.address} has none{labelled} (the largest has {most}); lower slots, or start such a node"
+        )
+    cpus = _commonest([node.cpus for node in nodes if node.cpus >= slots]) // slots
+    wide = [node for node in nodes if node.cpus >= slots * cpus]
+    return Share(
+        gpus_per_instance=slots,
+        bundle={"CPU": float(cpus)},
+        fitting=sum(node.cpus // (slots * cpus) for node in wide),
+        nodes=tuple(wide),
+        line=_line(found, "CPU", [node.cpus for node in nodes], labelled, sum(node.free_cpus for node in nodes)),
+    )
+
+
+def _labelled(resources: Resources) -> str:
+    labels = ", ".join(f"{key}={value}" for key, value in resources.node_labels.items())
+    return f" with labels {labels}" if labels else ""
+
+
+def _commonest(sizes: Sequence[int]) -> int:
+    counts = Counter(sizes)
+    return max(counts, key=lambda size: (counts[size], size))
+
+
+def _line(found: ClusterView, what: str, sizes: Sequence[int], labelled: str, free: int) -> str:
+    """Return the cluster in words; `sizes` are those of the nodes that may be used."""
+    if not sizes:
+        return f"{found.address}: no node{labelled} with {what}s now"
+    counts = Counter(sizes)
+    parts = " + ".join(f"{counted(counts[size], 'node')} x {counted(size, what)}" for size in sorted(counts)[::-1])
+    return f"{found.address}: {parts}{labelled}, {free} free now"

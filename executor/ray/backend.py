@@ -88,6 +88,8 @@ class RayBackend:
     first_lease_s: float | None = None
     ready_timeout_s: float = 180.0
     """An instance whose workers are not warm within it is given up as lost."""
+    fault_of: Callable[[str], str] = lambda node: ""
+    """Gives the reason why no worker can be on a Ray node; empty: it can."""
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
@@ -130,6 +132,8 @@ class RayBackend:
             node=self.provider.node,
             node_label=self.provider.node_label,
             group=self.provider.group,
+            has_gpus=not (self.spec.kind.is_borrowed and self.spec.experiment.resources.slots),
+            fault_of=self.fault_of,
         )
 
     def now(self) -> float:

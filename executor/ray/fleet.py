@@ -373,6 +373,7 @@ class RayFleet:
             self._connection.open(self.provider.ensure_head())
             if hold.agent is not None:
                 hold.agent.begin()
+            hold.workers.device = self.provider.device  # that of nodes that join is known once one runs
             hold.workers.assemble(self.provider.slowness(instance))
         except (WorkersError, ProviderError) as error:
             self._give_up(instance, self._with_last_words(instance, str(error)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError
 
 import rubberband
 from rubberband.cloud.provider import NODE_LABEL
@@ -29,11 +30,10 @@ def require_nodes(provider: RayClusterProvider, store: CheckpointStore) -> None:
         connection.open(provider.ensure_head())
         asked = {}
         for node in provider.nodes:
-            task = ray.remote(_probe()).options(num_cpus=0, max_retries=0, label_selector={NODE_LABEL: node.node})
-            asked[task.remote(store)] = f"node {node.address} of the Ray cluster"
+            asked[_ask(node.node, store)] = f"node {node.address} of the Ray cluster"
         done, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)
         found = [(asked[answer], *_answer(answer)) for answer in done]
-        found += [(asked[answer], "", f"did not answer in {_ANSWER_S:.0f} s; see `ray status`") for answer in silent]
+        found += [(asked[answer], *_answer(answer, 0.0)) for answer in silent]
     finally:
         connection.close()
     _require_same_version([(node, version) for node, version, _ in found if version])
@@ -42,10 +42,33 @@ def require_nodes(provider: RayClusterProvider, store: CheckpointStore) -> None:
             raise InputError(f"{name} {fault}")
 
 
-def _answer(reference: Any) -> tuple[str, str]:
+def fault_of(provider: RayClusterProvider, store: CheckpointStore, node: str) -> str:
+    """Return why a trial cannot train on a node that joined after `require_nodes`; empty: it can, or was asked then.
+
+    The process is connected.
+    """
+    if node not in provider.joined:
+        return ""
+    name = next((f"node {known.address} of the Ray cluster" for known in provider.nodes if known.node == node), node)
+    version, fault = _answer(_ask(node, store), _ANSWER_S)
+    try:
+        _require_same_version([(name, version)] if version else [])
+    except InputError as error:
+        return str(error)
+    return fault and f"{name} {fault}"
+
+
+def _ask(node: str, store: CheckpointStore) -> Any:
+    task = ray.remote(_probe()).options(num_cpus=0, max_retries=0, label_selector={NODE_LABEL: node})
+    return task.remote(store)
+
+
+def _answer(reference: Any, timeout_s: float | None = None) -> tuple[str, str]:
     """Return what a node answered: its version, and a fault."""
     try:
-        version, fault = ray.get(reference)
+        version, fault = ray.get(reference, timeout=timeout_s)
+    except GetTimeoutError:
+        return "", f"did not answer in {_ANSWER_S:.0f} s; see `ray status`"
     except Exception as error:
         text = error_line(str(getattr(error, "cause", None) or error))
         return "", f"cannot import rubberband ({text}); install it there: {_INSTALL}"

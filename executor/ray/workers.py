@@ -103,6 +103,10 @@ class Workers:
     """Key of the Ray label that has it."""
     group: Callable[[str], Any] = field(default=lambda instance: None, kw_only=True)
     """Gives the placement group that a running instance is; None: this makes one on its node."""
+    has_gpus: bool = field(default=True, kw_only=True)
+    """Whether a slot is a GPU of Ray."""
+    fault_of: Callable[[str], str] = field(default=lambda node: "", kw_only=True)
+    """Gives the reason why no worker can be on a node; empty: it can."""
 
     def __post_init__(self) -> None:
         self._pause_s = _REMOTE_PAUSE_S if self.remote else _PAUSE_S
@@ -130,6 +134,8 @@ class Workers:
         try:
             # A placement group that waits for its node keeps the head busy, and fills its memory.
             self._until(lambda: ray_nodes(self.node_label).get(self.node(self.instance), False), patience)
+            if fault := self.fault_of(self.node(self.instance)):
+                raise WorkersError(fault)
             group = self._place(patience)
             workers = [self._start(group, gpu) for gpu in range(self.gpus)]
             self._warm_up(workers, patience)
@@ -230,7 +236,8 @@ class Workers:
 
     def _start(self, group: Any, gpu: int) -> Worker:
         place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=gpu)
-        actor = ray.remote(SlotWorker).options(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=place)
+        gpus = int(self.has_gpus)
+        actor = ray.remote(SlotWorker).options(num_cpus=0, num_gpus=gpus, max_restarts=0, scheduling_strategy=place)
         code = None if self.shipment is None else self.shipment.reference()
         return actor.remote(self.entrypoint, self.store, instance=self.instance, remote=self.remote, code=code)
 

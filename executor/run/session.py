@@ -292,18 +292,20 @@ def make_ray_backend(
     from rubberband.executor.ray.backend import RayBackend
     from rubberband.executor.ray.code import pack
     from rubberband.executor.ray.fork_server import ForkServer
-    from rubberband.executor.ray.node_probe import require_nodes
+    from rubberband.executor.ray.node_probe import fault_of, require_nodes
 
     assert spec.entrypoint is not None, "the edge asks for an entry point"
     code = pack(spec.entrypoint.search_path) if spec.kind.is_elsewhere else None
     limits = _boot_timeouts(spec, offer) if spec.kind.is_rented else None
     provider = open_cluster(folder, spec, offer, rental)
+    ask: Callable[[str], str] = lambda node: ""  # noqa: E731
     if isinstance(provider, RayClusterProvider):
         store = store or make_store(spec.checkpoints)
         require_nodes(provider, store)
+        ask = partial(fault_of, provider, store)
     # A pool has a fork server of its own: its experiments have different code.
     fork_server = None
-    gpus_on_machine = _gpus_on_machine(spec, offer)
+    gpus_on_machine = _gpus_on_machine(spec, offer, provider)
     if spec.kind.is_this_machine and spec.pool is None:
         fork_server = ForkServer(
             folder.name, folder.instances, spec.entrypoint, device=provider.device, gpus_on_machine=gpus_on_machine
@@ -321,11 +323,16 @@ def make_ray_backend(
         first_lease_s=None if limits is None or spec.pool is not None else limits.lease_s,
         ready_timeout_s=READY_TIMEOUT_S if limits is None else limits.ready_s,
         clock=provider.clock,
+        fault_of=ask,
     )
 
 
-def _gpus_on_machine(spec: RunSpec, offer: Offer) -> int:
+def _gpus_on_machine(spec: RunSpec, offer: Offer, provider: ClusterProvider) -> int:
     """Return how many GPUs share the CPUs of the machine that an instance is, or is a part of."""
+    from rubberband.cloud.ray_cluster import RayClusterProvider
+
+    if isinstance(provider, RayClusterProvider):
+        return provider.slots_on_machine
     if spec.kind.is_this_machine:
         return offer.gpus * offer.max_instances
     if spec.pool is None:
@@ -363,10 +370,21 @@ def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: 
         )
     if spec.kind.is_borrowed:
         from rubberband.cloud.ray_cluster import RayClusterProvider
+        from rubberband.cloud.ray_cluster.view import resolve
 
         resources = spec.experiment.resources
+        address, node_s = resolve(resources.address), offer.provision_delay_s
+        if resources.provision_delay is None:
+            node_s = max(node_s, startup_history.join_times(folder.home, address).provision_s)
         return RayClusterProvider.open(
-            folder.name, folder.instances, resources, offer.gpus, run=spec.run, not_before=rental.not_before
+            folder.name,
+            folder.instances,
+            resources,
+            offer.gpus,
+            run=spec.run,
+            node_s=node_s,
+            on_join=lambda waited_s: startup_history.record_join(folder.home, address, waited_s),
+            not_before=rental.not_before,
         )
     from rubberband.cloud.aws.provider import open_provider
 

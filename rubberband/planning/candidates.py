@@ -14,7 +14,7 @@ from rubberband.planning.startup_history import StartTimes, remark
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import LognormalDelay, delay_of
 from rubberband.spec.samplers import canonical, num_configurations
-from rubberband.units import counted
+from rubberband.units import counted, format_duration
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer
@@ -38,8 +38,11 @@ def with_start_times(
     """Return the experiment with the start times of this machine, remarks, and the words that were replaced.
 
     The first start of a trial on a fresh worker, as `profiles` have it, belongs to the start of an instance. A delay in
-    the file stays if it is close to the measured one; otherwise it is replaced, with a remark.
+    the file stays if it is close to the measured one; otherwise it is replaced, with a remark. On a Ray cluster, the
+    times are those until further nodes join, and one in the file stays.
     """
+    if times is not None and experiment.resources.kind.is_borrowed:
+        return _with_join_times(experiment, times)
     if times is None or not experiment.resources.kind.is_this_machine:
         return experiment, (), frozenset()
     extra_s = profiles.cold_start_extra_s if isinstance(profiles, Profile) else 0.0
@@ -58,6 +61,21 @@ def with_start_times(
             remarks.append(remark(f"{place}.{word}", written_s, delay.mean_s, times))
     changed = experiment.resources.model_copy(update=seen)
     return experiment.model_copy(update={"resources": changed}), tuple(remarks), frozenset(seen)
+
+
+def _with_join_times(experiment: Experiment, times: StartTimes) -> tuple[Experiment, tuple[str, ...], frozenset[str]]:
+    """Return the experiment whose instances take the time of a node that joins; those on nodes that are there less."""
+    if _written_delay(experiment, "provision_delay")[1] is not None:
+        return experiment, (), frozenset()
+    delay = LognormalDelay.model_construct(mean_s=times.provision_s, cv=times.provision_spread.cv)
+    shown = format_duration(times.provision_s)
+    source = f"as the last {counted(times.starts, 'node')} did" if times.starts else "which is assumed"
+    remark = (
+        f"cluster: a node that joins takes {shown}, {source}; all instances are planned so. resources.provision_delay "
+        "sets it."
+    )
+    changed = experiment.resources.model_copy(update={"provision_delay": delay})
+    return experiment.model_copy(update={"resources": changed}), (remark,), frozenset({"provision_delay"})
 
 
 def _written_delay(experiment: Experiment, word: str) -> tuple[str, float | None]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rubberband.errors import InputError
 from rubberband.installation import require_ray
+from rubberband.planning.startup_history import StartTimes, join_times
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted, format_usd
 
@@ -28,10 +31,21 @@ def on_cluster(experiment: Experiment) -> Experiment:
         most = resources.max_instances
         if most > part.fitting:
             more = counted(most - part.fitting, "instance")
-            note += f" Of max_instances={most}, {more} of {counted(part.gpus_per_instance, 'GPU')} must be added to it."
+            note += f" Of max_instances={most}, {more} must join it."
     changed = resources.model_copy(update={"gpus_per_instance": part.gpus_per_instance, "max_instances": most})
     found_on = experiment.model_copy(update={"resources": changed}).with_notes(note)
     return found_on if resources.unit == "USD" else _in_gpu_hours(found_on)
+
+
+def joining(experiment: Experiment, home: Path) -> StartTimes | None:
+    """Return the times until nodes join a cluster; None if all instances have room on those that are there."""
+    from rubberband.cloud.ray_cluster import view
+
+    resources = experiment.resources
+    address = view.resolve(resources.address)
+    if resources.max_instances <= view.share(view.view(address), resources).fitting:
+        return None
+    return join_times(home, address)
 
 
 def _in_gpu_hours(experiment: Experiment) -> Experiment:

@@ -27,6 +27,7 @@ from rubberband.planning.candidates import (
     repeat_notes,
     sampler_notes,
 )
+from rubberband.planning.clusters import joining
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.planning.startup_history import start_times
 from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_words
@@ -53,6 +54,8 @@ def local_prices_and_quotas(experiment: Experiment, home: Path) -> PricesAndQuot
             cap = month_cap(Path(resources.pool), time.time())
         except ProviderError as error:
             notes = (f"pool: whether its max_usd_per_month covers the plan is not known: {error}.",)
+    if resources.kind.is_borrowed:
+        return PricesAndQuotas(starts=joining(experiment, home), notes=notes)
     if not resources.kind.is_this_machine or name is None:
         return PricesAndQuotas(month_cap=cap, notes=notes)
     return PricesAndQuotas(starts=start_times(home, name, resources.max_instances), month_cap=cap, notes=notes)
@@ -96,7 +99,7 @@ def answer(
     blocks = () if block is None else (block,)
     return EstimateAnswer(
         estimate=best,
-        assumptions=assumptions(best, _bases(experiment, best.problem, prices.table, found.seen)),
+        assumptions=assumptions(best, _bases(experiment, best.problem, prices, found.seen)),
         notes=(
             *started.notes,
             *found.remarks,
@@ -131,12 +134,15 @@ def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Pro
     return [*sampler_notes(experiment, len(best.job.lanes)), *workers, *mixed]
 
 
-def _bases(experiment: Experiment, problem: Problem, table: Table | None, seen: Collection[str]) -> dict[Name, Basis]:
+def _bases(
+    experiment: Experiment, problem: Problem, prices: PricesAndQuotas, seen: Collection[str]
+) -> dict[Name, Basis]:
     """Return the sources of an estimate's inputs; inputs without one are given in the experiment file.
 
     `seen` are the words that measured start times of this machine replace.
     """
     resources, profile, instance_type = experiment.resources, problem.profile, problem.offer.instance_type
+    table, is_measured = prices.table, prices.starts is not None and prices.starts.starts > 0
     by_file = profile.source == "file"
     profiled: Basis = "measured" if by_file else "given"
     found: dict[Name, Basis] = {
@@ -150,7 +156,7 @@ def _bases(experiment: Experiment, problem: Problem, table: Table | None, seen: 
         "price of a spot instance": _price(spot_source(resources, instance_type, table=table)),
     }
     if "provision_delay" in seen:
-        found["provisioning of an instance"] = "measured"
+        found["provisioning of an instance"] = "measured" if is_measured else "default"
     if "init_delay" in seen:
         found["initialising of an instance"] = "measured"
     if _asks_head_price(resources, problem.offer, table):

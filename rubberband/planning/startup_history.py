@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -32,6 +33,8 @@ _LONGEST_S = 3600.0
 _FIXED_CV = 0.05
 """Times that vary by less are planned as fixed ones."""
 _AT_ONCE_S = 1.0
+ASSUMED_JOIN_S = 120.0
+"""Time until a node joins a Ray cluster, where none was seen to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,19 @@ def starts_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -
         return first_at
 
     return [start_of(entrypoint, list(group)) for _, group in groupby(sorted(instants), asked_at)]
+
+
+def record_join(home: Path, cluster: str, waited_s: float) -> None:
+    """Record that a node joined a Ray cluster (by its address) for an instance that waited for it."""
+    joined = StartRecord(entrypoint=f"ray {cluster}", instances=1, provision_s=waited_s, init_s=0.0)
+    with suppress(OSError):  # a full disk
+        record(home, [joined], time.time())
+
+
+def join_times(home: Path, cluster: str) -> StartTimes:
+    """Return the latest times until nodes joined a Ray cluster; an assumed one if none did."""
+    assumed = StartTimes(starts=0, instances=1, provision_s=ASSUMED_JOIN_S, provision_spread=FIXED, init_s=0.0)
+    return start_times(home, f"ray {cluster}", 1) or assumed
 
 
 def record(home: Path, starts: Sequence[StartRecord], at: float) -> None:

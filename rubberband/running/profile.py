@@ -369,6 +369,8 @@ def _profiling_limits(
     if experiment.resources.kind.is_rented:
         slowest = boot_timeouts([rented.instance_type], experiment.resources.init_delay_s)
         found = replace(found, ready_s=max(found.ready_s, slowest.ready_s))
+    if experiment.resources.kind.is_borrowed:  # a node that joins is waited for twice as long as it is expected to take
+        found = replace(found, ready_s=found.ready_s + 2.0 * rented.provision_delay_s)
     if limits.deadline_s is not None:
         deadline = f"deadline ({format_duration(limits.deadline_s)} from now)"
         found = replace(found, time_s=limits.deadline_s - margin_s, time_by=deadline)

@@ -248,7 +248,7 @@ class Resources(Words):
     gpus_per_trial: GpusPerTrial = Field(default_factory=GpusPerTrial.model_construct)
     slots: Gpus | None = None
     """For instances without GPUs: the trials that train at a time on one. They share its CPUs, and use no GPU of this
-    machine."""
+    machine. On a Ray cluster an instance has the CPUs of the commonest node without GPUs."""
     gpus_per_instance: Gpus | None = None
     """GPUs of an instance that are used; by default the type's. `slots` sets it to the same."""
     price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
@@ -353,12 +353,6 @@ class Resources(Words):
             if getattr(self, key) != getattr(plain, key):
                 reads = "a Ray cluster has none" if self.kind.is_borrowed else "it is read with provider: ray"
                 raise fault(f"{reads}, and provider is {self.provider}; leave it out", at=key)
-        if self.kind.is_borrowed and self.slots is not None:
-            raise fault(
-                f"a Ray cluster counts its slots itself; start its CPU nodes with `ray start --num-gpus={self.slots}`, "
-                "and leave slots out",
-                at="slots",
-            )
         return self
 
     @model_validator(mode="after")

@@ -317,7 +317,7 @@ class RayNodes:
 
     def rental(self, directory: Path) -> Rental:
         connection = Connection()
-        provider = RayClusterProvider("conformance", directory, self.address, 1)
+        provider = RayClusterProvider("conformance", directory, self.address, [{"GPU": 1.0}])
         connection.open(provider.ensure_head())
         wait = partial(time.sleep, 0.02)
         return Rental(provider, wait, provider.clock, lease_s=2.0, leases=False, spot=False, end=connection.close)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ray.cluster_utils import Cluster
@@ -17,105 +15,28 @@ from ray.cluster_utils import Cluster
 from rubberband.cloud.ray_cluster import RayClusterProvider, view
 from rubberband.errors import ProviderError
 from rubberband.executor.ray.connection import Connection
+from tests.builders.ray_clusters import ClusterRuns, free_gpus, started
 from tests.builders.waiting import eventually
 
 pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(900)]
-
-PROGRAM = """
-import os, sys, time
-epoch, epochs, folder = 0, int(sys.argv[2]), sys.argv[3]
-os.makedirs(folder, exist_ok=True)
-state = os.path.join(folder, "state")
-if os.path.exists(state):
-    epoch = int(open(state).read())
-while epoch < epochs:
-    time.sleep(float(os.environ["PACE_S"]))
-    epoch += 1
-    with open(state, "w") as file:
-        file.write(str(epoch))
-    print(f"epoch={epoch} loss={float(sys.argv[1]) / epoch}", flush=True)
-"""
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A head without GPUs, and two nodes with two each."""
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
-    for _ in range(2):
-        made.add_node(num_cpus=2, num_gpus=2, labels={"pool": "a"})
+    made = started(2, num_cpus=2, num_gpus=2, labels={"pool": "a"})
     yield made
     made.shutdown()
 
 
-def free_gpus(address: str) -> int:
-    return sum(node.free_gpus for node in view.view(address).nodes)
-
-
-class Runs:
-    """The command line in processes of its own, on one cluster."""
-
-    def __init__(self, folder: Path, address: str) -> None:
-        self.folder, self.address = folder, address
-        self.started: list[subprocess.Popen[str]] = []
-        (folder / "program.py").write_text(PROGRAM)
-        words: dict[str, Any] = {
-            "name": "a",
-            "entrypoint": {"command": "python program.py ${lr} ${max_t} ${checkpoint}", "metrics": "stdout"},
-            "search": {
-                "space": {"lr": {"type": "loguniform", "lower": 1e-3, "upper": 0.5}},
-                "scheduler": {"type": "sha", "num_samples": 8, "grace_period": 2, "max_t": 8, "reduction_factor": 2},
-                "metric": "loss",
-                "mode": "min",
-            },
-            "constraints": {"deadline": "30m", "objective": "min_time"},
-            "resources": {
-                "provider": "ray",
-                "address": address,
-                "gpus_per_trial": {"max": 1},
-                "env": {"PACE_S": "0.7"},
-            },
-            "profile": {"seconds_per_iteration": {1: 0.5}},
-        }
-        (folder / "a.yaml").write_text(json.dumps(words))
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        environment = {**os.environ, "RUBBERBAND_HOME": str(self.folder / "home")}
-        with open(self.folder / "output", "a") as output:
-            started = subprocess.Popen(
-                [sys.executable, "-c", "from rubberband.cli import main; main()", *arguments],
-                cwd=self.folder,
-                env=environment,
-                stdout=output,
-                stderr=output,
-                text=True,
-            )
-
-        self.started.append(started)
-        return started
-
-    @property
-    def output(self) -> str:
-        return (self.folder / "output").read_text()
-
-    def until(self, text: str) -> None:
-        eventually(lambda: text in self.output or self.started[-1].poll() is not None, text, within_s=300.0)
-        assert text in self.output, self.output[-5000:]
-
-    def done(self, run: subprocess.Popen[str]) -> str:
-        assert run.wait(timeout=600) == 0, self.output[-5000:]
-        return self.output
-
-
 @pytest.fixture
-def runs(tmp_path: Path, cluster: Cluster) -> Iterator[Runs]:
-    made = Runs(tmp_path, cluster.address)
+def runs(tmp_path: Path, cluster: Cluster) -> Iterator[ClusterRuns]:
+    made = ClusterRuns(tmp_path, cluster.address)
     yield made
-    for run in made.started:
-        run.kill()
-        run.wait()
+    made.close()
 
 
-def test_a_run_gives_gpus_back_at_each_sync_and_all_in_the_end(runs: Runs) -> None:
+def test_a_run_gives_gpus_back_at_each_sync_and_all_in_the_end(runs: ClusterRuns) -> None:
     run = runs.start("run", "a.yaml")
     runs.until("SYNC 1")
     eventually(lambda: free_gpus(runs.address) >= 2)
@@ -124,7 +45,7 @@ def test_a_run_gives_gpus_back_at_each_sync_and_all_in_the_end(runs: Runs) -> No
     eventually(lambda: free_gpus(runs.address) == 4)
 
 
-def test_a_driver_that_is_killed_holds_nothing_and_resumes(runs: Runs) -> None:
+def test_a_driver_that_is_killed_holds_nothing_and_resumes(runs: ClusterRuns) -> None:
     run = runs.start("run", "a.yaml")
     runs.until("training 8 trials")
     run.send_signal(signal.SIGKILL)
@@ -133,7 +54,7 @@ def test_a_driver_that_is_killed_holds_nothing_and_resumes(runs: Runs) -> None:
     assert "resumed 1 time" in runs.done(runs.start("resume", "a"))
 
 
-def test_trials_of_a_node_that_dies_continue_elsewhere(runs: Runs, cluster: Cluster) -> None:
+def test_trials_of_a_node_that_dies_continue_elsewhere(runs: ClusterRuns, cluster: Cluster) -> None:
     run = runs.start("run", "a.yaml")
     runs.until("training 8 trials")
     cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
@@ -142,7 +63,7 @@ def test_trials_of_a_node_that_dies_continue_elsewhere(runs: Runs, cluster: Clus
     assert "done: best loss" in runs.done(run)
 
 
-def test_a_run_whose_head_dies_ends_and_is_not_resumed_without_one(runs: Runs, cluster: Cluster) -> None:
+def test_a_run_whose_head_dies_ends_and_is_not_resumed_without_one(runs: ClusterRuns, cluster: Cluster) -> None:
     run = runs.start("run", "a.yaml")
     runs.until("training 8 trials")
     cluster.head_node.kill_gcs_server()
@@ -161,7 +82,7 @@ def provider(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[[], RayClust
     nodes = view.view(cluster.address).usable({}, 1)
 
     def make() -> RayClusterProvider:
-        made = RayClusterProvider("a", tmp_path, cluster.address, 2, nodes=nodes)
+        made = RayClusterProvider("a", tmp_path, cluster.address, [{"GPU": 1.0}] * 2, nodes=nodes)
         connection.open(made.ensure_head())
         return made
 
@@ -203,7 +124,7 @@ print("kept", ray.is_initialized(), ray.get_runtime_context().namespace, result.
 """
 
 
-def test_a_process_that_is_connected_stays_connected(runs: Runs) -> None:
+def test_a_process_that_is_connected_stays_connected(runs: ClusterRuns) -> None:
     environment = {**os.environ, "RUBBERBAND_HOME": str(runs.folder / "home")}
     done = subprocess.run(
         [sys.executable, "-c", CONNECTED, runs.address],

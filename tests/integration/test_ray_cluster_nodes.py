@@ -52,7 +52,7 @@ def cluster() -> Iterator[Cluster]:
 
 def provider(cluster: Cluster, folder: Path) -> RayClusterProvider:
     nodes = view.view(cluster.address).usable({}, 1)
-    return RayClusterProvider("a", folder / "instances", cluster.address, 1, nodes=nodes)
+    return RayClusterProvider("a", folder / "instances", cluster.address, [{"GPU": 1.0}], nodes=nodes)
 
 
 def test_a_small_run_ends_and_its_report_counts_gpu_hours(cluster: Cluster, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from rubberband.errors import InputError
 from rubberband.executor.result.batch_history import copied
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
-from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
+from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, local_prices_and_quotas
+from rubberband.planning.startup_history import record_join
 from rubberband.running.estimating import PlanEstimate
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile
@@ -26,14 +28,25 @@ from rubberband.views.report.text import print_report
 from tests.builders.results import a_result
 
 
-def cluster(*gpus: int, free: int = 0, labels: dict[str, str] | None = None) -> ClusterView:
-    nodes = tuple(
-        ClusterNode(
-            node=f"n{at}", address="10.0.0.5", gpus=size, free_gpus=free, cpus=8, accelerator="", labels=labels or {}
-        )
-        for at, size in enumerate(gpus)
+def node(at: int, gpus: int = 0, free: int = 0, cpus: int = 8, labels: dict[str, str] | None = None) -> ClusterNode:
+    return ClusterNode(
+        node=f"n{at}",
+        address="10.0.0.5",
+        gpus=gpus,
+        free_gpus=free,
+        cpus=cpus,
+        free_cpus=free,
+        accelerator="",
+        labels=labels or {},
     )
+
+
+def of_nodes(*nodes: ClusterNode) -> ClusterView:
     return ClusterView(address="10.0.0.5:6379", nodes=nodes, ray_version="", python_version="")
+
+
+def cluster(*gpus: int, free: int = 0, labels: dict[str, str] | None = None) -> ClusterView:
+    return of_nodes(*(node(at, size, free, labels=labels) for at, size in enumerate(gpus)))
 
 
 def resources(**words: Any) -> Resources:
@@ -48,7 +61,6 @@ def resources(**words: Any) -> Resources:
         ({"provider": "local", "address": "head:6379"}, "read with provider: ray"),
         ({"provider": "aws", "node_labels": {"pool": "a100"}}, "read with provider: ray"),
         ({"provider": "ray", "node_labels": {"pool": "in(a,b)"}}, "node_labels"),
-        ({"provider": "ray", "slots": 2}, "counts its slots itself"),
         ({"provider": "ray", "market": "spot"}, "a Ray cluster has none"),
         ({"provider": "ray", "instance_type": "p3.8xlarge"}, "a Ray cluster has none"),
         ({"provider": "ray", "region": "eu-west-1"}, "a Ray cluster has none"),
@@ -92,11 +104,32 @@ def test_an_instance_may_be_a_part_of_a_node() -> None:
         (cluster(0, 0), {}, "has no GPUs on its 2 nodes"),
         (cluster(4, labels={"pool": "b"}), {"node_labels": {"pool": "a"}}, "with labels pool=a"),
         (cluster(4, 2), {"gpus_per_instance": 8}, "more than a node"),
+        (cluster(4, 2), {"gpus_per_instance": 8, "max_instances": 2}, "more than a node"),
+        (cluster(0), {"gpus_per_instance": 8}, "write gpus_per_instance and max_instances"),
+        (cluster(4, 4), {"slots": 2}, "has none .the largest has 0."),
+        (cluster(0), {"slots": 16}, "16 need a node without GPUs and with 16 CPUs"),
     ],
 )
 def test_a_cluster_without_such_nodes_is_refused(found: ClusterView, words: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         share(found, resources(**words))
+
+
+def test_nodes_that_an_autoscaler_adds_may_be_all_of_them() -> None:
+    found = share(cluster(0), resources(gpus_per_instance=4, max_instances=2))
+    assert (found.gpus_per_instance, found.fitting, found.nodes) == (4, 0, ())
+    assert found.line == "10.0.0.5:6379: no node with GPUs now"
+
+
+def test_slots_share_the_cpus_of_the_commonest_node_without_gpus() -> None:
+    found = share(
+        of_nodes(node(0, cpus=16), node(1, cpus=8, free=8), node(2, cpus=9), node(3, gpus=4)), resources(slots=4)
+    )
+    assert (found.gpus_per_instance, found.bundle) == (4, {"CPU": 4.0})
+    assert [one.node for one in found.nodes] == ["n0"]
+    found = share(of_nodes(node(0, cpus=16), node(1, cpus=8, free=8), node(2, cpus=9), node(3)), resources(slots=4))
+    assert (found.bundle, found.fitting, len(found.nodes)) == ({"CPU": 2.0}, 5, 4)
+    assert found.line == "10.0.0.5:6379: 1 node x 16 CPUs + 1 node x 9 CPUs + 2 nodes x 8 CPUs, 8 free now"
 
 
 @pytest.fixture
@@ -122,10 +155,31 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Experiment]:
     return make
 
 
-def estimated(experiment: Experiment) -> EstimateAnswer:
+def estimated(experiment: Experiment, prices: PricesAndQuotas | None = None) -> EstimateAnswer:
     profile = experiment.loaded_profiles()
     assert profile is not None
-    return answer(experiment, profile, PricesAndQuotas(), PlanningOptions(now=0.0))
+    return answer(experiment, profile, prices or PricesAndQuotas(), PlanningOptions(now=0.0))
+
+
+def test_a_plan_has_the_time_until_nodes_join_as_it_is_given_seen_or_assumed(
+    planned: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    def provisioning(**words: Any) -> tuple[str, str, list[str]]:
+        experiment = planned({"deadline": "24h"}, **words)
+        found = estimated(experiment, local_prices_and_quotas(experiment, tmp_path))
+        (one,) = [one for one in found.assumptions if one.name == "provisioning of an instance"]
+        return one.value, one.basis, [note for note in found.notes if "joins" in note]
+
+    assert provisioning() == ("1s", "default", [])
+    assert provisioning(max_instances=3, provision_delay="50s") == ("50s", "given", [])
+    value, basis, (note,) = provisioning(max_instances=3)
+    assert (value, basis) == ("2m", "default")
+    assert "takes 2m, which is assumed" in note
+    for _ in range(3):
+        record_join(tmp_path, "head:6379", 45.0)
+    value, basis, (note,) = provisioning(max_instances=3)
+    assert (value, basis) == ("45s", "measured")
+    assert "takes 45s, as the last 3 nodes did" in note
 
 
 def test_without_a_price_the_fastest_or_the_plan_of_fewest_gpu_hours_is_chosen(

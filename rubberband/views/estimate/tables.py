@@ -178,11 +178,11 @@ def tables(
 def screen_tables(answer: Estimate, notes: Sequence[str] = ()) -> list[TextTable]:
     """Return the tables of one screen: stages (or remedies), options, and four other deadlines.
 
-    It also shows those `notes` that are about the search, asynchronous training or a pool.
+    It also shows those `notes` that are about a Ray cluster, the search, asynchronous training or a pool.
     """
     first = remedy_table(answer) if answer.job is None else stage_table(answer)
     shown = tuple(note for note in first.notes if "extrapolated" in note)
-    shown += tuple(note for note in notes if note.startswith(("space:", "sampler:", "async:", "pool:")))
+    shown += tuple(note for note in notes if note.startswith(("cluster:", "space:", "sampler:", "async:", "pool:")))
     others = [replace(table, notes=()) for table in (option_table(answer), deadline_table(answer, most=4))]
     return [table for table in (replace(first, notes=shown), *others) if table.rows]
 
