@@ -4,6 +4,7 @@ import { refresh } from "./live.js";
 import { followFigures } from "./experiment_figures.js";
 import { offerActions } from "./experiment_actions.js";
 import { followLog } from "./experiment_log.js";
+import { offerNotices } from "./notify.js";
 
 const live = document.getElementById("live");
 const name = live.dataset.name;
@@ -78,6 +79,7 @@ live.addEventListener("click", turn);
 toCurrentStage();
 figures.expect();
 offerActions(name, acted);
+offerNotices(name);
 const log = followLog(name);
 const { after } = live.dataset;
 follow({ after, experiment: name, wanted: isActive, changed: () => Promise.all([changed(), log.more()]) });
