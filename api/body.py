@@ -225,6 +225,9 @@ def _require_provider(experiment: Experiment, settings: Settings) -> None:
     if resources.aws != Aws():
         key = next(name for name in Aws.model_fields if getattr(resources.aws, name) != getattr(Aws(), name))
         raise _refused(f"resources.aws.{key}", "only the operator sets up instances; leave it out")
+    if resources.options:
+        key = next(iter(resources.options))
+        raise _refused(f"resources.options.{key}", "only the operator sets up instances; leave it out")
     if resources.kind.is_rented and settings.limits.max_cost_usd is not None:
         _require_true_prices(experiment)
 
@@ -256,7 +259,7 @@ def _require_true_prices(experiment: Experiment) -> None:
     }
     for key, price in prices.items():
         if price is not None:
-            raise _refused(key, "the service limits spending by AWS's own prices; leave it out")
+            raise _refused(key, "the service limits spending by the provider's own prices; leave it out")
 
 
 def _require_entrypoint(experiment: Experiment, settings: Settings) -> None:

@@ -20,6 +20,7 @@ from importlib.resources import files
 from rubberband.errors import InputError
 from rubberband.spec.resources import Resources
 from rubberband.units import format_instant, nearest, shown
+from rubberband.values.kinds import OWN, part_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +274,7 @@ def check_accelerator(resources: Resources, instance_type: str) -> None:
     """Raise InputError for a type of EC2 whose accelerator torch cannot use, unless an image has suitable software."""
     accelerator = _FAMILIES.get(instance_type.partition(".")[0])
     brings_its_own = resources.aws.image is not None and (resources.aws.install or "").strip() == "none"
-    if resources.kind.is_rented and accelerator and not brings_its_own:
+    if resources.kind.is_ec2 and accelerator and not brings_its_own:
         raise InputError(
             f"resources.instance_type: {shown(instance_type)} has {accelerator}, which the published builds of PyTorch "
             "cannot use; choose a type with an NVIDIA GPU, such as g4dn.xlarge or g5.xlarge, or give an image with "
@@ -287,10 +288,20 @@ Table = Mapping[str, InstanceType]
 
 
 def table_of(resources: Resources, environment: Mapping[str, str] = os.environ, table: Table | None = None) -> Table:
-    """Return `table`, or else the table of the file or the environment. Raises InputError if it cannot be read."""
+    """Return `table`, or else the table of the file or the provider. Raises InputError if it cannot be read."""
     if table is not None:
         return table
-    path = resources.catalogue or environment.get(ENVIRONMENT_VARIABLE)
+    if resources.catalogue:
+        return load_table(resources.catalogue)
+    if resources.kind.instance_types is None:
+        return {}
+    found: Table = part_of(resources.provider, "instance_types")(resources, environment)
+    return found
+
+
+def usual_table(_resources: Resources, environment: Mapping[str, str]) -> Table:
+    """Return the table of the environment, or the catalogue of EC2. Raises InputError if it cannot be read."""
+    path = environment.get(ENVIRONMENT_VARIABLE)
     return load_table(path) if path else catalogue()
 
 
@@ -316,8 +327,9 @@ def types_of(resources: Resources) -> tuple[str, ...]:
     kind = resources.kind
     if kind.default_type is not None and (kind.is_free or resources.price_usd_per_hour is not None):
         return (kind.default_type,)
+    example = "p3.8xlarge" if resources.provider in OWN else next(iter(table_of(resources)), "NAME")
     raise InputError(
-        f"resources.instance_type: provider {resources.provider} needs one; add it, such as instance_type: p3.8xlarge"
+        f"resources.instance_type: provider {resources.provider} needs one; add it, such as instance_type: {example}"
         + (", or give gpus_per_instance and price_per_hour" if kind.default_type is not None else "")
     )
 

@@ -37,6 +37,7 @@ from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.fields import Delay, delay_of
 from rubberband.spec.resources import Resources
 from rubberband.units import nearest, shown
+from rubberband.values.kinds import OWN
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, SideCost, Spot
 from rubberband.values.profile import FIXED, Profile, Spread
 
@@ -116,6 +117,8 @@ def price_source(resources: Resources, instance_type: str, *, table: Table | Non
         return "the file"
     if row is None:
         return "free of charge"
+    if resources.provider not in OWN and resources.catalogue is None:
+        return f"provider {resources.provider}"
     return row_source(row, resources.region)
 
 
@@ -158,7 +161,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
     check_accelerator(resources, name)
     row = table.get(name)
     kind = resources.kind
-    default_init_s = kind.init_s + (usual_firmware_s(name) if kind.is_rented else 0.0)
+    default_init_s = kind.init_s + (usual_firmware_s(name) if kind.is_ec2 else 0.0)
     provision_delay_s, provision_spread = _delay(
         resources.provision_delay,
         (profile.provision_delay_s, profile.provision_spread) if profile else (None, FIXED),
@@ -203,6 +206,8 @@ def _side_costs(
         return ()
     if resources.side_usd_per_hour is not None:
         return (given_side_cost(resources.side_usd_per_hour, provision_delay_s),)
+    if not resources.kind.is_ec2:
+        return ()
     gpus = row is None or row.gpus > 0
     beside = row.live_in(resources.region).beside if row is not None else None
     return side_costs(resources, beside, gpus=gpus, provision_delay_s=provision_delay_s)
@@ -288,7 +293,7 @@ def _head_usd_per_hour(resources: Resources, table: Table) -> tuple[float, float
 
     It is the file's, or AWS's for the head's type; a price that is only in the shipped table does not count.
     """
-    asked = not resources.kind.is_rented or "head_price_usd_per_hour" in resources.model_fields_set
+    asked = not resources.kind.is_ec2 or "head_price_usd_per_hour" in resources.model_fields_set
     row = None if asked else table.get(resources.aws.head_instance_type)
     if row is None or row.live_in(resources.region).on_demand_at is None:
         return resources.head_price_usd_per_hour, 0.0

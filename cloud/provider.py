@@ -10,12 +10,18 @@ it costs no more than was reserved for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rubberband.errors import ProviderError
+from rubberband.spec.resources import Resources
+from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
+
+if TYPE_CHECKING:
+    from rubberband.cloud.ray_cluster.view import ClusterNode
 
 InstanceState = Literal["pending", "running", "terminated"]
 
@@ -203,3 +209,65 @@ class ClusterProvider(Provider, Protocol):
         Raises HeadError if it does not start.
         """
         ...
+
+
+class BorrowedProvider(ClusterProvider, Protocol):
+    """A provider of a cluster that was there before: its nodes are asked whether they can train."""
+
+    @property
+    def nodes(self) -> Sequence[ClusterNode]:
+        """Nodes that were there when it was opened, and may be used."""
+        ...
+
+    @property
+    def joined(self) -> Collection[str]:
+        """Ids of further nodes that instances ran on."""
+        ...
+
+    @property
+    def slots_on_machine(self) -> int:
+        """Most slots that instances may have on one of its nodes, whose CPUs they share."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRequest:
+    """A run of an experiment, for which `open_cluster` of a record returns the provider (`rubberband.values.kinds`).
+
+    It raises InputError for what cannot be used as the file asks, before anything is rented.
+    """
+
+    experiment: str
+    run: str
+    """Made once for each experiment: others of the same name have another one."""
+    directory: Path
+    """Folder of the provider's records, which may not exist. A driver that resumes is given the same."""
+    home: Path
+    """Folder of all experiments, such as for a cache of prices."""
+    resources: Resources
+    offer: Offer
+    """The type to rent, with its GPUs and its price."""
+    not_before: float = 0.0
+    """The provider's clock goes on from there at least."""
+    largest_gang: int = 1
+    """Most GPUs that a trial may have: where trials may span instances, these need a fast network."""
+    highest_price_usd_per_hour: float | None = None
+    """Highest price of an instance of another type that is used instead; None: the offer's."""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Type with other GPUs that may be used instead -> their speed over that of the offer's."""
+    join_s: float | None = None
+    """Time that a node which joins a borrowed cluster is expected to take; None: that is not known."""
+    on_join: Callable[[float], None] = lambda waited_s: None
+    """Gets the time that each such node took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanedUp:
+    """Result of `clean_up` of a record."""
+
+    ended: Sequence[object] = ()
+    """Each is shown by its text."""
+    notes: Sequence[str] = ()
+    """Remarks, a line each."""
+    troubles: Sequence[str] = ()
+    """Instances that may still run, a line each."""

@@ -39,7 +39,7 @@ _COMMANDS = {
     "cancel": ("experiment", "Cancel a running experiment."),
     "extend": ("experiment", "Give an experiment a later deadline or a larger budget."),
     "scale": ("experiment", "Limit the instances of a running experiment."),
-    "cleanup": ("cloud", "Terminate instances left by crashed runs, here and on EC2."),
+    "cleanup": ("cloud", "Terminate instances left by crashed runs, here, on EC2 and at other providers."),
     "aws": ("aws", "Set up an account of AWS, check it, and remove the set-up."),
     "cloud": ("cloud", "Manage the head and images on EC2, and show prices."),
     "pool": ("pool", "Manage a pool of instances that several experiments share."),

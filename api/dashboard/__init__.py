@@ -196,7 +196,7 @@ def file_of(submission: Submission) -> str:
         words["constraints"] = _given(constraints) | _deadline(constraints.get("deadline"), submission.created_at)
     if isinstance(resources, Mapping):
         provider = KINDS.get(resources.get("provider", ""))
-        foreign = set() if provider is not None and provider.is_rented else {"aws"}
+        foreign = set() if provider is not None and provider.is_ec2 else {"aws"}
         words["resources"] = {key: value for key, value in _given(resources).items() if key not in foreign}
     return yaml.dump(_given(words), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 

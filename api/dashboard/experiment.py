@@ -141,8 +141,8 @@ def _place(resources: Mapping[str, Any]) -> Iterator[str]:
     if resources.get("market") == "spot":
         yield "on spot"
     if provider := resources.get("provider"):
-        is_rented = provider in KINDS and KINDS[provider].is_rented
-        yield f"({provider}, {resources['region']})" if is_rented else f"({provider})"
+        has_regions = provider in KINDS and KINDS[provider].is_rented and KINDS[provider].region is not None
+        yield f"({provider}, {resources['region']})" if has_regions else f"({provider})"
 
 
 def _search(search: Mapping[str, Any]) -> Iterator[str]:

@@ -144,7 +144,7 @@ def live_table(
     asked; ProviderError if `refresh` fails.
     """
     own = resources.catalogue or environment.get(ENVIRONMENT_VARIABLE)
-    if own or not resources.kind.is_rented:
+    if own or not resources.kind.is_ec2:
         return LiveTable(table_of(resources, environment))
     names = tuple(dict.fromkeys([*types_of(resources), resources.aws.head_instance_type]))
     table = prices_of(names, resources.region, home, session=session, refresh=refresh, clock=clock)

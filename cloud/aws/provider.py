@@ -24,9 +24,10 @@ from rubberband.cloud.aws.guards import Schedules
 from rubberband.cloud.aws.intents import Intent, Intents, Run
 from rubberband.cloud.aws.launching import AT_ONCE, LEAST_LEASE_S, Gathering, Launcher, LaunchOrder
 from rubberband.cloud.aws.network import OwnInstance, own_address, own_place
-from rubberband.cloud.catalogue import Table, reach_s
+from rubberband.cloud.aws.prices import live_table
+from rubberband.cloud.catalogue import Table, reach_s, types_of
 from rubberband.cloud.offers import fallback_offers
-from rubberband.cloud.provider import INSTANCE_LABEL, Head, InstanceDescription
+from rubberband.cloud.provider import INSTANCE_LABEL, ClusterRequest, Head, InstanceDescription
 from rubberband.cloud.ray_head.ray_node import RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
@@ -269,6 +270,23 @@ DEVICE_VARIABLE = "RUBBERBAND_DEVICE"
 """Environment variable of the driver: `cpu` or `cuda`, the trials' device on any type. For rehearsals, in which an
 instance is a machine without GPUs."""
 _DEVICES: Mapping[str, Literal["cpu", "cuda"]] = {"cpu": "cpu", "cuda": "cuda"}
+
+
+def open_cluster(request: ClusterRequest) -> AwsProvider:
+    """Return the provider of a run; see `open_provider`."""
+    resources = request.resources
+    return open_provider(
+        request.experiment,
+        request.directory,
+        resources,
+        request.offer,
+        run=request.run,
+        highest_price_usd_per_hour=request.highest_price_usd_per_hour,
+        speeds=request.speeds,
+        table=live_table(resources, request.home) if len(types_of(resources)) > 1 else None,
+        not_before=request.not_before,
+        together=request.largest_gang > request.offer.gpus,
+    )
 
 
 def open_provider(

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import IO, Literal
 
 from rubberband.cloud.local import gpus
-from rubberband.cloud.provider import INSTANCE_LABEL, Head, InstanceDescription, InstanceState
+from rubberband.cloud.provider import (
+    INSTANCE_LABEL,
+    CleanedUp,
+    ClusterRequest,
+    Head,
+    InstanceDescription,
+    InstanceState,
+)
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import (
     DIRECTORY_TAG,
@@ -216,6 +223,20 @@ def _status(record: Record) -> InstanceDescription:
     )
 
 
+def open_cluster(request: ClusterRequest) -> LocalProvider:
+    """Return the provider of a run, with the GPUs of this machine that no other run has. Raises ProviderError."""
+    offer, resources = request.offer, request.resources
+    devices = gpus.free_gpus(gpus.gpus_to_share(offer, resources.slots), offer, request.directory).ids
+    return LocalProvider(
+        request.experiment,
+        request.directory,
+        offer.gpus,
+        resources.lease_length_s,
+        devices=devices,
+        not_before=request.not_before,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanedUpInstance:
     """An instance (or a head) of a crashed driver that a cleanup ended."""
@@ -226,8 +247,11 @@ class CleanedUpInstance:
     processes: int
     """Number of its running processes."""
 
+    def __str__(self) -> str:
+        return f"{self.instance} of {self.experiment} ({self.processes} processes)"
 
-def clean_up(home: Path, experiment: str | None = None) -> list[CleanedUpInstance]:
+
+def clean_up(home: Path, experiment: str | None = None) -> CleanedUp:
     """End and return every instance of `experiment` (None: of all) below `home` whose driver is dead.
 
     Instances of a living driver are left alone.
@@ -236,7 +260,7 @@ def clean_up(home: Path, experiment: str | None = None) -> list[CleanedUpInstanc
     for (directory, name, owner), processes in sorted(_running(home.resolve()).items()):
         if experiment in (None, owner) and (processes := _clean_up(directory, name, processes)):
             ended.append(CleanedUpInstance(experiment=owner, instance=name, directory=directory, processes=processes))
-    return ended
+    return CleanedUp(ended=ended)
 
 
 def _running(home: Path) -> dict[tuple[Path, str, str], int]:

@@ -17,12 +17,18 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rubberband.cloud.clock import elapsed_s, experiment_clock
-from rubberband.cloud.provider import NODE_LABEL, Head, HeadError, InstanceDescription, InstanceState
+from rubberband.cloud.provider import (
+    NODE_LABEL,
+    ClusterRequest,
+    Head,
+    HeadError,
+    InstanceDescription,
+    InstanceState,
+)
 from rubberband.cloud.ray_cluster.view import Bundle, ClusterNode, ClusterView, require_versions, resolve, share, view
 from rubberband.cloud.ray_head.ray_node import answers
 from rubberband.errors import InputError, ProviderError
 from rubberband.files import make_directories, write_atomically
-from rubberband.spec.resources import Resources
 from rubberband.units import counted, format_duration
 from rubberband.values.plan import Market
 
@@ -121,41 +127,6 @@ class RayClusterProvider:
         self.device: Literal["cpu", "cuda"] = _device(nodes)
         self.clock: Callable[[], float] = experiment_clock(directory, not_before=not_before)
         self._records = self._load()
-
-    @classmethod
-    def open(
-        cls,
-        experiment: str,
-        directory: Path,
-        resources: Resources,
-        gpus_per_instance: int,
-        *,
-        run: str,
-        node_s: float | None = None,
-        on_join: Callable[[float], None] = lambda waited_s: None,
-        not_before: float = 0.0,
-    ) -> RayClusterProvider:
-        """Return the provider of the cluster that `resources` name.
-
-        Raises InputError if it does not answer, or if none of its nodes can be used.
-        """
-        address = resolve(resources.address)
-        found = view(address)
-        require_versions(found)
-        part = share(found, resources.model_copy(update={"gpus_per_instance": gpus_per_instance}))
-        return cls(
-            experiment,
-            directory,
-            address,
-            [part.bundle] * gpus_per_instance,
-            run=run,
-            nodes=part.nodes,
-            avoided=[node.node for node in found.nodes if node.gpus] if resources.slots else (),
-            labels=resources.node_labels,
-            node_s=node_s if resources.provision_delay is not None or resources.max_instances > part.fitting else None,
-            on_join=on_join,
-            not_before=not_before,
-        )
 
     @property
     def slots_on_machine(self) -> int:
@@ -364,6 +335,31 @@ class RayClusterProvider:
 
 def _device(nodes: Sequence[ClusterNode]) -> Literal["cpu", "cuda"]:
     return "cuda" if nodes and all(node.accelerator for node in nodes) else "cpu"
+
+
+def open_cluster(request: ClusterRequest) -> RayClusterProvider:
+    """Return the provider of the cluster that the resources name.
+
+    Raises InputError if it does not answer, has other versions of Ray or Python, or no node that can be used.
+    """
+    resources, gpus = request.resources, request.offer.gpus
+    found = view(resolve(resources.address))
+    require_versions(found)
+    part = share(found, resources.model_copy(update={"gpus_per_instance": gpus}))
+    grows = resources.provision_delay is not None or resources.max_instances > part.fitting
+    return RayClusterProvider(
+        request.experiment,
+        request.directory,
+        found.address,
+        [part.bundle] * gpus,
+        run=request.run,
+        nodes=part.nodes,
+        avoided=[node.node for node in found.nodes if node.gpus] if resources.slots else (),
+        labels=resources.node_labels,
+        node_s=request.join_s if grows else None,
+        on_join=request.on_join,
+        not_before=request.not_before,
+    )
 
 
 def _make_group(bundles: Sequence[Mapping[str, float]], selector: Mapping[str, str], name: str) -> Any:

@@ -24,7 +24,7 @@ from rubberband.executor.core.events import Event
 from rubberband.executor.core.job import Job
 from rubberband.executor.journal.database import PATIENCE_S, Database, first_line
 from rubberband.files import sync_directory
-from rubberband.values.kinds import KINDS, ProviderKind
+from rubberband.values.kinds import KINDS, NOT_INSTALLED, ProviderKind
 
 VERSION = 1
 """Version of what a journal means. A newer version of rubberband writes a greater one, but not for a new field."""
@@ -176,7 +176,7 @@ class Header:
 
     @property
     def kind(self) -> ProviderKind:
-        return KINDS[self.setup["provider"]]
+        return KINDS.get(self.setup["provider"], NOT_INSTALLED)
 
     @property
     def offset_s(self) -> float:

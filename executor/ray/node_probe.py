@@ -9,8 +9,7 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 import rubberband
-from rubberband.cloud.provider import NODE_LABEL
-from rubberband.cloud.ray_cluster import RayClusterProvider
+from rubberband.cloud.provider import NODE_LABEL, BorrowedProvider
 from rubberband.errors import InputError
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray.connection import Connection
@@ -20,7 +19,7 @@ _ANSWER_S = 180.0
 """The longest wait for a node: a busy one takes a while to start a process."""
 
 
-def require_nodes(provider: RayClusterProvider, store: CheckpointStore) -> None:
+def require_nodes(provider: BorrowedProvider, store: CheckpointStore) -> None:
     """Raise InputError unless every node that may be used can train: the first fault, with its fix.
 
     ProviderError: the cluster does not let the driver in. The process stays as connected as it was.
@@ -42,7 +41,7 @@ def require_nodes(provider: RayClusterProvider, store: CheckpointStore) -> None:
             raise InputError(f"{name} {fault}")
 
 
-def fault_of(provider: RayClusterProvider, store: CheckpointStore, node: str) -> str:
+def fault_of(provider: BorrowedProvider, store: CheckpointStore, node: str) -> str:
     """Return why a trial cannot train on a node that joined after `require_nodes`; empty: it can, or was asked then.
 
     The process is connected.

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
-from rubberband.cloud.aws.prices import live_table
 from rubberband.cloud.catalogue import BootTimeouts, boot_timeouts, types_of
-from rubberband.cloud.provider import ClusterProvider
+from rubberband.cloud.offers import offers
+from rubberband.cloud.provider import BorrowedProvider, ClusterProvider, ClusterRequest
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import CheckpointError, JournalError, StoreAwayError
 from rubberband.executor import sampling
@@ -45,6 +46,7 @@ from rubberband.planning import startup_history
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.adaptive import BatchPoint
+from rubberband.values.kinds import part_of
 from rubberband.values.offer import Offer
 
 READY_TIMEOUT_S = 180.0
@@ -288,7 +290,6 @@ def make_ray_backend(
     `store` keeps the checkpoints; None: that of `spec`, made where there is none, for runs that are not resumed.
     Raises InputError for what cannot be rented or sent to instances, before anything is.
     """
-    from rubberband.cloud.ray_cluster import RayClusterProvider
     from rubberband.executor.ray.backend import RayBackend
     from rubberband.executor.ray.code import pack
     from rubberband.executor.ray.fork_server import ForkServer
@@ -299,10 +300,11 @@ def make_ray_backend(
     limits = _boot_timeouts(spec, offer) if spec.kind.is_rented else None
     provider = open_cluster(folder, spec, offer, rental)
     ask: Callable[[str], str] = lambda node: ""  # noqa: E731
-    if isinstance(provider, RayClusterProvider):
+    if spec.kind.is_borrowed:
+        borrowed = cast(BorrowedProvider, provider)
         store = store or make_store(spec.checkpoints)
-        require_nodes(provider, store)
-        ask = partial(fault_of, provider, store)
+        require_nodes(borrowed, store)
+        ask = partial(fault_of, borrowed, store)
     # A pool has a fork server of its own: its experiments have different code.
     fork_server = None
     gpus_on_machine = _gpus_on_machine(spec, offer, provider)
@@ -329,10 +331,8 @@ def make_ray_backend(
 
 def _gpus_on_machine(spec: RunSpec, offer: Offer, provider: ClusterProvider) -> int:
     """Return how many GPUs share the CPUs of the machine that an instance is, or is a part of."""
-    from rubberband.cloud.ray_cluster import RayClusterProvider
-
-    if isinstance(provider, RayClusterProvider):
-        return provider.slots_on_machine
+    if spec.kind.is_borrowed:
+        return cast(BorrowedProvider, provider).slots_on_machine
     if spec.kind.is_this_machine:
         return offer.gpus * offer.max_instances
     if spec.pool is None:
@@ -360,48 +360,36 @@ def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: 
             lease_s=spec.lease_s,
             not_before=rental.not_before,
         )
-    if spec.kind.is_this_machine:
-        from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
-        from rubberband.cloud.local.provider import LocalProvider
-
-        devices = free_gpus(gpus_to_share(offer, spec.experiment.resources.slots), offer, folder.instances).ids
-        return LocalProvider(
-            folder.name, folder.instances, offer.gpus, spec.lease_s, devices=devices, not_before=rental.not_before
-        )
-    if spec.kind.is_borrowed:
-        from rubberband.cloud.ray_cluster import RayClusterProvider
-        from rubberband.cloud.ray_cluster.view import resolve
-
-        resources = spec.experiment.resources
-        address, node_s = resolve(resources.address), offer.provision_delay_s
-        if resources.provision_delay is None:
-            node_s = max(node_s, startup_history.join_times(folder.home, address).provision_s)
-        return RayClusterProvider.open(
-            folder.name,
-            folder.instances,
-            resources,
-            offer.gpus,
-            run=spec.run,
-            node_s=node_s,
-            on_join=lambda waited_s: startup_history.record_join(folder.home, address, waited_s),
-            not_before=rental.not_before,
-        )
-    from rubberband.cloud.aws.provider import open_provider
-
-    resources = spec.experiment.resources
-    table = live_table(resources, folder.home) if len(types_of(resources)) > 1 else None
-    return open_provider(
-        folder.name,
-        folder.instances,
-        resources,
-        offer,
+    request = ClusterRequest(
+        experiment=folder.name,
         run=spec.run,
+        directory=folder.instances,
+        home=folder.home,
+        resources=spec.experiment.resources,
+        offer=offer,
+        not_before=rental.not_before,
+        largest_gang=rental.largest_gang,
         highest_price_usd_per_hour=rental.highest_price_usd_per_hour,
         speeds=rental.speeds,
-        table=table,
-        not_before=rental.not_before,
-        together=rental.largest_gang > offer.gpus,
     )
+    return open_provider(_with_joins(request) if spec.kind.is_borrowed else request)
+
+
+def open_provider(request: ClusterRequest) -> ClusterProvider:
+    """Return the provider that the record of `resources.provider` names. Raises InputError and ProviderError."""
+    opened: ClusterProvider = part_of(request.resources.provider, "open_cluster")(request)
+    return opened
+
+
+def _with_joins(request: ClusterRequest) -> ClusterRequest:
+    """Return the request with the time that nodes took to join this cluster before, which each new one changes."""
+    from rubberband.cloud.ray_cluster.view import resolve
+
+    resources, home = request.resources, request.home
+    address, join_s = resolve(resources.address), request.offer.provision_delay_s
+    if resources.provision_delay is None:
+        join_s = max(join_s, startup_history.join_times(home, address).provision_s)
+    return replace(request, join_s=join_s, on_join=partial(startup_history.record_join, home, address))
 
 
 def require_cluster(experiment: Experiment, home: Path) -> None:
@@ -412,15 +400,17 @@ def require_cluster(experiment: Experiment, home: Path) -> None:
     resources = experiment.resources
     if not resources.kind.is_borrowed:
         return
-    from rubberband.cloud.ray_cluster import RayClusterProvider
     from rubberband.executor.ray.node_probe import require_nodes
 
-    assert resources.gpus_per_instance is not None, "it was looked up"
+    (offer,) = offers(resources)
     make_directories(home)
     with TemporaryDirectory(prefix=".probe-", dir=home) as scratch:
         place = Path(scratch)
-        provider = RayClusterProvider.open(experiment.name, place, resources, resources.gpus_per_instance, run="probe")
-        require_nodes(provider, make_store(resources.checkpoints or str(place / "checkpoints")))
+        request = ClusterRequest(
+            experiment=experiment.name, run="probe", directory=place, home=home, resources=resources, offer=offer
+        )
+        store = make_store(resources.checkpoints or str(place / "checkpoints"))
+        require_nodes(cast(BorrowedProvider, open_provider(request)), store)
 
 
 @contextmanager

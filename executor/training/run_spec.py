@@ -20,7 +20,8 @@ from rubberband.executor.training.entrypoint import Entrypoint, files_of
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.program import Program
 from rubberband.spec.samplers import trial_seed
-from rubberband.values.kinds import ProviderKind
+from rubberband.units import shown
+from rubberband.values.kinds import KINDS, ProviderKind
 from rubberband.values.plan import Spent, total_iterations
 
 _OF_THE_EXPERIMENT = ("provider", "lease_s", "log_limit_bytes", "batch", "balance", "training")
@@ -120,6 +121,9 @@ class RunSpec:
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> RunSpec:
         """Return the value that `to_json` made this of. Raises JournalError for one of a newer version."""
+        if plain["provider"] not in KINDS:
+            name = shown(plain["provider"])
+            raise JournalError(f"resources.provider: {name} cannot be used here; install the package that brings it")
         given = {key: value for key, value in plain.items() if key not in _OF_THE_EXPERIMENT}
         try:
             experiment = Experiment.kept(plain["experiment"])

@@ -142,7 +142,7 @@ def _checked(file: Path, home: Path) -> list[str]:
 
     experiment = load_experiment(file)
     resources = experiment.resources
-    if not resources.kind.is_rented:
+    if not resources.kind.is_ec2:
         raise InputError(f"resources.provider: {resources.provider} rents nothing; write provider: aws")
     require_runnable(experiment, home)
     session = open_aws(resources.region)

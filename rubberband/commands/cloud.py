@@ -28,7 +28,6 @@ from rubberband.commands.common import (
 )
 from rubberband.commands.on_head import root_of
 from rubberband.errors import InputError, RubberbandError
-from rubberband.installation import require
 from rubberband.units import counted, format_duration, format_usd
 
 if TYPE_CHECKING:
@@ -327,59 +326,45 @@ def _images(session: AwsSession, owner: str) -> list[str]:
         return [f"whether images of owner {owner} are left is not known: {explain(error)}"]
 
 
-# `rubberband cleanup`: end what drivers that died left running, on this machine and on EC2.
+# `rubberband cleanup`: end what drivers that died left running, on this machine and at other providers.
 
 
 def cleanup(
     name: Annotated[str | None, argument("NAME", "Only this experiment.", autocompletion=experiment_names)] = None,
 ) -> None:
-    """Terminate instances left by crashed runs, here and on EC2.
+    """Terminate instances left by crashed runs, here, on EC2 and at other providers.
 
     Instances of a living driver keep running. Nothing is lost: `rubberband resume` starts new ones and continues from
     the last reported iterations.
     """
-    from rubberband.cloud.local.provider import clean_up
     from rubberband.installation import default_home
+    from rubberband.values.kinds import KINDS, part_of, provider_faults
 
     if name is not None and Path(name).suffix in (".yaml", ".yml", ".json"):
         raise InputError(
             f"{name} is a file, and `cleanup` takes the NAME of an experiment; to run a search: rubberband run {name}"
         )
-    home = default_home()
-    ended = [f"{found.instance} of {found.experiment} ({found.processes} processes)" for found in clean_up(home, name)]
-    for line in ended:
-        print(f"ended {line}")
-    ended += _cleanup_ec2(home, name)
-    if not ended:
+    home, num_ended, troubles = default_home(), 0, list[str]()
+    for fault in provider_faults():
+        print(fault, file=sys.stderr)
+    for provider, kind in KINDS.items():
+        if kind.clean_up is None:
+            continue
+        try:
+            cleaned = part_of(provider, "clean_up")(home, name)
+        except RubberbandError as error:
+            troubles.append(str(error))
+            continue
+        for found in cleaned.ended:
+            print(f"ended {found}")
+        for note in cleaned.notes:
+            print(note, file=sys.stderr)
+        num_ended += len(cleaned.ended)
+        troubles += cleaned.troubles
+    if troubles:
+        raise RubberbandError("; ".join(troubles))
+    if not num_ended:
         print("nothing was left behind")
-
-
-def _cleanup_ec2(home: Path, name: str | None) -> list[str]:
-    """Terminate instances on EC2 and return their names. Raises RubberbandError if some may still run."""
-    places = ("experiments/*/local", "profiling/experiments/*/local", "pools/*/local")
-    directories = [directory for place in places for directory in home.glob(place)]
-    directories = [directory for directory in directories if any(directory.glob("ec2/*/run.json"))]
-    if not directories:
-        return []
-    from rubberband.cloud.aws.calls import open_aws
-
-    require("AWS", "boto3")
-    from rubberband.cloud.aws.cleanup import clean_up
-
-    cleaned = clean_up(directories, open_aws, name)
-    for found in cleaned.ended:
-        print(f"ended {found}")
-    for note in cleaned.notes:
-        print(note, file=sys.stderr)
-    for found in cleaned.unknown:
-        print(
-            f"not touched: {found}, which belongs to no experiment here; `rubberband cloud down` ends it if no "
-            "driver does",
-            file=sys.stderr,
-        )
-    if cleaned.troubles:
-        raise RubberbandError("; ".join(cleaned.troubles))
-    return [str(found) for found in cleaned.ended]
 
 
 # `rubberband cloud image`: AMIs with the driver's environment, which save each instance the minutes of its set-up.
@@ -408,7 +393,7 @@ def build(file: FileArgument, overrides: Overrides = None, yes: YesOption = Fals
     from rubberband.spec.loading import load_experiment
 
     resources = load_experiment(file, overrides or []).resources
-    if not resources.kind.is_rented:
+    if not resources.kind.is_ec2:
         raise InputError(f"resources.provider: {resources.provider} has no images; give -s resources.provider=aws")
     session = open_aws(resources.region)
 

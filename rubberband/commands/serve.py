@@ -20,7 +20,7 @@ from rubberband.commands.common import option
 from rubberband.errors import InputError
 from rubberband.installation import require
 from rubberband.units import parse_duration, parse_usd, shown
-from rubberband.values.kinds import KINDS
+from rubberband.values.kinds import known_provider
 
 if TYPE_CHECKING:
     from rubberband.api.app.serving import Transport
@@ -74,8 +74,8 @@ ProviderOption = Annotated[
     option(
         "--provider",
         "PROVIDER",
-        "Providers that submissions may use: local, virtual, aws. Repeat for more. [default: local, virtual, and "
-        "the pool's]",
+        "Providers that submissions may use: local, virtual, aws, ray, or of a package. Repeat for more. [default: "
+        "local, virtual, and the pool's]",
     ),
 ]
 CheckpointsOption = Annotated[
@@ -367,9 +367,10 @@ def _folder(path: Path) -> Path:
 
 
 def _provider(name: str) -> str:
-    if name not in KINDS:
-        raise InputError(f"--provider {shown(name)} is not known; use {', '.join(KINDS)}")
-    return name
+    try:
+        return known_provider(name)
+    except InputError as error:
+        raise InputError(f"--provider: {error}") from None
 
 
 def _prefix(url: str) -> str:

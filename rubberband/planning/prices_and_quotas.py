@@ -218,7 +218,7 @@ def live_prices_and_quotas(experiment: Experiment, home: Path) -> PricesAndQuota
     Raises InputError if the account's quota allows none of the instances, for an unknown region, and without boto3.
     """
     resources = experiment.resources
-    if not resources.kind.is_rented or resources.pool is not None:
+    if not resources.kind.is_ec2 or resources.pool is not None:
         ours = local_prices_and_quotas(experiment, home)
         return replace(ours, notes=(*ours.notes, *(f"{note}." for note in _pool_notes(experiment))))
     from rubberband.cloud.aws.calls import open_aws
@@ -274,7 +274,7 @@ def _pool_notes(experiment: Experiment) -> list[str]:
     """Return notes on what the user has reserved for the experiment's pool. Raises InputError if it ends before the
     deadline."""
     resources, now = experiment.resources, time.time()
-    if resources.pool is None or not resources.kind.is_rented:
+    if resources.pool is None or not resources.kind.is_ec2:
         return []
     pool = PoolFile(**PoolFolder(path=Path(resources.pool)).read())
     if pool.aws.reservation is None or pool.instance_type is None:
@@ -307,7 +307,7 @@ def cloud_prices_and_quotas(
     InputError (with the fix) for the first problem.
     """
     resources = experiment.resources
-    if not resources.kind.is_rented or resources.pool is not None:  # a pool was checked when it came up
+    if not resources.kind.is_ec2 or resources.pool is not None:  # a pool was checked when it came up
         for note in _pool_notes(experiment):
             announce(note)
         return PricesAndQuotas()

@@ -57,12 +57,14 @@ def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> Profil
     hardware = {name: resources.get(name) for name in names} | {"types": list(types_of(experiment.resources))}
     if experiment.resources.slots is not None:
         hardware["slots"] = experiment.resources.slots
-    if experiment.resources.kind.is_rented:
+    if experiment.resources.kind.is_ec2:
         hardware["aws"] = {name: resources.get("aws", {}).get(name) for name in ("image", "install", "setup")}
     elif experiment.resources.kind.is_borrowed:
         hardware["nodes"] = words["resources"].get("node_labels")
-    else:
+    elif not experiment.resources.kind.is_rented:
         hardware["machine"] = [platform.node(), platform.machine(), os.cpu_count(), *find_gpus().ids]
+    if experiment.resources.options:
+        hardware["options"] = experiment.resources.options
     settings = [words.get("batch")]
     if experiment.resources.env:
         settings.append(experiment.resources.env)

@@ -377,16 +377,21 @@ class Experiment(Words):
     def require_runnable(self, *, is_lent: bool = False) -> None:
         """Raise InputError for an experiment that can only be planned.
 
-        That is EC2 without a checkpoint store or with other billing than EC2's, and what lacks Ray, its sampler or the
-        driver of its checkpoint store.
+        That is a cloud without a checkpoint store, EC2 with other billing than its own, and what lacks Ray, its sampler
+        or the driver of its checkpoint store.
         A pool, which bills its instances by the second, need not be named if `is_lent`.
         """
         self.search.require_sampler()
         if not self.resources.kind.is_simulated:
-            rented = ("boto3",) if self.resources.kind.is_rented else ()
-            require_ray(f"resources.provider: {self.resources.provider}", *rented)
+            drivers = ("boto3",) if self.resources.kind.is_ec2 else ()
+            require_ray(f"resources.provider: {self.resources.provider}", *drivers)
             _require_store(self.resources.checkpoints)
-        if self.resources.kind.is_rented:
+        if self.resources.kind.is_rented and not self.resources.kind.is_ec2 and self.resources.checkpoints is None:
+            raise InputError(
+                f"resources.checkpoints: missing, and instances of {self.resources.provider} do not see this machine's "
+                "files; name a bucket, such as checkpoints: s3://my-bucket/rubberband, or a folder that they see"
+            )
+        if self.resources.kind.is_ec2:
             _require_ec2(self.resources, is_lent=is_lent or self.resources.pool is not None)
 
     def configurations(self) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from rubberband.files import make_directories, write_atomically
 from rubberband.spec.fields import WHOLE, Delay, Duration, Gpus, Name, Usd, WordError, Words, fault
 from rubberband.spec.resources import Aws, SpotMarket
 from rubberband.units import counted, format_usd, shown
-from rubberband.values.kinds import KINDS, ProviderKind, ProviderName
+from rubberband.values.kinds import KINDS, OwnProvider, ProviderKind
 from rubberband.values.plan import Market
 
 CAP_SLACK_USD = 1e-9
@@ -59,7 +59,7 @@ class PoolFile(Words):
     gpus_per_instance: Gpus | None = None
     """GPUs of an instance; by default those of `instance_type`."""
     instance_type: Annotated[str, Field(min_length=1)] | None = None
-    provider: ProviderName = "local"
+    provider: OwnProvider = "local"
     region: Annotated[str, Field(min_length=1)] = "us-east-1"
     market: Market = "on_demand"
     """With `spot`, experiments plan with both markets, and the pool rents on the one that they ask for."""

@@ -15,15 +15,31 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
+    WithJsonSchema,
     model_serializer,
     model_validator,
 )
 
 from rubberband.errors import InputError
-from rubberband.spec.fields import WHOLE, Amount, Bytes, Count, Delay, Duration, Gpus, Usd, Words, delay_of, fault
+from rubberband.spec.fields import (
+    WHOLE,
+    Amount,
+    Bytes,
+    Count,
+    Delay,
+    Duration,
+    Gpus,
+    Usd,
+    Words,
+    delay_of,
+    fault,
+    input_checked,
+    word_error,
+)
 from rubberband.units import shown
 from rubberband.values.environment import LEAST_SECRET, Environment
-from rubberband.values.kinds import KINDS, ProviderKind, ProviderName
+from rubberband.values.kinds import KINDS, OWN, ProviderKind, known_provider, part_of
 from rubberband.values.offer import Billing, Unit
 from rubberband.values.plan import Market
 
@@ -221,10 +237,33 @@ def _names(value: Any) -> Any:
     return value
 
 
+_Provider = Annotated[
+    str,
+    AfterValidator(input_checked(known_provider)),
+    WithJsonSchema({"anyOf": [{"enum": list(OWN)}, {"type": "string"}]}),
+]
+
+
+def _unread(provider: str, kind: ProviderKind) -> dict[str, str]:
+    """Return word -> why the provider reads none."""
+    if kind.is_borrowed:
+        words = ("market", "instance_type", "instance_types", "catalogue", "region", "aws")
+        return dict.fromkeys(words, "a Ray cluster has none")
+    found = dict.fromkeys(("address", "node_labels"), "it is read with provider: ray")
+    if provider not in OWN:
+        found["aws"] = "it is read with provider: aws"
+    if kind.region is None:
+        found["region"] = "there are no regions"
+    if not kind.has_spot:
+        found["market"] = "there is no spot market"
+    return found
+
+
 class Resources(Words):
     """Where the trials train, and values that override the catalogue's or measured ones."""
 
-    provider: ProviderName = "local"
+    provider: _Provider = "local"
+    """`local`, `aws`, `ray`, `virtual`, or one that an installed package brings."""
     pool: Annotated[str, Field(min_length=1)] | None = None
     """A pool (`rubberband pool up`) whose instances this experiment shares with others. It sets provider, region, type,
     price and the most instances; `gpus_per_instance` below the pool's asks for parts of its instances."""
@@ -286,6 +325,8 @@ class Resources(Words):
     """Names of variables whose values come from the environment of `rubberband run` and `rubberband resume`. Values are
     not written down, and masked in logs."""
     aws: Aws = Field(default_factory=Aws.model_construct)
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Words of a provider that an installed package brings, which describes them."""
 
     def environment(self, given: Mapping[str, str]) -> Environment:
         """Return the variables of trials' processes, with the values of secrets as `given`.
@@ -344,15 +385,30 @@ class Resources(Words):
             return data
         return {**{key: value for key, value in data.items() if key != "instance_types"}, "instance_type": types[0]}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _in_a_region(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "region" in data or data.get("provider", "local") in OWN:
+            return data
+        kind = KINDS.get(str(data["provider"]))  # an unknown one is refused where its name is read
+        return data if kind is None or kind.is_borrowed else {**data, "region": kind.region or data["provider"]}
+
     @model_validator(mode="after")
-    def _of_a_cluster(self) -> Resources:
-        """Refuse words of a Ray cluster elsewhere, and words of a cloud on a Ray cluster."""
+    def _read_by_the_provider(self) -> Resources:
+        """Refuse words of other providers, and options that the provider does not know."""
         plain = Resources.model_construct()
-        foreign = ("market", "instance_type", "instance_types", "catalogue", "region", "aws")
-        for key in foreign if self.kind.is_borrowed else ("address", "node_labels"):
-            if getattr(self, key) != getattr(plain, key):
-                reads = "a Ray cluster has none" if self.kind.is_borrowed else "it is read with provider: ray"
-                raise fault(f"{reads}, and provider is {self.provider}; leave it out", at=key)
+        for key, why in _unread(self.provider, self.kind).items():
+            unwritten = getattr(plain, key) if key != "region" or self.kind.is_borrowed else self.provider
+            if getattr(self, key) != unwritten:
+                raise fault(f"{why}, and provider is {self.provider}; leave it out", at=key)
+        if self.kind.options is None and self.options:
+            raise fault(f"provider {self.provider} has none; leave them out", at="options")
+        if self.kind.options is not None:
+            try:
+                input_checked(lambda name: part_of(name, "options"))(self.provider).model_validate(self.options)
+            except ValidationError as error:
+                first = word_error(error)
+                raise fault(first.reason, at=("options", *first.path)) from None
         return self
 
     @model_validator(mode="after")

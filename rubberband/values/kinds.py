@@ -1,33 +1,66 @@
-"""Kinds of providers: one record each of their differences, so that no other code compares their names.
+"""Providers: one record each of their differences, so that no other code compares their names.
 
-The experiment file takes defaults from it. `rubberband.executor.run.session` opens their clusters, and
-`rubberband.planning.prices_and_quotas` looks up prices and quotas.
+The experiment file takes defaults from it, and functions that it names open clusters, list types and clean up. Other
+packages add records by entry points, which are looked at only for a name that is not one of ours (docs/providers.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
-ProviderName = Literal["local", "aws", "ray", "virtual"]
+from rubberband.errors import InputError
+from rubberband.units import nearest, shown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+OwnProvider = Literal["local", "aws", "ray", "virtual"]
+
+ENTRY_POINTS = "rubberband.providers"
+"""Group of the entry points that name records of other packages."""
+
+Part = Literal["open_cluster", "options", "instance_types", "clean_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderKind:
-    """A kind of provider. Seconds, as everywhere."""
+    """A kind of provider. Seconds, as everywhere.
 
+    Functions are written as `module:function`, and imported when they are needed.
+    """
+
+    open_cluster: str = ""
+    """Takes a `rubberband.cloud.provider.ClusterRequest`, and returns the provider of its instances."""
+    options: str | None = None
+    """Class derived from `rubberband.spec.fields.Words`, or another model of pydantic: the words of
+    `resources.options`. None: there are none."""
+    instance_types: str | None = None
+    """Takes `Resources` and environment variables, and returns the table of types with their prices, which it keeps:
+    name -> `rubberband.cloud.catalogue.InstanceType`. None: GPUs and price of an instance are the file's."""
+    clean_up: str | None = None
+    """Takes the home and the name of an experiment (None: all), ends instances whose driver is dead, and returns a
+    `rubberband.cloud.provider.CleanedUp`. None: their leases end them."""
     is_simulated: bool = False
     """Instances, trials and the clock are simulated: no process trains, there are no leases, no entry point is needed,
     and the clock of its events starts at 0."""
     is_this_machine: bool = False
     """All instances are processes of this machine, which they share; they cost nothing."""
     is_rented: bool = False
-    """Instances are rented from a cloud, which bills them, has prices and quotas, and sees no file of this machine."""
+    """Instances are rented from a cloud, which bills them and sees no file of this machine."""
+    is_ec2: bool = False
+    """The cloud is EC2, whose quotas, side costs, images and heads are known."""
     is_borrowed: bool = False
     """Instances are nodes of a Ray cluster that was there before and stays: a release gives GPUs back, and Ray frees
     those of a driver that died. It sees this machine's files only where both share a file system."""
+    has_spot: bool = False
+    """Whether instances may be on the spot market."""
+    region: str | None = None
+    """The region where none is named. None: the provider has no regions, and prices are those of a region of its own
+    name."""
     default_type: str | None = None
     """The instance type where none is named; None: one must be. Where instances are priced, it needs price_per_hour."""
     provision_s: float = 0.0
@@ -52,28 +85,152 @@ class ProviderKind:
         return self.is_this_machine or self.is_borrowed
 
 
-KINDS: Mapping[str, ProviderKind] = MappingProxyType(
-    {
-        # On one machine four Ray nodes take about 3 s to start and their first workers about 8 s (mostly importing
-        # torch, once for all of them). The type has one GPU.
-        "local": ProviderKind(
-            is_this_machine=True, default_type="local", provision_s=3.0, init_s=8.0, release_margin_s=3.0
-        ),
-        # The first worker of a node imports torch, and a group of free GPUs is placed at once.
-        "ray": ProviderKind(
-            is_borrowed=True, default_type="ray", provision_s=1.0, init_s=10.0, release_margin_s=30.0, lease_s=10.0
-        ),
-        "virtual": ProviderKind(is_simulated=True, default_type="virtual", release_margin_s=0.0),
-        # The delays are a guess, which a measured profile replaces: booting (longer on bare metal and on p4, p5 and p6,
-        # see `boot_timeouts`), and installing torch.
-        "aws": ProviderKind(
-            is_rented=True,
-            provision_s=20.0,
-            init_s=180.0,
-            release_margin_s=60.0,
-            lease_s=600.0,
-            lease_interval_s=5.0,
-        ),
-    }
-)
+_CATALOGUE = "rubberband.cloud.catalogue:usual_table"
+
+OWN: Mapping[str, ProviderKind] = {
+    # On one machine four Ray nodes take about 3 s to start and their first workers about 8 s (mostly importing
+    # torch, once for all of them). The type has one GPU.
+    "local": ProviderKind(
+        open_cluster="rubberband.cloud.local.provider:open_cluster",
+        instance_types=_CATALOGUE,
+        clean_up="rubberband.cloud.local.provider:clean_up",
+        is_this_machine=True,
+        has_spot=True,
+        region="us-east-1",
+        default_type="local",
+        provision_s=3.0,
+        init_s=8.0,
+        release_margin_s=3.0,
+    ),
+    # The delays are a guess, which a measured profile replaces: booting (longer on bare metal and on p4, p5 and p6,
+    # see `boot_timeouts`), and installing torch.
+    "aws": ProviderKind(
+        open_cluster="rubberband.cloud.aws.provider:open_cluster",
+        instance_types=_CATALOGUE,
+        clean_up="rubberband.cloud.aws.cleanup:clean_up_home",
+        is_rented=True,
+        is_ec2=True,
+        has_spot=True,
+        region="us-east-1",
+        provision_s=20.0,
+        init_s=180.0,
+        release_margin_s=60.0,
+        lease_s=600.0,
+        lease_interval_s=5.0,
+    ),
+    # The first worker of a node imports torch, and a group of free GPUs is placed at once.
+    "ray": ProviderKind(
+        open_cluster="rubberband.cloud.ray_cluster.provider:open_cluster",
+        is_borrowed=True,
+        default_type="ray",
+        provision_s=1.0,
+        init_s=10.0,
+        release_margin_s=30.0,
+        lease_s=10.0,
+    ),
+    "virtual": ProviderKind(
+        instance_types=_CATALOGUE,
+        is_simulated=True,
+        has_spot=True,
+        region="us-east-1",
+        default_type="virtual",
+        release_margin_s=0.0,
+    ),
+}
+"""Providers that come with rubberband. No entry point replaces one."""
+
+NOT_INSTALLED = ProviderKind(is_rented=True, release_margin_s=60.0)
+"""A journal's provider whose package is not installed here."""
+
+
+class _Providers(Mapping[str, ProviderKind]):
+    """Own providers, then those of other packages that load."""
+
+    def __getitem__(self, name: str) -> ProviderKind:
+        found = OWN.get(name) or _loaded(name)
+        if not isinstance(found, ProviderKind):
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        yield from OWN
+        yield from (name for name in _installed() if isinstance(_loaded(name), ProviderKind))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+KINDS: Mapping[str, ProviderKind] = _Providers()
 """Provider, as experiment files and journals name it -> its kind."""
+
+
+def known_provider(name: str) -> str:
+    """Return the name. Raises InputError unless this provider can be used, with those that can."""
+    if name in KINDS:
+        return name
+    why = _loaded(name)
+    if isinstance(why, str):
+        raise InputError(why)
+    raise InputError(f"{shown(name)} is not installed here; {nearest(name, KINDS)}")
+
+
+def part_of(name: str, part: Part) -> Any:
+    """Return what the record of a provider names. Raises InputError for what its package lacks."""
+    where = getattr(KINDS[known_provider(name)], part)
+    try:
+        return pkgutil.resolve_name(where)
+    except Exception as error:
+        if name in OWN:
+            raise
+        (point,) = _installed()[name]
+        raise InputError(_fault(name, point, f"{part} is {shown(where)} ({type(error).__name__}: {error})")) from None
+
+
+def provider_faults() -> list[str]:
+    """Return a line for each entry point that is left out."""
+    own = [
+        f"provider {name} of {_package(point)} is left out: the name is rubberband's own"
+        for name, points in _installed(own=True).items()
+        for point in points
+    ]
+    return [*own, *(why for name in _installed() if isinstance(why := _loaded(name), str))]
+
+
+@cache
+def _installed(*, own: bool = False) -> Mapping[str, Sequence[EntryPoint]]:
+    """Return the entry points under each name that is not one of ours, or under each that is (`own`)."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        if (point.name in OWN) == own:
+            found.setdefault(point.name, []).append(point)
+    return found
+
+
+@cache
+def _loaded(name: str) -> ProviderKind | str | None:
+    """Return the record of another package, or why there is none in one line; None: no package names it."""
+    points = _installed().get(name, ())
+    if len(points) > 1:
+        packages = " and ".join(sorted(map(_package, points)))
+        return f"provider {name} is registered by {packages}; uninstall all but one"
+    for point in points:
+        try:
+            record = point.load()
+        except Exception as error:
+            return _fault(name, point, f"{type(error).__name__}: {error}")
+        if not isinstance(record, ProviderKind) or not record.open_cluster:
+            return _fault(name, point, f"{point.value} is no ProviderKind with open_cluster")
+        if record.is_simulated or record.is_ec2 or record.is_this_machine + record.is_rented + record.is_borrowed != 1:
+            return _fault(name, point, "one of is_this_machine, is_rented and is_borrowed must be True")
+        return record
+    return None
+
+
+def _fault(name: str, point: EntryPoint, why: str) -> str:
+    return f"provider {name} of {_package(point)} cannot be used: {' '.join(why.split())}; update or uninstall it"
+
+
+def _package(point: EntryPoint) -> str:
+    return "another package" if point.dist is None else f"{point.dist.name} {point.dist.version}"

@@ -165,13 +165,13 @@ def test_sweep_ends_what_dead_drivers_left_and_nothing_else(open_provider: Open,
     provider = open_provider()
     _launch(provider, "a")
     eventually(lambda: len(processes_of(tmp_path / "dead", "a")) == 3)
-    assert clean_up(tmp_path, "another") == []
-    ended = clean_up(tmp_path)
+    assert not clean_up(tmp_path, "another").ended
+    ended = clean_up(tmp_path).ended
     assert {(found.experiment, found.instance) for found in ended} == {("crash", "a"), ("crash", "head-0")}
     assert all(found.processes >= 2 for found in ended)
     assert nothing_left(tmp_path / "dead")
     assert provider.describe()[0].state == "running"
-    assert clean_up(tmp_path) == []
+    assert not clean_up(tmp_path).ended
 
 
 def test_two_drivers_cannot_hold_one_directory(open_provider: Open) -> None:
@@ -217,7 +217,7 @@ def test_runs_at_once_take_different_gpus_and_a_killed_one_gives_its_own_back(
     eventually(lambda: holder("GPU-0") is None)
     provider.launch("b")
     assert load(tmp_path / "instances" / "b.json").devices == ("GPU-0", "GPU-1")
-    assert clean_up(tmp_path / "other"), "nothing else ends what a killed driver and a killed guard left"
+    assert clean_up(tmp_path / "other").ended, "nothing else ends what a killed driver and a killed guard left"
 
 
 def test_a_closed_provider_starts_nothing(open_provider: Open) -> None:

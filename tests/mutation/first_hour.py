@@ -75,7 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="core-runs-without-ray",
         harm="on an installation of the core alone, a run ends in a trace-back, after it has written files",
         file="rubberband/spec/experiment.py",
-        old='require_ray(f"resources.provider: {self.resources.provider}", *rented)',
+        old='require_ray(f"resources.provider: {self.resources.provider}", *drivers)',
         new="pass",
         tests=(_CORE,),
     ),

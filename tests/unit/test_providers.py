@@ -1,0 +1,207 @@
+"""Providers of other packages: found by entry points, read strictly, and never in the way of our own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from rubberband.cloud.catalogue import InstanceType
+from rubberband.cloud.offers import offers, price_source
+from rubberband.cloud.provider import CleanedUp
+from rubberband.errors import InputError
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.resources import Resources
+from rubberband.values import kinds
+from rubberband.values.kinds import KINDS, NOT_INSTALLED, OWN, ProviderKind, part_of, provider_faults
+from tests.builders.cli_runs import run
+
+Install = Callable[..., None]
+
+ACME = ProviderKind(
+    open_cluster="acme_cloud:open_cluster",
+    options=f"{__name__}:Options",
+    instance_types=f"{__name__}:types",
+    clean_up=f"{__name__}:clean_up",
+    is_rented=True,
+    provision_s=30.0,
+    init_s=60.0,
+    release_margin_s=30.0,
+)
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    project: str
+    disk_gb: int = 10
+
+
+def types(resources: Resources, _environment: object) -> dict[str, InstanceType]:
+    usd = 2.5 if resources.options["project"] == "cheap" else 5.0
+    return {"big": InstanceType(instance_type="big", gpus=4, prices_usd_per_hour={resources.region: usd})}
+
+
+def clean_up(_home: Path, name: str | None) -> CleanedUp:
+    return CleanedUp(ended=[f"vm-1 of {name}"], notes=["acme was asked"])
+
+
+def _forget() -> None:
+    kinds._installed.cache_clear()
+    kinds._loaded.cache_clear()
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Puts a package with an entry point on the path, as pip does."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+
+    def install(name: str = "acme", value: str = f"{__name__}:ACME", *, package: str = "acme-cloud") -> None:
+        info = site / f"{package.replace('-', '_')}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(f"[{kinds.ENTRY_POINTS}]\n{name} = {value}\n")
+        _forget()
+
+    yield install
+    _forget()
+
+
+def resources(**words: object) -> Resources:
+    return Resources(**{"provider": "acme", "instance_type": "big", "options": {"project": "a"}, **words})
+
+
+def test_a_provider_of_a_package_is_found_after_our_own(install: Install) -> None:
+    install()
+    assert list(KINDS) == [*OWN, "acme"]
+    assert resources().kind is ACME
+
+
+def test_its_types_have_its_prices(install: Install) -> None:
+    install()
+    (offer,) = offers(resources())
+    assert (offer.gpus, offer.price_usd_per_hour, offer.side_costs) == (4, 5.0, ())
+    assert (offer.provision_delay_s, offer.init_delay_s) == (30.0, 60.0)
+    assert offers(resources(options={"project": "cheap"}))[0].price_usd_per_hour == 2.5
+    assert price_source(resources(), "big") == "provider acme"
+    with pytest.raises(InputError, match=r"'p3.8xlarge' is not in the catalogue"):
+        offers(resources(instance_type="p3.8xlarge"))
+    with pytest.raises(InputError, match=r"provider acme needs one; add it, such as instance_type: big"):
+        offers(resources(instance_type=None))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"options": {}}, r"options.project: is required; add it"),
+        ({"options": {"project": "a", "disk": 3}}, r"options.disk: "),
+        ({"options": {"project": "a", "disk_gb": "x"}}, r"options.disk_gb: 'x' is not a whole number"),
+        ({"region": "us-east-1"}, r"region: there are no regions, and provider is acme; leave it out"),
+        ({"market": "spot"}, r"market: there is no spot market, and provider is acme"),
+        ({"aws": {"image": "ami-1"}}, r"aws: it is read with provider: aws, and provider is acme"),
+        ({"address": "head:6379"}, r"address: it is read with provider: ray"),
+        ({"provider": "local"}, r"options: provider local has none; leave them out"),
+        ({"provider": "acne"}, r"provider: 'acne' is not installed here; did you mean 'acme'\?"),
+        ({"provider": "xyz"}, r"provider: 'xyz' is not installed here; known are local, aws, ray, virtual, acme"),
+    ],
+)
+def test_a_word_that_it_does_not_read_is_refused(install: Install, words: dict[str, object], why: str) -> None:
+    install()
+    with pytest.raises(InputError, match=why):
+        Experiment.kept(
+            {
+                "name": "a",
+                "search": {
+                    "scheduler": {"type": "sha", "num_samples": 4, "max_t": 4},
+                    "space": {"lr": {"type": "uniform", "lower": 0.0, "upper": 1.0}},
+                    "metric": "loss",
+                    "mode": "min",
+                },
+                "resources": {"provider": "acme", "instance_type": "big", "options": {"project": "a"}, **words},
+            }
+        )
+
+
+def test_an_experiment_keeps_its_words(install: Install) -> None:
+    install()
+    kept = resources().model_dump(mode="json", by_alias=True)
+    assert Resources(**kept) == resources()
+    assert kept["region"] == "acme"
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("no_such_module:RECORD", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (f"{__name__}:Options", "is no ProviderKind with open_cluster"),
+        (f"{__name__}:SIMULATED", "one of is_this_machine, is_rented and is_borrowed must be True"),
+    ],
+)
+def test_a_broken_package_is_one_line_and_spares_our_own(install: Install, value: str, why: str) -> None:
+    install(value=value)
+    assert list(KINDS) == list(OWN)
+    assert [why in fault for fault in provider_faults()] == [True]
+    with pytest.raises(InputError, match=r"^provider acme of acme-cloud 1\.2 cannot be used: .*; update or uninstall"):
+        part_of("acme", "open_cluster")
+    assert "acme" not in KINDS
+    assert KINDS.get("acme", NOT_INSTALLED) is NOT_INSTALLED
+    assert Resources(provider="local").kind is OWN["local"]
+
+
+SIMULATED = ProviderKind(open_cluster="a:b", is_simulated=True, release_margin_s=0.0)
+
+
+def test_two_packages_with_one_name_are_refused(install: Install) -> None:
+    install()
+    install(package="other-cloud")
+    assert provider_faults() == [
+        "provider acme is registered by acme-cloud 1.2 and other-cloud 1.2; uninstall all but one"
+    ]
+    assert "acme" not in KINDS
+
+
+def test_our_own_names_are_never_replaced(install: Install) -> None:
+    install(name="aws")
+    assert KINDS["aws"] is OWN["aws"]
+    assert provider_faults() == ["provider aws of acme-cloud 1.2 is left out: the name is rubberband's own"]
+
+
+def test_a_function_that_its_package_lacks_is_named(install: Install) -> None:
+    install()
+    why = r"open_cluster is 'acme_cloud:open_cluster' \(ModuleNotFoundError: No module named 'acme_cloud'\); update"
+    with pytest.raises(InputError, match=why):
+        part_of("acme", "open_cluster")
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("part", ["open_cluster", "options", "instance_types", "clean_up"])
+def test_our_own_records_name_functions_that_exist(name: str, part: kinds.Part) -> None:
+    if getattr(OWN[name], part):
+        assert callable(part_of(name, part))
+
+
+def test_cleanup_asks_every_provider(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    install()
+    install(name="aws", package="wrong-cloud")
+    assert run(monkeypatch, "cleanup", "digits") == 0
+    out, err = capsys.readouterr()
+    assert out == "ended vm-1 of digits\n"
+    assert "acme was asked" in err
+    assert "provider aws of wrong-cloud 1.2 is left out" in err
+
+
+def test_help_and_our_own_look_at_no_package() -> None:
+    code = (
+        "import rubberband.cli; from rubberband.spec.resources import Resources; from rubberband.values import kinds; "
+        "Resources(provider='aws', instance_type='g5.xlarge').kind; assert not kinds._installed.cache_info().misses"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
