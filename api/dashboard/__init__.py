@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from fastapi import APIRouter, Form, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from rubberband import views
 from rubberband.api.body import read_experiment, require_allowed
@@ -138,6 +140,14 @@ def instant(at: float) -> str:
     return format_instant(datetime.fromtimestamp(int(at), UTC))
 
 
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\d(T)(\d\d:\d\d):\d\dZ")
+
+
+def timed(text: str) -> Markup:
+    """Escape a text and mark its instants, which the page shows in the reader's time zone."""
+    return Markup(_INSTANT.sub(r'<time datetime="\g<0>" data-clock>\2 UTC</time>', str(escape(text))))
+
+
 def sentence(text: str) -> str:
     """Capitalise a line and end it with a full stop."""
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
@@ -161,7 +171,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     templates.filters |= {"duration": duration, "usd": usd, "number": number, "counted": counted}
-    templates.filters |= {"instant": instant, "sentence": sentence}
+    templates.filters |= {"instant": instant, "sentence": sentence, "timed": timed}
     kinds = " ".join(["state", *sorted({kind.__name__ for kind in Event.__subclasses__()})])
     templates.globals |= {"asset": asset_address, "ago": ago, "kinds": kinds}
     return templates

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from rubberband.units import counted, duration, shown
 from rubberband.values.submission import Submission
 from rubberband.views.cards import Card, cost_card, time_card
 from rubberband.views.charts.learning import curves_chart
-from rubberband.views.charts.parts import STAGE_COLOURS, Figure, button, time_unit
+from rubberband.views.charts.parts import STAGE_COLOURS, Figure, button, chart_text, time_unit
 from rubberband.views.charts.spending import shares
 from rubberband.views.formatting import (
     finite,
@@ -277,7 +276,7 @@ def _curves(at: int, result: Result, unit_s: float) -> Iterator[Figure]:
         yield {
             "type": "scatter",
             "mode": "lines+markers" if is_best and len(kept) <= 60 else "lines",
-            "name": f"{html.escape(result.name)}, trial {trial.trial}",
+            "name": f"{chart_text(result.name)}, trial {trial.trial}",
             "legendgroup": result.name,
             "showlegend": is_best,
             "xs": (
@@ -287,7 +286,7 @@ def _curves(at: int, result: Result, unit_s: float) -> Iterator[Figure]:
             ),
             "y": [finite(metrics.get(result.metric)) for _, _, metrics in curve],
             "customdata": [[iterations, duration(at_s)] for at_s, iterations, _ in curve],
-            "hovertemplate": f"{html.escape(result.name)}, trial {trial.trial}: %{{y:.6g}}<br>"
+            "hovertemplate": f"{chart_text(result.name)}, trial {trial.trial}: %{{y:.6g}}<br>"
             "%{customdata[0]} iterations, at %{customdata[1]}<extra></extra>",
             "line": {"color": STAGE_COLOURS[at % len(STAGE_COLOURS)], "width": 3 if is_best else 1},
             "marker": {"color": STAGE_COLOURS[at % len(STAGE_COLOURS)], "size": 5},

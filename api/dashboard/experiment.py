@@ -26,7 +26,7 @@ from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result, TrialResult
 from rubberband.states import ACTIVE, Action, ExperimentState
-from rubberband.units import counted, duration, in_unit, parse_deadline
+from rubberband.units import counted, duration, format_instant, in_unit, parse_deadline
 from rubberband.values.command import entrypoint_text
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
@@ -109,8 +109,6 @@ def _cause(error: Exception) -> str:
 
 Fact = tuple[str, str]
 """Label and value."""
-_SAME_DAY_S = 12 * 3600.0
-"""A deadline closer than this is shown without a date."""
 
 
 def facts(submission: Submission, now: float) -> list[Fact]:
@@ -169,9 +167,8 @@ def _deadline(asked: Any, now: float) -> str:
         return str(asked)
     if not isinstance(found, datetime):
         return f"{duration(found)} from the start"
-    left_s = found.timestamp() - now
-    when = f"{found:%H:%M} UTC" if abs(left_s) < _SAME_DAY_S else f"{found:%Y-%m-%d %H:%M} UTC"
-    return f"in {duration(left_s)}, at {when}" if left_s >= 0 else f"passed {duration(-left_s)} ago, at {when}"
+    left_s, when = found.timestamp() - now, format_instant(found.replace(microsecond=0))
+    return f"{when} (in {duration(left_s)})" if left_s >= 0 else f"{when} (passed {duration(-left_s)} ago)"
 
 
 PAGE_SIZE = 25

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from rubberband.executor.result.result import (
     Result,
@@ -11,10 +12,11 @@ from rubberband.executor.result.result import (
     TrialResult,
 )
 from rubberband.states import ACTIVE, ExperimentState
-from rubberband.units import counted, duration
+from rubberband.units import counted, duration, format_instant
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.cards import Card, best_card, cost_card, time_card
 from rubberband.views.formatting import (
+    causes,
     listed,
     printable,
     usd,
@@ -64,7 +66,7 @@ class Trouble:
 
 
 def sentence(submission: Submission, result: Result | None) -> str:
-    """Return the state, progress and limits in a sentence or two."""
+    """Return the state, progress and limits in a sentence or two. Instants are as `format_instant` writes them."""
     reason = printable(submission.reason)
     if result is None or submission.summary.started_at is None:
         text = _NOT_BEGUN.get(submission.state, "")
@@ -112,16 +114,12 @@ def _was(number: int) -> str:
 
 
 def _by_cause(trials: Sequence[TrialResult], what: Callable[[int], str], *, severe: bool) -> Iterator[Trouble]:
-    causes: dict[str, list[int]] = {}
-    for trial in trials:
-        kind, colon, message = printable(trial.failure or "").partition(": ")
-        causes.setdefault(f"{kind.replace('_', ' ')}{colon}{message}", []).append(trial.trial)
-    order = sorted(causes, key=lambda cause: -len(causes[cause]))
-    for cause in order[:_MOST_CAUSES]:
-        named = f"trial{'' if len(causes[cause]) == 1 else 's'} {listed(causes[cause])}"
-        yield Trouble(what=what(len(causes[cause])), why=f"{cause} ({named})", severe=severe)
-    if left := sum(len(causes[cause]) for cause in order[_MOST_CAUSES:]):
-        yield Trouble(what=what(left), why=f"for {counted(len(order) - _MOST_CAUSES, 'other cause')}", severe=severe)
+    found = causes(trials)
+    for cause, ours in found[:_MOST_CAUSES]:
+        named = f"trial{'' if len(ours) == 1 else 's'} {listed(ours)}"
+        yield Trouble(what=what(len(ours)), why=f"{cause} ({named})", severe=severe)
+    if left := sum(len(ours) for _, ours in found[_MOST_CAUSES:]):
+        yield Trouble(what=what(left), why=f"for {counted(len(found) - _MOST_CAUSES, 'other cause')}", severe=severe)
 
 
 def _of_instances(result: Result) -> Iterator[Trouble]:
@@ -166,7 +164,8 @@ def _where(result: Result) -> str:
 def _ends(summary: Summary, result: Result) -> str:
     expected_s = max(summary.forecast_jct_s or 0.0, result.actual_jct_s)
     left_s = expected_s - result.actual_jct_s
-    ends = f"ends in about {duration(left_s)}" if left_s >= 1.0 else "about to end"
+    at = format_instant(datetime.fromtimestamp(int((summary.started_at or 0.0) + expected_s), UTC))
+    ends = f"ends {at} (in {duration(left_s)})" if left_s >= 1.0 else "about to end"
     if result.deadline_s is None:
         return ends
     slack_s = result.deadline_s - expected_s

@@ -233,7 +233,7 @@ class ExperimentRuns:
         """Add an experiment; return it, or the one that the same request has just added. Raises Problem."""
         bill_usd = None if self._budgets is None else self._budgets.bill_usd(row)
         with raised_as_problems():
-            self._watcher.folder(row.name).require_free()
+            self._watcher.folder(row.name).require_free(f"submit this one under another name: -s name={row.name}-2")
             with self._watcher.promising:
                 if self.admission is not None:
                     self.admission.require(row, promise, row.created_at, bill_usd=bill_usd)

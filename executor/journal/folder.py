@@ -104,13 +104,13 @@ class ExperimentFolder:
         """
         if self.store is not None and self.journal.exists():
             raise NameTakenError(
-                f"{self.path} is the folder of an experiment whose journal is a file there, not in {self._place}; "
-                + (way_out or f"run this one under another name: -s name={self.name}-2")
+                f"the name {self.name!r} is taken by an experiment whose journal is a file of the home, not in the "
+                "store; " + (way_out or f"run this one under another name: -s name={self.name}-2")
             )
         if self.exists:
             raise NameTakenError(
-                f"the name {self.name!r} is taken by another experiment ({self._place}); continue it with `rubberband "
-                f"resume {self.name}`, or "
+                f"the name {self.name!r} is taken by another experiment; continue it with `rubberband resume "
+                f"{self.name}`, or "
                 + (way_out or f"run this one under another name: --new (the next free one), or -s name={self.name}-2")
             )
 

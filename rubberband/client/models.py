@@ -193,6 +193,19 @@ class ExperimentDetail(ExperimentView):
     forecast: Expectation
     best: Best | None
     extensions: list[GrantedLimits]
+    story: list[StoryEntry]
+    """Ends of stages, replans, extensions, resumes and setbacks, in order."""
+
+
+class StoryEntry(Answer):
+    """Entry of a story, in words."""
+
+    at_s: float
+    """Seconds from the start of the run."""
+    what: str
+    text: str
+    kind: str
+    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `pause` or `replaced`."""
 
 
 class TrialView(Answer):

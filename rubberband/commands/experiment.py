@@ -60,7 +60,7 @@ def _show(look: Callable[[], ExperimentDetail], output: TextFormat, watch: bool)
     else:
         from rubberband.views.report.text import print_document
 
-        print_document(*_document(view), ("bold", "", "", "", "bold green"), unit=view["summary"].get("unit", "USD"))
+        print_document(*_document(view), ("bold", "bold green"), unit=view["summary"].get("unit", "USD"))
     if watch:
         from rubberband.views.live.status import exit_code
 
@@ -70,9 +70,10 @@ def _show(look: Callable[[], ExperimentDetail], output: TextFormat, watch: bool)
 
 
 def _document(view: ExperimentDetail) -> tuple[list[str], list[Any]]:
-    from rubberband.views.live.status import lines, stage_table
+    from rubberband.views.live.status import lines, stage_table, story_table
 
-    return lines(view), [stage_table(view["stages"])] if view.get("stages") else []
+    tables = [stage_table(view["stages"])] if view.get("stages") else []
+    return lines(view), [*tables, story_table(view["story"])] if view.get("story") else tables
 
 
 def _watched(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:

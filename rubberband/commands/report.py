@@ -196,7 +196,7 @@ def ps(
     on: OnOption = None,
 ) -> None:
     """List the experiments on this machine, or those of a service."""
-    from rubberband.units import format_duration, format_usd, in_unit
+    from rubberband.units import duration, format_usd, in_unit
 
     listed = _all_listed(client_of(server), search)
     if output is TextFormat.json:
@@ -209,7 +209,7 @@ def ps(
             row.state,
             str(row.trials),
             str(row.iterations),
-            format_duration(row.jct_s),
+            duration(row.jct_s),
             in_unit(format_usd(row.cost_usd), row.unit),
             _cut("; ".join(part for part in (row.reason, row.best) if part)),
         ]

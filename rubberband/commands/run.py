@@ -160,13 +160,6 @@ def resume(
         Inbox(folder.inbox).withdraw_cancels()
     with session.cancel_on_signals() as cancelled:
         result = session.run(folder, view=live_view, cancelled=cancelled)
-    if result.outcome in ("failed", "budget"):
-        from rubberband.states import ExperimentState, obstacle
-
-        why = obstacle(ExperimentState(result.outcome), "resume", lambda _open: result.resumable)
-        print(
-            f"{name} cannot be resumed: {why}" if why else f"`rubberband resume {name}` continues it", file=sys.stderr
-        )
     _conclude(result)
 
 
@@ -213,6 +206,12 @@ def _conclude(result: Result) -> None:
     from rubberband.views.report.text import print_report
 
     print_report(result)
+    if result.outcome in ("cancelled", "failed", "budget"):
+        from rubberband.states import ExperimentState, obstacle
+
+        why = obstacle(ExperimentState(result.outcome), "resume", lambda _open: result.resumable)
+        remedy = f"`rubberband resume {result.name}` continues it"
+        print(f"{result.name} cannot be resumed: {why}" if why else remedy, file=sys.stderr)
     if result.exit_code:
         raise typer.Exit(result.exit_code)
 

@@ -18,7 +18,7 @@ from rubberband.states import ACTIVE
 from rubberband.values.command import entrypoint_text
 from rubberband.values.offer import PROFILE_LINE, BillLine
 from rubberband.values.submission import Submission
-from rubberband.views.story import planned_spans
+from rubberband.views.story import planned_spans, story
 
 if TYPE_CHECKING:
     from rubberband.executor.core.extending import Extension
@@ -91,6 +91,7 @@ def experiment_detail(submission: Submission, result: Result | None) -> models.E
         "forecast": _expectation(summary.forecast_jct_s, summary.forecast_cost_usd),
         "best": None if result is None or result.best is None else _best(result.best, result.metric),
         "extensions": [] if result is None else extensions(result),
+        "story": [] if result is None else plain(story(result)),
     }
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from rubberband.executor.core.events import Gang
@@ -38,6 +41,23 @@ def usd_decimals(largest_usd: float) -> int:
 def usd(amount_usd: float, decimals: int | None = None) -> str:
     """Return an amount in US dollars without its unit; the decimals depend on its size unless given."""
     return f"{amount_usd:,.{usd_decimals(amount_usd) if decimals is None else decimals}f}"
+
+
+def hanging(line: str, width: int) -> str:
+    """Fold a line to `width`, and indent its further parts below its text, which two blanks part from a label."""
+    label = re.match(r"\s*\S+\s{2,}", line)
+    indent = " " * (2 if label is None or 2 * label.end() > width else label.end())
+    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True)
+
+
+def ends(at: float, left_s: float) -> str:
+    """Return when something ends, in this process's time zone: `ends 16:42 (in 4m16s)`. Another day is named.
+
+    `at` is Unix time.
+    """
+    then, now = datetime.fromtimestamp(at), datetime.fromtimestamp(at - left_s)
+    day = "" if then.date() == now.date() else f"{then:%b} {then.day} "
+    return f"ends {day}{then:%H:%M} (in {duration(left_s)})"
 
 
 def time_unit_s(largest_s: float) -> float:
@@ -98,6 +118,26 @@ def size_line(name: str, asked: PlanningConstraints, size: Size) -> str:
         return f"{name}: {counted(size.number, 'configuration')} fit {within} (num_samples: {size.number}); no more do"
     trials = counted(size.num_trials, "configuration")
     return f"{name}: max_t: {size.number} fits {within}, with {trials}; no more does"
+
+
+def causes(trials: Iterable[TrialResult]) -> list[tuple[str, list[int]]]:
+    """Return the causes of failures, the most frequent first, and the trials of each.
+
+    Causes that differ only in numbers are one, which has `…` in their place.
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for trial in trials:
+        kind, colon, message = printable(trial.failure or "").partition(": ")
+        text = message if kind == "raised" and message else f"{kind.replace('_', ' ')}{colon}{message}"
+        found.setdefault(_NUMBER.sub("…", text), []).append((trial.trial, text))
+    named = [
+        (texts.pop() if len(texts := {text for _, text in ours}) == 1 else shape, [trial for trial, _ in ours])
+        for shape, ours in found.items()
+    ]
+    return sorted(named, key=lambda cause: -len(cause[1]))
+
+
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 # Phrases and figures about adaptive batch sizes.

@@ -412,6 +412,16 @@ def test_actions_are_done_by_keyboard_and_an_extension_is_looked_at_first(browse
         assert sorted(request.kind for request in inbox.pending()) == ["cancel", "extend"]
 
 
+def test_an_end_is_in_the_reader_s_time_zone(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address, timezone_id="Asia/Kathmandu") as visit:
+        page = visit.open("/experiments/still")
+        found = page.locator("#sentence time")
+        minutes = page.evaluate("new Date(document.querySelector('#sentence time').dateTime).getMinutes()")
+        assert re.search(rf"\b\d\d:{minutes:02}$", found.inner_text())
+        assert "ends" in page.locator("#sentence").inner_text()
+        assert "UTC" not in found.inner_text()
+
+
 def test_a_phone_shows_all_of_it_in_its_width(browser: Any, home: Home) -> None:
     folder = home.folders["still"]
     folder.logs.mkdir(exist_ok=True)

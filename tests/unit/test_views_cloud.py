@@ -23,7 +23,7 @@ from rubberband.planner.sharing import Calendar, Span
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan, StagePlan
-from rubberband.views.live.status import headline, lines
+from rubberband.views.live.status import headline, lines, story_table
 from rubberband.views.live.view import summary
 from rubberband.views.report.page import render_html
 from rubberband.views.report.pool import (
@@ -80,9 +80,9 @@ def test_the_lines_name_market_price_and_what_is_taken_away() -> None:
 def test_the_live_view_counts_what_is_on_spot_and_what_was_taken_away() -> None:
     lines = [str(line) for at, progress in pictures(spot_job(), TAKEN) for line in summary(progress, at)]
     clouds = list(dict.fromkeys(line for line in lines if line.startswith("cloud")))
-    assert clouds[0] == "cloud    3 on spot"
-    assert "cloud    2 on spot; interrupted 2 times" in clouds
-    assert clouds[-1] == "cloud    interrupted 2 times"
+    assert clouds[0] == "cloud     3 on spot"
+    assert "cloud     2 on spot; interrupted 2 times" in clouds
+    assert clouds[-1] == "cloud     interrupted 2 times"
     assert not any(line.startswith("cloud") for at, p in pictures(a_job()) for line in map(str, summary(p, at)))
 
 
@@ -147,6 +147,21 @@ def test_the_stage_is_the_one_that_the_table_has() -> None:
 )
 def test_time_is_left_only_to_what_comes_to_its_end(state: str, spare: bool) -> None:
     assert ("20s to spare" in lines(view(state))[1]) == spare
+
+
+def test_a_running_one_says_when_it_ends_and_its_best_first() -> None:
+    known = view("running")
+    known["summary"] |= {"best_value": 0.9, "best_trial": 3, "metric": "accuracy"}
+    found = lines(known)
+    assert found[1] == "best      accuracy=0.9 (trial 3)"
+    assert "; ends 00:17 (in 20s), 20s to spare; planned 50s" in found[2]
+
+
+def test_a_long_story_is_shown_from_its_end() -> None:
+    story = [{"at_s": 60.0 * at, "what": f"SYNC of stage {at}", "text": "ok", "kind": "sync"} for at in range(10)]
+    table = story_table(story)
+    assert table.rows[0] == ("2m", "SYNC of stage 2", "ok")
+    assert table.notes == ("2 before are in the report and on the page.",)
 
 
 def test_money_is_reported_with_its_limit() -> None:

@@ -133,6 +133,8 @@ def test_many_trials_and_instances_stay_a_chart_of_bearable_size() -> None:
     bars = [bar for bar in gantt["data"] if bar["name"].startswith("stage")]
     assert sum(len(bar["x"]) for bar in bars) < len(result.busy)
     assert sum(trace["x"].count(None) for trace in parallel["data"]) == MOST_TRIALS
+    assert "Only the best 3,000 of" in parallel["layout"]["meta"]["note"]
+    assert "note" not in drawn(parallel_coordinates(a_result()))["layout"]["meta"], "nothing is left out"
 
 
 def test_a_chart_of_many_trials_draws_the_best_and_counts_all() -> None:
@@ -244,3 +246,15 @@ def test_configurations_of_any_kind_have_a_place() -> None:
     figure = drawn(parallel_coordinates(dataclasses.replace(result, trials=trials)))
     assert "</script>" not in json.dumps(figure)
     assert all(y is None or 0 <= y <= 1 for trace in figure["data"] for y in trace["y"])
+
+
+def test_quotes_of_choices_are_quotes_on_the_axis() -> None:
+    result = a_result()
+    trials = tuple(
+        dataclasses.replace(trial, configuration={"opt": 'sgd "fast" & <b>' if trial.trial % 2 else "it's"})
+        for trial in result.trials
+    )
+    figure = drawn(parallel_coordinates(dataclasses.replace(result, trials=trials)))
+    texts = [note["text"] for note in figure["layout"]["annotations"]]
+    assert "it's" in texts
+    assert not [text for text in texts if "&quot;" in text or "<b" in text.removeprefix("<b>").removesuffix("</b>")]

@@ -33,7 +33,7 @@ def test_a_running_experiment_is_reported_in_one_sentence() -> None:
     text = sentence(submission(forecast_jct_s=200.0, forecast_cost_usd=0.05), result)
     left_s = 200.0 - result.actual_jct_s
     assert text.startswith("Stage ")
-    assert f"ends in about {duration(left_s)}, 1m40s before the deadline" in text
+    assert f"ends 1970-01-01T00:20:00Z (in {duration(left_s)}), 1m40s before the deadline" in text
     assert text.endswith("of 1.00 USD spent.")
 
 
@@ -240,13 +240,27 @@ def test_losses_and_their_causes_come_first() -> None:
     ]
 
 
+def test_causes_that_differ_in_numbers_are_one() -> None:
+    result = a_result()
+    trials = tuple(
+        dataclasses.replace(
+            trial, status="failed", failure=f"raised: ValueError: size {trial.trial} at 0x{trial.trial:x}"
+        )
+        for trial in result.trials[:3]
+    )
+    found = troubles(dataclasses.replace(result, trials=(*trials, *result.trials[3:])))
+    assert [(one.what, one.why) for one in found] == [
+        ("3 of 12 trials failed", "ValueError: size … at … (trials 0, 1, 2)")
+    ]
+
+
 def test_many_causes_are_counted() -> None:
     result = a_result()
     trials = tuple(
-        dataclasses.replace(trial, status="failed", failure=f"raised: {min(trial.trial, 5)}", failures=4)
+        dataclasses.replace(trial, status="failed", failure=f"raised: {'abcdef'[min(trial.trial, 5)]}", failures=4)
         for trial in result.trials
     )
     found = troubles(dataclasses.replace(result, trials=trials))
     assert found[0].what == "7 of 12 trials failed"
-    assert found[0].why == "raised: 5 (trials 5, 6, 7, 8, 9, 10, 11)"
+    assert found[0].why == "f (trials 5, 6, 7, 8, 9, 10, 11)"
     assert [found[-1].what, found[-1].why] == ["3 of 12 trials failed", "for 3 other causes"]

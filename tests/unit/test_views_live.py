@@ -171,7 +171,7 @@ def test_the_table_shows_every_stage_at_every_moment_within_80_columns() -> None
         text = drawn(progress, now)
         assert "…" not in text
         assert "0.0" in text
-        assert "elapsed" in text
+        assert "time " in text
     assert [stage.phase for stage in progress.stages] == ["done", "done", "done"]
     assert [(stage.done, stage.failed) for stage in progress.stages] == [(10, 2), (4, 0), (1, 0)]
     assert [stage.instances for stage in progress.stages] == [3, 2, 1]
@@ -237,4 +237,4 @@ def test_on_a_terminal_the_table_and_the_lines_are_shown() -> None:
     assert "SYNC 0: best score=0.5 (trial 0)" in text
     assert "3 -> 2 instances, releasing i-001" in text
     assert "12/12" in text
-    assert "best     score=0.875 (trial 0)" in text
+    assert "best      score=0.875 (trial 0)" in text

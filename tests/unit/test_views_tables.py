@@ -202,3 +202,16 @@ def test_each_decision_is_a_row_and_the_first_plan_is_compared_with() -> None:
     assert first.reason in render(result)
     assert json.loads(json.dumps(result.to_json()))["decisions"][0]["reason"] == first.reason
     assert not decisions(summarise(run_virtual(a_job())[0].state, configurations(a_job()), 0.0)).rows
+
+
+def test_a_line_that_wraps_is_indented_below_its_text() -> None:
+    folded = formatting.hanging("time      13s of 30m (deadline); ends 02:21 (in 36s)", 40).splitlines()
+    assert folded == ["time      13s of 30m (deadline); ends", "          02:21 (in 36s)"]
+    assert formatting.hanging("digits: done in 13s for 0.20 USD", 20).splitlines()[1].startswith("  ")
+
+
+@pytest.mark.parametrize(("left_s", "day"), [(60.0, ""), (90000.0, "Jan 3 ")])
+def test_an_end_is_an_instant_and_the_time_until_then(left_s: float, day: str) -> None:
+    now = 86400.0 + 3600.0 * 10
+    hour = "10:01" if left_s == 60.0 else "11:00"
+    assert formatting.ends(now + left_s, left_s) == f"ends {day}{hour} (in {formatting.duration(left_s)})"

@@ -139,7 +139,7 @@ def test_the_live_view_says_the_shares_once_and_keeps_them_in_its_summary() -> N
     saves = "96 / 96 / 32 / 32 samples per step; balancing saves 50 % against equal shares (model from measured times)"
     assert len(found) == 1
     assert found[0].endswith(f"trial 0: unequal workers: {saves}")
-    assert f"workers  trial 0: {saves}" in lines
+    assert f"workers   trial 0: {saves}" in lines
     assert summarise(controller.state, configurations(JOB), backend.now()).trials[0].balance
 
 

@@ -10,9 +10,23 @@ export async function refresh(element, address) {
   if (!answer.ok) return false;
   const made = document.createElement("template");
   made.innerHTML = await answer.text();
+  showTimes(made.content);
   patch(element, made.content);
   return true;
 }
+
+// Instants in the reader's time zone: the text of those with `data-clock`, and what is shown on hovering.
+export function showTimes(root) {
+  const today = new Date().toDateString();
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    const at = new Date(element.dateTime);
+    const day = at.toDateString() === today ? {} : { day: "numeric", month: "short" };
+    if ("clock" in element.dataset) element.textContent = at.toLocaleString("en-GB", { ...day, hour: "2-digit", minute: "2-digit" });
+    element.title = at.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "long" });
+  }
+}
+
+showTimes(document);
 
 // Makes the children of `old` those of `fresh`, changing no more than differs. Elements are known by id or data-key.
 export function patch(old, fresh) {

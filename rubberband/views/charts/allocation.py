@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from rubberband.views.charts.parts import (
     Figure,
     beyond_s,
     chart,
+    chart_text,
     end_s,
     gpus_per_instance,
     marks,
@@ -167,7 +167,7 @@ def _gpu_axis(rows: list[str], gpus: int) -> Figure:
 
 
 def _row(instance: str, gpu: int) -> str:
-    return f"{html.escape(instance)} : {gpu}"
+    return f"{chart_text(instance)} : {gpu}"
 
 
 Stretch = tuple[str, float, float, str, str]
@@ -206,7 +206,7 @@ def _held_bars(result: Result, rented: Sequence[InstanceResult], gpus: int, unit
         until_s = end_s(result, instance)
         running_s = until_s if instance.running_s is None else min(instance.running_s, until_s)
         ready_s = until_s if instance.ready_s is None else min(instance.ready_s, until_s)
-        name = html.escape(instance.instance)
+        name = chart_text(instance.instance)
         for row in (_row(instance.instance, gpu) for gpu in range(gpus)):
             waiting.append((row, instance.requested_s, running_s, f"{name} asked for, not billed yet", ""))
             starting.append((row, running_s, max(running_s, ready_s), f"{name} runs, its workers start", ""))
@@ -264,7 +264,7 @@ def _lost(rented: Sequence[InstanceResult], gpus: int, unit_s: float) -> list[Fi
             how = "PREEMPTED" if instance.preempted else "lost"
             hover = f"{instance.instance} {how} at {duration(instance.ended_s)}: {printable(instance.reason)}"
             rows = [_row(instance.instance, gpu) for gpu in range(gpus)]
-            points += [(instance.ended_s / unit_s, row, html.escape(hover)) for row in rows]
+            points += [(instance.ended_s / unit_s, row, chart_text(hover)) for row in rows]
     marker = {"symbol": "x", "size": 9, "color": LOST}
     return [scatter("instance lost", points, mode="markers", marker=marker)] if points else []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from rubberband.views.charts.parts import (
     button,
     by_outcome,
     chart,
+    chart_text,
+    few_of_many,
     outcome_name,
     scatter,
     time_unit,
@@ -32,8 +33,8 @@ MOST_TRIALS = 3000
 MOST_POINTS = 4 * MANY_POINTS
 """Limit of points; if there are more, every curve is thinned out evenly."""
 CURVES_NOTE = (
-    "Each line is a trial, and its colour shows its outcome; click the legend to hide or show, drag to zoom. Only "
-    f"the best {MOST_TRIALS:,} trials are drawn. Dollars: the whole bill so far, idle and starting instances "
+    "Each line is a trial, and its colour shows its outcome; click the legend to hide or show, drag to zoom. "
+    "Dollars: the whole bill so far, idle and starting instances "
     "included, is shared out among the trials by the GPU time that each has held, at its instances' prices; the "
     "shares of all trials add up to the bill."
 )
@@ -64,7 +65,8 @@ def learning_curves(result: Result) -> Figure | None:
     if not outcomes:
         return None
     unit, unit_s = time_unit(result.actual_jct_s)
-    shown = [trial for trial in ranked(result) if trial.curve][:MOST_TRIALS]
+    every = [trial for trial in ranked(result) if trial.curve]
+    shown = every[:MOST_TRIALS]
     count = sum(len(trial.curve) for trial in shown)
     costs, step = shares(result, shown), math.ceil(count / MOST_POINTS)
     drawn = {
@@ -84,7 +86,9 @@ def learning_curves(result: Result) -> Figure | None:
         _trace(outcome, outcomes[outcome], points, xs, count < MANY_POINTS)
         for (outcome, points), xs in zip(drawn.items(), by_iterations, strict=True)
     ]
-    return curves_chart(traces, "iterations", whole, result.metric, buttons)
+    figure = curves_chart(traces, "iterations", whole, result.metric, buttons)
+    figure["layout"]["meta"] = few_of_many(CURVES_NOTE, len(every), MOST_TRIALS)
+    return figure
 
 
 def curves_chart(
@@ -95,7 +99,7 @@ def curves_chart(
         traces,
         460,
         axis(title, rangemode="tozero", dtick=step),
-        {"title": {"text": html.escape(printable(metric)), "standoff": 8}, "exponentformat": "e"},
+        {"title": {"text": chart_text(printable(metric)), "standoff": 8}, "exponentformat": "e"},
         showlegend=True,
         updatemenus=[SWITCH | {"buttons": buttons}],
         margin={"l": 10, "r": 10, "t": 50, "b": 90},
@@ -180,7 +184,7 @@ def trade_off(result: Result) -> Figure | None:
     if result.best is not None and result.best in drawn:
         star = {"size": 16, "symbol": "star", "line": {"width": 1, "color": "#fff"}}
         data.append(_trade_points(result, other, [result.best], "best", _FRONT, "markers", star))
-    across, up = (html.escape(printable(title)) for title in (other.title, f"{result.metric} ({result.mode})"))
+    across, up = (chart_text(printable(title)) for title in (other.title, f"{result.metric} ({result.mode})"))
     return chart([trace for trace in data if trace["x"]], 380, axis(across), axis(up), showlegend=True)
 
 
@@ -189,7 +193,7 @@ def _trade_points(
 ) -> Figure:
     def hover(trial: TrialResult) -> str:
         both = (f"{metric}={number(trial.metrics[metric])}" for metric in (result.metric, other.metric))
-        return html.escape(printable(f"trial {trial.trial}: {', '.join(both)}"))
+        return chart_text(printable(f"trial {trial.trial}: {', '.join(both)}"))
 
     points = ((one.metrics[other.metric], one.metrics[result.metric], hover(one)) for one in trials)
     return scatter(name, points, mode=mode, marker={"color": colour, **marker})

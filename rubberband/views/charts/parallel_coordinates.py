@@ -6,14 +6,13 @@ on every axis and ticks are annotations, so that linear, logarithmic and categor
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rubberband.executor.result.result import Result, TrialResult
-from rubberband.views.charts.parts import SHADES, Figure, decades
+from rubberband.views.charts.parts import SHADES, Figure, chart_text, decades, few_of_many
 from rubberband.views.formatting import finite, number, printable, ranked, setting
 
 _MOST_CATEGORIES = 12
@@ -150,7 +149,7 @@ def _categories(name: str, values: Sequence[Any]) -> Axis:
 def short_label(text: str, most: int = 18) -> str:
     """Return text for a chart, cut to `most` letters and free of markup."""
     whole = printable(text)
-    return html.escape(whole if len(whole) <= most else whole[: most - 1] + "…")
+    return chart_text(whole if len(whole) <= most else whole[: most - 1] + "…")
 
 
 MOST_AXES, MOST_TRIALS = 12, 3000
@@ -158,7 +157,7 @@ _NO_METRIC = "#b0888a"
 _HEIGHT_PX, _WIDE_PX = 400, 100
 PARALLEL_NOTE = (
     "Each line is a trial, from its configuration to its latest metric; the best are orange, on top. Parameters that "
-    f"are the same for all are left out. Only the best {MOST_TRIALS:,} trials are drawn."
+    "are the same for all are left out."
 )
 
 _SHORT_NAME = 8
@@ -170,7 +169,8 @@ def parallel_coordinates(result: Result, space: Mapping[str, Any] | None = None)
 
     `space` is the search space in the words of the file. If it is given, axes have the scale of their domains.
     """
-    shown = [trial for trial in ranked(result) if trial.metrics][:MOST_TRIALS]
+    every = [trial for trial in ranked(result) if trial.metrics]
+    shown = every[:MOST_TRIALS]
     names = [name for name, varies in parameters(shown).items() if varies][: MOST_AXES - 1]
     if len(shown) < 2 or not names:
         return None
@@ -187,7 +187,11 @@ def parallel_coordinates(result: Result, space: Mapping[str, Any] | None = None)
     traces = [_trace(result, axes, shade, groups[shade]) for shade in order]
     layout = {
         "height": _HEIGHT_PX,
-        "meta": {"axes": [short_label(axis.name) for axis in axes], "least_width_px": _WIDE_PX * len(axes)},
+        "meta": {
+            "axes": [short_label(axis.name) for axis in axes],
+            "least_width_px": _WIDE_PX * len(axes),
+            **few_of_many(PARALLEL_NOTE, len(every), MOST_TRIALS),
+        },
         "showlegend": False,
         "hovermode": "closest",
         "margin": {"l": 60, "r": 40, "t": 40, "b": 20, "autoexpand": False},

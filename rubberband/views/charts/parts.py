@@ -6,6 +6,7 @@ the page sets the colours of text and grid.
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -120,6 +121,16 @@ def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
         for x, dash in lines
     ]
     return {"shapes": shapes, "annotations": names}
+
+
+def chart_text(text: str) -> str:
+    """Return text for a chart, free of markup. Plotly knows no entity for quotes, which need none there."""
+    return html.escape(text, quote=False)
+
+
+def few_of_many(note: str, count: int, most: int) -> Figure:
+    """Return the `meta` of a chart that draws the best `most` of `count` trials: a longer note if some are left out."""
+    return {"note": f"{note} Only the best {most:,} of {count:,} trials are drawn."} if count > most else {}
 
 
 def note(x: float, text: str) -> Figure:

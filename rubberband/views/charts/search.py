@@ -11,7 +11,6 @@ Optuna draws such charts too, but of complete trials only: here, these are the f
 
 from __future__ import annotations
 
-import html
 import itertools
 import json
 import math
@@ -37,7 +36,7 @@ from rubberband.views.charts.parallel_coordinates import (
     parameters,
     short_label,
 )
-from rubberband.views.charts.parts import LEGEND, SHADES, Figure
+from rubberband.views.charts.parts import LEGEND, SHADES, Figure, chart_text
 from rubberband.views.formatting import finite, listed, number, printable, ranked, setting
 
 Space = Mapping[str, Any] | None
@@ -241,7 +240,7 @@ def _panel_axes(result: Result, at: int, axis: Axis, wide: int, rows: int, is_lo
     y: Figure = {"domain": [max(top - down, 0.0), top], "anchor": f"x{name}", "exponentformat": "e"}
     y |= {"type": "log"} if is_log else {}
     y |= {"matches": "y"} if at else {}
-    title = html.escape(printable(result.metric))
+    title = chart_text(printable(result.metric))
     y |= {"title": {"text": title, "standoff": 8}} if column == 0 else {"showticklabels": False}
     left = column * (across + gap)
     return {f"xaxis{name}": _scale(axis) | {"domain": [left, left + across], "anchor": f"y{name}"}, f"yaxis{name}": y}

@@ -166,6 +166,8 @@ def _cards(answer: Estimate) -> list[Card]:
     return cards
 
 
+_NEAR = 2.5
+"""Multiple of the plan from which on a deadline is not drawn: the axis follows the plan."""
 ELASTIC, FIXED = STAGE_COLOURS[0], STAGE_COLOURS[1]
 _BINS = 60
 _MOST_BINNED = 0.999
@@ -197,15 +199,17 @@ def allocation(answer: Estimate) -> Figure:
     job, offer = answer.job, answer.offer
     assert job is not None, "the caller has a plan"
     deadline_s = answer.constraints.deadline_s
-    end_s = max(job.prediction.jct_s, deadline_s or 0.0)
+    jct_s = job.prediction.jct_s
+    near_s = deadline_s if deadline_s is not None and deadline_s < _NEAR * jct_s else None
+    end_s = max(jct_s, near_s or 0.0)
     unit, unit_s = time_unit(end_s)
     held = [_held(answer, lane) for lane in job.lanes]
     edges_s = sorted({edge_s for spans in held for start_s, stop_s, *_ in spans for edge_s in (start_s, stop_s)})
     totals = [sum(_at(spans, edge_s)[0] for spans in held) for edge_s in edges_s]
     most = max(totals)
-    limits = _limits([(deadline_s, "deadline", "x", unit_s)])
+    limits = _limits([(near_s, "deadline", "x", unit_s)])
     is_one_chain = len(job.lanes) == 1 and answer.brackets[0][0].ladder is None
-    names = _names(job.lanes[0], unit_s) if is_one_chain else []
+    names = _names(job.lanes[0], unit_s, end_s) if is_one_chain else []
     each = f"instances ({counted(offer.gpus, 'GPU')} each)"
     return chart(
         [_lane_trace(answer, at, spans, edges_s, unit_s) for at, spans in enumerate(held)],
@@ -261,19 +265,19 @@ def _lane_trace(answer: Estimate, at: int, spans: Sequence[Span], edges_s: Seque
     )
 
 
-def _names(lane: BracketGroup, unit_s: float) -> list[Figure]:
-    """Return the names of the stages above their steps, where there is room."""
-    whole_s, found = lane.planned.prediction.jct_s, list[Figure]()
+def _names(lane: BracketGroup, unit_s: float, end_s: float) -> list[Figure]:
+    """Return the names of the stages above their steps, where there is room on an axis that ends at `end_s`."""
+    found = list[Figure]()
     for index, (choice, stage) in enumerate(zip(lane.planned.plan.stages, lane.planned.prediction.stages, strict=True)):
         took_s = stage.provisioning_s + stage.duration_s
-        if took_s > 0.05 * whole_s:
+        if took_s > 0.05 * end_s:
             found.append(
                 {
                     "x": (stage.start_s + took_s / 2) / unit_s,
                     "y": choice.instances,
                     "yanchor": "bottom",
                     "showarrow": False,
-                    "text": f"stage {index}" if took_s > 0.1 * whole_s else str(index),
+                    "text": f"stage {index}" if took_s > 0.12 * end_s else str(index),
                 }
             )
     return found

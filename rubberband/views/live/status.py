@@ -11,7 +11,7 @@ from typing import Any
 from rubberband.states import EXPLAINED
 from rubberband.units import counted, duration
 from rubberband.values.kinds import KINDS
-from rubberband.views.formatting import TextTable, number, printable, usd, usd_decimals
+from rubberband.views.formatting import TextTable, ends, number, printable, usd, usd_decimals
 from rubberband.views.story import cells, stage_of
 
 _EXTEND = "`extend --max-cost` and `resume` continue it"
@@ -52,15 +52,15 @@ def headline(view: Mapping[str, Any]) -> str:
 
 
 def lines(view: Mapping[str, Any]) -> list[str]:
-    """Return the headline, time and cost against their limits, progress, and the best so far."""
+    """Return the headline, the best so far, time and cost against their limits, and progress."""
     summary = view["summary"]
     if summary["started_at"] is None:
         return [headline(view)]
-    found = [headline(view), _time(view), f"{_cost(summary)}{_charged(view)}", _progress(summary)]
+    found = [headline(view)]
     if summary["best_value"] is not None:
         best = f"{printable(summary['metric'])}={number(summary['best_value'])} (trial {summary['best_trial']})"
         found.append(f"best      {best}")
-    return found
+    return [*found, _time(view), f"{_cost(summary)}{_charged(view)}", _progress(summary)]
 
 
 def _time(view: Mapping[str, Any]) -> str:
@@ -69,7 +69,8 @@ def _time(view: Mapping[str, Any]) -> str:
     if summary["deadline_s"] is not None:
         parts.append(f" of {duration(summary['deadline_s'])} (deadline)")
     if view["state"] == "running" and summary["forecast_jct_s"] is not None:
-        parts.append(f"; forecast {duration(summary['forecast_jct_s'])}")
+        ends_s = max(summary["forecast_jct_s"], summary["jct_s"])
+        parts.append(f"; {ends(summary['started_at'] + ends_s, ends_s - summary['jct_s'])}")
     if slack_s is not None and view["state"] in _HEADED_FOR_ITS_END:
         parts.append(f", {duration(abs(slack_s))} {'to spare' if slack_s >= 0 else 'late'}")
     if summary["planned_jct_s"] is not None:
@@ -115,6 +116,21 @@ def stage_table(stages: Sequence[Mapping[str, Any]]) -> TextTable:
         title="Stages, planned and actual",
         header=("stage", "trials", "iterations", "instances", "GPUs per trial", "time plan", "time", "USD plan", "USD"),
         rows=tuple(cells(stage_of(stage), decimals) for stage in stages),
+    )
+
+
+_MOST_OF_STORY = 8
+
+
+def story_table(story: Sequence[Mapping[str, Any]]) -> TextTable:
+    """Return the latest entries of a story, as the page of an experiment has it."""
+    left = len(story) - _MOST_OF_STORY
+    return TextTable(
+        title="Decisions",
+        header=("at", "what", "why"),
+        rows=tuple((duration(one["at_s"]), one["what"], printable(one["text"])) for one in story[-_MOST_OF_STORY:]),
+        words=frozenset({1, 2}),
+        notes=(f"{left} before are in the report and on the page.",) if left > 0 else (),
     )
 
 

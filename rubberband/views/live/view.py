@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from rubberband import markup
@@ -36,7 +36,7 @@ from rubberband.executor.run.driver import Observer
 from rubberband.units import counted, duration, in_unit
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
-from rubberband.views.formatting import number, unequal, usd, usd_decimals
+from rubberband.views.formatting import ends, hanging, number, unequal, usd, usd_decimals
 from rubberband.views.live.narration import Narrator
 from rubberband.views.report.tables import update_line
 
@@ -316,7 +316,7 @@ class TerminalView:
         """Take a picture of the state, and print the lines about `event`."""
         self._pictures.take(controller)
         for line in self._narrator.lines(event, controller):
-            self._console.print(Text(stamped(line, controller), style="dim"))
+            self._console.print(Text(hanging(stamped(line, controller), self._console.width), style="dim"))
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -330,7 +330,14 @@ class TerminalView:
         if progress is None:
             return Text(f"{self._job.name}: starting")
         now = self._clock()
-        return Group(stage_table(progress, now, self._console.width), *summary(progress, now))
+        lines = Table.grid(Column(no_wrap=True), Column())
+        for line in summary(progress, now):
+            lines.add_row(line[:_LABEL], line[_LABEL:])
+        return Group(lines, stage_table(progress, now, self._console.width))
+
+
+_LABEL = len("time      ")
+"""Letters of a label in `summary`, with its blanks."""
 
 
 def stage_table(progress: Progress, now: float, width: int) -> Table:
@@ -382,37 +389,41 @@ def _bar(stage: StageProgress) -> Table:
 
 
 def summary(progress: Progress, now: float) -> list[Text]:
-    """Return the lines below the table: time and cost, spent and expected, against the limits, and the best so far."""
+    """Return the lines of `rubberband status`: the best so far, time and cost against the limits, and the cloud."""
     job, expected = progress.job, progress.expected(now)
     decimals = usd_decimals(max(progress.spent_usd(now), expected.cost_usd))
     elapsed_s, spent_usd = progress.elapsed_s(now), progress.spent_usd(now)
     within = "" if job.deadline_s is None else f" of {duration(job.deadline_s + job.profiling_s)} (deadline)"
-    cap = "" if job.max_cost_usd is None else f" of {usd(job.max_cost_usd, decimals)} (max_cost)"
-    lines = [Text(f"elapsed  {duration(elapsed_s)}{within}; spent {usd(spent_usd, decimals)}{cap} {job.offer.unit}")]
+    cap = "" if job.max_cost_usd is None else f" of {usd(job.max_cost_usd)}"
+    cap += f" {job.offer.unit}" + (" (max_cost)" if cap else "")
+    lines = []
+    if progress.best is not None:
+        trial, value = progress.best
+        lines.append(Text(f"best      {job.metric}={number(value)} (trial {trial})", style="bold green"))
+    time = Text(f"time      {duration(elapsed_s)}{within}")
+    cost = Text(f"cost      {usd(spent_usd, decimals)}{cap}")
     if progress.phase not in (Phase.ENDING, Phase.FINISHED):
         ends_s = max(expected.jct_s, elapsed_s)
-        line = Text(f"forecast {duration(ends_s)} (plan {duration(job.prediction.jct_s)})")
+        time.append(f"; {ends(progress.state.started_at + ends_s, ends_s - elapsed_s)}")
         if job.deadline_s is not None:
-            late_s = ends_s - job.deadline_s
-            verdict = f", {duration(abs(late_s))} {'after' if late_s > 0 else 'before'} the deadline"
-            line.append(verdict, style="red" if late_s > 0 else "green")
-        line.append(f"; {usd(max(expected.cost_usd, spent_usd), decimals)} {job.offer.unit}")
-        line.append(f" (plan {usd(job.prediction.cost_usd, decimals)})")
-        lines.append(line)
+            spare_s = job.deadline_s - ends_s
+            verdict = f", {duration(abs(spare_s))} {'to spare' if spare_s >= 0 else 'late'}"
+            time.append(verdict, style="green" if spare_s >= 0 else "red")
+        cost.append(f"; forecast {usd(max(expected.cost_usd, spent_usd), decimals)}")
+    time.append(f"; planned {duration(job.prediction.jct_s)}")
+    cost.append(f"; planned {usd(job.prediction.cost_usd, decimals)}")
+    lines += [time, cost]
     if bought := _bought(progress.state):
-        lines.append(Text(f"cloud    {bought}"))
+        lines.append(Text(f"cloud     {bought}"))
     if progress.batch_sizes:
-        lines.append(Text(f"batch    {_range(progress.batch_sizes)}"))
+        lines.append(Text(f"batch     {_range(progress.batch_sizes)}"))
     if progress.balances:
         trial, use = max(progress.balances, key=lambda one: one[1].saved)
         more = f"; {counted(len(progress.balances) - 1, 'more trial')}" if len(progress.balances) > 1 else ""
-        lines.append(Text(f"workers  trial {trial}: {unequal(use)}{more}"))
+        lines.append(Text(f"workers   trial {trial}: {unequal(use)}{more}"))
     if progress.updates:
         trial, made = max(progress.updates, key=lambda one: one[1].updates_per_s)
-        lines.append(Text(f"updates  trial {trial}: {update_line(made)}"))
-    if progress.best is not None:
-        trial, value = progress.best
-        lines.append(Text(f"best     {job.metric}={number(value)} (trial {trial})"))
+        lines.append(Text(f"updates   trial {trial}: {update_line(made)}"))
     return lines
 
 
@@ -513,4 +524,4 @@ def progress_html(progress: Progress, now: float, said: tuple[str, ...] = ()) ->
     rows = [stage_cells(progress, stage, now, decimals) for stage in progress.stages]
     lines = [line.plain for line in summary(progress, now)]
     header = [in_unit(name, progress.job.offer.unit) for name in _HEADER]
-    return markup.card(progress.job.name, markup.table(header, rows), markup.lines(lines), markup.lines(said))
+    return markup.card(progress.job.name, markup.lines(lines), markup.table(header, rows), markup.lines(said))

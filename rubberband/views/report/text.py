@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rubberband.executor.result.result import Result
 from rubberband.units import in_unit
-from rubberband.views.formatting import TextTable, aligned
+from rubberband.views.formatting import TextTable, aligned, hanging
 from rubberband.views.report.tables import (
     batch_sizes,
     bill,
@@ -127,7 +127,7 @@ def _print_rich(
 
     console = Console(highlight=False)
     for at, line in enumerate(lines):
-        console.print(Text(line, style=styles[at] if at < len(styles) else ""))
+        console.print(Text(hanging(line, console.width), style=styles[at] if at < len(styles) else ""))
     for table in found:
         console.print(Text(f"\n{table.title}", style="bold"))
         rows = _aligned(table)
@@ -138,9 +138,9 @@ def _print_rich(
         else:
             _print_folded(console, table)
         for note in table.notes:
-            console.print(Text(note, style="dim"))
+            console.print(Text(hanging(note, console.width), style="dim"))
     for at, line in enumerate(closing):
-        console.print(Text(line if at else f"\n{line}"))
+        console.print(Text(hanging(line, console.width) if at else f"\n{hanging(line, console.width)}"))
 
 
 def _print_folded(console: Console, table: TextTable) -> None:
