@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import rubberband
 from rubberband.api import dashboard
-from rubberband.api.dashboard import compare, experiment, pool, problem_page, wants_page
+from rubberband.api.dashboard import compare, experiment, pool, problem_page, trial, wants_page
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.previews import Plans
 from rubberband.api.problems import (
@@ -33,7 +33,7 @@ from rubberband.api.problems import (
     HttpProblem,
     problem_of,
 )
-from rubberband.api.routes import Service, events, experiments, metrics, plans
+from rubberband.api.routes import Service, events, experiments, metrics, plans, trials
 from rubberband.api.routes import service as about_service
 from rubberband.api.routes.answers import HEAD, DocumentedApp, invalid
 from rubberband.api.routes.events import EventFeed
@@ -49,10 +49,12 @@ from rubberband.views.experiment import plain, to_bytes
 _ROUTERS = (
     plans.router,
     experiments.router,
+    trials.router,
     events.router,
     about_service.router,
     metrics.router,
     experiment.router,
+    trial.router,
     compare.router,
     pool.router,
     dashboard.router,

@@ -36,7 +36,7 @@ from rubberband.errors import InputError
 from rubberband.executor.core.events import Event
 from rubberband.spec.loading import Dumper
 from rubberband.states import ACTIVE, ExperimentState
-from rubberband.units import counted, duration, format_duration, format_instant, in_unit, parse_deadline
+from rubberband.units import counted, duration, format_bytes, format_duration, format_instant, in_unit, parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission, Summary, search_words
 from rubberband.views.formatting import number, printable, usd, usd_decimals
@@ -171,7 +171,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     templates.filters |= {"duration": duration, "usd": usd, "number": number, "counted": counted}
-    templates.filters |= {"instant": instant, "sentence": sentence, "timed": timed}
+    templates.filters |= {"instant": instant, "sentence": sentence, "timed": timed, "bytes": format_bytes}
     kinds = " ".join(["state", *sorted({kind.__name__ for kind in Event.__subclasses__()})])
     templates.globals |= {"asset": asset_address, "ago": ago, "kinds": kinds}
     return templates

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import subprocess
 import sys
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
 from rubberband.api.dashboard import badge, render, zipped
 from rubberband.api.dashboard import sentences as words
+from rubberband.api.dashboard.trial_table import Asked, Trials, trial_page
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving
 from rubberband.errors import InputError, RubberbandError
@@ -30,8 +29,7 @@ from rubberband.units import counted, duration, format_instant, in_unit, parse_d
 from rubberband.values.command import entrypoint_text
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
-from rubberband.views.charts.parallel_coordinates import is_number, parameters
-from rubberband.views.charts.parts import CURVES, Figure
+from rubberband.views.charts.parts import Figure
 from rubberband.views.charts.search import (
     Space,
     contour,
@@ -39,17 +37,11 @@ from rubberband.views.charts.search import (
     question_of,
     to_json,
 )
-from rubberband.views.charts.spending import trial_costs_usd
 from rubberband.views.formatting import (
     TextTable,
-    change,
-    mean_efficiency,
     printable,
-    ranked,
     setting,
-    status,
     usd,
-    usd_decimals,
 )
 from rubberband.views.report.page import (
     CHARTS,
@@ -59,8 +51,9 @@ from rubberband.views.report.page import (
     result_drawings,
     script_json,
 )
-from rubberband.views.report.tables import failures, incidents, measured, pareto, updates, workers
+from rubberband.views.report.tables import failures, incidents, pareto, updates, workers
 from rubberband.views.story import story
+from rubberband.views.trial import configuration_texts, lead
 
 _TIMEOUT_S = 60.0
 _KEPT = 32
@@ -171,231 +164,10 @@ def _deadline(asked: Any, now: float) -> str:
     return f"{when} (in {duration(left_s)})" if left_s >= 0 else f"{when} (passed {duration(-left_s)} ago)"
 
 
-PAGE_SIZE = 25
-_MOST_COLUMNS = 10
-_PARAMETER = "."
-"""Prefix of parameters in sort keys; the other columns have none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Requested view of the trials; values that do not fit are ignored."""
-
-    sort: str = ""
-    """Key of a column; empty: best first."""
-    down: bool = False
-    status: str = ""
-    """Empty: all."""
-    page: int = 1
-
-    def address(self, **changes: str | int | bool) -> str:
-        """Return the query and fragment of the address of this view, with changes."""
-        wanted = replace(self, **changes)  # type: ignore[arg-type]
-        query: dict[str, str | int] = {"sort": wanted.sort, "down": int(wanted.down), "status": wanted.status}
-        query |= {"page": wanted.page if wanted.page > 1 else 0}
-        return f"?{urlencode({key: value for key, value in query.items() if value})}#trials"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """Column, and the address that sorts by it."""
-
-    title: str
-    words: bool
-    address: str
-    sorted: str
-    """`ascending`, `descending` or empty."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRow:
-    """Row of a trial, with a cell for each column after the first."""
-
-    trial: int
-    status: str
-    winner: bool
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusChoice:
-    """Filter by status: its number of trials, and its address."""
-
-    title: str
-    count: int
-    address: str
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialTable:
-    """Page of the table."""
-
-    columns: tuple[Column, ...]
-    rows: tuple[TrialRow, ...]
-    choices: tuple[StatusChoice, ...]
-    shown: str
-    """Such as `26 to 50 of 3,000 trials`."""
-    before: str
-    """Address of the previous page; empty on the first."""
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Kind of column: its values for sorting, and its texts."""
-
-    key: str
-    title: str
-    value: Callable[[TrialResult], Any]
-    text: Callable[[TrialResult], str]
-    words: bool = False
-
-
-def trial_page(result: Result, asked: Asked) -> TrialTable:
-    """Return a page of trials."""
-    kinds = _kinds(result)
-    every = Counter(status(result, trial) for trial in result.trials)
-    wanted = asked.status if asked.status in every else ""
-    found = [trial for trial in ranked(result) if not wanted or status(result, trial) == wanted]
-    chosen = next((kind for kind in kinds if kind.key == asked.sort), None)
-    if chosen is not None:
-        found = _sorted(found, chosen.value, asked.down)
-    pages = max(1, math.ceil(len(found) / PAGE_SIZE))
-    page = max(1, min(asked.page, pages))
-    first = (page - 1) * PAGE_SIZE
-    rows = found[first : first + PAGE_SIZE]
-    of = f"{len(found):,} {'trial' if len(found) == 1 else 'trials'}"
-    return TrialTable(
-        columns=tuple(_column(kind, asked) for kind in kinds),
-        rows=tuple(_row(result, trial, kinds) for trial in rows),
-        choices=_choices(result, every, wanted, asked),
-        shown=of if pages == 1 else f"{first + 1:,} to {first + len(rows):,} of {of}",
-        before=asked.address(page=page - 1) if page > 1 else "",
-        after=asked.address(page=page + 1) if page < pages else "",
-    )
-
-
-def _kinds(result: Result) -> list[_Kind]:
-    costs_usd = trial_costs_usd(result)
-    decimals = usd_decimals(result.actual_cost_usd / max(1, len(result.trials)))
-
-    def cost_usd(trial: TrialResult) -> float:
-        return costs_usd[trial.trial]
-
-    def metric(trial: TrialResult) -> float | None:
-        return trial.metrics.get(result.metric)
-
-    def status_text(trial: TrialResult) -> str:
-        return trial.with_end(status(result, trial))
-
-    return [
-        _Kind("trial", "trial", lambda t: t.trial, lambda t: str(t.trial)),
-        _Kind("metric", printable(result.metric), metric, lambda t: measured(t, result.metric)),
-        *(_also(one.metric) for one in result.also),
-        _Kind("iterations", "iterations", lambda t: t.iterations, lambda t: str(t.iterations)),
-        _Kind("status", "status", status_text, status_text, words=True),
-        *(_BATCH_KINDS if any(trial.batches for trial in result.trials) else ()),
-        *(_parameter(name) for name in _names(result.trials)),
-        _Kind("cost", "share (USD)", cost_usd, lambda t: usd(cost_usd(t), decimals)),
-    ]
-
-
-_BATCH_KINDS = (
-    _Kind(
-        "batch",
-        "batch size",
-        lambda t: t.batches[-1].batch_size if t.batches else None,
-        lambda t: change(t.batches[0].batch_size, t.batches[-1].batch_size) if t.batches else "-",
-    ),
-    _Kind(
-        "efficiency",
-        "efficiency",
-        lambda t: mean_efficiency(t.batches) if t.batches else None,
-        lambda t: f"{100 * mean_efficiency(t.batches):.0f} %" if t.batches else "-",
-    ),
-)
-"""Columns of adaptive batches: the last batch size, and the share of samples that counted."""
-
-
-def _names(trials: Sequence[TrialResult]) -> list[str]:
-    """Return parameters in the order of the file, first those that differ between trials."""
-    varies = parameters(trials)
-    return sorted(varies, key=lambda name: not varies[name])[:_MOST_COLUMNS]
-
-
-def _also(metric: str) -> _Kind:
-    """Return the column of another metric."""
-    return _Kind(f"also:{metric}", printable(metric), lambda t: t.metrics.get(metric), lambda t: measured(t, metric))
-
-
-def _parameter(name: str) -> _Kind:
-    return _Kind(
-        f"{_PARAMETER}{name}",
-        printable(name),
-        lambda t: t.configuration.get(name),
-        lambda t: setting(t.configuration[name]) if name in t.configuration else "-",
-    )
-
-
-def _sorted(trials: Sequence[TrialResult], value: Callable[[TrialResult], Any], down: bool) -> list[TrialResult]:
-    """Sort numbers before words, and missing values last in both directions."""
-    known = [trial for trial in trials if is_number(value(trial))]
-    other = [trial for trial in trials if not is_number(value(trial)) and not _is_missing(value(trial))]
-    missing = [trial for trial in trials if _is_missing(value(trial))]
-    known.sort(key=value, reverse=down)
-    other.sort(key=lambda trial: setting(value(trial)), reverse=down)
-    return [*known, *other, *missing]
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and not math.isfinite(value))
-
-
-def _column(kind: _Kind, asked: Asked) -> Column:
-    here = kind.key == asked.sort
-    return Column(
-        title=kind.title,
-        words=kind.words,
-        address=asked.address(sort=kind.key, down=here and not asked.down, page=1),
-        sorted=("descending" if asked.down else "ascending") if here else "",
-    )
-
-
-def _row(result: Result, trial: TrialResult, kinds: Sequence[_Kind]) -> TrialRow:
-    return TrialRow(
-        trial=trial.trial,
-        status=status(result, trial),
-        winner=result.best is not None and trial.trial == result.best.trial,
-        cells=tuple(kind.text(trial) for kind in kinds[1:]),
-    )
-
-
-def _choices(result: Result, every: Mapping[str, int], wanted: str, asked: Asked) -> tuple[StatusChoice, ...]:
-    def choice(name: str, title: str, count: int) -> StatusChoice:
-        return StatusChoice(title=title, count=count, address=asked.address(status=name, page=1), chosen=name == wanted)
-
-    order = sorted(every, key=lambda name: (list(CURVES).index(name) if name in CURVES else len(CURVES), name))
-    return (choice("", "All", len(result.trials)), *(choice(name, name, every[name]) for name in order))
-
-
 router = APIRouter(include_in_schema=False)
 
 _MOST_ROWS = 25
 
-
-def asked_trials(
-    sort: Annotated[str, Query(max_length=200)] = "",
-    down: Annotated[str, Query(max_length=10)] = "",
-    status: Annotated[str, Query(max_length=40)] = "",
-    page: Annotated[str, Query(max_length=10)] = "",
-) -> Asked:
-    """Dependency: the requested view of the trials."""
-    number = int(page) if page.isascii() and page.isdigit() else 1
-    return Asked(sort=sort, down=down == "1", status=status, page=number)
-
-
-Trials = Annotated[Asked, Depends(asked_trials)]
 Parameter = Annotated[str, Query(max_length=200)]
 
 
@@ -424,7 +196,7 @@ def experiment_figure(
     result = result_of(service, experiment)
     drawings = {} if result is None else result_drawings(result, _space(experiment), _forecast(experiment))
     figure = drawings[chart]() if chart in drawings else None
-    return _json(request, {} if figure is None else {chart: figure}, experiment.summary.unit)
+    return json_of(request, {} if figure is None else {chart: figure}, experiment.summary.unit)
 
 
 @router.get("/experiments/{name}/contour")
@@ -434,7 +206,7 @@ def experiment_contour(
     """Contour of two parameters, the first two unless others are named; empty without one."""
     result = result_of(service, experiment)
     figure = None if result is None else contour(result, _space(experiment), x=x, y=y)
-    return _json(request, {} if figure is None else {"contour": figure})
+    return json_of(request, {} if figure is None else {"contour": figure})
 
 
 @router.get("/experiments/{name}/importance")
@@ -442,12 +214,12 @@ def experiment_importance(request: Request, service: Serving, _reader: Reader, e
     """Importance of the parameters as a Plotly figure, or a note that says why there is none."""
     result = result_of(service, experiment)
     if result is None:
-        return _json(request, {})
+        return json_of(request, {})
     found = cached_importance(result, _space(experiment))
-    return _json(request, {"note": found} if isinstance(found, str) else {"importance": found})
+    return json_of(request, {"note": found} if isinstance(found, str) else {"importance": found})
 
 
-def _json(request: Request, value: Mapping[str, Any], unit: str = "USD") -> Response:
+def json_of(request: Request, value: Mapping[str, Any], unit: str = "USD") -> Response:
     """Return JSON whose amounts count in `unit`, with its version."""
     text = in_unit(script_json(value), unit).encode()
     version = f'"{hashlib.sha256(text).hexdigest()[:20]}"'
@@ -467,7 +239,7 @@ def experiment_report(service: Serving, _reader: Reader, experiment: Known) -> R
     policy = f"{CONTENT_POLICY}; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
     importance = cached_importance(result, _space(experiment))
-    return HTMLResponse(render_html(result, importance), headers=headers)
+    return HTMLResponse(render_html(result, importance, f"/experiments/{experiment.name}/trials"), headers=headers)
 
 
 def result_of(service: Service, experiment: Submission) -> Result | None:
@@ -525,6 +297,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
     return shown | {
         "troubles": words.troubles(result),
         "cards": words.cards(experiment, result),
+        "best": best_of(experiment, result),
         "stages": words.stage_rows(result, experiment.summary.target_iterations),
         "rungs": words.rungs_reached(result),
         "story": story(result),
@@ -532,6 +305,25 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "pareto": _shortened(pareto(result, None)),
         "tables": [_shortened(table) for table in _tables(result) if table.rows],
     }
+
+
+def best_of(experiment: Submission, result: Result) -> dict[str, Any] | None:
+    """Return the best trial for the page, with its lead over the next one; None before the first report."""
+    best = result.best
+    if best is None:
+        return None
+    return {
+        "trial": best,
+        "lead": lead(result, best),
+        "texts": configuration_texts(best.configuration, experiment.words.get("entrypoint")),
+        "download": download_address(experiment.name, best),
+    }
+
+
+def download_address(name: str, trial: TrialResult) -> str:
+    """Return the address of its checkpoint; empty if it has none, or only a virtual one."""
+    has_one = trial.checkpoint is not None and not trial.checkpoint.url.startswith("virtual:")
+    return f"/v1/experiments/{name}/trials/{trial.trial}/checkpoint" if has_one else ""
 
 
 def _tables(result: Result) -> tuple[TextTable, ...]:

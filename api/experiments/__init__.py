@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from rubberband.api.body import require_allowed
@@ -405,18 +406,22 @@ class ExperimentRuns:
         trial: int | None = None,
         cursor: str | None = None,
         limit: int = 1000,
+        search: str = "",
     ) -> tuple[list[PrintedLine], str]:
-        """Return log lines past `cursor` (`tail`: the last ones) and the next cursor. Raises Problem."""
+        """Return log lines past `cursor` (`tail`: the last ones) and the next cursor. Raises Problem.
+
+        With `search`, only lines that contain it, in upper or lower case.
+        """
         row = self._journals.row(name)
         folder = self._watcher.folder(name)
-        is_whole = not at_work(folder)
+        read = partial(page, cursor=cursor, limit=limit, is_whole=not at_work(folder), search=search)
         with raised_as_problems():
             if source == "process":
-                return page({None: folder.process_log}, (), cursor=cursor, limit=limit, is_whole=is_whole)
+                return read({None: folder.process_log}, ())
             if trial is not None:
                 self._require_trial(name, trial)
             failures = [failure for failure in self._failures(row) if trial in (None, failure.trial)]
-            return page(trial_files(folder.logs, trial), failures, cursor=cursor, limit=limit, is_whole=is_whole)
+            return read(trial_files(folder.logs, trial), failures)
 
     def _require_trial(self, name: str, trial: int) -> None:
         result = self.result(name)

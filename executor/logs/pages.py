@@ -72,9 +72,11 @@ def page(
     cursor: str | None,
     limit: int,
     is_whole: bool,
+    search: str = "",
 ) -> tuple[list[PrintedLine], str]:
     """Return at most `limit` lines after `cursor`, and the cursor after them.
 
+    With `search`, only lines that contain it, in upper or lower case; a page may have few of them, and more follow.
     The file of the process has the number None. `is_whole`: nothing is written any more, so that the last line counts
     even without an end. Raises InputError for an invalid cursor.
     """
@@ -86,14 +88,15 @@ def page(
         share = TAIL_BYTES // max(1, min(len(files), 32))
         begin = _tail_offset(path, share) if place.is_tail else place.offsets.get(key, 0)
         room = PAGE_BYTES if place.is_tail else limit - len(lines)
-        found, end, used = _read(path, begin, room, left_bytes, is_whole)
+        found, end, used = _read(path, begin, room, left_bytes, is_whole, search.casefold())
         lines += [PrintedLine(trial=number, text=text) for text in found]
         left_bytes -= used
         if end:
             place.offsets[key] = end
         if not place.is_tail and (len(lines) >= limit or left_bytes <= 0):
             return lines, write_cursor(place)
-    lines += _failure_lines(failures, place, PAGE_BYTES if place.is_tail else limit - len(lines))
+    room = PAGE_BYTES if place.is_tail else limit - len(lines)
+    lines += [line for line in _failure_lines(failures, place, room) if search.casefold() in line.text.casefold()]
     return (lines[-limit:] if place.is_tail else lines), write_cursor(place)
 
 
@@ -118,8 +121,13 @@ def _tail_offset(path: Path, share: int) -> int:
         return 0
 
 
-def _read(path: Path, begin: int, room: int, most_bytes: int, is_whole: bool) -> tuple[list[str], int, int]:
-    """Return at most `room` lines from `begin` on, their end, and their bytes. A log that shrank was replaced."""
+def _read(
+    path: Path, begin: int, room: int, most_bytes: int, is_whole: bool, search: str
+) -> tuple[list[str], int, int]:
+    """Return at most `room` lines from `begin` on with `search`, their end, and the bytes that were read.
+
+    A log that shrank was replaced.
+    """
     texts: list[str] = []
     left_bytes, goes_on = most_bytes, True
     try:
@@ -129,7 +137,7 @@ def _read(path: Path, begin: int, room: int, most_bytes: int, is_whole: bool) ->
             found = read(path, begin, left_bytes)
             goes_on = found.is_cut
             if found.content:
-                more, used = _lines(found, found.begin - begin, room - len(texts), is_whole or found.is_cut)
+                more, used = _lines(found, found.begin - begin, room - len(texts), is_whole or found.is_cut, search)
                 texts += more
                 begin = found.begin + used
                 left_bytes -= used
@@ -138,8 +146,8 @@ def _read(path: Path, begin: int, room: int, most_bytes: int, is_whole: bool) ->
     return texts, begin, most_bytes - left_bytes
 
 
-def _lines(found: Stretch, left_out_bytes: int, room: int, is_whole: bool) -> tuple[list[str], int]:
-    """Return the lines of a stretch, and their bytes; `left_out_bytes` are missing before it."""
+def _lines(found: Stretch, left_out_bytes: int, room: int, is_whole: bool, search: str) -> tuple[list[str], int]:
+    """Return the lines of a stretch with `search`, and the bytes up to them; `left_out_bytes` are missing before it."""
     data, texts, used = found.content, list[str](), 0
     if left_out_bytes:
         texts.append(left_out_line(left_out_bytes))
@@ -152,7 +160,9 @@ def _lines(found: Stretch, left_out_bytes: int, room: int, is_whole: bool) -> tu
             piece, used = data[used : end + 1], end + 1
         else:
             piece, used = data[used:end], end + 1
-        texts.append(piece.decode("utf-8", "replace").rstrip("\r"))
+        text = piece.decode("utf-8", "replace").rstrip("\r")
+        if search in text.casefold():
+            texts.append(text)
     return texts, used
 
 

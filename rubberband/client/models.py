@@ -228,6 +228,35 @@ class TrialView(Answer):
     """Whether it has ended by itself, after its iterations."""
 
 
+class GangView(Answer):
+    """GPUs that a trial had for a while; times are seconds from the start."""
+
+    stage: int
+    start_s: float
+    training_s: float | None
+    """Its first step; null if it did not come to it."""
+    end_s: float
+    slots: list[dict[str, Any]]
+    """The instance and the number of each GPU."""
+    cost_usd: float
+    """Its share of the bill."""
+
+
+class TrialDetail(TrialView):
+    """A trial, its place among the others, and what it had and cost."""
+
+    rank: int | None
+    """Its place by the metric, the best is 1; null without a metric."""
+    lead: str
+    """How much better or worse it is than the best of the others."""
+    gpu_s: float
+    cost_usd: float
+    """Its share of the bill."""
+    gangs: list[GangView]
+    curve: list[tuple[float, int, dict[str, float | None]]]
+    """Seconds from the start, iterations and metrics of every report."""
+
+
 class TrialPage(Answer):
     """A page of trials, by number."""
 

@@ -19,6 +19,7 @@ from rubberband.values.command import entrypoint_text
 from rubberband.values.offer import PROFILE_LINE, BillLine
 from rubberband.values.submission import Submission
 from rubberband.views.story import planned_spans, story
+from rubberband.views.trial import gang_uses, lead, rank
 
 if TYPE_CHECKING:
     from rubberband.executor.core.extending import Extension
@@ -122,6 +123,19 @@ def trial_view(trial: TrialResult, *, curves: bool) -> models.TrialView:
     """Return a trial, with its learning curve, batch sizes and shares of its workers if `curves`."""
     names = (*models.TrialView.__annotations__, *(("curve", "batches", "balance", "updates") if curves else ()))
     return cast(models.TrialView, {name: plain(getattr(trial, name)) for name in names})
+
+
+def trial_detail(result: Result, trial: TrialResult) -> models.TrialDetail:
+    """Return a trial with its place among the others, its gangs and their cost."""
+    uses = gang_uses(result, trial.trial)
+    more = {
+        "rank": rank(result, trial),
+        "lead": lead(result, trial),
+        "gpu_s": sum(use.gpu_s for use in uses),
+        "cost_usd": sum(use.cost_usd for use in uses),
+        "gangs": plain(uses),
+    }
+    return cast(models.TrialDetail, {**trial_view(trial, curves=True), **more})
 
 
 def allocations(result: Result | None) -> models.Allocations:

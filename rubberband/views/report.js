@@ -38,9 +38,19 @@ function theme(layout) {
 
 function draw() {
   for (const [name, figure] of Object.entries(figures)) {
-    document.getElementById(name).style.height = `${height(figure.layout)}px`;
-    Plotly.react(name, figure.data, theme(figure.layout), { responsive: true, displayModeBar: false });
+    const element = document.getElementById(name);
+    element.style.height = `${height(figure.layout)}px`;
+    Plotly.react(element, figure.data, theme(figure.layout), { responsive: true, displayModeBar: false });
+    element.removeAllListeners("plotly_click");
+    element.on("plotly_click", ({ points: [point] }) => toTrial(point));
   }
+}
+
+// A point, a curve or a bar of a trial leads to its page, where the report is a service's.
+function toTrial({ customdata, data, text }) {
+  const { trials } = document.querySelector("main").dataset;
+  const [first] = Array.isArray(customdata) ? customdata : [data.type === "scatter" ? customdata : text];
+  if (trials && /^\d+$/.test(String(first))) window.location.assign(`${trials}/${first}`);
 }
 
 function sortable(table) {

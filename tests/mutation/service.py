@@ -444,7 +444,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="pages-of-one-status-overlap",
         harm="who reads the trials of one status page by page gets some twice",
-        file="api/routes/experiments.py",
+        file="api/routes/trials.py",
         old="str(found[limit].trial) if len(found) > limit else None",
         new="str(begin + limit) if len(found) > limit else None",
         tests=("tests/unit/test_api_experiments.py",),

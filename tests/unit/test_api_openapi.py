@@ -154,6 +154,8 @@ def test_requests_that_spend_money_take_a_key(document: dict[str, Any]) -> None:
 
 MADE_UP = {"/v1/pool", "/v1/plans/{id}", "/v1/tokens/{id}"}
 """Their examples are random ids: nothing is there."""
+VIRTUAL = "/v1/experiments/{name}/trials/{trial}/checkpoint"
+"""A virtual run has no checkpoint."""
 
 
 def test_every_example_of_a_request_is_answered_as_the_document_says(
@@ -170,7 +172,8 @@ def test_every_example_of_a_request_is_answered_as_the_document_says(
             to = path.format(**_parameters(operation, "path"))
             answer = service.client.request(method, to, params=query, **content)
             answers = [int(status) for status in operation["responses"] if status.startswith("2")]
-            assert answer.status_code in ([404] if path in MADE_UP else answers), (method, to, query, answer.text)
+            expected = [404] if path in MADE_UP else [409] if path == VIRTUAL else answers
+            assert answer.status_code in expected, (method, to, query, answer.text)
 
 
 def _order(operation: Operation) -> tuple[bool, str]:

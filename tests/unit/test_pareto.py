@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.dashboard.experiment import Asked, trial_page
+from rubberband.api.dashboard.trial_table import Asked, trial_page
 from rubberband.errors import InputError
 from rubberband.executor.core.state import TrialReport, TrialState, TrialStatus
 from rubberband.executor.core.trials import best_trial, rank

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rubberband.api.dashboard import badge
-from rubberband.api.dashboard.experiment import PAGE_SIZE, Asked, TrialTable, trial_page
 from rubberband.api.dashboard.sentences import cards, sentence, stage_rows, troubles
+from rubberband.api.dashboard.trial_table import PAGE_SIZE, Asked, TrialTable, trial_page
 from rubberband.executor.core.history import LimitsExtended
 from rubberband.executor.result.result import Result
 from rubberband.executor.virtual.backend import Faults

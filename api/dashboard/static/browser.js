@@ -27,10 +27,11 @@ async function written(text) {
   return isDone;
 }
 
-// Each button `data-copy` copies the code beside it.
+// Each button `data-copy` copies the code that is seen beside it.
 export function offerCopies() {
   document.addEventListener("click", (event) => {
-    const shown = event.target.closest("[data-copy]")?.closest(".copy").querySelector("code:not([hidden] *)");
+    const beside = event.target.closest("[data-copy]")?.closest(".copy").querySelectorAll("code");
+    const shown = beside && [...beside].find((code) => code.getClientRects().length);
     if (shown) copy(shown.textContent, shown);
   });
 }

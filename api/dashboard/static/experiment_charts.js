@@ -42,7 +42,24 @@ export async function showFigure(name, latest) {
   if (meta.parameters) offerPairs(section, meta);
   element.parentElement.style.minWidth = meta.least_width_px ? `${meta.least_width_px}px` : "";
   await draw(element, meta.axes ? brushed(figure) : figure);
+  leadToTrials(element);
   if (meta.axes) overlay(section, element, figure, () => showFigure(name, latest));
+}
+
+// A click on a point, a curve or a bar of a trial leads to its page.
+function leadToTrials(element) {
+  const trials = document.getElementById("live")?.dataset.trials;
+  if (!trials || !element.on || element.dataset.leads) return;
+  element.dataset.leads = "yes";
+  element.on("plotly_click", ({ points: [point] }) => {
+    const trial = trialOf(point);
+    if (trial !== null) window.location.assign(`${trials}/${trial}`);
+  });
+}
+
+function trialOf({ customdata, data, text }) {
+  const [first] = Array.isArray(customdata) ? customdata : [data.type === "scatter" ? customdata : text];
+  return /^\d+$/.test(String(first)) ? Number(first) : null;
 }
 
 // The figure with the chosen button of its menu pressed, and without the menu.

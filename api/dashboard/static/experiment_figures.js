@@ -5,7 +5,7 @@ const NEAR = "200px 0px";
 const LONG = "importance"; // takes seconds to compute: it is read once, and again when the experiment is over
 
 export function followFigures(live) {
-  const base = `/experiments/${live.dataset.name}`;
+  const { base } = live.dataset;
   const near = new Set();
   const fresh = new Set(); // what was asked for since the last change
   const versions = new Map(); // chart -> the version that is shown

@@ -10,17 +10,22 @@ export function followLog(name) {
   const note = document.getElementById("log-note");
   const follow = document.getElementById("log-follow");
   const trial = document.getElementById("log-trial");
+  const search = document.getElementById("log-search");
   let cursor = END;
   let reading = null;
   let turn = 0;
+  let searched = 0;
 
-  const isOver = () => !document.querySelector("h1 .badge:is(.running, .starting, .queued)");
+  const isOver = () => !document.querySelector("h1 .badge:is(.running, .starting, .queued, .live)");
+  const words = () => search.value.trim();
   const source = () => document.querySelector("#log-source input:checked").value;
 
   async function read() {
     const mine = turn;
-    for (let whole = true; whole && mine === turn;) {
-      const asked = new URLSearchParams({ source: source(), limit: AT_ONCE, cursor });
+    for (let goesOn = true; goesOn && mine === turn;) {
+      const asked = new URLSearchParams({ source: source(), limit: AT_ONCE });
+      if (cursor) asked.set("cursor", cursor);
+      if (words()) asked.set("search", words());
       if (source() === "trials" && trial.value !== "") asked.set("trial", trial.value);
       const answer = await fetch(`/v1/experiments/${name}/logs?${asked}`, { headers: { Accept: "application/json" } });
       const page = await answer.json();
@@ -29,21 +34,27 @@ export function followLog(name) {
         note.textContent = page.detail ?? "The log cannot be read now.";
         return;
       }
+      goesOn = page.lines.length >= AT_ONCE || (words() !== "" && page.next !== cursor);
       cursor = page.next;
       add(page.lines);
-      whole = page.lines.length >= AT_ONCE;
     }
   }
 
   function add(fresh) {
     const shown = fresh.slice(-MOST_LINES).map((line) => make("div", {},
-      line.trial === null ? null : make("b", {}, `${line.trial}  `), line.text));
+      line.trial === null || trial.value !== "" ? null : make("b", {}, `${line.trial}  `), ...marked(line.text, words())));
     lines.append(...shown);
     while (lines.childElementCount > MOST_LINES) lines.firstChild.remove();
     const shownLines = lines.childElementCount;
-    const told = shownLines === 1 ? "The last line." : `The last ${shownLines} lines.`;
-    note.textContent = shownLines ? told : `Nothing was printed${isOver() ? "" : " yet"}.`;
+    note.textContent = sentence(shownLines);
     if (follow.checked && fresh.length) lines.scrollTop = lines.scrollHeight;
+  }
+
+  function sentence(count) {
+    const still = isOver() ? "" : " yet";
+    if (!count) return words() ? `No line has “${words()}”${still}.` : `Nothing was printed${still}.`;
+    const which = words() ? ` with “${words()}”` : "";
+    return count === 1 ? `The last line${which}.` : `The last ${count} lines${which}.`;
   }
 
   function more() {
@@ -54,7 +65,7 @@ export function followLog(name) {
 
   async function anew() {
     turn += 1;
-    cursor = END;
+    cursor = words() ? "" : END; // a search begins at the beginning
     lines.replaceChildren();
     await reading;
     more();
@@ -65,8 +76,24 @@ export function followLog(name) {
     anew();
   });
   trial.addEventListener("change", anew);
+  search.addEventListener("input", () => {
+    clearTimeout(searched);
+    searched = setTimeout(anew, 250);
+  });
   follow.addEventListener("change", () => { if (follow.checked) lines.scrollTop = lines.scrollHeight; });
   setInterval(() => { if (follow.checked) more(); }, 5000);
   more();
   return { more };
+}
+
+// The parts of a line; what is searched for is marked, in upper or lower case.
+function marked(text, words) {
+  const [line, wanted] = [text.toLowerCase(), words.toLowerCase()];
+  const parts = [];
+  let from = 0;
+  for (let at = wanted ? line.indexOf(wanted) : -1; at >= 0; at = line.indexOf(wanted, from)) {
+    parts.push(text.slice(from, at), make("mark", {}, text.slice(at, at + wanted.length)));
+    from = at + wanted.length;
+  }
+  return [...parts, text.slice(from)];
 }

@@ -80,6 +80,35 @@ def allocation(result: Result) -> Figure | None:
     )
 
 
+def gangs(result: Result, trial: int) -> Figure | None:
+    """Return the chart of the GPUs that a trial had over time; None if it had none."""
+    ours = replace(result, busy=tuple(use for use in result.busy if use.trial == trial))
+    rows = sorted({(use.instance, use.gpu) for use in ours.busy})
+    if not rows:
+        return None
+    horizon_s = max(beyond_s(result), *(use.end_s for use in ours.busy))
+    unit, unit_s = time_unit(horizon_s)
+    bars = _busy_bars(ours, ours.busy, unit_s)
+    for bar in bars:
+        bar["text"] = [""] * len(bar["y"])
+    return chart(
+        bars,
+        _gantt_px(len(rows)) + _AROUND_PX,
+        time_axis(unit, horizon_s / unit_s),
+        _gpu_axis([_row(instance, gpu) for instance, gpu in rows], 1) | {"title": {"text": ""}},
+        barmode="overlay",
+        bargap=0.15,
+        showlegend=True,
+        **marks(result, horizon_s, unit_s),
+    )
+
+
+def gangs_px(result: Result, trial: int) -> int:
+    """Return the height of the chart of `gangs`, without drawing it; 0 if the trial had no GPU."""
+    rows = len({(use.instance, use.gpu) for use in result.busy if use.trial == trial})
+    return _gantt_px(rows) + _AROUND_PX if rows else 0
+
+
 def _longest_first(result: Result) -> list[InstanceResult]:
     """Return the instances that were held: those still held first, then the latest end first, which makes stairs."""
     rented = [i for i in result.instances if i.running_s is not None or not i.reason]

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rubberband.executor.result.result import Objective, Result, TrialResult
-from rubberband.units import duration
+from rubberband.units import counted, duration
 from rubberband.views.charts.parts import (
-    ALONE,
     CURVES,
     MANY_POINTS,
     SWITCH,
@@ -32,6 +31,8 @@ MOST_TRIALS = 3000
 """Limit of trials; the best are drawn."""
 MOST_POINTS = 4 * MANY_POINTS
 """Limit of points; if there are more, every curve is thinned out evenly."""
+CURVES_PX = 460
+"""Height of the chart."""
 CURVES_NOTE = (
     "Each line is a trial, and its colour shows its outcome; click the legend to hide or show, drag to zoom. "
     "Dollars: the whole bill so far, idle and starting instances "
@@ -56,39 +57,80 @@ Drawn = list[_ReportPoint | None]
 """Points of trials, with a gap after each trial."""
 
 
-def learning_curves(result: Result) -> Figure | None:
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Trials that are drawn alike: their name in the legend, and in the text at a point."""
+
+    name: str
+    short: str
+    trials: Sequence[TrialResult]
+    style: tuple[str, float, float]
+    """Colour, width and opacity."""
+
+
+def learning_curves(result: Result, *, top: int | None = None, trial: int | None = None) -> Figure | None:
     """Return the metric of each trial over iterations, time or its share of the bill, in the colour of its outcome.
 
-    None before the first report.
+    `top` draws that many of the best only. With `trial`, this one stands out among the others, and only the best and it
+    have a colour. None before the first report.
     """
-    outcomes = by_outcome(result, [trial for trial in result.trials if trial.curve])
-    if not outcomes:
+    if trial is not None and not result.trials[trial].curve:
         return None
     unit, unit_s = time_unit(result.actual_jct_s)
-    every = [trial for trial in ranked(result) if trial.curve]
-    shown = every[:MOST_TRIALS]
-    count = sum(len(trial.curve) for trial in shown)
+    every = [one for one in ranked(result) if one.curve]
+    shown = every[: min(top or MOST_TRIALS, MOST_TRIALS)]
+    if trial is not None and result.trials[trial] not in shown:
+        shown.append(result.trials[trial])
+    if not shown:
+        return None
+    groups = _by_outcome(result, shown) if trial is None else _around(result, shown, trial)
+    count = sum(len(one.curve) for one in shown)
     costs, step = shares(result, shown), math.ceil(count / MOST_POINTS)
-    drawn = {
-        outcome: [p for t in trials if t.trial in costs for p in _points(result, t, costs[t.trial], step)]
-        for outcome, trials in outcomes.items()
-    }
-    by_iterations = [[point and point.iterations for point in points] for points in drawn.values()]
-    by_time = [[point and point.at_s / unit_s for point in points] for points in drawn.values()]
-    by_cost = [[point and point.share_usd for point in points] for points in drawn.values()]
-    whole = 1 if max(trial.iterations for trial in result.trials) <= 15 else None
+    drawn = [
+        [p for t in group.trials for p in _points(result, t, costs[t.trial], 1 if t.trial == trial else step)]
+        for group in groups
+    ]
+    by_iterations = [[point and point.iterations for point in points] for points in drawn]
+    by_time = [[point and point.at_s / unit_s for point in points] for points in drawn]
+    by_cost = [[point and point.share_usd for point in points] for points in drawn]
+    whole = 1 if max(one.iterations for one in result.trials) <= 15 else None
     buttons = [
         button("over iterations", by_iterations, _axis("iterations", whole)),
         button("over time", by_time, _axis(f"time since the start ({unit})")),
         button("over dollars", by_cost, _axis("the trial's share of the bill (USD)")),
     ]
     traces = [
-        _trace(outcome, outcomes[outcome], points, xs, count < MANY_POINTS)
-        for (outcome, points), xs in zip(drawn.items(), by_iterations, strict=True)
+        _trace(group, points, xs, count < MANY_POINTS)
+        for group, points, xs in zip(groups, drawn, by_iterations, strict=True)
     ]
     figure = curves_chart(traces, "iterations", whole, result.metric, buttons)
-    figure["layout"]["meta"] = few_of_many(CURVES_NOTE, len(every), MOST_TRIALS)
+    if trial is None and top is None:
+        figure["layout"]["meta"] = few_of_many(CURVES_NOTE, len(every), MOST_TRIALS)
     return figure
+
+
+def _by_outcome(result: Result, shown: Sequence[TrialResult]) -> list[_Group]:
+    """Return the trials by outcome. The legend counts all, also those that are too many to be drawn."""
+    every = shown if len(shown) < MOST_TRIALS else [one for one in result.trials if one.curve]
+    counts, drawn = by_outcome(result, every), by_outcome(result, shown)
+    return [_Group(outcome_name(name, counts[name]), name, trials, CURVES[name]) for name, trials in drawn.items()]
+
+
+def _around(result: Result, shown: Sequence[TrialResult], trial: int) -> list[_Group]:
+    """Return the other trials, the best one and this one, which is on top."""
+    best = None if result.best is None or result.best.trial == trial else result.best.trial
+    others = [one for one in shown if one.trial not in (trial, best)]
+    leader = [one for one in shown if one.trial == best]
+    ours = [one for one in shown if one.trial == trial]
+    groups = [
+        _Group(f"others ({counted(len(others), 'trial')})", "other", others, CURVES["stopped"]),
+        _Group(f"best (trial {best})", "best", leader, CURVES["winner"]),
+        _Group(f"trial {trial}", "this one", ours, _THIS),
+    ]
+    return [group for group in groups if group.trials]
+
+
+_THIS = ("#3b82c4", 3.5, 1.0)
 
 
 def curves_chart(
@@ -97,7 +139,7 @@ def curves_chart(
     """Return the chart of a metric, with buttons that change the x axis."""
     return chart(
         traces,
-        460,
+        CURVES_PX,
         axis(title, rangemode="tozero", dtick=step),
         {"title": {"text": chart_text(printable(metric)), "standoff": 8}, "exponentformat": "e"},
         showlegend=True,
@@ -124,19 +166,19 @@ def _points(result: Result, trial: TrialResult, costs_usd: Sequence[float], step
     ]
 
 
-def _trace(outcome: str, trials: Sequence[TrialResult], points: Drawn, xs: Sequence[Any], dots: bool) -> Figure:
-    colour, width, opacity = CURVES[outcome]
+def _trace(group: _Group, points: Drawn, xs: Sequence[Any], dots: bool) -> Figure:
+    colour, width, opacity = group.style
     return {
         "type": "scatter",
         "mode": "lines+markers" if dots else "lines",
-        "name": outcome_name(outcome, trials),
+        "name": group.name,
         "x": xs,
         "y": [point and point.value for point in points],
         "customdata": [point and _label(point) for point in points],
         "hovertemplate": "trial %{customdata[0]}: %{y:.6g}<br>%{customdata[1]} iterations, at %{customdata[2]}, "
-        f"%{{customdata[3]}} USD<extra>{outcome}</extra>",
+        f"%{{customdata[3]}} USD<extra>{group.short}</extra>",
         "line": {"color": colour, "width": width},
-        "marker": {"color": colour, "size": 6 if outcome in ALONE else 4},
+        "marker": {"color": colour, "size": 6 if width > 2 else 4},
         "opacity": opacity,
     }
 
@@ -196,4 +238,5 @@ def _trade_points(
         return chart_text(printable(f"trial {trial.trial}: {', '.join(both)}"))
 
     points = ((one.metrics[other.metric], one.metrics[result.metric], hover(one)) for one in trials)
-    return scatter(name, points, mode=mode, marker={"color": colour, **marker})
+    numbers = [[one.trial] for one in trials]
+    return scatter(name, points, mode=mode, marker={"color": colour, **marker}, customdata=numbers)

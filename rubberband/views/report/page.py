@@ -23,7 +23,7 @@ from rubberband.units import in_unit
 from rubberband.views.cards import Card, best_card, cost_card, time_card
 from rubberband.views.charts.allocation import ALLOCATION_NOTE, allocation, allocation_px
 from rubberband.views.charts.batches import BATCHES_NOTE, batches_by_gpus, batches_over_time
-from rubberband.views.charts.learning import CURVES_NOTE, PARETO_NOTE, learning_curves, trade_off
+from rubberband.views.charts.learning import CURVES_NOTE, CURVES_PX, PARETO_NOTE, learning_curves, trade_off
 from rubberband.views.charts.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates, parameters
 from rubberband.views.charts.parts import Figure
 from rubberband.views.charts.search import (
@@ -107,7 +107,7 @@ def charts_to_expect(result: Result) -> dict[str, int]:
     measured = [trial for trial in result.trials if finite(trial.metrics.get(result.metric)) is not None]
     varying = sum(parameters(measured).values()) if len(measured) >= 2 else 0
     heights_px = {
-        "curves": 460 if any(trial.curve for trial in result.trials) else 0,
+        "curves": CURVES_PX if any(trial.curve for trial in result.trials) else 0,
         "spend": 340 if result.instances else 0,
         "allocation": allocation_px(result),
         "batches": 800 if any(trial.batches for trial in result.trials) else 0,
@@ -120,8 +120,11 @@ def charts_to_expect(result: Result) -> dict[str, int]:
     return {name: height_px for name, height_px in heights_px.items() if height_px}
 
 
-def render_html(result: Result, importance: Figure | str = "") -> str:
-    """Return the page; `importance` is the chart of the parameters' importance, or why there is none."""
+def render_html(result: Result, importance: Figure | str = "", trials_at: str = "") -> str:
+    """Return the page; `importance` is the chart of the parameters' importance, or why there is none.
+
+    `trials_at` is the address of the trials' pages, to which their numbers and points lead; empty: there are none.
+    """
     shares, reason = (None, importance) if isinstance(importance, str) else (importance, "")
     by_gpus = batches_by_gpus(result)
     is_modelled = by_gpus is not None and any(trace["mode"] == "lines" for trace in by_gpus["data"])
@@ -131,28 +134,28 @@ def render_html(result: Result, importance: Figure | str = "") -> str:
     body = "\n".join(
         [
             _header(result),
-            _best(result),
+            _best(result, trials_at),
             STRIP,
             *(chart_section(name, *titled, drawn) for name, titled in CHARTS.items()),
             chart_section("batches-by-gpus", *by_gpus_section, drawn),
             STRIP_END,
             f'<p class="note">{html.escape(reason)}</p>' if reason else "",
-            table_section(batch_sizes(result, MOST_TRIALS), sortable=True),
-            table_section(workers(result, MOST_TRIALS), sortable=True),
-            table_section(updates(result, MOST_TRIALS), sortable=True),
-            table_section(pareto(result, MOST_TRIALS), sortable=True),
+            table_section(batch_sizes(result, MOST_TRIALS), sortable=True, trials_at=trials_at),
+            table_section(workers(result, MOST_TRIALS), sortable=True, trials_at=trials_at),
+            table_section(updates(result, MOST_TRIALS), sortable=True, trials_at=trials_at),
+            table_section(pareto(result, MOST_TRIALS), sortable=True, trials_at=trials_at),
             table_section(comparison(result)),
             table_section(stages(result)),
             table_section(purchases(result)),
             table_section(bill(result.bill)),
             table_section(decisions(result)),
             _paid(result),
-            table_section(failures(result)),
+            table_section(failures(result), trials_at=trials_at),
             table_section(incidents(result)),
-            table_section(trials(result, MOST_TRIALS), sortable=True),
+            table_section(trials(result, MOST_TRIALS), sortable=True, trials_at=trials_at),
         ]
     )
-    return in_unit(page(f"{result.name} - RubberBand report", body, drawn), result.unit)
+    return in_unit(page(f"{result.name} - RubberBand report", body, drawn, trials_at), result.unit)
 
 
 STRIP, STRIP_END = '<div class="charts">', "</div>"
@@ -164,10 +167,11 @@ _BY_GPUS = (
 _BY_MODEL = " Dashed: the best batch by the profile's model, at the median noise scale of the stage's trials."
 
 
-def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
-    """Return a page around `body`, with the script that draws the figures if there are any."""
+def page(title: str, body: str, figures: Mapping[str, Any], trials_at: str = "") -> str:
+    """Return a page around `body`, with the script that draws the figures if there are any. `trials_at`: see above."""
     script = f'<script type="text/plain" id="plotly">{_packed(PLOTLY)}</script>' if figures else ""
     data = f'<script type="application/json" id="figures">{script_json(_short(figures))}</script>'
+    led = f' data-trials="{html.escape(trials_at)}"' if trials_at else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -179,7 +183,7 @@ def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
 {script}
 </head>
 <body>
-<main>
+<main{led}>
 {body}
 </main>
 {data}
@@ -239,7 +243,7 @@ def _card(card: Card) -> str:
     return f'<div class="card"><span>{html.escape(card.title)}</span><b>{html.escape(card.value)}</b>{notes}</div>'
 
 
-def _best(result: Result) -> str:
+def _best(result: Result, trials_at: str) -> str:
     best = result.best
     if best is None:
         return ""
@@ -247,10 +251,8 @@ def _best(result: Result) -> str:
     checkpoint = ""
     if best.checkpoint is not None:
         checkpoint = f'<p class="note">Checkpoint: <code>{html.escape(best.checkpoint.url)}</code></p>'
-    return (
-        f"<section><h2>Best configuration (trial {best.trial})</h2><pre>{html.escape(values)}</pre>{checkpoint}"
-        "</section>"
-    )
+    trial = _linked(str(best.trial), trials_at)
+    return f"<section><h2>Best configuration (trial {trial})</h2><pre>{html.escape(values)}</pre>{checkpoint}</section>"
 
 
 def chart_section(name: str, title: str, note: str, drawn: Mapping[str, Any]) -> str:
@@ -271,12 +273,12 @@ _FEW_ROWS = 2
 """Rows of more lie side by side on a phone."""
 
 
-def table_section(table: TextTable, sortable: bool = False) -> str:
-    """Return a section with a table; empty if it has no rows."""
+def table_section(table: TextTable, sortable: bool = False, trials_at: str = "") -> str:
+    """Return a section with a table; empty if it has no rows. Trials lead to their pages, below `trials_at`."""
     if not table.rows:
         return ""
     head = "".join(f"<th{_kind(table, i)}>{html.escape(cell)}</th>" for i, cell in enumerate(table.header))
-    rows = "".join(f"<tr>{_cells(table, row)}</tr>" for row in table.rows)
+    rows = "".join(f"<tr>{_cells(table, row, trials_at)}</tr>" for row in table.rows)
     total = f"<tfoot><tr>{_cells(table, table.total)}</tr></tfoot>" if table.total else ""
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
     kind = ' class="sortable"' if sortable else ' class="aside"' if len(table.rows) > _FEW_ROWS else ""
@@ -286,10 +288,18 @@ def table_section(table: TextTable, sortable: bool = False) -> str:
     )
 
 
-def _cells(table: TextTable, row: tuple[str, ...]) -> str:
-    labelled = zip(table.header, row, strict=True)
-    cells = ((f' data-label="{html.escape(title)}"{_kind(table, i)}', cell) for i, (title, cell) in enumerate(labelled))
-    return "".join(f"<td{attributes}>{html.escape(cell)}</td>" for attributes, cell in cells)
+def _cells(table: TextTable, row: tuple[str, ...], trials_at: str = "") -> str:
+    labelled = enumerate(zip(table.header, row, strict=True))
+    return "".join(
+        f'<td data-label="{html.escape(title)}"{_kind(table, i)}>'
+        f"{_linked(cell, trials_at if title == 'trial' else '')}</td>"
+        for i, (title, cell) in labelled
+    )
+
+
+def _linked(trial: str, trials_at: str) -> str:
+    text = html.escape(trial)
+    return f'<a href="{html.escape(trials_at)}/{text}">{text}</a>' if trials_at else text
 
 
 def _kind(table: TextTable, column: int) -> str:

@@ -1,0 +1,189 @@
+"""`/v1/experiments/NAME/trials`: the trials of an experiment, their checkpoints, and all of them as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from fastapi import Path as InPath
+from fastapi.responses import Response, StreamingResponse
+
+from rubberband.api.problems import CONFLICT, INVALID, NOT_FOUND, UNAVAILABLE, HttpProblem
+from rubberband.api.routes import Known, Reader, Serving
+from rubberband.api.routes.answers import json_answer, only_documented, refusals
+from rubberband.api.routes.experiments import begun, part
+from rubberband.client import models
+from rubberband.errors import CheckpointError, InputError
+from rubberband.executor.checkpoints import store_of
+from rubberband.executor.checkpoints.folders import is_archive
+from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.result import rows
+from rubberband.executor.result.result import Result, TrialResult
+from rubberband.units import shown
+from rubberband.values.submission import Submission
+from rubberband.views import experiment as views_json
+
+router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])
+_CSV = "text/csv"
+_CHUNK_BYTES = 1 << 20
+
+
+def trial_of(experiment: Submission, result: Result | None, number: str) -> tuple[Result, TrialResult]:
+    """Return the result and one of its trials. Raises Problem NOT_FOUND."""
+    if result is None or not result.trials:
+        raise HttpProblem(NOT_FOUND, f"experiment {experiment.name!r} has no trials yet: it has not started")
+    if not (number.isascii() and number.isdigit() and int(number) < len(result.trials)):
+        last = len(result.trials) - 1
+        raise HttpProblem(NOT_FOUND, f"experiment {experiment.name!r} has no trial {shown(number)}; it has 0 to {last}")
+    return result, result.trials[int(number)]
+
+
+def _known(
+    service: Serving,
+    experiment: Known,
+    trial: Annotated[str, InPath(max_length=20, description="The trial's number.", examples=["0"])],
+) -> tuple[Result, TrialResult]:
+    return trial_of(experiment, service.runs.result(experiment.name), trial)
+
+
+KnownTrial = Annotated[tuple[Result, TrialResult], Depends(_known)]
+
+
+@part(
+    router,
+    "/trials",
+    "List an experiment's trials",
+    "listTrials",
+    models.TrialPage,
+    "A page of trials, by number.",
+    "trials",
+    INVALID,
+)
+def list_trials(
+    service: Serving,
+    _reader: Reader,
+    experiment: Known,
+    status: Annotated[list[TrialStatus] | None, Query(description="Only trials with this status; repeats.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="The largest number to return.")] = 1000,
+    cursor: Annotated[str | None, Query(max_length=20, description="`next` of the previous page.")] = None,
+    curves: Annotated[
+        bool, Query(description="With learning curves, batch sizes and shares of unequal workers.")
+    ] = False,
+) -> Response:
+    """Empty until it began."""
+    result = service.runs.result(experiment.name)
+    begin = 0 if cursor is None else _place(cursor)
+    trials = () if result is None else result.trials[begin:]
+    found = [trial for trial in trials if not status or trial.status in status]
+    items = [views_json.trial_view(trial, curves=curves) for trial in found[:limit]]
+    return json_answer({"items": items, "next": str(found[limit].trial) if len(found) > limit else None})
+
+
+def _place(cursor: str) -> int:
+    """Return the first trial of a page."""
+    if not (cursor.isascii() and cursor.isdigit()):
+        raise HttpProblem(
+            INVALID, f"cursor {shown(cursor)} was not issued by this service; leave it out for the first page"
+        )
+    return int(cursor)
+
+
+@part(
+    router,
+    "/trials/{trial}",
+    "Get a trial",
+    "getTrial",
+    models.TrialDetail,
+    "The trial, with its curve, its gangs and its share of the bill.",
+    "trial",
+)
+def get_trial(_reader: Reader, found: KnownTrial) -> Response:
+    """Its place among the others, its learning curve, and the GPUs that it had over time."""
+    return json_answer(views_json.trial_detail(*found))
+
+
+@router.get(
+    "/{name}/trials/{trial}/checkpoint",
+    summary="Download a trial's checkpoint",
+    operation_id="getCheckpoint",
+    response_class=Response,
+    response_model=None,
+    responses={
+        200: {
+            "description": "The file: a tar archive of the files that the trial saved, or what its trial pickled.",
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **refusals(NOT_FOUND, CONFLICT, UNAVAILABLE),
+    },
+)
+def get_checkpoint(_reader: Reader, experiment: Known, found: KnownTrial) -> Response:
+    """The latest one that is kept, compared by its SHA-256 first. A pickle may run code when it is loaded."""
+    _, trial = found
+    ref = trial.checkpoint
+    if ref is None or ref.url.startswith("virtual:"):
+        why = "it did not finish an iteration" if ref is None else "a virtual run trains no model"
+        raise HttpProblem(CONFLICT, f"trial {trial.trial} of {experiment.name!r} has no checkpoint: {why}")
+    path, chunks = _opened(ref)
+    kind = "tar" if is_archive(path) else "ckpt"
+    name = f"{experiment.name}-trial-{trial.trial}-iterations-{trial.iterations}.{kind}"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Length": str(ref.size_bytes)}
+    return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
+
+
+def _opened(ref: CheckpointRef) -> tuple[Path, Iterator[bytes]]:
+    """Return the checkpoint as a file, and its content in parts; the file may go once these are read or dropped."""
+    stack = ExitStack()
+    try:
+        store = store_of(ref)
+        store.read_mark()
+        path = stack.enter_context(store.file(ref))
+    except (CheckpointError, InputError) as error:
+        stack.close()
+        raise HttpProblem(UNAVAILABLE, f"the checkpoint cannot be read: {error}") from error
+    chunks = _chunks(stack, path)
+    next(chunks)  # begun, so that it is also closed where nothing of it is sent
+    return path, chunks
+
+
+def _chunks(stack: ExitStack, path: Path) -> Iterator[bytes]:
+    with stack, open(path, "rb") as file:
+        yield b""
+        while part := file.read(_CHUNK_BYTES):
+            yield part
+
+
+@router.get(
+    "/{name}/export",
+    summary="Export an experiment's trials",
+    operation_id="exportTrials",
+    response_class=Response,
+    response_model=None,
+    responses={
+        200: {
+            "description": "As `rubberband export` writes it: CSV with a header.",
+            "content": {
+                _CSV: {
+                    "schema": {"type": "string"},
+                    "example": "trial,status,accuracy\n0,completed,0.97\n",
+                }
+            },
+        },
+        **refusals(NOT_FOUND, CONFLICT),
+    },
+)
+def export_trials(
+    service: Serving,
+    _reader: Reader,
+    experiment: Known,
+    reports: Annotated[bool, Query(description="A row for each report, instead of one for each trial.")] = False,
+) -> Response:
+    """A row for each trial: configuration, metrics, iterations, status, GPU time, and its share of the bill."""
+    result = begun(service, experiment)
+    found = rows.report_rows(result) if reports else rows.trial_rows(result)
+    name = f"{experiment.name}{'-reports' if reports else ''}.csv"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(rows.to_csv(found), media_type=_CSV, headers=headers)

@@ -1,0 +1,143 @@
+"""The page of a trial: reached from everywhere, up to date, copied from, and searched."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rubberband.api.app import create_app
+from rubberband.api.settings import Settings
+from rubberband.api.store import open_store
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.virtual.fleet import Faults
+from rubberband.states import ExperimentState
+from rubberband.values.submission import Summary
+from tests.builders.browser import served, visiting
+from tests.builders.fake_runs import FakeService, fake_service
+from tests.builders.journalled_runs import Recorded, recorded, words
+from tests.builders.results import ATTACK, hostile
+from tests.builders.waiting import eventually
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
+expect = playwright.expect
+TRIAL = 12
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    with fake_service(tmp_path) as made:
+        yield made
+
+
+def test_nothing_of_the_user_s_becomes_markup(service: FakeService) -> None:
+    service.add("one", summary=Summary(started_at=1000.0), words={"entrypoint": {"command": f"python {ATTACK}"}})
+    service.runs.results["one"] = result = hostile()
+    for trial in result.trials:
+        html = service.client.get(f"/experiments/one/trials/{trial.trial}", headers={"Accept": "text/html"}).text
+        assert "<script>alert(1)" not in html
+        assert html.count("<script") == 2, "plotly and the page's own"
+    figure = service.client.get("/experiments/one/trials/0/figures/curves").text
+    assert "<script>" not in figure
+    assert service.client.get("/experiments/one/trials/0/figures/none").status_code == 404
+
+
+def test_a_report_of_the_service_leads_to_the_pages_of_its_trials(service: FakeService) -> None:
+    service.add("one", summary=Summary(started_at=1000.0))
+    service.runs.results["one"] = result = hostile()
+    report = service.client.get("/experiments/one/report").text
+    for trial in result.trials:
+        assert f'href="/experiments/one/trials/{trial.trial}"' in report
+
+
+@pytest.fixture(scope="module")
+def run() -> Recorded:
+    return recorded(words(name="grown"), faults=Faults(failures={(2, 1): "raised"}))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, run: Recorded) -> Iterator[tuple[str, ExperimentFolder]]:
+    path = tmp_path_factory.mktemp("home")
+    with ExitStack() as stack:
+        folder = run.put(path, len(run.events) // 2)
+        folder.logs.mkdir(exist_ok=True)
+        lines = [f"epoch {n} <b>bold</b>" for n in range(2500)]
+        (folder.logs / f"trial-{TRIAL:03}.log").write_text("\n".join(lines) + "\n")
+        stack.enter_context(folder.driving())
+        store = open_store(None, path)
+        address = stack.enter_context(served(create_app(Settings(home=path), store=store)))
+        eventually(lambda: (row := store.submission("grown")) is not None and row.state is ExperimentState.RUNNING)
+        yield address, folder
+
+
+def drawn(page: Any, name: str) -> None:
+    page.locator(f"#c-{name}").scroll_into_view_if_needed()
+    page.locator(f"#c-{name} .main-svg").first.wait_for()
+
+
+def test_a_row_leads_to_its_trial_which_is_searched_copied_and_followed(
+    browser: Any, site: tuple[str, ExperimentFolder], run: Recorded
+) -> None:
+    address, folder = site
+    with visiting(browser, address, permissions=["clipboard-read", "clipboard-write"]) as visit:
+        page = visit.open("/experiments/grown")
+        page.locator("table.trials").get_by_role("link", name=str(TRIAL), exact=True).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(f"Trial {TRIAL} "))
+        expect(page.get_by_text("Its curve among the others")).to_be_visible()
+        for name in ("curves", "gangs"):
+            drawn(page, name)
+        assert page.evaluate("document.querySelector('#c-curves').data.at(-1).name") == f"trial {TRIAL}"
+
+        texts = {}
+        for title in ("YAML", "JSON", "Command line", "Python"):
+            page.get_by_role("radio", name=title, exact=True).check()
+            page.get_by_role("button", name="Copy").click()
+            expect(page.get_by_role("status").get_by_text("Copied.")).to_be_visible()
+            texts[title] = page.evaluate("navigator.clipboard.readText()")
+        configuration = run.setup["configurations"][TRIAL]
+        assert json.loads(texts["JSON"]) == yaml.safe_load(texts["YAML"]) == configuration
+        assert f"--momentum={configuration['momentum']}" in texts["Command line"]
+        assert str(configuration) in texts["Python"].replace("\n    ", " ").replace("{ ", "{").replace(",\n}", "}")
+
+        page.get_by_role("searchbox").fill("EPOCH 7")
+        expect(page.locator("#log-note")).to_have_text("The last 111 lines with “EPOCH 7”.")
+        expect(page.locator("#log-lines mark").first).to_have_text("epoch 7")
+        assert page.locator("#log-lines b").count() == 0, "lines are text"
+        visit.shot("trial")
+
+        before = page.locator(".cards").inner_text()
+        run.grow(folder, len(run.events) // 2, len(run.events))
+        expect(page.locator(".cards")).not_to_have_text(before)
+        expect(page.locator("h1 .live")).to_have_count(0)
+        visit.shot("trial-done")
+        page.locator("#c-curves").scroll_into_view_if_needed()
+
+
+def test_a_point_of_a_chart_leads_to_its_trial(browser: Any, site: tuple[str, ExperimentFolder]) -> None:
+    with visiting(browser, site[0]) as visit:
+        page = visit.open("/experiments/grown")
+        for name in ("curves", "spend", "allocation", "parallel"):
+            drawn(page, name)
+        page.locator("#c-curves").scroll_into_view_if_needed()
+        point = page.locator("#c-curves .trace").last.locator(".point").last
+        box = point.bounding_box()
+        page.mouse.move(box["x"] + 2, box["y"] + 2)
+        page.locator("#c-curves .hovertext").first.wait_for()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.wait_for_url(re.compile(r"/experiments/grown/trials/\d+$"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_trial_fits_a_phone(browser: Any, site: tuple[str, ExperimentFolder], dark: bool) -> None:
+    with visiting(browser, site[0], phone=True, dark=dark) as visit:
+        page = visit.open(f"/experiments/grown/trials/{TRIAL}")
+        drawn(page, "curves")
+        assert visit.overflow_px() <= 0
+        visit.shot(f"trial-phone-{'dark' if dark else 'light'}")

@@ -1,0 +1,132 @@
+"""One trial in REST: its place, its gangs and its checkpoint; and lines of logs that are searched for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.executor.checkpoints import make_store
+from rubberband.executor.checkpoints.folders import pack
+from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.logs.pages import page, trial_files
+from tests.builders.fake_runs import FakeService, fake_service
+from tests.builders.results import FAULTS, a_result, cut_short
+
+ONE = "/v1/experiments/one/trials"
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    with fake_service(tmp_path) as made:
+        made.add("one")
+        made.runs.results["one"] = a_result(faults=FAULTS)
+        yield made
+
+
+def trial(service: FakeService, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = service.client.get(f"{ONE}/{number}").json()
+    return found
+
+
+def test_the_shares_of_all_trials_are_the_bill(service: FakeService) -> None:
+    result = service.runs.results["one"]
+    every = [trial(service, number) for number in range(len(result.trials))]
+    assert math.fsum(one["cost_usd"] for one in every) == pytest.approx(result.actual_cost_usd)
+    held_s = math.fsum(use.end_s - use.start_s for use in result.busy)
+    assert math.fsum(one["gpu_s"] for one in every) == pytest.approx(held_s)
+
+
+def test_a_trial_has_its_rank_its_lead_and_its_gangs(service: FakeService) -> None:
+    result = service.runs.results["one"]
+    assert result.best is not None
+    best = trial(service, result.best.trial)
+    assert best["rank"] == 1
+    assert "than trial" in best["lead"]
+    assert [gang["stage"] for gang in best["gangs"]] == sorted(gang["stage"] for gang in best["gangs"])
+    assert best["gangs"][-1]["slots"][0]["instance"].startswith("i-")
+    assert best["curve"][-1][1] == best["iterations"]
+    failed = next(one for one in result.trials if one.status == "failed")
+    assert trial(service, failed.trial)["rank"] is None
+    assert trial(service, failed.trial)["lead"] == ""
+
+
+@pytest.mark.parametrize("number", ["99", "-1", "1.5", "x", "%D9%A3"])
+def test_a_trial_that_is_not_there_is_not_found(service: FakeService, number: str) -> None:
+    for path in ("", "/checkpoint"):
+        answer = service.client.get(f"{ONE}/{number}{path}")
+        assert answer.status_code == 404
+        assert "it has 0 to 11" in answer.json()["detail"]
+    assert service.client.get(f"/experiments/one/trials/{number}").status_code == 404
+
+
+def test_before_the_start_there_are_no_trials(service: FakeService) -> None:
+    service.add("two")
+    assert "has not started" in service.client.get("/v1/experiments/two/trials/0").json()["detail"]
+
+
+def with_checkpoint(service: FakeService, ref: CheckpointRef | None) -> None:
+    result = a_result()
+    trials = (dataclasses.replace(result.trials[0], checkpoint=ref), *result.trials[1:])
+    service.runs.results["one"] = dataclasses.replace(result, trials=trials)
+
+
+def test_a_checkpoint_is_downloaded_as_it_was_saved(service: FakeService, tmp_path: Path) -> None:
+    store = make_store(str(tmp_path / "store"))
+    content = b"weights" * 400_000
+    ref = store.save(0, 1, content)
+    with_checkpoint(service, ref)
+    answer = service.client.get(f"{ONE}/0/checkpoint")
+    assert answer.content == content
+    assert answer.headers["content-disposition"].endswith('.ckpt"')
+    assert service.client.request("HEAD", f"{ONE}/0/checkpoint").headers["content-length"] == str(len(content))
+
+    Path(ref.url.removeprefix("file://")).write_bytes(b"others" * 400_000)
+    answer = service.client.get(f"{ONE}/0/checkpoint")
+    assert answer.status_code == 503
+    assert "has changed" in answer.json()["detail"]
+
+
+def test_a_folder_is_downloaded_as_an_archive(service: FakeService, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights.txt").write_text("1 2 3")
+    archive = tmp_path / "archive"
+    pack(tmp_path / "model", archive, iterations=1, metrics={})
+    with_checkpoint(service, make_store(str(tmp_path / "store")).save(0, 1, archive.read_bytes()))
+    answer = service.client.get(f"{ONE}/0/checkpoint")
+    assert answer.headers["content-disposition"].endswith('.tar"')
+    assert b"weights.txt" in answer.content
+
+
+@pytest.mark.parametrize(
+    ("ref", "why"),
+    [(None, "did not finish"), (CheckpointRef(url="virtual:0/1", digest="", size_bytes=0), "trains no model")],
+)
+def test_a_missing_checkpoint_is_refused(service: FakeService, ref: CheckpointRef | None, why: str) -> None:
+    with_checkpoint(service, ref)
+    answer = service.client.get(f"{ONE}/0/checkpoint")
+    assert answer.status_code == 409
+    assert why in answer.json()["detail"]
+
+
+def test_a_search_finds_all_lines_of_a_log_in_upper_or_lower_case(tmp_path: Path) -> None:
+    lines = [f"Epoch {n} {'LOSS' if n % 50 == 0 else 'ok'} {'x' * 900}" for n in range(4000)]
+    (tmp_path / "trial-003.log").write_text("\n".join(lines) + "\n")
+    found: list[str] = []
+    cursor, following = None, ""
+    while cursor != following:
+        cursor = following or None
+        more, following = page(trial_files(tmp_path, 3), (), cursor=cursor, limit=7, is_whole=True, search="loss")
+        assert len(more) <= 7
+        found += [line.text for line in more]
+    assert found == [line for line in lines if "LOSS" in line]
+
+
+def test_the_page_of_a_trial_that_runs_says_that_its_gang_is_held(service: FakeService) -> None:
+    service.runs.results["one"] = cut_short(20, cancel=False)
+    running = next(one for one in service.runs.results["one"].trials if one.status == "running")
+    assert "now" in service.client.get(f"/experiments/one/trials/{running.trial}").text
