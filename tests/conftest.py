@@ -3,6 +3,8 @@
 import gc
 import os
 import time
+from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +85,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Never look again at what the tests of a file left: each segment of a trial collects garbage in its end."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return result
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU where there is none."""
     if item.get_closest_marker("gpu"):
@@ -93,6 +105,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave cases to the long run, and mix the files."""
+    _leave_cases(items)
+    _mix(items)
+
+
+def _leave_cases(items: list[pytest.Item]) -> None:
+    """Make those cases long that their test does not run by default."""
+    cases: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("by_default")
+        if mark is not None:
+            test = (item.path, item.nodeid.partition("[")[0])
+            cases[test] += 1
+            if cases[test] > mark.args[0]:
+                item.add_marker(pytest.mark.long)
+
+
+def _mix(items: list[pytest.Item]) -> None:
     """Mix the files with real parts, which mostly wait, with those that compute: together they use the cores best."""
     files = list(dict.fromkeys(item.path for item in items))
     real = [path for path in files if "integration" in path.parts]

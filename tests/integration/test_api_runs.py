@@ -98,6 +98,7 @@ def until_streams(service: httpx.Client, count: int) -> None:
     eventually(lambda: f"rubberband_event_streams {count}.0" in service.get("/metrics").text, f"{count} streams")
 
 
+@pytest.mark.long
 def test_an_ended_run_is_neither_resumed_nor_extended_nor_run_again(service: httpx.Client) -> None:
     service.post("/v1/experiments", json=words(name="over")).raise_for_status()
     follow(service, is_over, params={"experiment": "over"})
@@ -108,6 +109,7 @@ def test_an_ended_run_is_neither_resumed_nor_extended_nor_run_again(service: htt
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/name-taken")
 
 
+@pytest.mark.long
 def test_a_run_cancelled_before_its_start_never_begins(service: httpx.Client) -> None:
     service.post("/v1/experiments", json=words(name="unwanted")).raise_for_status()
     assert service.post("/v1/experiments/unwanted/cancel").status_code == 202

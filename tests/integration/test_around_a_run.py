@@ -54,6 +54,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_tune_calls_back_shows_its_course_and_returns_the_trained_trial(command_line: CommandLine) -> None:
     (command_line.folder / "tuned.py").write_text(SCRIPT)
     done = subprocess.run(

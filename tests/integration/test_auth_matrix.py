@@ -154,6 +154,7 @@ def test_without_credentials_only_public_routes_are_open(house: House) -> None:
                 assert began.headers["www-authenticate"].startswith("Bearer"), expected
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize("whose", SCOPES)
 @pytest.mark.parametrize("way", ["bearer", "cookie"])
 def test_a_token_opens_what_its_scope_says(house: House, way: str, whose: Scope) -> None:
@@ -206,6 +207,7 @@ def test_where_no_token_is_needed_pages_of_other_sites_still_change_nothing(tmp_
     store.close()
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("many", [False, True], ids=["the same", "another each time"])
 @pytest.mark.parametrize("way", ["bearer", "cookie", "form"])
 def test_wrong_tokens_are_slowed_and_lock_no_right_one_of_their_address_out(

@@ -29,6 +29,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Core
 """
 
 
+@pytest.mark.long
 def test_every_command_works_or_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CI runs the same where the wheel is installed without extras."""
     (tmp_path / "hidden").mkdir()

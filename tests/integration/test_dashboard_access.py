@@ -76,6 +76,7 @@ def address(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield found
 
 
+@pytest.mark.long
 def test_a_reader_signs_in_previews_may_not_submit_and_signs_out(browser: Any, address: str, store: Store) -> None:
     _, token = Tokens(store).create("anna", "read")
     with visiting(browser, address) as visit:
@@ -105,6 +106,7 @@ def test_a_reader_signs_in_previews_may_not_submit_and_signs_out(browser: Any, a
         expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
 
 
+@pytest.mark.long
 def test_every_page_has_names_landmarks_and_headings_in_order(browser: Any, address: str, store: Store) -> None:
     _, token = Tokens(store).create("ops", "admin")
     with visiting(browser, address, phone=True) as visit:

@@ -59,6 +59,7 @@ def test_asynchronous_updates_have_a_table(service: FakeService) -> None:
     assert "0 2 100 100 0.96 4 2 10.00 2.00 1.00 4.00 3.00" in shown
 
 
+@pytest.mark.by_default(10)
 @pytest.mark.parametrize("state", list(ExperimentState))
 @pytest.mark.parametrize("begun", [True, False])
 def test_every_state_has_a_page(service: FakeService, state: ExperimentState, begun: bool) -> None:
@@ -166,6 +167,7 @@ def test_a_large_page_is_sent_compressed(service: FakeService) -> None:
     assert int(zipped.headers["content-length"]) < len(plain.content) / 3
 
 
+@pytest.mark.long
 def test_a_contour_and_the_importance_of_parameters_are_asked_for_by_themselves(service: FakeService) -> None:
     service.add("one", summary=BEGUN)
     assert json.loads(page(service, "/contour?x=n&y=lr")) == {}
@@ -200,6 +202,7 @@ def test_the_report_is_there_once_it_has_begun(service: FakeService) -> None:
     assert "Stages, planned and actual" in answer.text
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize("path", ["", "/figures/curves", "/report"])
 @pytest.mark.parametrize("name", ["nobody", "NO", "..%2f..%2fetc"])
 def test_a_missing_resource_is_not_found(service: FakeService, name: str, path: str) -> None:
@@ -207,6 +210,7 @@ def test_a_missing_resource_is_not_found(service: FakeService, name: str, path: 
     assert service.client.get(f"/fragments/experiments/{name}").status_code == 404
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("query", ["page=-1", "page=9999999999", "page=٣", "sort=%00", "down=maybe", "status=<b>"])
 def test_trials_that_cannot_be_asked_are_ignored(service: FakeService, query: str) -> None:
     service.add("one", summary=BEGUN)
@@ -295,6 +299,7 @@ _SHIFTS = """
 """
 
 
+@pytest.mark.long
 def test_charts_are_asked_for_when_they_are_scrolled_to_and_move_nothing(browser: Any, home: Home) -> None:
     with visiting(browser, home.address) as visit:
         visit.page.add_init_script(_SHIFTS)
@@ -323,6 +328,7 @@ def test_the_report_of_a_phone_draws_its_charts_side_by_side(browser: Any, home:
         assert page.locator("table.sortable tbody tr:visible").count() <= 10
 
 
+@pytest.mark.long
 def test_trials_are_chosen_by_range_by_order_and_by_status(browser: Any, home: Home) -> None:
     with visiting(browser, home.address) as visit:
         page = visit.open("/experiments/still")
@@ -361,6 +367,7 @@ def test_trials_are_chosen_by_range_by_order_and_by_status(browser: Any, home: H
         assert "sort=.momentum" in page.url
 
 
+@pytest.mark.long
 def test_experiments_are_compared_on_a_phone(browser: Any, home: Home) -> None:
     with visiting(browser, home.address, phone=True) as visit:
         page = visit.open("/compare?name=still&name=grown")
@@ -422,6 +429,7 @@ def test_an_end_is_in_the_reader_s_time_zone(browser: Any, home: Home) -> None:
         assert "UTC" not in found.inner_text()
 
 
+@pytest.mark.long
 def test_a_phone_shows_all_of_it_in_its_width(browser: Any, home: Home) -> None:
     folder = home.folders["still"]
     folder.logs.mkdir(exist_ok=True)

@@ -136,6 +136,7 @@ def test_a_button_makes_a_plan_possible(browser: Any, address: str, phone: bool,
         expect(page.locator("#more")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_a_remedy_that_concedes_nothing_comes_first_and_is_submitted(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         narrow = SCALING.replace("max_instances: 6", "max_instances: 2")
@@ -192,6 +193,7 @@ def _line_of(words: str) -> int:
     return SCALING[: SCALING.index(words)].count("\n") + 1
 
 
+@pytest.mark.long
 def test_a_person_without_a_mouse_submits_what_was_previewed(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         sent: list[Any] = []
@@ -250,6 +252,7 @@ def test_a_forbidden_entry_point_cannot_be_submitted(browser: Any, address: str)
         expect(page.get_by_role("button", name="Submit…")).to_be_disabled()
 
 
+@pytest.mark.long
 def test_the_text_stays_in_the_tab_alone_and_files_are_opened(browser: Any, address: str, tmp_path: Path) -> None:
     words = tmp_path / "words.json"
     profile = {"seconds_per_iteration": {"1": 6.0}}
@@ -272,6 +275,7 @@ def test_the_text_stays_in_the_tab_alone_and_files_are_opened(browser: Any, addr
         expect(visit.open("/plan").get_by_label("Experiment file")).to_have_value("")
 
 
+@pytest.mark.long
 def test_a_search_is_sized_to_the_limits_and_follows_them(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         page = preview(visit)

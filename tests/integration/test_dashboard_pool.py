@@ -48,6 +48,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield found
 
 
+@pytest.mark.long
 def test_a_preview_shows_its_promise_and_the_deadline_that_would_do(browser: Any, address: str) -> None:
     file = json.dumps(words(entrypoint="examples.digits:DigitsTrial", **TIGHT))
     with visiting(browser, address) as visit:

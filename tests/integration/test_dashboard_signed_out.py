@@ -67,6 +67,7 @@ def sign_in(page: Any, token: str) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Experiments")
 
 
+@pytest.mark.long
 def test_a_page_whose_token_is_revoked_by_another_process_asks_for_another(
     browser: Any, address: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_page_whose_token_is_revoked_by_another_process_asks_for_another(
         visit.errors.clear()
 
 
+@pytest.mark.long
 def test_a_page_whose_stream_is_refused_for_a_while_resumes(
     browser: Any, address: str, store: Store, feed: EventFeed
 ) -> None:

@@ -90,6 +90,7 @@ def require_live(tabs: list[Tab], site: Site, attempt: int) -> None:
         expect(tab.page.get_by_text(f"started {attempt} times")).to_be_visible()
 
 
+@pytest.mark.long
 def test_nine_tabs_are_live_over_one_connection(tabs: list[Tab], site: Site) -> None:
     require_live(tabs, site, 2)
     settled(tabs)
@@ -126,6 +127,7 @@ def test_tabs_stay_live_when_the_one_that_listens_crashes(tabs: list[Tab], site:
     require_live(tabs, site, 2)
 
 
+@pytest.mark.long
 def test_a_hidden_tab_lets_another_listen_and_is_up_to_date_when_it_is_seen(tabs: list[Tab], site: Site) -> None:
     for tab in tabs:
         tab.page.evaluate(_HIDE, True)
@@ -137,6 +139,7 @@ def test_a_hidden_tab_lets_another_listen_and_is_up_to_date_when_it_is_seen(tabs
     require_live(tabs[3:4], site, 3)
 
 
+@pytest.mark.long
 def test_the_page_of_a_finished_experiment_does_not_listen(browser: Any, site: Site) -> None:
     with visiting(browser, site.address) as visit:
         tab = Tab(visit.page, site)

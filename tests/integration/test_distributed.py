@@ -115,6 +115,7 @@ def test_a_function_draws_other_numbers_after_a_sync_and_the_same_ones_again(wor
     assert again.metrics == second.metrics
 
 
+@pytest.mark.long
 def test_a_rank_in_the_worker_s_own_environment_is_not_that_of_the_gang(tmp_path):
     with gang_of(1, RANK="7", LOCAL_RANK="7", WORLD_SIZE="9") as own:
         found = run(own, open_store(str(tmp_path)), "draws", until_iterations=1)[0]

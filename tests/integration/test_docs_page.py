@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
@@ -12,6 +14,7 @@ from tests.builders.browser import PHONE, chromium, served, visiting
 from tests.builders.fake_runs import fake_service
 
 
+@pytest.mark.long
 def test_it_runs_scripts_of_the_service_only(tmp_path: Path) -> None:
     with fake_service(tmp_path) as service:
         answer = service.client.get("/docs", headers={"Accept": "text/html"})
@@ -22,6 +25,7 @@ def test_it_runs_scripts_of_the_service_only(tmp_path: Path) -> None:
         assert service.client.get("/static/rapidoc-min.js").status_code == 200
 
 
+@pytest.mark.long
 def test_every_operation_is_shown(tmp_path: Path) -> None:
     app: Any = create_app(Settings(home=tmp_path), store=open_store(None, tmp_path))
     summaries = [each["summary"] for path in app.openapi()["paths"].values() for each in path.values()]

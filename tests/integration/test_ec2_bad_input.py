@@ -155,6 +155,7 @@ def line_of(words: tuple[str, ...]) -> str:
     return str(error)
 
 
+@pytest.mark.long
 def test_a_door_names_what_is_wrong_with_the_account(aws: Rehearsal, folder: Path) -> None:
     for name in INPUTS:
         holds_at(("aws setup",), aws, folder, name)

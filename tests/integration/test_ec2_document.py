@@ -72,6 +72,7 @@ def ran(commands: str, environment: Mapping[str, str], folder: Path) -> str:
     return output
 
 
+@pytest.mark.long
 def test_the_commands_of_the_laptop(aws: Rehearsal, folder: Path) -> None:
     *first, last = [commands for where, commands in BLOCKS if where == "laptop"]
     up = "rubberband cloud up examples/digits-aws.yaml"

@@ -134,6 +134,7 @@ def _script(tmp_path: Path, name: str, times: int) -> tuple[int, str]:
     return code, command_line.result().outcome
 
 
+@pytest.mark.long
 def test_sigterm_ends_a_script_as_ctrl_c_does(tmp_path: Path) -> None:
     assert _script(tmp_path, "SIGTERM", 2) == (0, "cancelled")
 

@@ -30,6 +30,7 @@ def train(config):
 """
 
 
+@pytest.mark.long
 def test_trials_get_variables_and_secrets_and_nothing_keeps_a_secret(command_line: CommandLine) -> None:
     (command_line.folder / "guarded.py").write_text(TRIAL)
     settings = (

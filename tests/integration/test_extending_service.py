@@ -78,6 +78,7 @@ def test_other_limits_are_planned_elsewhere_and_granted_once(tmp_path: Path, jou
         assert ask(client, "waits", deadline="2h").json()["before"]["reason"] == "it is queued; nothing has started"
 
 
+@pytest.mark.long
 def test_a_question_that_takes_too_long_is_given_up_like_a_preview(tmp_path: Path, journal: Path) -> None:
     # A process does not even start within so little.
     with service(tmp_path, journal, planning_s=0.001) as (client, house, _):
@@ -88,6 +89,7 @@ def test_a_question_that_takes_too_long_is_given_up_like_a_preview(tmp_path: Pat
         assert pending(house) == []
 
 
+@pytest.mark.long
 def test_planners_find_a_store_whose_url_is_hidden_from_the_process_list(tmp_path: Path, postgresql_url: str) -> None:
     folder = ExperimentFolder(home=tmp_path, name="template", store=postgresql_url)
     run_experiment(experiment("template"), folder)

@@ -112,6 +112,7 @@ def test_a_blocked_script_does_not_run(aws: Rehearsal) -> None:
     aws.fake.power_off(machine.instance_id)
 
 
+@pytest.mark.long
 def test_a_machine_whose_script_cannot_start_lives_on(aws: Rehearsal) -> None:
     machine = launch(aws, "#!/no/such/shell")
     says(aws, machine, "No such file")
@@ -119,6 +120,7 @@ def test_a_machine_whose_script_cannot_start_lives_on(aws: Rehearsal) -> None:
     aws.fake.power_off(machine.instance_id)
 
 
+@pytest.mark.long
 def test_a_machine_ends_with_its_lease_unless_it_is_extended(aws: Rehearsal) -> None:
     short = launch(aws, script("sleep 600", lease=2))
     extended = launch(aws, script("sleep 600", lease=2).replace("systemd-run", AS_SOON_AS_EXTENDED + "systemd-run", 1))
@@ -203,6 +205,7 @@ def test_units_start_when_asked_once_or_again_and_not_twice_under_a_name(aws: Re
     aws.fake.power_off(machine.instance_id)
 
 
+@pytest.mark.long
 def test_a_machine_reads_its_metadata_and_hears_of_its_interruption(aws: Rehearsal) -> None:
     machine = launch(
         aws,
@@ -255,6 +258,7 @@ def test_the_script_of_a_worker_arms_its_lease_and_runs_on_after_the_boot(aws: R
     assert "lease is armed" in aws.machines.console(machine.instance_id)
 
 
+@pytest.mark.long
 def test_the_provider_rents_machines_over_http_as_the_drivers_role(
     aws: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +318,7 @@ with rehearsal(Path(sys.argv[1])) as aws:
 """
 
 
+@pytest.mark.long
 def test_machines_end_when_the_cloud_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", DYING_CLOUD, str(tmp_path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -215,6 +215,7 @@ def set_up(ask: Callable[..., Any]) -> None:
         ask("budgets", method, AccountId="123456789012", BudgetName="b")
 
 
+@pytest.mark.long
 def test_boto3_gets_from_the_server_what_it_gets_in_process(tmp_path: Path) -> None:
     fakes = [FakeAws(lambda: NOW, pending_s=0.0) for _ in range(2)]
     for fake in fakes:
@@ -440,6 +441,7 @@ def test_a_command_is_rehearsed_and_billed(tmp_path: Path) -> None:
     assert "USD for 1 instances" in done.stderr
 
 
+@pytest.mark.long
 def test_spot_instances_are_taken_away_while_the_command_runs(tmp_path: Path) -> None:
     options = ["--dir", str(tmp_path), "--interrupt-every", "0.2", "--notice", "0.1", "--capacity", "*:spot=1"]
     done = rehearse(options, sys.executable, "-c", REHEARSED, "spot", "shutting-down", "terminated")
@@ -447,6 +449,7 @@ def test_spot_instances_are_taken_away_while_the_command_runs(tmp_path: Path) ->
     assert "still there" not in done.stderr
 
 
+@pytest.mark.long
 def test_an_administrator_is_outside_the_vpc(tmp_path: Path) -> None:
     asks = "import boto3; print(boto3.client('sts').get_caller_identity()['Arn'])"
     done = rehearse(["--dir", str(tmp_path), "--admin"], sys.executable, "-c", asks)

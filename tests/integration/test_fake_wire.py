@@ -133,6 +133,7 @@ class Raw:
 LINE = Wire()
 
 
+@pytest.mark.by_default(6)
 @pytest.mark.parametrize(("service", "operation"), OPERATIONS)
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())

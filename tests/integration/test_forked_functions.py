@@ -130,6 +130,7 @@ def test_a_forked_function_finds_what_it_finds_in_a_process_of_its_own(function:
     assert forked["environment"]["OF_THE_IMPORT"] == "set"
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize(
     ("source", "forks"),
     [
@@ -159,6 +160,7 @@ def test_a_function_with_a_variable_of_the_interpreter_starts_on_its_own(functio
     assert not function.is_forked()
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("victim", ["child", "guard", "worker"])
 def test_nothing_is_left_of_a_forked_function_whose_process_is_killed(function: Function, victim: str) -> None:
     source = """

@@ -277,6 +277,7 @@ def _no_space(*_: object, **__: object) -> NoReturn:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("frozen", [False, True])
 def test_on_a_full_disk_instances_are_given_back_all_the_same(
     open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: bool

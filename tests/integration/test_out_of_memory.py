@@ -62,6 +62,7 @@ def assert_same(
         torch.testing.assert_close(others[name], weight, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.by_default(4)
 @pytest.mark.parametrize("at", PLACES)
 @pytest.mark.parametrize("entrypoint", [GROWING, NARROW], ids=["whole", "accumulating"])
 def test_a_step_that_runs_out_of_memory_is_divided_and_learns_the_same(store, unlimited, at, entrypoint):
@@ -81,6 +82,7 @@ def test_a_gang_in_which_one_worker_runs_out_begins_again_and_learns_the_same(
     assert content(store, limited[-1])["batching"] == {"per_gpu": 2}
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(("at", "rank"), [("before", 1), ("backward", 0), ("loss", 1)])
 def test_samples_that_count_unequally_count_the_same_where_a_step_is_done_again(workers, store, at, rank):
     counting = trials.entrypoint("memory_trials:Counting")
@@ -99,6 +101,7 @@ def test_parameters_that_the_loss_does_not_use_are_left_out_again(workers, store
     assert_same((store, run(PARTLY, segment, store, workers)), (store, whole))
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("config", [{"batch_norm": True}, {"dropout": 0.5}], ids=["buffers", "random states"])
 def test_buffers_and_random_states_are_put_back_before_the_step_is_done_again(store, config):
     """The divided step is that of a trial which never took more samples at once."""
@@ -109,6 +112,7 @@ def test_buffers_and_random_states_are_put_back_before_the_step_is_done_again(st
     assert_same((store, narrow), (store, limited))
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("gang", [0, 2])
 @pytest.mark.parametrize(("optimizer", "accumulation"), [("sgd", True), ("adam", False)])
 def test_adaptive_batches_finish_where_the_trial_pass_saw_short_samples_only(

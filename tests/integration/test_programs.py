@@ -92,6 +92,7 @@ def trial(tmp_path: Path) -> Trial:
     return Trial(tmp_path)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("instance", "line"),
     [
@@ -123,6 +124,7 @@ def losses(items: list[Any]) -> list[tuple[int, float]]:
 PRINTED = Metrics(source="stdout")
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("source", "metrics"),
     [
@@ -140,6 +142,7 @@ def test_a_program_goes_on_from_its_files(trial: Trial, source: str, metrics: Me
     assert resumed(trial, source, metrics, first[-1]) == ([], [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)])
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "source", [SAVES_FIRST.replace("time.sleep(0.12)", "pass"), SAVES_EVALUATES_PRINTS, PRINTS_EVALUATES_SAVES]
 )
@@ -230,6 +233,7 @@ def test_a_program_gets_its_configuration(trial: Trial) -> None:
     assert losses(items) == [(1, 0.5)]
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -289,6 +293,7 @@ def test_lines_reach_the_log_whole(trial: Trial, capfd: pytest.CaptureFixture[st
 FILE = Metrics(source="stdout", file="${checkpoint}/metrics.jsonl")
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("loop", "metrics"),
     [
@@ -344,6 +349,7 @@ def test_each_iteration_is_read_once(trial: Trial, loop: str, metrics: Metrics) 
     assert losses(trial.run(source, metrics=metrics, until_iterations=5)) == [(n, 1 / n) for n in range(1, 6)]
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("mode", ["w", "a"])
 def test_a_file_of_metrics_may_begin_anew_with_each_start(trial: Trial, mode: str) -> None:
     source = f"""{RESUMES}
@@ -376,6 +382,7 @@ REPORTS_FIRST = f"""{RESUMES.replace("0.12", "0.2")}
 """
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("until", [1, 2, 3])
 def test_files_that_are_saved_after_the_report_are_not_of_the_next_iteration(
     trial: Trial, until: int, capfd: pytest.CaptureFixture[str]
@@ -410,6 +417,7 @@ def test_a_program_below_a_shell_has_time_to_end(trial: Trial) -> None:
     assert (trial.folder / "ended").exists()
 
 
+@pytest.mark.long
 def test_a_program_in_another_session_is_stopped_while_its_files_are_copied(trial: Trial) -> None:
     """torchrun starts its workers in sessions of their own (pytorch/pytorch#113231)."""
     inner = PRINTS_FIRST.replace("time.sleep(0.02)", "time.sleep(0.1)")
@@ -420,6 +428,7 @@ def test_a_program_in_another_session_is_stopped_while_its_files_are_copied(tria
     assert resumed(trial, outer, PRINTED, first[-1]) == ([], [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)])
 
 
+@pytest.mark.long
 def test_a_link_to_the_latest_checkpoint_stays_a_link(trial: Trial) -> None:
     source = """
         import os, pathlib, sys, rubberband
@@ -440,6 +449,7 @@ def test_a_link_to_the_latest_checkpoint_stays_a_link(trial: Trial) -> None:
 SECRET = "hf_0123456789abcdefghijklmnopqrstuvwxyz"
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("length", range(260, 300, 13))
 def test_a_failure_whose_last_lines_are_cut_has_no_part_of_a_secret(trial: Trial, length: int) -> None:
     source = f"import os; print(os.environ['HF_TOKEN'] + '-' * {length}); raise SystemExit(3)"

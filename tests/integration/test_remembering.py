@@ -25,6 +25,7 @@ def checked(name: str, gpus: int = 1) -> CheckReport:
         return check_experiment(experiment, search_path=(trials.FOLDER,), limit_s=120.0, output=nothing)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -46,6 +47,7 @@ def test_an_attribute_that_begins_anew_after_a_restore_is_named(name: str, words
     assert ("register_buffer" if name == "Annealed" else "load_state_dict()") in remark
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("name", ["Buffered", "Kept", "Derived"])
 def test_attributes_that_are_restored_or_set_anew_get_no_remark(name: str) -> None:
     report = checked(name)
@@ -53,6 +55,7 @@ def test_attributes_that_are_restored_or_set_anew_get_no_remark(name: str) -> No
     assert not report.remarks
 
 
+@pytest.mark.long
 def test_a_difference_of_a_gang_names_the_attribute_that_counts() -> None:
     (problem,) = checked("Annealed", gpus=2).problems
     assert "Counting.passes" in problem.line

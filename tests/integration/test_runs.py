@@ -35,6 +35,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     return command_line
 
 
+@pytest.mark.long
 def test_a_run_ends_with_a_report_and_leaves_no_process(undisturbed: CommandLine) -> None:
     result = undisturbed.result()
     assert result.outcome == "done"
@@ -162,6 +163,7 @@ def test_ctrl_c_ends_cleanly_reports_the_best_so_far_and_can_be_resumed(
         assert command_line.result().outcome == "done"
 
 
+@pytest.mark.long
 def test_ctrl_c_before_anything_is_ready_leaves_nothing(command_line: CommandLine) -> None:
     command_line.hold(after=3)
     driver = command_line.start("run", "sleepy.yaml")
@@ -184,6 +186,7 @@ def test_sweep_ends_what_a_killed_driver_left(command_line: CommandLine) -> None
     assert command_line.nothing_left()
 
 
+@pytest.mark.long
 def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
     behaviours = "{type: grid, values: [good, raise, 'nan', hang, exit]}"
     command_line(

@@ -24,6 +24,7 @@ PHASES = {"coverage": (0, 4_000), "fuzzing": (450, 7_000), "stateful": (120, 600
 """Phase -> examples of each operation, and how many requests it then makes at least."""
 
 
+@pytest.mark.long
 def test_more_than_a_hundred_requests(tmp_path: Path) -> None:
     with fuzzed_service(tmp_path) as (address, token):
         found = fuzz(address, token, max_examples=6, phases=("examples", "fuzzing"))

@@ -317,6 +317,7 @@ def test_many_silent_connections_of_one_address_do_not_block_others(server: Serv
             silent.close()
 
 
+@pytest.mark.long
 def test_a_server_has_imported_no_code_of_trials_and_ctrl_c_ends_it_amid_a_request(server: ServerProcess) -> None:
     mapped = [region.path for region in psutil.Process(server.process.pid).memory_maps()]
     assert any("numpy" in path for path in mapped)

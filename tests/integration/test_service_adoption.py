@@ -85,6 +85,7 @@ def all_done(address: str, names: list[str]) -> bool:
     return all(state_of(address, name) == "done" for name in names)
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_finds_its_experiments_again_and_shows_every_event_once(tmp_path: Path) -> None:
     names = ["a", "b", "c"]
     journal, port = prepare(tmp_path, ways=dict.fromkeys(names, "hold")), str(free_port())

@@ -51,6 +51,7 @@ def file(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
+@pytest.mark.long
 def test_an_experiment_is_submitted_watched_and_reported(command: Command, file: Callable[[str], str]) -> None:
     submitted = command("submit", file("watched"), "--watch")
     assert submitted.exit_code == 0, submitted.output

@@ -147,6 +147,7 @@ def test_a_killed_run_restarts_automatically_where_it_was(house: House) -> None:
     assert house.seqs("one") == list(range(len(house.seqs("one"))))
 
 
+@pytest.mark.long
 def test_a_store_that_is_mounted_late_after_a_reboot_is_waited_for(house: House, tmp_path: Path) -> None:
     house.settings = replace(house.settings, auto_resume=True)
     folder = folder_of(house)
@@ -214,6 +215,7 @@ def test_a_paused_run_is_not_restarted_automatically(house: House) -> None:
     assert "DriverResumed" not in [event.kind for event in house.feed("one")]
 
 
+@pytest.mark.long
 def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
     house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +246,7 @@ def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
     assert [event.kind for event in house.feed("one")].count("LimitsChanged") == 1
 
 
+@pytest.mark.long
 def test_an_infeasible_submission_is_refused_with_the_reason_of_the_command_line(house: House) -> None:
     with house.open(HOSTED) as runs:
         runs.submit(experiment(max_cost=0.01))
@@ -255,6 +258,7 @@ def test_an_infeasible_submission_is_refused_with_the_reason_of_the_command_line
     assert (ending.exit_code, ending.error) == (3, row.reason)
 
 
+@pytest.mark.long
 def test_a_star_allows_what_a_module_defines_and_not_what_it_imports(house: House, tmp_path: Path) -> None:
     made = tmp_path / "made-by-a-configuration"
     (tmp_path / "mine.py").write_text("from subprocess import run\n")

@@ -155,6 +155,7 @@ def granted(house: House, name: str, action: Action) -> str:
     return ""
 
 
+@pytest.mark.by_default(6)
 @pytest.mark.parametrize("case", CASES, ids=title)
 def test_the_page_offers_and_the_client_is_granted_the_same(house: House, case: Case) -> None:
     at = CASES.index(case)

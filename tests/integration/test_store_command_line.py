@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXPERIMENT = """
 version: 1
 name: small
@@ -27,6 +29,7 @@ def rubberband(*arguments: str, home: Path, store: str) -> subprocess.CompletedP
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.long
 def test_an_experiment_is_run_in_a_database_and_read_from_anywhere(postgresql_url: str, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(EXPERIMENT)
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"

@@ -67,6 +67,7 @@ def at_once(url: str, number: int, ask: Callable[[Store, int], object]) -> list[
     return answers
 
 
+@pytest.mark.by_default(1)
 def test_the_feed_has_every_event_once_during_any_writing(store_url: str) -> None:
     count, names = 60, ("a", "b", "common")
     store = Store(store_url)
@@ -145,6 +146,7 @@ def test_several_may_open_a_new_store_at_once(store_url: str) -> None:
     assert failures == []
 
 
+@pytest.mark.by_default(1)
 def test_threads_may_share_a_store(store_url: str) -> None:
     store = Store(store_url)
 
@@ -162,6 +164,7 @@ def test_threads_may_share_a_store(store_url: str) -> None:
     store.close()
 
 
+@pytest.mark.long
 def test_a_killed_writer_leaves_nothing_and_blocks_no_other(store_url: str) -> None:
     store = Store(store_url)
     store.append([entry("a", 0)])

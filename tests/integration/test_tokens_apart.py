@@ -34,6 +34,7 @@ def tokens(url: str, tmp_path: Path) -> Iterator[Tokens]:
         yield Tokens(store)
 
 
+@pytest.mark.long
 def test_neither_wrong_tokens_nor_idempotency_keys_of_others_block_a_right_token(
     url: str, tokens: Tokens, tmp_path: Path
 ) -> None:

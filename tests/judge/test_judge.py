@@ -98,6 +98,7 @@ def test_it_needs_the_money_that_the_executor_keeps_back(name: str, margin_s: fl
     assert not short.is_done or short.time_s > free.time_s + 1.0
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(("kind", "seed", "runs"), [("asha", 6, 60), ("spot", 4, 80), ("hyperband", 0, 80)])
 def test_it_agrees_with_the_executor_where_times_vary(kind: str, seed: int, runs: int) -> None:
     assert agreement_of(planned_job(kind, seed), runs, draws=2000).worst < 4.0
@@ -136,6 +137,7 @@ SEEDS = [
 ]
 
 
+@pytest.mark.by_default(4)
 @pytest.mark.parametrize(("kind", "seed"), SEEDS)
 def test_predictions_are_what_happens(kind: str, seed: int) -> None:
     """Odds within a point, mean time and cost within 1 %, beyond what sampling explains."""

@@ -174,6 +174,7 @@ def test_a_cancelled_run_gives_everything_back(job: Job, rounds: int) -> None:
     assert controller.state.phase is Phase.FINISHED
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("name", list(PROFILES))
 def test_most_virtual_runs_stay_within_the_predicted_interval(name: str) -> None:
     """About nine in ten; the bench prints the share of many runs."""

@@ -43,17 +43,20 @@ def wrong_ends(
             yield f"{replay_command(seed, family, replan=replan, ends=ends, odd=odd)}  # {'; '.join(wrong)}"
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("first", range(0, FEW, BLOCK))
 def test_in_any_weather_no_run_costs_more_than_its_cap_or_leaves_anything_behind(first: int) -> None:
     found = failures(range(first, first + BLOCK), check_every=10)
     assert not found, "\n".join(found)
 
 
+@pytest.mark.long
 def test_replanning_at_every_sync_obeys_its_plans_and_loses_nothing() -> None:
     found = failures(range(10), check_every=10, replan=True)
     assert not found, "\n".join(found)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(("seeds", "replan"), [(30, False), (3, True)])
 def test_brackets_in_lanes_keep_all_that_one_does(seeds: int, replan: bool) -> None:
     found = failures(range(seeds), check_every=5, replan=replan, family="brackets")
@@ -93,6 +96,7 @@ def test_trials_that_climb_rungs_keep_all_that_stages_do() -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(("seeds", "replan"), [(30, False), (3, True)])
 def test_an_instance_cap_is_kept_from_checkpoint_to_checkpoint_and_nothing_is_lost(seeds: int, replan: bool) -> None:
     found = failures(range(seeds), check_every=5, replan=replan, family="caps")
@@ -119,6 +123,7 @@ def test_twenty_thousand_in_odd_orders(first: int) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(("family", "seeds"), [(None, 20), ("brackets", 10), ("asha", 15), ("caps", 10)])
 def test_trials_that_end_by_themselves_train_no_more_and_keep_their_rank(family: Family | None, seeds: int) -> None:
     found = failures(range(seeds), check_every=5, replan=False, family=family, ends=True)
@@ -186,6 +191,7 @@ def test_a_seed_is_one_run() -> None:
         assert story(run_seed(seed, keeps_story=True)) == story(run_seed(seed, keeps_story=True))
 
 
+@pytest.mark.long
 def test_the_weather_brings_everything_that_it_names() -> None:
     seen: Counter[str] = Counter()
     ended: Counter[str] = Counter()
@@ -210,6 +216,7 @@ def test_a_controller_that_watches_no_budget_is_stopped_by_its_leases(monkeypatc
     assert not any("the provider bills" in line for line in found), "\n".join(found)
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("family", "replan"), [("random", False), ("random", True), ("caps", False), ("brackets", None)]
 )

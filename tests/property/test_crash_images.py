@@ -38,6 +38,7 @@ def failures(folder: Path, points: list[ImagePoint]) -> list[str]:
     return [f"{replay_command(one.point)}  # {'; '.join(one.wrong)}" for one in found if one.wrong]
 
 
+@pytest.mark.long
 def test_at_some_points(folder: Path) -> None:
     every = list(image_points())
     assert {point.weather for point in every} == set(WEATHERS)

@@ -21,6 +21,7 @@ def compared(provider: str, seeds: range, limits: int) -> Counter[str]:
     return found
 
 
+@pytest.mark.by_default(1)
 @PROVIDERS
 def test_estimate_and_run_agree(provider: str) -> None:
     compared(provider, range(1), 2)

@@ -27,6 +27,7 @@ def failures(seeds: Iterable[int]) -> list[str]:
     return [f"{replay_command(one.seed)}  # {'; '.join(one.outcome.wrong)}" for one in text if one.outcome.wrong]
 
 
+@pytest.mark.long
 def test_no_harm_is_done_in_some_outages() -> None:
     found = failures([*TELLING, *range(SOME)])
     assert not found, "\n".join(found)

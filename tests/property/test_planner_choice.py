@@ -24,6 +24,7 @@ ONCE_WRONG = [
 ]
 
 
+@pytest.mark.by_default(5)
 @pytest.mark.parametrize(("kind", "seed"), ONCE_WRONG)
 def test_a_choice_that_was_wrong_is_right(kind: str, seed: int) -> None:
     assert fault(question_of(kind, seed)) is None

@@ -100,6 +100,7 @@ def test_no_division_that_can_be_tried_is_cheaper(brackets, max_instances, slack
         assert job.prediction.cost_usd <= min(costs_usd) * 1.01 + 1e-9
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("max_instances", [2, 5, 40])
 @pytest.mark.parametrize("trial_cv", [0.0, 0.2])
 def test_hyperband_is_planned_within_its_limits(max_instances: int, trial_cv: float) -> None:

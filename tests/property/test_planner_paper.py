@@ -176,6 +176,7 @@ def check_against_samples(case, num_samples):
         assert distance(ours, theirs) <= 2.5 * math.sqrt(1 / len(ours) + 1 / len(theirs))
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(noisy())
 def test_samples_are_distributed_as_algorithm_1_s(case):

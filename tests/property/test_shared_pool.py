@@ -62,6 +62,7 @@ def test_a_pool_keeps_its_caps_in_odd_orders_too() -> None:
     assert odd <= set(seen)
 
 
+@pytest.mark.long
 def test_a_sick_machine_costs_an_experiment_its_own_time_only() -> None:
     seen: Counter[str] = Counter()
     found = failures([0, 57, 110], seen, sick=True)
@@ -90,6 +91,7 @@ def test_ten_thousand_of_them(first: int) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.long
 def test_a_broker_that_expires_no_lease_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rubberband.cloud.pool.broker.Broker.expiries", lambda broker, at: [])
     assert any(failures([seed], Counter()) for seed in range(FEW))

@@ -232,6 +232,7 @@ def test_large_events_are_sent_few_at_a_time(service: FakeService, monkeypatch: 
     assert max(map(len, pages)) <= 300
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("query", "last", "status"),
     [
@@ -267,12 +268,14 @@ async def _all(chunks: AsyncIterator[bytes]) -> list[bytes]:
     return [chunk async for chunk in chunks]
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("last", ["x", "-1", "1.5", "", "٣", "9" * 20, "1 2"])
 def test_a_last_id_that_is_no_number_is_malformed(service: FakeService, last: str) -> None:
     answer = service.client.get("/v1/events", headers=[(b"last-event-id", last.encode())])
     assert (answer.status_code, answer.json()["type"]) == (400, "/problems/malformed")
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize(
     ("query", "last", "expected"),
     [

@@ -50,6 +50,7 @@ ACTIONS: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(("path", "document"), ACTIONS)
 def test_the_first_answer_is_sent_again(service: FakeService, path: str, document: Any) -> None:
     first, second = ask(service, path, document), ask(service, path, document)
@@ -102,6 +103,7 @@ def test_sent_many_times_at_once_it_happens_once(service: FakeService) -> None:
     assert ask(service, "", words()).status_code == 201
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(("path", "document"), ACTIONS)
 def test_after_a_crash_before_the_answer_was_kept_it_is_not_done_again(
     service: FakeService, path: str, document: Any
@@ -125,6 +127,7 @@ def test_an_accepted_request_is_not_refused_later(service: FakeService) -> None:
     assert ask(service, "", words(name="late", constraints__deadline=soon.isoformat()), "late").status_code == 422
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("key", ["", "a b", "\t", "k" * 256, "é"])
 def test_a_key_is_visible_and_not_too_long(service: FakeService, key: str) -> None:
     headers = [(b"idempotency-key", key.encode()), (b"content-type", b"application/json")]
@@ -138,6 +141,7 @@ def test_a_look_needs_no_key(service: FakeService) -> None:
         assert (answer.status_code, REPLAYED in answer.headers) == (200, False)
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("is_lost", [False, True], ids=["answered", "the answer was lost"])
 def test_the_key_of_one_token_is_nothing_to_another(strict: FakeService, is_lost: bool) -> None:
     """Though it has the same name; what it asks is done, or refused for what it asks."""

@@ -93,6 +93,7 @@ def test_the_line_fits_into_what_is_reported_of_a_console() -> None:
         assert "\n" not in machine.trouble(2)
 
 
+@pytest.mark.long
 def test_this_torch_is_found_out() -> None:
     """The code that asks torch is run for real: on a machine without GPUs it says so."""
     real = Machine((True, "GPU 0: x\n"))

@@ -216,6 +216,7 @@ def true_and_predicted(balancer, curves):
     return saved(*true_s), saved(balancer.step_s(now, limits), balancer.step_s(even, limits))
 
 
+@pytest.mark.by_default(6)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("gang", GANGS)
 @pytest.mark.parametrize(("factor", "last_look"), [(1.0, LOOKS), (1.6, LOOKS), (1.6, 350)])

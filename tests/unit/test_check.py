@@ -268,6 +268,7 @@ def test_a_trial_that_hangs_is_given_up(code: Path, monkeypatch: pytest.MonkeyPa
     assert problem.line == "iteration: not over after 2m; allow more with --limit 6m"
 
 
+@pytest.mark.long
 def test_an_adaptive_torch_trial_is_checked_as_it_trains() -> None:
     space = {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.0}
     words = {"space": space, "scheduler": {"type": "sha", "num_samples": 2, "max_t": 4}, "metric": "accuracy"}

@@ -192,6 +192,7 @@ def test_a_state_that_cannot_be_pickled_is_a_failed_checkpoint(tmp_path):
         assert "cannot pickle '_thread.lock' object" in failure.message
 
 
+@pytest.mark.long
 def test_checkpoints_at_intervals_lead_to_the_same_curve(tmp_path):
     class Seldom(Line):
         checkpoint_every = 2

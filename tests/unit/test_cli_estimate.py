@@ -237,6 +237,7 @@ def test_the_help_of_a_command_imports_no_other() -> None:
     assert not modules & {"numpy", "yaml", "sqlalchemy", "rubberband.commands.estimate", "rubberband.commands.serve"}
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("command", ["ps", "status", "report"])
 def test_looking_at_a_run_does_not_wait_for_a_planner(
     command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

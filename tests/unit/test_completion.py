@@ -47,6 +47,7 @@ def completed(program: Path, *words: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

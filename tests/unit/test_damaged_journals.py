@@ -129,6 +129,7 @@ def test_events_that_are_missing_are_reported_in_any_store(store_url: str, tmp_p
     assert found.result.outcome == "unfinished"
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("share", [0.0, 0.9])
 def test_a_service_shows_what_is_left_and_is_well(whole: bytes, folder: ExperimentFolder, share: float) -> None:
     folder.journal.write_bytes(whole[: round(share * len(whole))])

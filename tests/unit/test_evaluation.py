@@ -136,6 +136,7 @@ def test_weights_that_evaluate_swaps_are_those_that_it_measures(store, precision
     assert all(report.metrics["averaged"] > 1e3 > report.metrics["loss"] for report in train(trial, store))
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("pretended"), RuntimeError("CUDA error: out of memory")])
 def test_an_evaluation_without_memory_goes_on_in_smaller_batches(store, capfd, error):
     class Large(Line):

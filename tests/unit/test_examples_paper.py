@@ -62,6 +62,7 @@ def reduced(load: dict[str, ModuleType], name: str, folder: Path | None = None) 
     return load[name].compute(**arguments.get(name, {}))
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_prints_tables_findings_and_assumptions_and_writes_one_page(
     load: dict[str, ModuleType], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

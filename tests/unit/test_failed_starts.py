@@ -205,6 +205,7 @@ def test_a_journal_from_before_the_rule_resumes_as_it_did() -> None:
     assert len(story.state.instances) > 12
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("faults", NEVER_READY)
 @given(instances=st.integers(1, 4), max_cost_usd=st.none() | st.floats(0.3, 30.0), lucky=st.integers(0, 2))
 def test_few_instances_are_bought_that_never_get_ready(

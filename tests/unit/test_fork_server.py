@@ -93,6 +93,7 @@ def test_a_forked_worker_finds_what_it_would_have_found(tmp_path: Path, serve: S
         assert found["oom_score"] == int(Path("/proc/self/oom_score_adj").read_text())
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "source",
     [
@@ -119,6 +120,7 @@ sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
 """
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("refuses", "forks"),
     [("os.getpid() != server", False), ("False", True), ("cuda.of_another_version", False)],
@@ -213,6 +215,7 @@ def test_the_server_ends_with_a_driver_that_is_killed(tmp_path: Path, source: st
     eventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, "the server's end")
 
 
+@pytest.mark.long
 def test_the_fork_server_of_a_pool_imports_torch_and_no_code_of_a_user(tmp_path: Path) -> None:
     server = ForkServer("team", tmp_path, None)
     try:

@@ -211,6 +211,7 @@ class Line(rubberband.TorchTrial):
         return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("changes", ["", "iteration", "step"])
 @pytest.mark.parametrize("numpy", [False, True])
 def test_a_curve_does_not_depend_on_where_the_rows_are(

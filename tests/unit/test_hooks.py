@@ -241,6 +241,7 @@ def test_methods_that_cannot_be_called_are_refused_before_anything_starts(method
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("weight", "message"),
     [

@@ -143,6 +143,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("out", [" --output_dir out", ""])
 def test_a_script_with_the_parser_of_transformers_has_the_metric_and_the_epochs_of_its_trainer(out: str) -> None:
     pytest.importorskip("transformers")

@@ -140,6 +140,7 @@ def test_it_learns_what_the_same_torch_trial_learns(store):
     assert len({report.metrics["val_acc"] for report in module}) > 1, "the metric is reset after each iteration"
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("schedule", ["none", "plateau", "step"])
 def test_resuming_is_exact(store, schedule):
     config = {"lr": 0.1, "schedule": schedule}
@@ -223,6 +224,7 @@ def test_hooks_are_called_and_know_how_far_it_is(store):
     assert (rest[0].metrics["epoch"], rest[0].metrics["last_step"], rest[0].metrics["kept"]) == (2, 18, 12)
 
 
+@pytest.mark.long
 def test_a_loader_for_evaluation_has_a_collate_function_of_its_own(store):
     class Apart(Data):
         def train_dataloader(self):
@@ -304,6 +306,7 @@ class SplitTrial(LightningTrial):
         return None if config["in_module"] else SplitData()
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("in_module", [False, True])
 def test_all_trials_have_the_same_data_and_weights_of_their_own(store, in_module):
     found = []
@@ -316,6 +319,7 @@ def test_all_trials_have_the_same_data_and_weights_of_their_own(store, in_module
     assert numbers != other_numbers == same_numbers, "the trial's random states do not depend on its data"
 
 
+@pytest.mark.long
 def test_all_workers_may_evaluate_where_means_are_logged(store):
     class OnAll(Classifier):
         eval_on_all_ranks = True
@@ -471,6 +475,7 @@ class Quiet(Net):
         self.log("val_los", 1.0)
 
 
+@pytest.mark.by_default(5)
 @pytest.mark.parametrize(
     ("module", "line"),
     [

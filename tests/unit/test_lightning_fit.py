@@ -98,6 +98,7 @@ def with_callbacks(config):
     fit(trainer, Net(0.05), loader(32, shuffle=True), loader(16))
 
 
+@pytest.mark.long
 def test_early_stopping_ends_the_trial_and_its_patience_goes_on_after_a_resume(store):
     whole = run(with_callbacks, store, until_iterations=6)
     assert [type(item) for item in whole[1:]] == [SegmentReport] * 3

@@ -108,6 +108,7 @@ def test_early_stopping_ends_the_trial(store):
     assert [report.ended for report in reports] == [False, False, False, True]
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("until", [1, 2, 3])
 def test_patience_goes_on_after_a_resume(store, until):
     before = train(PatientTrial, store, until_iterations=until)
@@ -137,6 +138,7 @@ def test_a_metric_of_training_may_be_monitored():
     assert [stops.are_over({"train_loss": value}, 0) for value in (2.0, 1.0, 1.0)] == [False, False, True]
 
 
+@pytest.mark.by_default(5)
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

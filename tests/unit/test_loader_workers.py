@@ -66,6 +66,7 @@ class Broken(Augmented):
         return super().__getitem__(index)
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("act", "kind", "message"),
     [
@@ -119,6 +120,7 @@ def test_a_loader_worker_that_hangs_is_ended_after_its_trace_is_printed(store, c
     assert hanging, printed
 
 
+@pytest.mark.long
 def test_a_loader_worker_is_prepared_with_its_copy_of_the_dataset(store):
     def prepare(self, worker, dataset):
         assert multiprocessing.parent_process() is not None
@@ -164,6 +166,7 @@ def curricula(data):
     }
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("change", curricula(None))
 def test_loader_workers_see_what_a_hook_changes_in_the_dataset(store, change):
     def dataset(self, config):
@@ -296,6 +299,7 @@ def test_batches_in_halves_are_foreseen(every):
     noise.close()
 
 
+@pytest.mark.long
 def test_the_evaluation_set_is_loaded_by_workers_too_as_often_as_it_is_evaluated(store):
     def evaluate(self, model, loader):
         batches = list(loader)

@@ -29,6 +29,7 @@ def with_command(file: Path, command: str) -> None:
         path.write_text("import rubberband; rubberband.report({'accuracy': 1.0})\n")
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize("door", DOORS, ids=[door[0] for door in DOORS])
 @pytest.mark.parametrize("command", MISSING)
 def test_a_missing_program_is_found_before_a_head_is_rented(

@@ -44,6 +44,7 @@ def user_data(world: BuildWorld) -> tuple[str, str]:
     return machines.image, machines.user_data(START)
 
 
+@pytest.mark.long
 def test_a_run_boots_the_image_once_it_is_built_and_installs_its_own_package_alone(world: BuildWorld) -> None:
     before, plain = user_data(world)
     built = world.build()

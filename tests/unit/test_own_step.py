@@ -22,6 +22,7 @@ from tests.builders.trials.segment_trials import Adversarial, Quasi
 train = partial(segments.train, metric="train_loss")
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("trial", [Adversarial, Quasi])
 def test_a_resumed_trial_learns_what_a_straight_one_learns(store, trial):
     straight = reports(train(trial, store))

@@ -91,6 +91,7 @@ def test_no_plan_is_an_answer_with_the_nearest_one():
     assert data["nearest"]["cost_usd"] > 0.0
 
 
+@pytest.mark.long
 def test_a_greedy_plan_that_is_too_seldom_in_time_is_reported_as_such():
     stages = [Stage(trials=64 >> at, iterations=4 << at) for at in range(7)]
     offer = Offer(instance_type="test", gpus=4, price_usd_per_hour=12.0, max_instances=32)

@@ -86,6 +86,7 @@ def test_a_new_plan_can_be_paid_to_its_end_as_well() -> None:
     assert finish.outcome == "done"
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("resources", [{}, {"provider": "virtual", **SPOT_MARKET}, {"billing": "per_function"}])
 @pytest.mark.parametrize("objective", ["min_cost", "min_time"])
 def test_an_estimate_calls_feasible_what_a_run_accepts(resources: dict[str, Any], objective: str) -> None:

@@ -38,6 +38,7 @@ async def leave(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.long
 def test_hard_questions_of_one_caller_do_not_delay_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one planner, and more hard questions than are planned at once; even if all come from one address."""
     monkeypatch.setattr(pool, "EASY_S", 1.0)  # an easy one takes less on any machine

@@ -38,6 +38,7 @@ def test_a_question_is_planned_once(tmp_path: Path) -> None:
     served(tmp_path, ask, planners=2)
 
 
+@pytest.mark.long
 def test_answers_survive_a_restart_and_no_process_stays(tmp_path: Path) -> None:
     bodies: list[bytes] = []
     pids: list[int] = []
@@ -90,6 +91,7 @@ def test_an_obvious_error_needs_no_process(tmp_path: Path, asked: Preview, kind:
     served(tmp_path, ask)
 
 
+@pytest.mark.long
 def test_a_plan_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     async def ask(plans: Plans) -> None:
         for _ in range(2):  # it is not remembered
@@ -101,6 +103,7 @@ def test_a_plan_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     served(tmp_path, ask, limits=ServiceLimits(planning_s=0.001))
 
 
+@pytest.mark.long
 def test_a_question_withdrawn_before_its_start_is_not_planned(tmp_path: Path) -> None:
     async def ask(plans: Plans) -> None:
         first, second = preview(name="first"), preview(name="second")
@@ -133,6 +136,7 @@ def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
     served(tmp_path, ask)
 
 
+@pytest.mark.long
 def test_where_no_process_can_be_started_for_a_while_plans_are_made_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +158,7 @@ def test_where_no_process_can_be_started_for_a_while_plans_are_made_afterwards(
     served(tmp_path, ask)
 
 
+@pytest.mark.long
 def test_a_process_that_never_says_that_it_is_ready_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_program_that_saves_in_the_folder_of_all_trials_gets_a_remark() -> Non
     assert "the program wrote snapshot.json into its folder, which all trials share" in report.remarks[0]
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("source", "command", "problem"),
     [
@@ -186,6 +187,7 @@ for epoch in range(done + 1, 9):
 """
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("source", "remark"),
     [
@@ -207,6 +209,7 @@ def test_a_metric_that_depends_on_the_size_of_the_gang_gets_a_remark(source: str
     assert ("gang" in report.trial.seconds) == (remark is None)
 
 
+@pytest.mark.long
 def test_a_distributed_function_is_compared_on_two_workers(here: Path) -> None:
     (here / "trials.py").write_text(
         f"import rubberband\n\n@rubberband.distributed\ndef train(config):\n{textwrap.indent(DISTRIBUTED, '    ')}"
@@ -216,6 +219,7 @@ def test_a_distributed_function_is_compared_on_two_workers(here: Path) -> None:
     assert found.startswith(remark)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("source", "problem"),
     [

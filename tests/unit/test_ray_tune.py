@@ -91,6 +91,7 @@ class Scaled:
         scaled(config, self.factor)
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("bound", "loss"),
     [
@@ -135,6 +136,7 @@ class CountingInFiles(Counting):
         self.count = int(Path(checkpoint, "count").read_text())
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("trainable", [Counting, CountingInFiles, tune.with_resources(Counting, {"gpu": 1})])
 def test_a_class_trainable_resumes_and_ends_when_it_is_done(trainable, store):
     reports = trained(trainable, store, until=8)
@@ -174,6 +176,7 @@ def above_two(trial_id: str, result: dict[str, Any]) -> bool:
     return bool(result["step"] > 2)
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("stop", "iterations"),
     [

@@ -94,6 +94,7 @@ def trained(trial: type, config: dict[str, Any], folder: Path, **content: Any) -
     return kept.getvalue()
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_counters_of_an_optimizer_stay_in_host_memory(name: str, tmp_path: Path) -> None:
     config = {"optimizer": name}

@@ -175,6 +175,7 @@ def test_export_refuses(says: Any, arguments: tuple[str, ...], error: str) -> No
         says("export", "digits-sha", *arguments)
 
 
+@pytest.mark.long
 def test_export_writes_a_study_that_optuna_reads(says: Any, home: Path, tmp_path: Path) -> None:
     import optuna
 

@@ -52,7 +52,6 @@ MIXED: dict[str, Any] = {
     "optimizer": space.parse({"type": "choice", "values": ["adam", SGD]}),
     "fixed": [1, 2],
 }
-ALGORITHMS = ("tpe", "gp", "cmaes", "nsgaii")
 
 
 def drawn(run: SampledRun) -> list[TrialsDrawn]:
@@ -67,7 +66,7 @@ def mixed_objective(configuration: Any, iterations: int) -> float:
 SMALL = {"type": "hyperband", "max_t": 9, "reduction_factor": 3}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["tpe", "cmaes", "nsgaii", pytest.param("gp", marks=pytest.mark.long)])
 def test_every_sampler_draws_whole_configurations_within_any_space(algorithm: str) -> None:
     rewards = [mixed_objective(row, 9) for row in samplers.sample(MIXED, "random", 20, 1)]
     points = samplers.sample(MIXED, "random", 20, 1)

@@ -130,6 +130,7 @@ def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(house: House
     assert {start[0] for start in house.starts()[:2]} == {"a", "b"}
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("way", "state", "text"),
     [

@@ -332,6 +332,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("after", [False, True])

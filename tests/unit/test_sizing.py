@@ -88,6 +88,7 @@ def test_an_unsized_search_has_no_stages() -> None:
     assert Experiment(**experiment().to_words()) == experiment()
 
 
+@pytest.mark.by_default(4)
 @pytest.mark.parametrize(
     "scheduler",
     [

@@ -102,6 +102,7 @@ def test_a_step_that_overflows_is_skipped_and_halves_the_scale(store):
     assert all(torch.isfinite(value).all() for value in saved["model"].values())
 
 
+@pytest.mark.long
 def test_a_fused_optimizer_skips_the_same_steps(store):
     class Fused(Overflowing):
         def build_optimizer(self, config, model):
@@ -155,6 +156,7 @@ class Growing(Halved):
         return rubberband.TorchTrial.evaluate(self, model, loader)
 
 
+@pytest.mark.long
 def test_resuming_with_a_loss_scale_equals_a_straight_run(store):
     straight = reports(train(Growing, store, config={"precision": "fp16"}))
     before: SegmentReport | None = None
@@ -174,6 +176,7 @@ def test_resuming_with_a_loss_scale_equals_a_straight_run(store):
         assert_identical(content(store, before.checkpoint), content(store, straight[iterations].checkpoint))
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_precision_is_read(store):
     first = reports(train(Halved, store, config={"precision": "32"}, until_iterations=1))[0]
     changes = {"from_iterations": 1, "until_iterations": 2, "checkpoint": first.checkpoint}
@@ -202,6 +205,7 @@ class Steep(Exact):
         return {"loss": 0.0, "norm": torch.nn.utils.get_total_norm(list(model.parameters())).item()}
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(("norm", "precision"), [(0.25, "32"), (1e-3, "32"), (1, "32"), (0.25, "fp16")])
 def test_a_step_is_no_longer_than_the_clip_norm(store, norm, precision):
     config = {"norm": norm, "precision": precision}
@@ -229,6 +233,7 @@ def test_channels_last_changes_the_layout_and_nothing_else(store):
     torch.testing.assert_close(*weights)
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("word", "batch", "is_deterministic", "searches"),
     [
@@ -315,6 +320,7 @@ class Untried(Tried):
     compile = False
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(("trial", "steps"), [(Tried, 1), (Untried, 0)])
 def test_the_step_that_compiles_belongs_to_the_start(store, traced, trial, steps):
     Tried.sizes.clear()
@@ -324,6 +330,7 @@ def test_the_step_that_compiles_belongs_to_the_start(store, traced, trial, steps
     assert [item.iterations for item in walk if isinstance(item, SegmentReport)] == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_a_compiled_model_is_read_without_compiling(store, traced):
     first = reports(train(Compiled, store, until_iterations=1))[0]
     last = reports(train(Exact, store, from_iterations=1, checkpoint=first.checkpoint))[-1]
@@ -373,6 +380,7 @@ class OneCycle(Exact):
         return OneCycleLR(optimizer, max_lr=0.1, total_steps=total_steps)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("batch", [None, AdaptiveBatch(max=8)], ids=["fixed", "adaptive"])
 def test_total_steps_are_those_of_the_whole_trial_in_whatever_segments(store, batch):
     changes = {"batch": batch, "max_iterations": 4}

@@ -91,6 +91,7 @@ def streaming(num_workers: int | None, kind: type, **words: Any) -> type:
     return made(num_workers, train_dataset=lambda self, config: kind(), **words)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("kind", STREAMS)
 def test_batches_and_curve_do_not_depend_on_the_loader_workers_nor_on_a_resume(store, kind):
     alone = streaming(0, kind)

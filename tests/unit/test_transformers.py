@@ -121,6 +121,7 @@ def freezing(config):
     fit(made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [1, 2])
 def test_frozen_layers_and_what_callbacks_count_are_the_same_after_a_resume(store, at):
     whole = run(freezing, store, until_iterations=4)
@@ -201,6 +202,7 @@ def best_at_end(config):  # as tutorials write it; the metric to compare follows
     fit(made)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("function", [patient, best_at_end])
 def test_a_callback_that_stops_the_trainer_ends_the_trial_and_its_patience_goes_on_after_a_resume(store, function):
     whole = run(function, store, until_iterations=9)
@@ -254,6 +256,7 @@ def saving_the_best(config):
     fit(trainer(config, eval_strategy="epoch", save_strategy="best", metric_for_best_model="loss"))
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("function", "usual", "words"),
     [
@@ -305,6 +308,7 @@ def counting(config):
     fit(MADE[-1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [3, 4], ids=["between epochs", "at their ends"])
 def test_patience_counts_the_evaluations_of_the_users_own_trainer(store, every):
     config = {"lr": 0.01, "every": every}

@@ -152,6 +152,7 @@ def test_any_value_has_a_place() -> None:
         assert "</script>" not in json.dumps(figure(made))
 
 
+@pytest.mark.long
 def test_ten_thousand_trials_are_thinned_out_which_is_said() -> None:
     result = with_trials([drawn(n) | {f"p{k}": (n * k) % 97 for k in range(1, 9)} for n in range(10_000)])
     sliced = figure(slices(result, SPACE))

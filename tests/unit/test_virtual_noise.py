@@ -63,6 +63,7 @@ def finished(profile: Profile, offer: Offer, seed: int) -> tuple[float, float]:
     return state.stages[-1].ended_at - state.started_at, bill_usd(state, state.now)
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("noise", "delays"),
     [
