@@ -191,6 +191,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         spot=_spot(resources, name, row, price_usd_per_hour, restart_s) if resources.market == "spot" else None,
         side_costs=_side_costs(resources, name, row, provision_delay_s),
         unit=resources.unit,
+        trials_per_gpu=resources.trials_per_gpu,
     )
 
 

@@ -219,7 +219,7 @@ class Simulations:
             if known < count:
                 lacking.setdefault((choice.market, known), []).append(choice)
         for (_, known), some in lacking.items():
-            some.sort(key=lambda one: slots(one.instances, self.offer.gpus, one.gpus_per_trial))
+            some.sort(key=lambda one: slots(one.instances, self.offer.slots, one.gpus_per_trial))
             most = max(1, _MOST_CELLS // ((count - known) * self.stage.trials))
             for first in range(0, len(some), most):
                 self._simulate(some[first : first + most], range(known, count))
@@ -258,7 +258,7 @@ def planned(problem: Problem, chosen: Plan, simulations: Simulations | None = No
         provisioning_s=starts_s,
         duration_s=mean_s - starts_s,
         cost_usd=mean_usd,
-        slots=slots(choice.instances, problem.offer.gpus, choice.gpus_per_trial),
+        slots=slots(choice.instances, problem.offer.slots, choice.gpus_per_trial),
     )
     beyond = choice.gpus_per_trial > problem.profile.largest_gpus
     prediction = Prediction(
@@ -327,8 +327,8 @@ class _AshaCandidates:
     def _counts(self, gpus: int) -> range:
         """Return the numbers of instances that trials of `gpus` GPUs fill: up to a slot for each trial."""
         offer, trials = self.problem.offer, self.problem.stages[0].trials
-        wide = max(1, gpus // offer.gpus)
-        most = -(-trials // max(1, offer.gpus // gpus)) * wide
+        wide = max(1, gpus // offer.slots)
+        most = -(-trials // max(1, offer.slots // gpus)) * wide
         return range(wide, min(offer.max_instances, most) + 1, wide)
 
     def best(self) -> StagePlan | None:

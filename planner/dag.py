@@ -140,7 +140,7 @@ def _train(
         spread=Spread(cv=profile.stage_cv(stage.iterations)),
         law=profile.law,
     )
-    num_slots = slots(choice.instances, offer.gpus, choice.gpus_per_trial)
+    num_slots = slots(choice.instances, offer.slots, choice.gpus_per_trial)
     trains: list[int] = []
     for trial in range(stage.trials):
         queued = trial >= num_slots

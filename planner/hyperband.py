@@ -418,7 +418,7 @@ class _Division:
 
     def _lane(self, group: Group, quota: int, deadline_s: float | None) -> Planned | None:
         """Return the plan of a lane by itself, without the head node; None if it is late, or cannot hold a trial."""
-        if quota * self.offer.gpus < self.constraints.min_gpus_per_trial:
+        if quota * self.offer.slots < self.constraints.min_gpus_per_trial:
             return None
         limit_s = math.inf if deadline_s is None else deadline_s
         known = self._solved.setdefault((group, self.slowed), [])
@@ -435,7 +435,7 @@ class _Division:
     def _limits(self, deadline_s: float | None, quota: int) -> PlanningConstraints:
         """Return the limits of one lane: all lanes together keep the deadline with the confidence of the job."""
         least, most = self.constraints.min_gpus_per_trial, self.constraints.max_gpus_per_trial
-        most = max(least, min(most, quota * self.offer.gpus))
+        most = max(least, min(most, quota * self.offer.slots))
         confidence = self.constraints.confidence ** (1.0 / len(self.brackets))
         return replace(
             self.constraints, deadline_s=deadline_s, max_cost_usd=None, max_gpus_per_trial=most, confidence=confidence

@@ -564,12 +564,12 @@ class _SampledCandidates:
         """Yield the plan with other choices for the stages [first, last), if every stage can run a trial."""
         changed = (replace(choice, **changes) for choice in choices[first:last])
         plan = Plan(stages=(*choices[:first], *changed, *choices[last:]))
-        if all(slots(choice.instances, self.offer.gpus, choice.gpus_per_trial) for choice in plan.stages):
+        if all(slots(choice.instances, self.offer.slots, choice.gpus_per_trial) for choice in plan.stages):
             yield plan
 
     def _waved(self, index: int, choice: StagePlan, gpus: int) -> list[int]:
         """Return counts of one instance or one wave more or less, or with as many waves, in gangs of `gpus`."""
-        trials, per = self.problem.stages[index].trials, self.offer.gpus
+        trials, per = self.problem.stages[index].trials, self.offer.slots
         waves = -(-trials // slots(choice.instances, per, choice.gpus_per_trial))
         needed = (least_instances(-(-trials // some), per, gpus) for some in (waves - 1, waves, waves + 1) if some)
         return sorted({choice.instances - 1, choice.instances + 1, *needed})
@@ -577,7 +577,7 @@ class _SampledCandidates:
     def _gangs(self, choice: StagePlan) -> list[int]:
         if self.problem.policy == "naive_elastic":
             return []
-        sizes = self.problem.constraints.gang_sizes(self.offer.gpus)
+        sizes = self.problem.constraints.gang_sizes(self.offer.slots)
         at = sizes.index(choice.gpus_per_trial)
         return sizes[max(0, at - 1) : at] + sizes[at + 1 : at + 2]
 

@@ -115,8 +115,8 @@ class _AllocationSearch:
         fair = (
             self._allocation(count * size, trials)
             for count, size in factors + multiples
-            if count * size <= self.offer.gpus * self.offer.max_instances
-            and slots(-(-count * size // self.offer.gpus), self.offer.gpus, size) >= count
+            if count * size <= self.offer.slots * self.offer.max_instances
+            and slots(-(-count * size // self.offer.slots), self.offer.slots, size) >= count
         )
         return sorted(fair, key=lambda allocation: allocation.gpus)
 
@@ -125,18 +125,18 @@ class _AllocationSearch:
 
         A trial's share is max(1, floor(gpus / trials)), rounded down to a size that packs with all trials at once.
         """
-        instances, share = -(-gpus // self.offer.gpus), self.sizes[0]
+        instances, share = -(-gpus // self.offer.slots), self.sizes[0]
         for size in reversed(self.sizes):
-            if size <= gpus // trials and slots(instances, self.offer.gpus, size) >= trials:
+            if size <= gpus // trials and slots(instances, self.offer.slots, size) >= trials:
                 share = size
                 break
         return _Allocation(gpus, StagePlan(instances=instances, gpus_per_trial=share), (instances, share))
 
     def static(self, instances: int) -> _Allocations:
         """Return the same `instances` for every stage; empty if no trial fits on them."""
-        if slots(instances, self.offer.gpus, self.sizes[0]) == 0:
+        if slots(instances, self.offer.slots, self.sizes[0]) == 0:
             return ()
-        return tuple(self._allocation(instances * self.offer.gpus, stage.trials) for stage in self.stages)
+        return tuple(self._allocation(instances * self.offer.slots, stage.trials) for stage in self.stages)
 
     def descend(self, allocations: _Allocations) -> _Allocations:
         """Algorithm 2: take the best candidate until it saves nothing or is late."""
@@ -301,7 +301,7 @@ def _least(problem: Problem, limits: PlanningConstraints) -> tuple[float, float]
         runs_s = [(gpus, run_s(stage, gpus, problem.profile)) for gpus in gangs]
         time_s += min(trial_s for _, trial_s in runs_s)
         gpu_s += stage.trials * min(gpus * trial_s for gpus, trial_s in runs_s)
-    return time_s, offer.least_price_usd_per_s * gpu_s / offer.gpus
+    return time_s, offer.least_price_usd_per_s * gpu_s / offer.slots
 
 
 def _best_of(tables: _Tables, box: Box, objective: Objective, constant: bool) -> tuple[StageTable, FoundPlan] | None:
@@ -396,8 +396,8 @@ def _fewest_instances(problem: Problem, chosen: Plan) -> Plan:
     fewest: list[StagePlan] = []
     for stage, choice in zip(reversed(problem.stages), reversed(chosen.stages), strict=True):
         gpus = choice.gpus_per_trial
-        num_waves = -(-stage.trials // slots(choice.instances, problem.offer.gpus, gpus))
-        needed = least_instances(-(-stage.trials // num_waves), problem.offer.gpus, gpus)
+        num_waves = -(-stage.trials // slots(choice.instances, problem.offer.slots, gpus))
+        needed = least_instances(-(-stage.trials // num_waves), problem.offer.slots, gpus)
         later = fewest[-1].instances if fewest and fewest[-1].market == choice.market else 0
         fewest.append(replace(choice, instances=max(needed, later)))
     if problem.constant:

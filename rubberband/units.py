@@ -242,6 +242,11 @@ def counted(count: int, what: str) -> str:
     return f"{count:{',' if count >= 10_000 else ''}} {what}{'' if count == 1 else 's'}"
 
 
+def gpus_each(gpus: int, trials_per_gpu: int) -> str:
+    """Return the GPUs of a trial: `2`, or `1/4` where four trials share one."""
+    return str(gpus) if trials_per_gpu == 1 else f"{gpus}/{trials_per_gpu}"
+
+
 def shown(value: object) -> str:
     """Return a value for an error message: on one line, quoted as in Python, at most 60 characters."""
     try:

@@ -18,7 +18,7 @@ from rubberband.api.dashboard.experiment import result_of
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving
 from rubberband.executor.result.result import Result, StageResult
 from rubberband.states import ACTIVE
-from rubberband.units import counted, duration, shown
+from rubberband.units import counted, duration, gpus_each, shown
 from rubberband.values.submission import Submission
 from rubberband.views.cards import Card, cost_card, time_card
 from rubberband.views.charts.learning import curves_chart
@@ -198,11 +198,12 @@ def _stage(stage: StageResult) -> ComparedFigure:
     begun = stage.actual_s is not None
     instances = stage.instances if begun else stage.planned_instances
     where = "" if stage.bracket is None else f"{stage.title}: "
+    each = f"{gpus_each(stage.gpus_per_trial, stage.trials_per_gpu)} GPU{'s' * (stage.gpus_per_trial > 1)}"
     planned = f"planned {duration(stage.planned_s)}"
     took = planned if stage.actual_s is None else f"{duration(stage.actual_s)} ({planned})"
     return ComparedFigure(
         f"{where}{counted(stage.trials, 'trial')} x {counted(stage.iterations, 'iteration')}",
-        f"{counted(instances, 'instance')}, {counted(stage.gpus_per_trial, 'GPU')} a trial; {took}",
+        f"{counted(instances, 'instance')}, {each} a trial; {took}",
     )
 
 

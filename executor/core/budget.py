@@ -150,7 +150,7 @@ def _function_usd(state: State, use: GangRun, busy_s: float) -> float:
     """Return the cost of a gang that is busy for `busy_s`, at the price of its instance."""
     offer = state.job.offer
     price = price_usd_per_s(state.instances[use.gang[0].instance], offer)
-    return price * len(use.gang) / offer.gpus * max(0.0, busy_s)
+    return price * len(use.gang) / offer.slots * max(0.0, busy_s)
 
 
 def _by(ended_at: float | None, at: float) -> float:
@@ -190,7 +190,7 @@ def _spending_of(state: State, held: Iterable[InstanceRecord]) -> RunSpending:
     rate_usd_per_s = offer.head_price_usd_per_hour / SECONDS_PER_HOUR
     if offer.billing == "per_function":
         for instance, gpu_s in state.used_gpu_s().items():
-            settled_usd += price_usd_per_s(state.instances[instance], offer) / offer.gpus * gpu_s
+            settled_usd += price_usd_per_s(state.instances[instance], offer) / offer.slots * gpu_s
         for use in map(state.allocation, state.running()):
             settled_usd += _function_usd(state, use, now - use.started_at)
             rate_usd_per_s += _function_usd(state, use, 1.0)
@@ -271,12 +271,13 @@ def paid_time(state: State, at: float) -> PaidTime:
     job = state.job
     training = repeated = startup = 0.0
     for use in state.allocations:
+        gpus = len(use.gang) / job.offer.trials_per_gpu
         end = at if use.ended_at is None else use.ended_at
         first_step = end if use.training_at is None else use.training_at
-        startup += len(use.gang) * (first_step - use.started_at)
+        startup += gpus * (first_step - use.started_at)
         first_new_step = first_step if use.repeated_until is None else use.repeated_until
-        repeated += len(use.gang) * (first_new_step - first_step)
-        training += len(use.gang) * (end - first_new_step)
+        repeated += gpus * (first_new_step - first_step)
+        training += gpus * (end - first_new_step)
     if job.offer.billing == "per_function":
         return PaidTime(
             training_gpu_s=training,

@@ -45,7 +45,7 @@ def demand(
         min_gpus=gpus * min(lane.least_instances for lane in state.active()),
         max_gpus=gpus * _most(state),
         promised_gpus=promised_gpus,
-        attained_gpu_s=max(0.0, attained),
+        attained_gpu_s=max(0.0, attained / job.offer.trials_per_gpu),
         progress=min(1.0, done / total) if total else 0.0,
     )
 
@@ -146,10 +146,10 @@ def _stages_left(lane: GroupState) -> Iterable[Stage]:
 def _stage_s(state: State, stage: Stage, instances: int) -> float:
     """Seconds of a stage with the gangs that end it soonest; infinite where none fits."""
     job = state.job
-    profile, gpus = state.profile, job.offer.gpus
+    profile, per_instance = state.profile, job.offer.slots
     best_s = math.inf
     for size in job.gang_sizes(job.largest_gang):
-        if at_once := slots(instances, gpus, size):
+        if at_once := slots(instances, per_instance, size):
             waves = math.ceil(stage.trials / at_once)
             best_s = min(best_s, waves * (profile.trial_startup_s + stage.iterations * profile.iteration_s(size)))
     return best_s

@@ -37,10 +37,11 @@ experiment was promised the instances. They go on from their latest checkpoints.
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Slot:
-    """One GPU (real or logical) of one instance; it holds one warm worker."""
+    """One GPU (real or logical) of one instance, or a trial's share of one; it holds one warm worker."""
 
     instance: str
     gpu: int
+    """Number of the GPU. Where trials share GPUs, that of the slot (`placement.gpu_of`)."""
 
 
 Gang = tuple[Slot, ...]

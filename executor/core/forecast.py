@@ -52,7 +52,7 @@ def lane_factor(profile: Profile, lane: GroupState, gpus: int) -> float:
     ready = [speed_of(job, record) for record in lane.held.ready]
     if not job.speeds or not ready:
         return 1.0
-    if gpus > job.offer.gpus:
+    if gpus > job.offer.slots:
         return _factor(job, profile, [fmean(ready) if job.balances else min(ready)] * gpus)
     return len(ready) / math.fsum(1.0 / _factor(job, profile, [speed] * gpus) for speed in ready)
 
@@ -186,14 +186,14 @@ def _functions_left_usd(lane: GroupState, now: float) -> float:
     left_s = _running_left_s(lane, now)
     left_s += [_trial_left_s(lane, trial) for trial in lane.queued()]
     left_s += [left.trials * left.run_s for left in _rungs_left(lane)]
-    usd_per_s = market_usd_per_s(job.offer, chosen.market) * chosen.gpus_per_trial / job.offer.gpus
+    usd_per_s = market_usd_per_s(job.offer, chosen.market) * chosen.gpus_per_trial / job.offer.slots
     return usd_per_s * sum(left_s) + coming * new_instance_usd(job.offer, chosen.market, 0.0)
 
 
 def _training_left_s(lane: GroupState, now: float, instances: int | None, known_s: Mapping[int, float]) -> float:
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
     chosen = lane.chosen
-    num_slots = max(1, slots(instances or chosen.instances, lane.job.offer.gpus, chosen.gpus_per_trial))
+    num_slots = max(1, slots(instances or chosen.instances, lane.job.offer.slots, chosen.gpus_per_trial))
     if lane.job.ladder is not None:
         return _asha_left_s(lane, now, num_slots, known_s)
     late = _lateness(len(lane.runners) + len(lane.waiters), num_slots)

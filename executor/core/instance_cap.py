@@ -95,7 +95,7 @@ def _cut_plan(lane: GroupState) -> None:
 
 def cut(job: Job, choice: StagePlan, most: int) -> StagePlan:
     """The plan of a stage with at most `most` instances; a gang that does not fit on them is as wide as one can be."""
-    instances, gpus, planned = min(choice.instances, most), job.offer.gpus, choice.gpus_per_trial
+    instances, gpus, planned = min(choice.instances, most), job.offer.slots, choice.gpus_per_trial
     if slots(instances, gpus, planned) > 0:
         return replace(choice, instances=instances)
     size = max((size for size in job.gang_sizes(planned) if slots(instances, gpus, size) > 0), default=planned)

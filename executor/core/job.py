@@ -152,7 +152,7 @@ class Job:
     def gang_sizes(self, most: int) -> list[int]:
         """Return the GPUs that a trial may have, up to `most`. Never fewer than were profiled: it may not fit."""
         least = max(self.profile.smallest_gpus, self.min_gpus_per_trial or 1)
-        return gang_sizes(self.offer.gpus, min(least, most), most, self.gpus_per_trial_sizes)
+        return gang_sizes(self.offer.slots, min(least, most), most, self.gpus_per_trial_sizes)
 
     @property
     def reserve(self) -> Reserve:

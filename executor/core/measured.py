@@ -268,7 +268,7 @@ def measured(state: State, lane: GroupState | None = None) -> Measured:
     """
     job = state.job
     lane = state.lanes[0] if lane is None else lane
-    expected, noise_scale = Expected(job.profile, job.offer.gpus), present_noise_scale(lane)
+    expected, noise_scale = Expected(job.profile, job.offer.slots), present_noise_scale(lane)
     speeds, own = _speeds(state, expected)
     overall = _overall(speeds)
     seen = starts(state)

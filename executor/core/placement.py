@@ -56,6 +56,11 @@ def slot_of(instance: str, gpu: int) -> Slot:
     return Slot(instance=instance, gpu=gpu)
 
 
+def gpu_of(slot: int, gpus: int) -> int:
+    """Return the GPU of a slot of an instance with `gpus` GPUs: neighbouring slots are on different ones."""
+    return slot % gpus
+
+
 class _Nodes:
     """The free GPUs of every instance."""
 
@@ -143,9 +148,12 @@ class _Nodes:
 class FreeSlots:
     """The free GPUs of every instance, and the instances by how many they have free."""
 
-    def __init__(self, instances: Iterable[str], width: int, taken: Iterable[Gang]) -> None:
-        """Instances of `width` GPUs each, of which `taken` are taken; these may have some of other instances too."""
-        self._width = width
+    def __init__(self, instances: Iterable[str], width: int, taken: Iterable[Gang], *, gpus: int | None = None) -> None:
+        """Instances of `width` slots each, of which `taken` are taken; these may have some of other instances too.
+
+        `gpus` is the number of GPUs that the slots of an instance share, if they are fewer (see `gpu_of`).
+        """
+        self._width, self._gpus = width, gpus or width
         self._free = {instance: set(range(width)) for instance in instances}
         self.gpus = width * len(self._free)
         """Free ones, in all."""
@@ -235,8 +243,13 @@ class FreeSlots:
                 return self._some(found[0], size)
         return None
 
-    def _some(self, instance: str, gpus: int) -> Gang:
-        return tuple([slot_of(instance, gpu) for gpu in sorted(self._free[instance])[:gpus]])
+    def _some(self, instance: str, size: int) -> Gang:
+        """The first free slots, those on the emptiest GPUs first."""
+        free = sorted(self._free[instance])
+        if self._gpus < self._width:
+            left = Counter(gpu_of(slot, self._gpus) for slot in free)
+            free.sort(key=lambda slot: -left[gpu_of(slot, self._gpus)])
+        return tuple([slot_of(instance, slot) for slot in free[:size]])
 
     def _first(self, free: int, count: int) -> list[str]:
         """Return the first `count` instances with exactly `free` free GPUs, by name; empty if there are fewer."""

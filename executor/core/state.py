@@ -232,7 +232,8 @@ class GroupState:
         ready = self.held.ready
         if self.free is None or self.free[0] is not ready:
             gangs = (trial.gang for trial in self.running())
-            self.free = ready, FreeSlots((one.instance for one in ready), self.job.offer.gpus, gangs)
+            offer, names = self.job.offer, (one.instance for one in ready)
+            self.free = ready, FreeSlots(names, offer.slots, gangs, gpus=offer.gpus)
         return self.free[1]
 
     @property
@@ -285,12 +286,12 @@ class GroupState:
         """The fewest instances that one of its gangs fits on."""
         left = self.state.plan.stages[self.first_left : self.end_stage]
         planned = min([choice.gpus_per_trial for choice in left], default=self.job.largest_gang)
-        return -(-min(self.job.gang_sizes(planned), default=planned) // self.job.offer.gpus)
+        return -(-min(self.job.gang_sizes(planned), default=planned) // self.job.offer.slots)
 
     @property
     def needed_instances(self) -> int:
         """The fewest instances on which the trials under way train at once, as wide as planned."""
-        return instances_for(len(self.runners) + len(self.waiters), self.job.offer.gpus, self.chosen.gpus_per_trial)
+        return instances_for(len(self.runners) + len(self.waiters), self.job.offer.slots, self.chosen.gpus_per_trial)
 
     @property
     def waits_for_instances(self) -> bool:
@@ -313,11 +314,11 @@ class GroupState:
         job = self.job
         planned, held = self.chosen.gpus_per_trial, self.held
         ready = len(held.ready)
-        if slots(ready, job.offer.gpus, planned) > 0:
+        if slots(ready, job.offer.slots, planned) > 0:
             return planned
         if ready < len(held.live) and not self.state.buys_none:
             return 0
-        return max((size for size in job.gang_sizes(planned) if slots(ready, job.offer.gpus, size) > 0), default=0)
+        return max((size for size in job.gang_sizes(planned) if slots(ready, job.offer.slots, size) > 0), default=0)
 
     @property
     def room(self) -> int:

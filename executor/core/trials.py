@@ -227,7 +227,7 @@ def moves(lane: GroupState, trial: TrialState) -> bool:
         lane.state.instances[slot.instance].status is not InstanceStatus.LEAVING for slot in trial.gang
     ):
         return False
-    gpus = {record.instance: lane.job.offer.gpus for record in lane.held.ready}
+    gpus = {record.instance: lane.job.offer.slots for record in lane.held.ready}
     others = [other for other in lane.running() if other is not trial]
     held = {other.trial: tuple([slot for slot in other.gang if slot.instance in gpus]) for other in others}
     held = {other: gang for other, gang in held.items() if gang}

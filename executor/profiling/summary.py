@@ -44,13 +44,13 @@ class ProfilingResult:
 
 
 def gpu_counts(
-    gpus_per_instance: int, instances: int, minimum: int, maximum: int, sizes: Sequence[int] = ()
+    slots_per_instance: int, instances: int, minimum: int, maximum: int, sizes: Sequence[int] = ()
 ) -> list[int]:
     """Return the GPUs per trial to measure: `minimum`, its doubles, and the most that fit, if packing allows them.
 
     If `sizes` are given, they are measured instead.
     """
-    allowed = gang_sizes(gpus_per_instance, minimum, min(maximum, gpus_per_instance * instances), sizes)
+    allowed = gang_sizes(slots_per_instance, minimum, min(maximum, slots_per_instance * instances), sizes)
     if sizes:
         return allowed
     doubles = {minimum * 2**power for power in range(maximum.bit_length())}
@@ -60,7 +60,7 @@ def gpu_counts(
 def measure(
     backend: Backend,
     *,
-    gpus_per_instance: int,
+    slots_per_instance: int,
     instances: int = 1,
     min_gpus_per_trial: int = 1,
     max_gpus_per_trial: int = 1,
@@ -88,19 +88,19 @@ def measure(
     point, every trial fails, or none reports the metric; and Cancelled.
     """
     names = [f"profile-{number}" for number in range(instances)]
-    num_copies = instances * gpus_per_instance if num_trials is None else num_trials
+    num_copies = instances * slots_per_instance if num_trials is None else num_trials
     session = ProfilingSession(backend, num_copies, limits or ProfilingLimits(), cancelled)
 
     def measure_on(gangs: Sequence[Gang]) -> Point:
         return session.measure(gangs, warm_up_iterations, iterations, least_trials)
 
-    counts = gpu_counts(gpus_per_instance, len(names), min_gpus_per_trial, max_gpus_per_trial, gpus_per_trial_sizes)
+    counts = gpu_counts(slots_per_instance, len(names), min_gpus_per_trial, max_gpus_per_trial, gpus_per_trial_sizes)
     if not counts:
         raise ProviderError(
-            f"{len(names)} instances of {gpus_per_instance} GPUs cannot hold a trial of {min_gpus_per_trial} GPUs; "
+            f"{len(names)} instances of {slots_per_instance} GPUs cannot hold a trial of {min_gpus_per_trial} GPUs; "
             "raise the number of instances or lower resources.gpus_per_trial.min"
         )
-    turns = _turns(names, gpus_per_instance, counts)
+    turns = _turns(names, slots_per_instance, counts)
     points, stopped_by = _points(session, names, turns, measure_on, sweep, on_point)
     found = _measured(session, points, stopped_by, one_machine=one_machine, sweep=sweep)
     if not models_updates:
@@ -194,18 +194,18 @@ def _remarks(session: ProfilingSession, points: Sequence[Point], *, sweep: bool)
         yield f"some batch sizes could not be tried on {session.failed_sweeps[-1]}"
 
 
-def _turns(names: Sequence[str], gpus_per_instance: int, counts: Sequence[int]) -> list[list[Gang]]:
+def _turns(names: Sequence[str], slots_per_instance: int, counts: Sequence[int]) -> list[list[Gang]]:
     """Return the gangs of each number of GPUs to measure, every time with another one first."""
-    every = [_gangs(names, gpus_per_instance, gpus) for gpus in counts]
+    every = [_gangs(names, slots_per_instance, gpus) for gpus in counts]
     return [gangs[turn % len(gangs) :] + gangs[: turn % len(gangs)] for turn, gangs in enumerate(every)]
 
 
-def _gangs(instances: Sequence[str], gpus_per_instance: int, gpus: int) -> list[Gang]:
+def _gangs(instances: Sequence[str], slots_per_instance: int, gpus: int) -> list[Gang]:
     """Return as many disjoint gangs of `gpus` slots as fit on the instances, by the rules of packing."""
-    every = [[Slot(instance=instance, gpu=gpu) for gpu in range(gpus_per_instance)] for instance in instances]
-    if gpus <= gpus_per_instance:
-        groups = [group[start : start + gpus] for group in every for start in range(0, gpus_per_instance, gpus)]
+    every = [[Slot(instance=instance, gpu=gpu) for gpu in range(slots_per_instance)] for instance in instances]
+    if gpus <= slots_per_instance:
+        groups = [group[start : start + gpus] for group in every for start in range(0, slots_per_instance, gpus)]
         return [tuple(group) for group in groups if len(group) == gpus]
     flat = [slot for group in every for slot in group]
-    copies = slots(len(instances), gpus_per_instance, gpus)
+    copies = slots(len(instances), slots_per_instance, gpus)
     return [tuple(flat[copy * gpus : (copy + 1) * gpus]) for copy in range(copies)]

@@ -75,8 +75,8 @@ class RayBackend:
     spec: RunSpec = field(kw_only=False)
     store: CheckpointStore
     gpus_per_instance: int
-    gpus_on_machine: int | None = None
-    """GPUs that share the CPUs of a machine; None: those of an instance."""
+    slots_on_machine: int | None = None
+    """Slots that share the CPUs of a machine; None: those of an instance."""
     known_points: Sequence[BatchPoint] = ()
     """Steps that profiling timed."""
     logs: Path | None = None
@@ -93,6 +93,8 @@ class RayBackend:
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
+        self._trials_per_gpu = self.spec.experiment.resources.trials_per_gpu
+        self._slots_on_machine = self.slots_on_machine or self.gpus_per_instance * self._trials_per_gpu
         self._store_watch = StoreWatch(self.store)
         self._shipment = Shipment(self.code) if self.code is not None and self.provider.remote else None
         self._mailbox = Mailbox(self.clock)
@@ -124,7 +126,8 @@ class RayBackend:
             self.spec.entrypoint,
             self.store,
             device=self.provider.device,
-            gpus_on_machine=self.gpus_on_machine or self.gpus_per_instance,
+            slots_on_machine=self._slots_on_machine,
+            trials_per_gpu=self._trials_per_gpu,
             timeout_s=self.ready_timeout_s,
             on_sick=on_sick,
             remote=self.provider.remote,
@@ -185,7 +188,8 @@ class RayBackend:
             until_iterations=start.until_iterations,
             checkpoint=start.checkpoint,
             num_instances=len({slot.instance for slot in start.gang}),
-            gpus_on_machine=self.gpus_on_machine or self.gpus_per_instance,
+            slots_on_machine=self._slots_on_machine,
+            trials_per_gpu=self._trials_per_gpu,
             batch=experiment.batch.to_plain(),
             balance=experiment.batch.balance.to_plain(),
             verify=experiment.batch.verify,

@@ -74,25 +74,25 @@ class ForkServer:
         entrypoint: Entrypoint | None,
         *,
         device: Device = "cpu",
-        gpus_on_machine: int = 1,
+        slots_on_machine: int = 1,
     ) -> None:
         """Start it, if possible, for the provider's `directory`; it imports what `entrypoint` needs.
 
         None: what any trial with torch needs, and no code of a user, as experiments of a pool have different code.
-        The imports find what they would find in a worker on `device`, on a machine of `gpus_on_machine` GPUs.
+        The imports find what they would find in a worker on `device`, on a machine of `slots_on_machine` slots.
         """
         self._directory = directory.resolve()
         self._process: subprocess.Popen[bytes] | None = None
         self._environment = Environment() if entrypoint is None else entrypoint.environment
         if sys.platform == "linux":
             with contextlib.suppress(OSError, RuntimeError):  # too many processes, or no home
-                self._start(experiment, entrypoint, device, gpus_on_machine)
+                self._start(experiment, entrypoint, device, slots_on_machine)
 
-    def _start(self, experiment: str, entrypoint: Entrypoint | None, device: Device, gpus_on_machine: int) -> None:
+    def _start(self, experiment: str, entrypoint: Entrypoint | None, device: Device, slots_on_machine: int) -> None:
         tags = {EXPERIMENT_TAG: experiment, DIRECTORY_TAG: str(self._directory), INSTANCE_TAG: _NAME}
         environment = ray_node.environment(os.environ, ray_node.default_token_path(), tags, _A_GPU[device])
         named = {**environment, **self._environment.variables}
-        environment |= worker_settings(named, device, gpus_on_machine) | _UNTOUCHED
+        environment |= worker_settings(named, device, slots_on_machine) | _UNTOUCHED
         environment.setdefault("OMP_NUM_THREADS", "1")  # as in Ray's workers; a pool of threads cannot be forked
         environment[_PADDING] = " " * _PADDING_BYTES
         name = secrets.token_hex(16)

@@ -34,7 +34,7 @@ from rubberband.executor.training.segment import (
     SegmentStarted,
 )
 from rubberband.executor.training.trial import Device
-from rubberband.executor.training.worker_process import compute_with, cpus_per_gpu, reserve_port, worker_settings
+from rubberband.executor.training.worker_process import compute_with, cpus_per_slot, reserve_port, worker_settings
 from rubberband.values.environment import Environment
 
 if TYPE_CHECKING:
@@ -193,14 +193,14 @@ class SlotWorker:
         if remote:
             _speak_where_others_listen()
 
-    def warm_up(self, device: Device, gpus_on_machine: int) -> None:
+    def warm_up(self, device: Device, slots_on_machine: int) -> None:
         """Import everything that training needs, which is most of a cold start."""
         from rubberband.executor.training.run import warm_up
 
         self._entrypoint.environment.put()
-        os.environ.update(worker_settings(os.environ, device, gpus_on_machine))
+        os.environ.update(worker_settings(os.environ, device, slots_on_machine))
         if device == "cuda" and "OMP_NUM_THREADS" not in self._entrypoint.environment.variables:
-            compute_with(cpus_per_gpu(gpus_on_machine))
+            compute_with(cpus_per_slot(slots_on_machine))
         end_forks_by_sigterm()
         self._log_pump.start()
         warm_up(self._entrypoint, device)

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rubberband.cloud.provider import INSTANCE_LABEL
 from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.core.placement import gpu_of
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.connection import ray_nodes
@@ -89,8 +90,10 @@ class Workers:
     entrypoint: Entrypoint
     store: CheckpointStore
     device: Device = field(kw_only=True)
-    gpus_on_machine: int = field(kw_only=True)
-    """GPUs that share the CPUs of its machine."""
+    slots_on_machine: int = field(kw_only=True)
+    """Slots that share the CPUs of its machine."""
+    trials_per_gpu: int = field(default=1, kw_only=True)
+    """Slots of each GPU."""
     timeout_s: float = field(kw_only=True)
     on_sick: Callable[[str, str], None] = field(kw_only=True)
     """Called with (instance, reason) when a slot's worker cannot be replaced."""
@@ -113,11 +116,11 @@ class Workers:
         self._mutex = threading.Lock()
         self._dismissed = threading.Event()
         self._group: Any = None
-        self._slots: list[Future[Worker]] = [Future() for _ in range(self.gpus)]
+        self._slots: list[Future[Worker]] = [Future() for _ in range(self.gpus * self.trials_per_gpu)]
         self._held: dict[int, Worker] = {}
         """By slot: a worker that may come back."""
         self._servers: dict[ServerPlace, Worker] = {}
-        self._gpu_failures = [0] * self.gpus
+        self._gpu_failures = [0] * len(self._slots)
 
     @property
     def dismissed(self) -> bool:
@@ -137,7 +140,7 @@ class Workers:
             if fault := self.fault_of(self.node(self.instance)):
                 raise WorkersError(fault)
             group = self._place(patience)
-            workers = [self._start(group, gpu) for gpu in range(self.gpus)]
+            workers = [self._start(group, slot) for slot in range(len(self._slots))]
             self._warm_up(workers, patience)
         except BaseException:
             self.dismiss()
@@ -179,7 +182,7 @@ class Workers:
             self._gpu_failures[gpu] += 1
             count = self._gpu_failures[gpu]
         if count == _MOST_GPU_FAILURES and not self.dismissed:
-            reason = f"GPU {gpu} failed {count} times: {message}"
+            reason = f"GPU {gpu_of(gpu, self.gpus)} failed {count} times: {message}"
             connection.start(lambda: self.on_sick(self.instance, reason), f"sick-{gpu}")
 
     def server(self, place: ServerPlace) -> Worker:
@@ -192,7 +195,7 @@ class Workers:
                 raise WorkersError("released")
             if place not in self._servers:
                 strategy = PlacementGroupSchedulingStrategy(
-                    placement_group=self._group, placement_group_bundle_index=place[0]
+                    placement_group=self._group, placement_group_bundle_index=gpu_of(place[0], self.gpus)
                 )
                 actor = ray.remote(ServerProcess).options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)
                 code = None if self.shipment is None else self.shipment.reference()
@@ -234,15 +237,17 @@ class Workers:
             if self._dismissed.wait(self._pause_s):
                 raise WorkersError("released")
 
-    def _start(self, group: Any, gpu: int) -> Worker:
+    def _start(self, group: Any, slot: int) -> Worker:
+        gpu = gpu_of(slot, self.gpus)
         place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=gpu)
-        gpus = int(self.has_gpus)
-        actor = ray.remote(SlotWorker).options(num_cpus=0, num_gpus=gpus, max_restarts=0, scheduling_strategy=place)
+        # Ray cuts a share to ten-thousandths, so that seven of 1/7 fit.
+        share = 1 / self.trials_per_gpu if self.has_gpus else 0
+        actor = ray.remote(SlotWorker).options(num_cpus=0, num_gpus=share, max_restarts=0, scheduling_strategy=place)
         code = None if self.shipment is None else self.shipment.reference()
         return actor.remote(self.entrypoint, self.store, instance=self.instance, remote=self.remote, code=code)
 
     def _warm_up(self, workers: Sequence[Worker], patience: _Patience) -> None:
-        pending = [worker.warm_up.remote(self.device, self.gpus_on_machine) for worker in workers]
+        pending = [worker.warm_up.remote(self.device, self.slots_on_machine) for worker in workers]
         try:
             while pending:
                 if self.dismissed:
@@ -276,7 +281,7 @@ class Workers:
                 future.set_result(fresh)
                 return
         if not self.dismissed:
-            self.on_sick(self.instance, f"no new worker on GPU {gpu}: {reason}")
+            self.on_sick(self.instance, f"no new worker on GPU {gpu_of(gpu, self.gpus)}: {reason}")
 
 
 def kill(worker: Worker) -> None:

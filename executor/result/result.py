@@ -148,7 +148,7 @@ class StageResult:
     trials: int
     iterations: int
     gpus_per_trial: int
-    """By the plan in force."""
+    """By the plan in force; 1 where trials share a GPU."""
     planned_instances: int
     """By the plan at the start of the run, like everything called planned."""
     instances: int
@@ -168,6 +168,8 @@ class StageResult:
     """Its number within its bracket."""
     lane: int = 0
     """Brackets of one lane run one after another, and lanes side by side."""
+    trials_per_gpu: int = 1
+    """Trials that share each GPU."""
 
     @property
     def name(self) -> str:
@@ -286,6 +288,11 @@ class Result:
     """Rungs of a search without a SYNC (asha); empty for others."""
     also: tuple[Objective, ...] = ()
     """The metrics that are reported beside the one that ranks."""
+
+    @property
+    def trials_per_gpu(self) -> int:
+        """Trials that share each GPU."""
+        return self.stages[0].trials_per_gpu if self.stages else 1
 
     @property
     def pareto(self) -> tuple[TrialResult, ...]:
@@ -545,6 +552,7 @@ def _stage(state: State, index: int, at: float) -> StageResult:
         trials=stage.trials,
         iterations=stage.iterations,
         gpus_per_trial=state.plan.stages[index].gpus_per_trial,
+        trials_per_gpu=job.offer.trials_per_gpu,
         planned_instances=job.plan.stages[index].instances,
         instances=record.widest if record else 0,
         planned_s=predicted.provisioning_s + predicted.duration_s,

@@ -13,7 +13,7 @@ from rubberband import markup
 from rubberband.errors import InputError
 from rubberband.executor.result.result import Busy, Result, StageResult, TrialResult
 from rubberband.installation import require
-from rubberband.units import counted, duration, format_usd, in_unit
+from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 
 if TYPE_CHECKING:
     import pandas
@@ -39,11 +39,11 @@ _OF_TRIALS = (
 def trial_rows(result: Result) -> list[Row]:
     """Return a row for each trial: `config.NAME`, metrics of its latest report, iterations, and its share of the bill.
 
-    `gpu_s` is the time in which GPUs were its own, start-up included.
+    `gpu_s` is the time in which GPUs were its own, start-up included, and a share of a GPU counts as that.
     """
     gpu_s, cost_usd = defaultdict[int, float](float), defaultdict[int, float](float)
     for use, usd_per_s in paid_uses(result):
-        gpu_s[use.trial] += use.end_s - use.start_s
+        gpu_s[use.trial] += (use.end_s - use.start_s) / result.trials_per_gpu
         cost_usd[use.trial] += usd_per_s * (use.end_s - use.start_s)
     metrics = _metrics(result, (trial.metrics for trial in result.trials))
     several = any(trial.bracket is not None for trial in result.trials)
@@ -237,7 +237,7 @@ def _stage(stage: StageResult) -> list[str]:
         str(stage.trials),
         str(stage.iterations),
         f"{stage.instances} / {stage.planned_instances}",
-        str(stage.gpus_per_trial),
+        gpus_each(stage.gpus_per_trial, stage.trials_per_gpu),
         duration(stage.actual_s or 0.0) if is_begun else "",
         duration(stage.planned_s),
         f"{stage.actual_cost_usd or 0.0:.4f}" if is_begun else "",

@@ -307,17 +307,17 @@ def make_ray_backend(
         ask = partial(fault_of, borrowed, store)
     # A pool has a fork server of its own: its experiments have different code.
     fork_server = None
-    gpus_on_machine = _gpus_on_machine(spec, offer, provider)
+    slots_on_machine = _slots_on_machine(spec, offer, provider)
     if spec.kind.is_this_machine and spec.pool is None:
         fork_server = ForkServer(
-            folder.name, folder.instances, spec.entrypoint, device=provider.device, gpus_on_machine=gpus_on_machine
+            folder.name, folder.instances, spec.entrypoint, device=provider.device, slots_on_machine=slots_on_machine
         )
     return RayBackend(
         provider,
         spec,
         store=store or open_store(spec.checkpoints),
         gpus_per_instance=offer.gpus,
-        gpus_on_machine=gpus_on_machine,
+        slots_on_machine=slots_on_machine,
         known_points=known_points,
         logs=folder.logs,
         code=code,
@@ -329,15 +329,15 @@ def make_ray_backend(
     )
 
 
-def _gpus_on_machine(spec: RunSpec, offer: Offer, provider: ClusterProvider) -> int:
-    """Return how many GPUs share the CPUs of the machine that an instance is, or is a part of."""
+def _slots_on_machine(spec: RunSpec, offer: Offer, provider: ClusterProvider) -> int:
+    """Return how many slots share the CPUs of the machine that an instance is, or is a part of."""
     if spec.kind.is_borrowed:
-        return cast(BorrowedProvider, provider).slots_on_machine
+        return cast(BorrowedProvider, provider).slots_on_machine * offer.trials_per_gpu
     if spec.kind.is_this_machine:
-        return offer.gpus * offer.max_instances
+        return offer.slots * offer.max_instances
     if spec.pool is None:
-        return offer.gpus
-    return int(PoolFolder(path=Path(spec.pool)).read()["gpus_per_instance"])
+        return offer.slots
+    return int(PoolFolder(path=Path(spec.pool)).read()["gpus_per_instance"]) * offer.trials_per_gpu
 
 
 def _boot_timeouts(spec: RunSpec, offer: Offer) -> BootTimeouts:

@@ -40,9 +40,16 @@ class Residence:
     Tensors that other code may write to without torch's notice, such as those of `torch.from_numpy`, are not copied.
     """
 
-    def __init__(self, device: torch.device, memory: Callable[[], tuple[int, int]] = torch.cuda.mem_get_info) -> None:
-        """`memory` returns the bytes that are free, and all bytes, of the GPU."""
+    def __init__(
+        self,
+        device: torch.device,
+        memory: Callable[[], tuple[int, int]] = torch.cuda.mem_get_info,
+        *,
+        share: float = 1.0,
+    ) -> None:
+        """`memory` returns the bytes that are free, and all bytes, of the GPU; `share` is the worker's part of both."""
         self.device = device
+        self._share = share
         self._memory = memory
         self._copies: dict[int, _Copy] = {}
         self._refused: set[int] = set()
@@ -104,7 +111,7 @@ class Residence:
     def _has_room(self, new: Collection[Tensor]) -> bool:
         if not all(map(_is_owned, new)):
             return False
-        free, total = self._memory()
+        free, total = (self._share * each for each in self._memory())
         size = sum(each.nbytes for each in new)
         held = sum(copy.tensor.nbytes for copy in self._copies.values())
         return held + size <= MOST_OF_GPU * total and size <= _MOST_OF_FREE * free

@@ -71,7 +71,7 @@ from rubberband.executor.training.sampler import (
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import OwnStep, Step, TrainStep, check_own_step
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
-from rubberband.executor.training.worker_process import compute_with, cpus_per_gpu
+from rubberband.executor.training.worker_process import compute_with, cpus_per_slot
 from rubberband.executor.training.wrapping import (
     RunningStatistics,
     check_same_weights,
@@ -92,6 +92,8 @@ class TorchRunner(Runner):
         self._segment = segment
         self._gang = gang
         self._device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
+        if segment.device == "cuda" and segment.trials_per_gpu > 1:
+            torch.cuda.set_per_process_memory_fraction(1.0 / segment.trials_per_gpu)
         trial.max_iterations = max(segment.max_iterations or 0, segment.until_iterations)
         trial._data_seed = segment.data_seed
         reseed("setup", segment.seed)
@@ -120,11 +122,11 @@ class TorchRunner(Runner):
             num_workers=trial.num_workers,
             prefetch_factor=trial.prefetch_factor,
             timeout_s=trial.loader_timeout_s,
-            cpus=cpus_per_gpu(segment.gpus_on_machine),
+            cpus=cpus_per_slot(segment.slots_on_machine),
             start=trial.worker_init,
         )
         has_room = self._device.type == "cuda" and segment.most_per_gpu is None
-        residence = Residence(self._device) if has_room else None
+        residence = Residence(self._device, share=1.0 / segment.trials_per_gpu) if has_room else None
         make_feed = partial(
             Feed, device=self._device, collate=collate, seed=segment.seed, settings=settings, residence=residence
         )

@@ -41,8 +41,10 @@ class Segment:
     checkpoint: CheckpointRef | None
     num_instances: int = 1
     """Instances of the gang."""
-    gpus_on_machine: int = 1
-    """GPUs of the worker's machine, which share its CPUs."""
+    slots_on_machine: int = 1
+    """Slots of the worker's machine, which share its CPUs."""
+    trials_per_gpu: int = 1
+    """Trials that share the worker's GPU, and its memory in equal parts."""
     batch: AdaptiveBatch | None = None
     """Settings of adaptive batches; None: the batch size is fixed."""
     balance: Balance = field(default_factory=Balance)

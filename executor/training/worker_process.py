@@ -347,14 +347,14 @@ _BEGAN_WITH = Path("/proc/self/environ")
 """The environment at this process's start: Ray sets OMP_NUM_THREADS to 1 later, where it is not set."""
 
 
-def cpus_per_gpu(gpus: int) -> int:
-    """Return the CPUs that this process may use, divided by the GPUs of its machine."""
+def cpus_per_slot(slots: int) -> int:
+    """Return the CPUs that this process may use, divided by the slots of its machine."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cpus // gpus
+    return cpus // slots
 
 
-def worker_settings(environment: Mapping[str, str], device: Device, gpus: int) -> dict[str, str]:
-    """Return variables to set in the `environment` of a worker on a machine of `gpus` GPUs.
+def worker_settings(environment: Mapping[str, str], device: Device, slots: int) -> dict[str, str]:
+    """Return variables to set in the `environment` of a worker on a machine of `slots` slots.
 
     Trials on the CPU see no GPU: Ray gives logical GPUs the ids of real ones.
     """
@@ -366,7 +366,7 @@ def worker_settings(environment: Mapping[str, str], device: Device, gpus: int) -
         # before the other one.
         chosen["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if "TORCHINDUCTOR_COMPILE_THREADS" not in environment:  # by default one per CPU of the machine, up to 32
-        chosen["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, cpus_per_gpu(gpus)))
+        chosen["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, cpus_per_slot(slots)))
     return chosen
 
 

@@ -40,7 +40,7 @@ def interruptions(stage: Stage, gpus_per_trial: int, profile: Profile, offer: Of
     """Return a trial's interruptions per second on the spot market, and the mean seconds lost by one of them."""
     spot = offer.spot
     assert spot is not None, "a plan uses the markets that its offer has"
-    rate = spot.interruptions_per_hour / SECONDS_PER_HOUR * max(1, gpus_per_trial // offer.gpus)
+    rate = spot.interruptions_per_hour / SECONDS_PER_HOUR * max(1, gpus_per_trial // offer.slots)
     redone = min(spot.checkpoint_iterations, stage.iterations) / 2.0
     return rate, spot.restart_s + redone * profile.iteration_s(gpus_per_trial)
 
@@ -78,6 +78,11 @@ def check_choice(index: int, choice: StagePlan, offer: Offer) -> None:
         raise InputError(
             f"{where} wants {counted(choice.instances, 'instance')} and max_instances is {offer.max_instances}; "
             f"raise max_instances, or plan at most {offer.max_instances}"
+        )
+    if gpus > 1 and offer.trials_per_gpu > 1:
+        raise InputError(
+            f"{where} has gpus_per_trial={gpus}, and {offer.trials_per_gpu} trials share each GPU; plan 1, or set "
+            "resources.trials_per_gpu to 1"
         )
     if gpus > offer.gpus and gpus % offer.gpus:
         raise InputError(
@@ -134,7 +139,7 @@ class MeanTimes:
 
     def stage_s(self, index: int, choice: StagePlan) -> float:
         """ceil(n/slots) waves of equally long trials."""
-        num_slots = slots(choice.instances, self.offer.gpus, choice.gpus_per_trial)
+        num_slots = slots(choice.instances, self.offer.slots, choice.gpus_per_trial)
         return -(-self.stages[index].trials // num_slots) * self._run_s(index, choice)
 
     def busy_s(self, index: int, choice: StagePlan) -> float:
@@ -166,7 +171,7 @@ class Rates:
     billed; the price itself is 0 under `per_function` billing."""
     trials_usd_per_s: dict[Market, float]
     """Price of one busy instance under `per_function` billing; else 0."""
-    gpus: int
+    slots: int
     minimum_s: float
     """Seconds billed at least for one instance; 0 under `per_function` billing."""
     once_usd: float
@@ -187,7 +192,7 @@ class Rates:
         return cls(
             prices_usd_per_s=held,
             trials_usd_per_s=busy,
-            gpus=offer.gpus,
+            slots=offer.slots,
             minimum_s=offer.minimum_billed_s if offer.billing == "per_instance" else 0.0,
             once_usd=offer.once_usd_per_instance,
             head_usd_per_s=offer.head_cost_usd(1.0),
@@ -223,7 +228,7 @@ class Rates:
         price_usd_per_s = self.trials_usd_per_s[choice.market]
         if price_usd_per_s == 0.0:
             return 0.0
-        return price_usd_per_s * (choice.gpus_per_trial / self.gpus) * times.busy_s(index, choice)
+        return price_usd_per_s * (choice.gpus_per_trial / self.slots) * times.busy_s(index, choice)
 
 
 class _Cluster(NamedTuple):
@@ -316,7 +321,7 @@ def summed(plan: Plan, profile: Profile, offer: Offer, steps: Sequence[StageOutc
                 provisioning_s=step.provisioning_s,
                 duration_s=step.duration_s,
                 cost_usd=step.cost_usd,
-                slots=slots(choice.instances, offer.gpus, choice.gpus_per_trial),
+                slots=slots(choice.instances, offer.slots, choice.gpus_per_trial),
             )
         )
         now_s += step.provisioning_s + step.duration_s

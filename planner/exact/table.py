@@ -173,7 +173,7 @@ def build_table(
     edges: set[int] | None = None
     if moments is not None:  # the fewest instances that run a stage in one wave, two, and so on
         needed = {-(-stage.trials // waves) for stage in stages for waves in range(1, _EDGES + 1)}
-        edges = {least_instances(trials, offer.gpus, gpus) for trials in needed for gpus in gangs.tolist()}
+        edges = {least_instances(trials, offer.slots, gpus) for trials in needed for gpus in gangs.tolist()}
     job = (stages, profile, offer, gangs, begin, moments or _mean_moments(stages, profile, offer), edges)
     parts = [_block(market, *job) for market in markets]
     counts, duration_s, late_s, extra_usd, gpus, valid = zip(*parts, strict=True)
@@ -210,9 +210,9 @@ def _block(
 ) -> tuple[Ints, Floats, Floats, Floats, Ints, Bools]:
     """Return a market's part of the table: instances, duration_s, late_s, extra_usd, gpus and valid."""
     trials = np.array([stage.trials for stage in stages])
-    at_once = max(least_instances(int(trials.max()), offer.gpus, gpus) for gpus in gangs.tolist())
+    at_once = max(least_instances(int(trials.max()), offer.slots, gpus) for gpus in gangs.tolist())
     counts = np.arange(1, min(at_once, offer.max_instances) + 1)
-    slots = _slots(counts, gangs, offer.gpus)
+    slots = _slots(counts, gangs, offer.slots)
     counts, slots = counts[slots[:, 0] > 0], slots[slots[:, 0] > 0]
     duration_s, late_s = moments(market, gangs, slots)
     deadline_s = duration_s + late_s
@@ -223,7 +223,7 @@ def _block(
         faster = _faster(_chosen(deadline_s, choice))
     else:
         per_trial_s = mean_runs_s(stages, profile, offer, market, gangs)
-        per_trial_usd = offer.market_price_usd_per_s(market) / offer.gpus * gangs * per_trial_s
+        per_trial_usd = offer.market_price_usd_per_s(market) / offer.slots * gangs * per_trial_s
         trials_usd += (trials[:, None] * per_trial_usd)[:, None, :]
         choice, keep = _undominated(deadline_s, trials_usd)
         faster = _faster(deadline_s)
@@ -326,14 +326,14 @@ def gangs_of(profile: Profile, offer: Offer, constraints: PlanningConstraints) -
     Raises InputError if there is none.
     """
     least, most = constraints.min_gpus_per_trial, constraints.max_gpus_per_trial
-    sizes = constraints.gang_sizes(offer.gpus)
+    sizes = constraints.gang_sizes(offer.slots)
     if not sizes:
         raise InputError(
             f"no number of GPUs from gpus_per_trial.min {least} to max {most} packs onto instances of {offer.gpus}; "
             f"beyond {offer.gpus} it must be a multiple of it: raise gpus_per_trial.max to "
             f"{-(-least // offer.gpus) * offer.gpus}"
         )
-    room = offer.gpus * offer.max_instances
+    room = offer.slots * offer.max_instances
     fitting = [gpus for gpus in sizes if gpus <= room]
     if not fitting:
         raise InputError(

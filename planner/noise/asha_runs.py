@@ -161,7 +161,7 @@ class _Runs:
         gangs = self.gangs = each([choice.gpus_per_trial for choice in choices])
         self.instances = each([choice.instances for choice in choices])
         self.iteration_s = each([profile.iteration_s(choice.gpus_per_trial) for choice in choices])
-        self.wide, self.per = np.maximum(1, gangs // offer.gpus), np.maximum(1, offer.gpus // gangs)
+        self.wide, self.per = np.maximum(1, gangs // offer.slots), np.maximum(1, offer.slots // gangs)
         self.hosts = self.instances // self.wide
         """A host is an instance, or the instances of a wide gang."""
         self.is_wasteful = bool((self.instances % self.wide).any())
@@ -327,7 +327,7 @@ class _Runs:
         """Return the bills."""
         offer = self.offer
         cost_usd = offer.head_cost_usd(1.0) * self.now + self.started() * offer.once_usd_per_instance
-        held_s = self.gangs / offer.gpus * self.busy_s if offer.billing == "per_function" else self.held_s()
+        held_s = self.gangs / offer.slots * self.busy_s if offer.billing == "per_function" else self.held_s()
         found: Floats = cost_usd + offer.market_price_usd_per_s(self.market) * held_s
         return found
 

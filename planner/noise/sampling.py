@@ -377,8 +377,8 @@ class Chunk:
         return busy_s
 
     def _stage(self, index: int, choice: StagePlan) -> tuple[Value, Value | None]:
-        num_slots = slots(choice.instances, self.offer.gpus, choice.gpus_per_trial)
-        spare = _SPARE * max(1, self.offer.gpus // choice.gpus_per_trial) if self._losses_per_s(choice) else 0
+        num_slots = slots(choice.instances, self.offer.slots, choice.gpus_per_trial)
+        spare = _SPARE * max(1, self.offer.slots // choice.gpus_per_trial) if self._losses_per_s(choice) else 0
         num_slots = min(self.stages[index].trials + spare, num_slots)
         key = (index, num_slots, choice.gpus_per_trial, choice.market)
         if key not in self._stages:
@@ -518,7 +518,7 @@ class Chunk:
         """Return time of the stage and busy time of its trials, with what interruptions cost."""
         spot, stage, first = self.offer.spot, self.stages[index], _bracket(self.stages, index)
         assert spot is not None, "a plan uses the markets that its offer has"
-        per_instance = max(1, self.offer.gpus // choice.gpus_per_trial)
+        per_instance = max(1, self.offer.slots // choice.gpus_per_trial)
         work_s = self.profile.iteration_s(choice.gpus_per_trial)
         return with_losses(
             Exposed(
@@ -530,7 +530,7 @@ class Chunk:
                 checkpoint_iterations=spot.checkpoint_iterations,
                 num_slots=num_slots,
                 per_instance=per_instance,
-                rate=self._losses_per_s(choice) * max(1, choice.gpus_per_trial // self.offer.gpus),
+                rate=self._losses_per_s(choice) * max(1, choice.gpus_per_trial // self.offer.slots),
                 index=index,
                 chances=self._chances_of_losses(),
                 is_billed=self.offer.billing == "per_function",

@@ -125,6 +125,7 @@ class StageView(Answer):
     trials: int
     iterations: int
     gpus_per_trial: int
+    trials_per_gpu: int
     planned_instances: int
     instances: int
     planned_s: float

@@ -23,7 +23,14 @@ from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.result.restoring import kept_state
 from rubberband.executor.result.result import Result, TrialResult
 from rubberband.installation import default_home
-from rubberband.integrations.ray_tune_options import check_fields, check_resources, most_instances, name_of, words_of
+from rubberband.integrations.ray_tune_options import (
+    check_fields,
+    check_resources,
+    most_instances,
+    name_of,
+    trials_per_gpu,
+    words_of,
+)
 from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks, check_tune_callbacks, trial_of, unwrapped
 from rubberband.spec.fields import WordError, word_error
 from rubberband.spec.resources import Resources
@@ -57,7 +64,12 @@ class Tuner:
         limits = words.get("constraints", {})
         found = words_of(param_space or {}, tune_config, run_config, limits)
         self._notes = found.notes
-        resources = {"gpus_per_trial": {"min": 1, "max": 1}, **words.get("resources", {})}
+        shared = trials_per_gpu(plain.resources, plain.name)
+        resources = {
+            "gpus_per_trial": {"min": 1, "max": 1},
+            **({"trials_per_gpu": shared} if shared > 1 else {}),
+            **words.get("resources", {}),
+        }
         checked = _resources(resources)
         if isinstance(plain.target, type) and (checked.gpus_per_trial.most or 2) > 1:
             raise InputError(f"{plain.name} trains on one GPU; leave resources.gpus_per_trial out")

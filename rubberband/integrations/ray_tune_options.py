@@ -18,7 +18,7 @@ from rubberband.cloud.offers import offers
 from rubberband.errors import InputError
 from rubberband.integrations.ray_tune_trials import Stop
 from rubberband.spec.fields import name_like
-from rubberband.spec.resources import Resources
+from rubberband.spec.resources import MOST_TRIALS_PER_GPU, Resources
 from rubberband.spec.samplers import configured
 from rubberband.spec.space import Domain, choice, foreign
 from rubberband.units import counted, shown
@@ -419,8 +419,28 @@ def _optuna_sampler(sampler: Any) -> dict[str, str]:
 # The resources of a trial, and how many train at once.
 
 
+_SHARE_TOLERANCE = 0.02
+"""A part that is off by this share counts as 1/k: 0.33 is a third."""
+
+
+def trials_per_gpu(request: Any, name: str) -> int:
+    """Return how many trials share a GPU, by the request of one: two for `{"gpu": 0.5}`. Raises InputError."""
+    bundles = getattr(request, "bundles", None) or [{}]
+    share = float(bundles[0].get("GPU", 0))
+    if not 0 < share < 1:
+        return 1
+    count = round(1.0 / share)
+    if count > MOST_TRIALS_PER_GPU or abs(count * share - 1) > _SHARE_TOLERANCE:
+        near = min(max(count, 2), MOST_TRIALS_PER_GPU)
+        raise InputError(
+            f"tune.with_resources({name}, ...) asks for {share:g} GPUs, and a GPU is shared in 2 to "
+            f"{MOST_TRIALS_PER_GPU} equal parts; ask for {1 / near:.4g}, by which {near} trials share one"
+        )
+    return count
+
+
 def check_resources(request: Any, name: str, resources: Resources) -> None:
-    """Raise InputError unless a trial of one worker process on one GPU of `resources` has what it asks for."""
+    """Raise InputError unless a trial of one worker process on one slot of `resources` has what it asks for."""
     if request is None:
         return
     at = f"tune.with_resources({name}, ...)"
@@ -433,7 +453,7 @@ def check_resources(request: Any, name: str, resources: Resources) -> None:
     gpus, cpus = asked.pop("GPU", 0), asked.pop("CPU", 0)
     if asked:
         raise InputError(f"{at} asks for {next(iter(asked))}, which is not managed; leave it out")
-    if gpus not in (0, 1):
+    if gpus > 1:
         raise InputError(
             f"{at} asks for {gpus:g} GPUs, and a trial of Ray Tune has one of its own; ask for 1, or write a "
             "rubberband.TorchTrial for several"
@@ -441,31 +461,32 @@ def check_resources(request: Any, name: str, resources: Resources) -> None:
     for instance_type, vcpus in _vcpus(resources) if cpus > 1 else ():
         if cpus > vcpus:
             raise InputError(
-                f"{at} asks for {cpus:g} CPUs, and a GPU of {instance_type} comes with {vcpus:g}; ask for that, or "
+                f"{at} asks for {cpus:g} CPUs, and a trial on {instance_type} has {vcpus:g}; ask for that, or "
                 "choose another instance_type"
             )
 
 
 def _vcpus(resources: Resources) -> list[tuple[str, float]]:
-    """Return the instance types whose CPUs are known, with those that come with each GPU."""
+    """Return the instance types whose CPUs are known, with those of each slot."""
     table, rented = table_of(resources), offers(resources)
     known = [(offer, table[offer.instance_type].vcpus) for offer in rented if offer.instance_type in table]
-    return [(offer.instance_type, vcpus / offer.gpus) for offer, vcpus in known if vcpus is not None]
+    return [(offer.instance_type, vcpus / offer.slots) for offer, vcpus in known if vcpus is not None]
 
 
 def most_instances(limit: int | None, resources: Resources) -> dict[str, int]:
-    """Return `max_instances` by which at most `limit` trials of one GPU train at once. Raises InputError."""
+    """Return `max_instances` by which at most `limit` trials of one slot train at once. Raises InputError."""
     if limit is None:
         return {}
     if resources.pool is not None:
         raise InputError(f"max_concurrent={limit}: a pool decides how many trials train at once; leave it out")
-    gpus = max(offer.gpus for offer in offers(resources))
-    if limit < gpus:
+    slots = max(offer.slots for offer in offers(resources))
+    each = "one" if resources.trials_per_gpu == 1 else str(resources.trials_per_gpu)
+    if limit < slots:
         raise InputError(
-            f"max_concurrent={limit}: an instance trains {counted(gpus, 'trial')} at once, one on each GPU; choose an "
-            f"instance_type with at most {limit}, or leave it out"
+            f"max_concurrent={limit}: an instance trains {counted(slots, 'trial')} at once, {each} on each GPU; choose "
+            f"an instance_type with fewer GPUs, or leave it out"
         )
-    return {"max_instances": min(resources.max_instances, limit // gpus)}
+    return {"max_instances": min(resources.max_instances, limit // slots)}
 
 
 def name_of(run_config: Any, trainable: str, now: datetime.datetime, notes: list[str]) -> str:

@@ -147,9 +147,9 @@ def _batches(job: JobPlan, now: Problem) -> Iterator[_Change]:
     from rubberband.planner.goodput.planning import at_noise_scale, extrapolated
 
     used = sorted({choice.gpus_per_trial for choice in job.plan.stages})
-    if unseen := extrapolated(model, now.offer.gpus, used):
+    if unseen := extrapolated(model, now.offer.slots, used):
         yield _slower("speed beyond measured batches", "extrapolated", unseen, "by the model", now)
-    slower = at_noise_scale(now.profile, now.offer.gpus, model.noise_scale / 2.0)
+    slower = at_noise_scale(now.profile, now.offer.slots, model.noise_scale / 2.0)
     value = f"{model.noise_scale:,.0f} samples"
     yield _Change("noise scale of the gradients", value, "half of it", replace(now, profile=slower))
 

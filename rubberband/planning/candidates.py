@@ -154,14 +154,14 @@ def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
     """Return the largest number of GPUs of a trial that a profile knows: measured, or of one instance by its model."""
     adapts = experiment.batch.policy != "fixed" and profile.goodput is not None
     modelled = adapts or _workers_model(experiment, profile) is not None
-    return max(profile.largest_gpus, offer.gpus) if modelled else profile.largest_gpus
+    return max(profile.largest_gpus, offer.slots) if modelled else profile.largest_gpus
 
 
 def _candidate(experiment: Experiment, offer: Offer, profile: Profile, now: float) -> Problem:
     batch, largest = experiment.batch.to_plain(), known_gpus(experiment, offer, profile)
     resources = experiment.resources.model_copy(update={"max_instances": offer.max_instances})
     allowed = experiment.model_copy(update={"resources": resources})
-    constraints = allowed.planning_constraints(now, offer.gpus, largest)
+    constraints = allowed.planning_constraints(now, offer.slots, largest)
     fixed = replace(profile, goodput=None, asynchronous=_workers_model(experiment, profile))
     plain = Problem(
         brackets=experiment.probed().brackets(),
@@ -184,12 +184,12 @@ def _candidate(experiment: Experiment, offer: Offer, profile: Profile, now: floa
             f"batch; lower it to {most}, or raise batch.max and profile again"
         )
     within = replace(constraints, max_gpus_per_trial=most)
-    sizes = [gpus for gpus in within.gang_sizes(offer.gpus) if gpus >= profile.smallest_gpus]
+    sizes = [gpus for gpus in within.gang_sizes(offer.slots) if gpus >= profile.smallest_gpus]
     if not sizes:
         return plain
     return replace(
         plain,
-        profile=adapted(replace(profile, goodput=model), offer.gpus, sizes),
+        profile=adapted(replace(profile, goodput=model), offer.slots, sizes),
         constraints=replace(constraints, max_gpus_per_trial=sizes[-1]),
         fixed=fixed,
     )
@@ -213,7 +213,7 @@ def _with_workers(problem: Problem) -> Problem:
     from rubberband.planner.queueing import scaled
 
     profile, limits = problem.profile, problem.constraints
-    sizes = [gpus for gpus in limits.gang_sizes(problem.offer.gpus) if gpus >= profile.smallest_gpus]
+    sizes = [gpus for gpus in limits.gang_sizes(problem.offer.slots) if gpus >= profile.smallest_gpus]
     return replace(problem, profile=scaled(profile, sizes)) if sizes else problem
 
 
@@ -236,11 +236,11 @@ def stand_in_speeds(experiment: Experiment, chosen: Problem, options: Sequence[P
 def mixture_notes(experiment: Experiment, chosen: Problem, options: Sequence[Problem], gpus: int) -> list[str]:
     """Return a remark on each type of another speed that may be used instead, for gangs of `gpus` GPUs."""
     planned = chosen.offer.instance_type
-    found, instances = [], max(1, gpus // chosen.offer.gpus)
+    found, instances = [], max(1, gpus // chosen.offer.slots)
     for name, speed in stand_in_speeds(experiment, chosen, options).items():
         if not experiment.gains_from_mixtures or math.isclose(speed, 1.0, rel_tol=0.01):
             continue
-        slow = min(gpus, chosen.offer.gpus)
+        slow = min(gpus, chosen.offer.slots)
         mixed = _factor(chosen.profile, [1.0] * (gpus - slow) + [speed] * slow)
         gang = "a trial on it" if instances == 1 else f"a gang on {counted(instances, 'instance')}, one of them {name},"
         adds_up = "" if instances == 1 else f"; {adding_up_words(chosen.profile)}"

@@ -196,26 +196,28 @@ class _Finder:
     def _values(self, key: str, experiment: Experiment) -> Sequence[int]:
         """Return the other values of an integer, the smallest change first."""
         asked, resources = experiment.resources.gpus_per_trial, experiment.resources
-        packing = [one.offer.gpus for one in self.candidates]
+        packing = [one.offer.slots for one in self.candidates]
         if key == MAX_INSTANCES:
             most = max(self._widest(one, experiment) for one in self.candidates)
             room = max(one.offer.max_instances for one in self.candidates_of(_with(experiment, key, max(most, 1))))
             if resources.pool is not None:
-                room = min(room, PoolFile(**PoolFolder(path=Path(resources.pool)).read()).slices_at_once(packing[0]))
+                pool, gpus = PoolFile(**PoolFolder(path=Path(resources.pool)).read()), self.candidates[0].offer.gpus
+                room = min(room, pool.slices_at_once(gpus))
             return range(resources.max_instances + 1, min(most, room, _MOST_INSTANCES) + 1)
         if key == MIN_GPUS:
             smallest = min((one.fixed or one.profile).smallest_gpus for one in self.candidates)
             return [gpus for gpus in range(asked.min - 1, smallest - 1, -1) if _packs(gpus, packing)]
-        if asked.max is None or experiment.is_function:
+        if asked.max is None or experiment.is_function or resources.trials_per_gpu > 1:
             return ()
-        most = max(min(_known(one), one.offer.gpus * one.offer.max_instances) for one in self.candidates)
+        most = max(min(_known(one), one.offer.slots * one.offer.max_instances) for one in self.candidates)
         most = min(most, experiment.batch.max or most)
         return [gpus for gpus in range(asked.max + 1, most + 1) if _packs(gpus, packing)]
 
     def _widest(self, problem: Problem, experiment: Experiment) -> int:
         """Return the instances that run all trials at once, at any size of gang: more are of no use."""
-        asked, gpus = experiment.resources.gpus_per_trial, problem.offer.gpus
-        sizes = gang_sizes(gpus, asked.least, max(asked.least, asked.most or _known(problem)), asked.sizes or ())
+        asked, gpus = experiment.resources.gpus_per_trial, problem.offer.slots
+        widest = 1 if problem.offer.trials_per_gpu > 1 else asked.most or _known(problem)
+        sizes = gang_sizes(gpus, asked.least, max(asked.least, widest), asked.sizes or ())
         return sum(
             max(least_instances(max(stage.trials for stage in stages), gpus, size) for size in sizes)
             for stages in experiment.brackets()
@@ -292,7 +294,7 @@ def _packs(gpus: int, packing: Sequence[int]) -> bool:
 def _known(problem: Problem) -> int:
     """Return the most GPUs of a trial that the profile, or the model of adaptive batches, covers."""
     known = (problem.fixed or problem.profile).largest_gpus
-    return known if problem.fixed is None else max(known, problem.offer.gpus)
+    return known if problem.fixed is None else max(known, problem.offer.slots)
 
 
 def is_out_of_reach(problem: Problem) -> bool:
@@ -308,7 +310,7 @@ def is_out_of_reach(problem: Problem) -> bool:
 def _bounds(problem: Problem, stages: Sequence[Stage]) -> tuple[float, float]:
     """Return lower bounds on seconds (exact if nothing varies: all instances throughout) and US dollars of a plan."""
     offer, profile, limits = problem.offer, problem.profile, problem.constraints
-    sizes = [gpus for gpus in limits.gang_sizes(offer.gpus) if slots(offer.max_instances, offer.gpus, gpus)]
+    sizes = [gpus for gpus in limits.gang_sizes(offer.slots) if slots(offer.max_instances, offer.slots, gpus)]
     if not sizes:
         raise InputError("no gang fits")
     price = offer.least_price_usd_per_s
@@ -319,9 +321,9 @@ def _bounds(problem: Problem, stages: Sequence[Stage]) -> tuple[float, float]:
             time_s, gpu_s = time_s + least_s, gpu_s + least_gpu_s
             continue
         runs = [(gpus, run_s(stage, gpus, profile)) for gpus in sizes]
-        time_s += min(-(-stage.trials // slots(offer.max_instances, offer.gpus, gpus)) * each for gpus, each in runs)
+        time_s += min(-(-stage.trials // slots(offer.max_instances, offer.slots, gpus)) * each for gpus, each in runs)
         gpu_s += stage.trials * min(gpus * each for gpus, each in runs)
-    return time_s, price * gpu_s / offer.gpus
+    return time_s, price * gpu_s / offer.slots
 
 
 def _asha_bounds(problem: Problem, stage: Stage, ladder: Ladder, sizes: Sequence[int]) -> tuple[float, float]:
@@ -332,7 +334,7 @@ def _asha_bounds(problem: Problem, stage: Stage, ladder: Ladder, sizes: Sequence
     for gpus in sizes:
         runs_s = [run_s(rung, gpus, profile) for rung in rungs]
         work_s = sum(rung.trials * each_s for rung, each_s in zip(rungs, runs_s, strict=True))
-        times_s.append(max(sum(runs_s), work_s / slots(offer.max_instances, offer.gpus, gpus)))
+        times_s.append(max(sum(runs_s), work_s / slots(offer.max_instances, offer.slots, gpus)))
         gpus_s.append(gpus * work_s)
     return min(times_s), min(gpus_s)
 

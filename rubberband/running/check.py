@@ -320,6 +320,7 @@ def _segment(experiment: Experiment, trial: int, configuration: Mapping[str, Any
         balance=experiment.batch.balance.to_plain(),
         verify=experiment.batch.verify,
         training=experiment.training.to_plain(),
+        trials_per_gpu=experiment.resources.trials_per_gpu,
         max_iterations=max(map(total_iterations, experiment.brackets())),
     )
 

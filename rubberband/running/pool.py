@@ -223,11 +223,11 @@ class PoolMachines(LocalProvider):
         lease_s: float,
         *,
         devices: Sequence[str] = (),
-        gpus_on_machine: int = 1,
+        slots_on_machine: int = 1,
         not_before: float = 0.0,
     ) -> None:
         super().__init__(name, directory, gpus, lease_s, devices=devices, not_before=not_before)
-        self._name, self._directory, self._gpus_on_machine = name, directory, gpus_on_machine
+        self._name, self._directory, self._slots_on_machine = name, directory, slots_on_machine
         self._forking = threading.Lock()
         self._fork_server: ForkServer | None = None
 
@@ -236,7 +236,7 @@ class PoolMachines(LocalProvider):
         with self._forking:
             if self._fork_server is None:
                 self._fork_server = ForkServer(
-                    self._name, self._directory, None, device=self.device, gpus_on_machine=self._gpus_on_machine
+                    self._name, self._directory, None, device=self.device, slots_on_machine=self._slots_on_machine
                 )
 
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
@@ -267,7 +267,7 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
             offered.gpus,
             lease_s,
             devices=devices,
-            gpus_on_machine=offered.gpus * offered.max_instances,
+            slots_on_machine=offered.gpus * offered.max_instances,
             not_before=not_before,
         )
     from rubberband.cloud.aws.intents import runs_in

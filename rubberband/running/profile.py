@@ -31,7 +31,7 @@ from rubberband.planning.startup_history import record, start_of
 from rubberband.running.profile_cache import SHARED_INSTANCES, Announce, ProfileContent, cache_path, content_to_measure
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import save_profile
-from rubberband.units import counted, format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd, gpus_each
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints, Spent, Stage, gang_sizes, total_iterations
@@ -41,7 +41,7 @@ ENOUGH_TRIALS = 8
 """With fewer trials, the spread between them is little more than a guess, and the report says how to measure more."""
 
 
-def point_line(point: Point) -> str:
+def point_line(point: Point, trials_per_gpu: int = 1) -> str:
     """Return a line on one number of GPUs."""
     trials = len(point.timed)
     more = (
@@ -50,7 +50,8 @@ def point_line(point: Point) -> str:
     beside = (
         f", {more} side by side" if point.copies > 1 else f", {counted(trials, 'trial')} in turn" if trials > 1 else ""
     )
-    line = f"{point.gpus} GPU: {point.iteration_s:.3f} s per iteration (spread {point.iteration_cv:.1%}{beside})"
+    gpus = gpus_each(point.gpus, trials_per_gpu)
+    line = f"{gpus} GPU: {point.iteration_s:.3f} s per iteration (spread {point.iteration_cv:.1%}{beside})"
     if not point.batches:
         return line
     steps = ", ".join(f"{timed.batch_size} in {_brief(timed.step_s)}" for timed in point.batches)
@@ -127,6 +128,7 @@ class MeasuredProfile(ProfilingResult):
     entrypoint: str
     instance_type: str
     gpus_per_instance: int
+    trials_per_gpu: int = 1
     content: ProfileContent | None = None
     """Its content; None if that is not known."""
 
@@ -157,7 +159,7 @@ class MeasuredProfile(ProfilingResult):
     def lines(self) -> list[str]:
         """Return the report on the measurements, for people."""
         cost = f"measuring cost {format_usd(self.cost_usd)}"
-        points = [point_line(point) for point in self.points]
+        points = [point_line(point, self.trials_per_gpu) for point in self.points]
         noise = noise_lines(self.noise)
         starts = start_lines(self.profile, self.starts, self.noise)
         return [
@@ -252,7 +254,7 @@ def measure_profile(
     ):
         found = measure(
             backend,
-            gpus_per_instance=rented.gpus,
+            slots_per_instance=rented.slots,
             num_trials=experiment.search.num_trials,
             instances=num_instances,
             min_gpus_per_trial=limits.min_gpus_per_trial,
@@ -265,7 +267,7 @@ def measure_profile(
             # Where all workers share each batch, they wait for each other: the model does not hold.
             models_updates=training.mode == "async" and training.max_staleness != 0,
             limits=bounds,
-            on_point=lambda point: announce(point_line(point)),
+            on_point=lambda point: announce(point_line(point, rented.trials_per_gpu)),
             cancelled=cancelled,
         )
     _note_start(folder.home, entrypoint, found.starts)
@@ -295,7 +297,7 @@ def _backend(
 
 def _job_iterations(experiment: Experiment, rented: Offer, limits: PlanningConstraints) -> float:
     """Return how many iterations the job trains one after another, on all instances with the fewest GPUs per trial."""
-    slots = max(1, rented.max_instances * rented.gpus // limits.min_gpus_per_trial)
+    slots = max(1, rented.max_instances * rented.slots // limits.min_gpus_per_trial)
     brackets = experiment.brackets()
     longest = max(map(total_iterations, brackets))
     every = sum(_iterations(stage) for bracket in brackets for stage in bracket)
@@ -319,6 +321,7 @@ def _measured(
         entrypoint=str(entrypoint),
         instance_type=rented.instance_type,
         gpus_per_instance=rented.gpus,
+        trials_per_gpu=rented.trials_per_gpu,
         content=content,
     )
 
@@ -351,13 +354,13 @@ def _num_instances(experiment: Experiment, rented: Offer, limits: PlanningConstr
     widest = max(1, limits.max_gpus_per_trial // rented.gpus)
     if not experiment.resources.kind.is_this_machine:
         return widest
-    needed = -(-max(bracket[0].trials for bracket in experiment.brackets()) * limits.min_gpus_per_trial // rented.gpus)
+    needed = -(-max(bracket[0].trials for bracket in experiment.brackets()) * limits.min_gpus_per_trial // rented.slots)
     return max(widest, min(rented.max_instances, needed, SHARED_INSTANCES))
 
 
 def _measuring_usd(rented: Offer, held_s: float) -> float:
     """Return the cost of one instance whose GPUs are all busy for `held_s` seconds."""
-    return rented.instance_cost_usd(held_s) + rented.function_cost_usd(rented.gpus, held_s)
+    return rented.instance_cost_usd(held_s) + rented.function_cost_usd(rented.slots, held_s)
 
 
 def _profiling_limits(

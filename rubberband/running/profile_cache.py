@@ -57,6 +57,8 @@ def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> Profil
     hardware = {name: resources.get(name) for name in names} | {"types": list(types_of(experiment.resources))}
     if experiment.resources.slots is not None:
         hardware["slots"] = experiment.resources.slots
+    if experiment.resources.trials_per_gpu > 1:
+        hardware["trials_per_gpu"] = experiment.resources.trials_per_gpu
     if experiment.resources.kind.is_ec2:
         hardware["aws"] = {name: resources.get("aws", {}).get(name) for name in ("image", "install", "setup")}
     elif experiment.resources.kind.is_borrowed:

@@ -49,7 +49,7 @@ from rubberband.running.profile_cache import Announce, find_profiles
 from rubberband.running.sending import require_sent
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.program import Program
-from rubberband.units import counted, format_duration, format_usd, in_unit, shown
+from rubberband.units import counted, format_duration, format_usd, gpus_each, in_unit, shown
 from rubberband.values.plan import Policy, Spent
 from rubberband.values.profile import Profile
 
@@ -398,7 +398,7 @@ def announce_device(experiment: Experiment, announce: Announce) -> None:
         free = found if resources.pool is not None else free_gpus(found, rented)
         for note in dict.fromkeys((*found.notes, *free.notes)):
             announce(note)
-        most = resources.gpus_per_trial.most or rented.gpus
+        most = experiment.max_gpus_per_trial(rented.gpus)
         if most > 1 and experiment.training.mode != "async" and any(gpu.startswith("MIG-") for gpu in free.ids):
             raise InputError(
                 f"gpus_per_trial.max={most}: NCCL does not join MIG instances, as this machine has; "
@@ -436,7 +436,7 @@ def _plan_line(job: Job) -> str:
     markets = {"spot": " on spot", "on_demand": " on demand"} if job.offer.spot else {}
     each = [
         f"{chosen.instances} x {job.offer.gpus} GPU{markets.get(chosen.market, '')} "
-        f"({counted(stage.trials, 'trial')} x {chosen.gpus_per_trial} GPU)"
+        f"({counted(stage.trials, 'trial')} x {gpus_each(chosen.gpus_per_trial, job.offer.trials_per_gpu)} GPU)"
         for stage, chosen in zip(job.stages, job.plan.stages, strict=True)
     ]
     lanes: dict[int, list[str]] = {}

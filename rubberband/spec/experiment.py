@@ -318,6 +318,7 @@ class Experiment(Words):
             _check_profiles(self.profile, self.resources)
         _check_batch(self.batch, self.resources)
         _check_training(self.training, self.batch)
+        _check_sharing(self.resources, self.training, self.batch)
         return self
 
     @classmethod
@@ -449,6 +450,8 @@ class Experiment(Words):
             return 1
         if asked.most is not None:
             return asked.most
+        if self.resources.trials_per_gpu > 1:
+            return 1
         if isinstance(self.entrypoint, Program):  # it may not know of gangs
             return asked.least
         most = gpus_per_instance if known_gpus is None else known_gpus
@@ -609,6 +612,24 @@ def _check_training(training: Training, batch: Batch) -> None:
         raise fault(
             f"{batch.policy} adapts the batch that all workers share, and with training.mode: async each has its own; "
             "set batch.policy to fixed, or training.mode to sync",
+            at=("batch", "policy"),
+        )
+
+
+def _check_sharing(resources: Resources, training: Training, batch: Batch) -> None:
+    if resources.trials_per_gpu == 1:
+        return
+    shared = f"resources.trials_per_gpu is {resources.trials_per_gpu}"
+    if training.mode == "async":
+        raise fault(
+            f"async trains a trial on several GPUs, and {shared}: a trial has one GPU then; set training.mode to sync, "
+            "or trials_per_gpu to 1",
+            at=("training", "mode"),
+        )
+    if batch.policy == "goodput":
+        raise fault(
+            f"goodput fits batches to a GPU's speed, which trials beside change, and {shared}; set batch.policy to "
+            "fixed, or trials_per_gpu to 1",
             at=("batch", "policy"),
         )
 

@@ -43,6 +43,7 @@ from rubberband.values.kinds import KINDS, OWN, ProviderKind, known_provider, pa
 from rubberband.values.offer import Billing, Unit
 from rubberband.values.plan import Market
 
+MOST_TRIALS_PER_GPU = 16
 LOG_LIMIT_BYTES = 64_000_000
 """Default limit of a trial's log."""
 
@@ -285,6 +286,9 @@ class Resources(Words):
     spot: SpotMarket = Field(default_factory=SpotMarket.model_construct)
     max_instances: Annotated[int, Field(strict=True, ge=1, le=10_000), WHOLE] = 16
     gpus_per_trial: GpusPerTrial = Field(default_factory=GpusPerTrial.model_construct)
+    trials_per_gpu: Annotated[int, Field(strict=True, ge=1, le=MOST_TRIALS_PER_GPU), WHOLE] = 1
+    """Trials that train side by side on each GPU, up to 16, for models too small to fill one. Each has one GPU, and an
+    equal part of its memory."""
     slots: Gpus | None = None
     """For instances without GPUs: the trials that train at a time on one. They share its CPUs, and use no GPU of this
     machine. On a Ray cluster an instance has the CPUs of the commonest node without GPUs."""
@@ -409,6 +413,25 @@ class Resources(Words):
             except ValidationError as error:
                 first = word_error(error)
                 raise fault(first.reason, at=("options", *first.path)) from None
+        return self
+
+    @model_validator(mode="after")
+    def _sharing_gpus(self) -> Resources:
+        """Refuse gangs, and instances without GPUs, where trials share GPUs."""
+        shared = f"trials_per_gpu is {self.trials_per_gpu}"
+        if self.trials_per_gpu > 1 and self.slots is not None:
+            raise fault(
+                f"slots={self.slots} has as many trials on an instance without GPUs, and {shared}; leave it out and "
+                f"write slots: {self.slots * self.trials_per_gpu}",
+                at="trials_per_gpu",
+            )
+        for key, gpus in self.gpus_per_trial.written() if self.trials_per_gpu > 1 else ():
+            if gpus > 1:
+                raise fault(
+                    f"{gpus} GPUs are a gang, and {shared}: a trial has one GPU then; set it to 1, or trials_per_gpu "
+                    "to 1",
+                    at=("gpus_per_trial", key),
+                )
         return self
 
     @model_validator(mode="after")

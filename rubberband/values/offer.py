@@ -103,6 +103,13 @@ class Offer:
     """Costs beside the rent, on either market (`per_instance` only)."""
     unit: Unit = "USD"
     """Unit of all amounts, also of those whose names say `usd`."""
+    trials_per_gpu: int = 1
+    """Trials that train side by side on one GPU, each on a slot of its own. Above 1, a trial has one slot."""
+
+    @property
+    def slots(self) -> int:
+        """Slots per instance: its GPUs, each as often as trials share it. A trial of g GPUs takes g of them."""
+        return self.gpus * self.trials_per_gpu
 
     @property
     def side_usd_per_hour(self) -> float:
@@ -146,23 +153,23 @@ class Offer:
             return self.once_usd_per_instance
         return self.price_usd_per_s * max(held_s, self.minimum_billed_s) + self.once_usd_per_instance
 
-    def function_cost_usd(self, gpus: int, busy_s: float) -> float:
-        """Return the cost of `gpus` GPUs that were busy for `busy_s` seconds; 0 unless billed `per_function`."""
+    def function_cost_usd(self, slots: int, busy_s: float) -> float:
+        """Return the cost of `slots` slots that were busy for `busy_s` seconds; 0 unless billed `per_function`."""
         if self.billing == "per_instance":
             return 0.0
-        return self.price_usd_per_s * gpus / self.gpus * busy_s
+        return self.price_usd_per_s * slots / self.slots * busy_s
 
     def head_cost_usd(self, jct_s: float) -> float:
         """Return the cost of the head node for `jct_s` seconds."""
         return self.head_price_usd_per_hour / SECONDS_PER_HOUR * jct_s
 
 
-def slots(instances: int, gpus_per_instance: int, gpus_per_trial: int) -> int:
-    """Return the number of trials of `gpus_per_trial` GPUs that run at once on `instances` instances (gang packing).
+def slots(instances: int, slots_per_instance: int, gpus_per_trial: int) -> int:
+    """Return the number of trials of `gpus_per_trial` slots that run at once on `instances` instances (gang packing).
 
     A trial with g <= G sits whole on one instance; one with g > G has g a multiple of G and owns g/G of them.
     """
-    if gpus_per_trial <= gpus_per_instance:
-        return instances * (gpus_per_instance // gpus_per_trial)
-    assert gpus_per_trial % gpus_per_instance == 0, "a gang wider than an instance takes whole instances"
-    return instances // (gpus_per_trial // gpus_per_instance)
+    if gpus_per_trial <= slots_per_instance:
+        return instances * (slots_per_instance // gpus_per_trial)
+    assert gpus_per_trial % slots_per_instance == 0, "a gang wider than an instance takes whole instances"
+    return instances // (gpus_per_trial // slots_per_instance)

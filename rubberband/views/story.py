@@ -19,7 +19,7 @@ from rubberband.executor.core.history import (
     Setback,
 )
 from rubberband.executor.result.result import Result, StageResult
-from rubberband.units import counted, duration
+from rubberband.units import counted, duration, gpus_each
 from rubberband.views.formatting import listed, printable, usd
 
 
@@ -151,7 +151,7 @@ def cells(stage: StageResult, decimals: int) -> tuple[str, ...]:
         str(stage.trials),
         str(stage.iterations),
         f"{stage.instances if begun else '-'} / {stage.planned_instances}",
-        str(stage.gpus_per_trial),
+        gpus_each(stage.gpus_per_trial, stage.trials_per_gpu),
         duration(stage.planned_s),
         duration(stage.actual_s or 0.0) if begun else "",
         usd(stage.planned_cost_usd, decimals),

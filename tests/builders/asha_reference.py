@@ -66,11 +66,11 @@ class PlainRun:
 
     @property
     def wide(self) -> int:
-        return max(1, self.choice.gpus_per_trial // self.offer.gpus)
+        return max(1, self.choice.gpus_per_trial // self.offer.slots)
 
     @property
     def per(self) -> int:
-        return max(1, self.offer.gpus // self.choice.gpus_per_trial)
+        return max(1, self.offer.slots // self.choice.gpus_per_trial)
 
     @property
     def hosts(self) -> int:
@@ -233,5 +233,5 @@ class PlainRun:
         price = offer.market_price_usd_per_s(self.choice.market)
         fixed_usd = offer.head_cost_usd(self.now) + self.ran * offer.once_usd_per_instance
         if offer.billing == "per_function":
-            return fixed_usd + price * self.choice.gpus_per_trial / offer.gpus * self.busy_s
+            return fixed_usd + price * self.choice.gpus_per_trial / offer.slots * self.busy_s
         return fixed_usd + price * self.billed_s

@@ -54,13 +54,13 @@ class Question:
 
 def choices(offer: Offer, limits: PlanningConstraints) -> list[StagePlan]:
     """Return all that a stage can get."""
-    gangs = limits.gang_sizes(offer.gpus)
+    gangs = limits.gang_sizes(offer.slots)
     return [
         StagePlan(instances=count, gpus_per_trial=gpus, market=market)
         for count in range(1, offer.max_instances + 1)
         for gpus in gangs
         for market in (("on_demand",) if offer.spot is None else ("on_demand", "spot"))
-        if slots(count, offer.gpus, gpus)
+        if slots(count, offer.slots, gpus)
     ]
 
 
@@ -243,7 +243,7 @@ class _Maker:
 
     def problem(self, offer: Offer, num_stages: int, most_plans: int = MOST_PLANS, **noise: float) -> Problem:
         """Return the problem of an offer, made small enough that all its plans can be tried."""
-        most = max(size for size in gang_sizes(offer.gpus, 1, 4) if size <= offer.gpus * offer.max_instances)
+        most = max(size for size in gang_sizes(offer.slots, 1, 4) if size <= offer.slots * offer.max_instances)
         limits = PlanningConstraints(max_gpus_per_trial=self.rng.choice([1, most, most]), confidence=0.9)
         while len(choices(offer, limits)) ** num_stages > most_plans:
             if limits.max_gpus_per_trial > 1:

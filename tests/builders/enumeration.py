@@ -15,8 +15,8 @@ from rubberband.values.profile import Profile
 
 def every_plan(stages, profile, offer, constraints):
     """(jct_s, cost_usd, instance counts) of every plan, reckoned instance by instance."""
-    gangs = constraints.gang_sizes(offer.gpus)
-    choices = [(k, g) for k in range(1, offer.max_instances + 1) for g in gangs if slots(k, offer.gpus, g)]
+    gangs = constraints.gang_sizes(offer.slots)
+    choices = [(k, g) for k in range(1, offer.max_instances + 1) for g in gangs if slots(k, offer.slots, g)]
     price_per_s = offer.price_usd_per_hour / 3600
     plans = []
 
@@ -41,8 +41,8 @@ def every_plan(stages, profile, offer, constraints):
                 cost += sum(owed(now_s - since_s) for since_s in held[: len(held) - k])
                 instances = held[len(held) - k :]
             if offer.billing == "per_function":
-                cost += stage.trials * took_s * g / offer.gpus * price_per_s
-            waves = math.ceil(stage.trials / slots(k, offer.gpus, g))
+                cost += stage.trials * took_s * g / offer.slots * price_per_s
+            waves = math.ceil(stage.trials / slots(k, offer.slots, g))
             go(index + 1, begun_s + waves * took_s, cost, instances, (*counts, k))
 
     go(0, 0.0, 0.0, [], ())

@@ -44,8 +44,8 @@ class FirstSync:
         choices = [
             StagePlan(instances=instances, gpus_per_trial=gpus)
             for instances in range(1, job.offer.max_instances + 1)
-            for gpus in gang_sizes(job.offer.gpus, limit.min_gpus_per_trial, limit.max_gpus_per_trial)
-            if slots(instances, job.offer.gpus, gpus) > 0
+            for gpus in gang_sizes(job.offer.slots, limit.min_gpus_per_trial, limit.max_gpus_per_trial)
+            if slots(instances, job.offer.slots, gpus) > 0
         ]
         deadline_s = math.inf if job.deadline_s is None else job.deadline_s
         if len(choices) ** len(rest) <= MOST_PLANS:

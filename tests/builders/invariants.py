@@ -33,7 +33,7 @@ def validate(controller: Controller, *, is_informed: bool = True) -> None:
             assert assigned == number, f"trial {trial.trial} of lane {number} runs on lane {assigned}'s"
         assert len(trial.gang) in job.gang_sizes(len(trial.gang)), f"trial {trial.trial} may not have {trial.gang}"
         spread = {slot.instance for slot in trial.gang}
-        whole = len(trial.gang) == len(spread) * job.offer.gpus
+        whole = len(trial.gang) == len(spread) * job.offer.slots
         assert len(spread) == 1 or whole, f"trial {trial.trial} is spread over {spread} without owning them"
     for choice in state.plan.stages if job.gpus_per_trial_sizes else ():
         assert choice.gpus_per_trial in job.gpus_per_trial_sizes, f"the plan has {choice}"
@@ -127,8 +127,8 @@ def _validate_lane(job: Job, state: State, lane: GroupState) -> None:
         assert found == (there, bool(there)), f"on {record.instance}"
     usable = {record.instance for record in records if record.status is InstanceStatus.READY}
     taken = sum(slot.instance in usable for trial in running for slot in trial.gang)
-    free_gpus = len(usable) * job.offer.gpus - taken
-    assert lane.free_slots.gpus == free_gpus, f"{free_gpus} GPUs are free"
+    free_slots = len(usable) * job.offer.slots - taken
+    assert lane.free_slots.gpus == free_slots, f"{free_slots} slots are free"
 
 
 _USABLE = (InstanceStatus.READY, InstanceStatus.LEAVING)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import assume
 from hypothesis import strategies as st
 
@@ -52,11 +54,13 @@ def stage_lists(draw: st.DrawFn, most_trials: int = 12) -> tuple[Stage, ...]:
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
     offer, profile, stages = draw(offers()), draw(profiles()), draw(stage_lists())
+    if profile.smallest_gpus == 1:
+        offer = replace(offer, trials_per_gpu=draw(st.sampled_from([1, 1, 2, 3])))
     chosen: list[StagePlan] = []
     for _ in stages:
         instances = draw(st.integers(1, offer.max_instances))
-        allowed = gang_sizes(offer.gpus, profile.smallest_gpus, 16)
-        sizes = [size for size in allowed if slots(instances, offer.gpus, size) > 0]
+        allowed = gang_sizes(offer.gpus, profile.smallest_gpus, 16) if offer.trials_per_gpu == 1 else [1]
+        sizes = [size for size in allowed if slots(instances, offer.slots, size) > 0]
         assume(sizes)
         chosen.append(StagePlan(instances=instances, gpus_per_trial=draw(st.sampled_from(sizes))))
     plan = Plan(stages=tuple(chosen))
@@ -95,6 +99,7 @@ def carried_out(draw):
         minimum_billed_s=draw(st.sampled_from([0.0, 60.0, 200.0])),
         data_usd_per_instance=draw(st.sampled_from([0.0, 0.7])),
         head_price_usd_per_hour=draw(st.sampled_from([0.0, 0.4])),
+        trials_per_gpu=draw(st.sampled_from([1, 1, 2, 3])),
     )
     table = draw(st.dictionaries(st.sampled_from([2, 3, 4, 8, 16]), st.floats(0.5, 100.0), max_size=3)) | {
         1: draw(st.floats(0.5, 100.0))
@@ -103,8 +108,8 @@ def carried_out(draw):
     stages, choices = [], []
     for _ in range(draw(st.integers(1, 5))):
         stages.append(Stage(trials=draw(st.integers(1, 20)), iterations=draw(st.integers(1, 6))))
-        size = draw(st.sampled_from(gang_sizes(gpus, 1, 3 * gpus)))
-        fitting = [count for count in range(1, 13) if slots(count, gpus, size)]
+        size = draw(st.sampled_from(gang_sizes(gpus, 1, 3 * gpus if offer.trials_per_gpu == 1 else 1)))
+        fitting = [count for count in range(1, 13) if slots(count, offer.slots, size)]
         choices.append(StagePlan(instances=draw(st.sampled_from(fitting)), gpus_per_trial=size))
     return stages, Plan(stages=tuple(choices)), profile, offer
 

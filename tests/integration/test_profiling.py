@@ -74,7 +74,7 @@ def test_a_short_job_is_measured_for_a_tenth_of_its_time(
 ) -> None:
     measured = measure(
         virtual(),
-        gpus_per_instance=2,
+        slots_per_instance=2,
         instances=2,
         max_gpus_per_trial=4,
         limits=ProfilingLimits(job_iterations=job_iterations),
@@ -91,14 +91,14 @@ def test_a_trial_whose_start_passes_within_an_iteration_is_timed_for_one_more(le
     slow = replace(PROFILE, seconds_per_iteration={1: 300.0})
     backend = VirtualBackend("profiling", OFFER, slow, metric="loss")
     limits = ProfilingLimits(job_iterations=2.0, least_iterations=least)
-    measured = measure(backend, gpus_per_instance=2, instances=1, limits=limits)
+    measured = measure(backend, slots_per_instance=2, instances=1, limits=limits)
     assert len(measured.points[0].timed[0].iterations_s) == least
 
 
 def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
     points: list[Point] = []
     backend = virtual()
-    measured = measure(backend, gpus_per_instance=2, instances=2, max_gpus_per_trial=4, on_point=points.append)
+    measured = measure(backend, slots_per_instance=2, instances=2, max_gpus_per_trial=4, on_point=points.append)
     profile = measured.profile
     assert profile.seconds_per_iteration == pytest.approx(PROFILE.seconds_per_iteration)
     assert profile.trial_startup_s == pytest.approx(3.0)
@@ -115,7 +115,7 @@ def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
 @pytest.mark.parametrize(("iterations", "timed"), [(1, 1), (2, 1), (3, 2), (9, 3)])
 def test_a_trial_that_ends_by_itself_is_timed_by_what_it_did(iterations: int, timed: int, returns: bool) -> None:
     ends = dict.fromkeys(range(2), TrialEnd(iterations=iterations, returns=returns))
-    measured = measure(virtual(Faults(ends=ends)), gpus_per_instance=2, max_gpus_per_trial=2, least_trials=1)
+    measured = measure(virtual(Faults(ends=ends)), slots_per_instance=2, max_gpus_per_trial=2, least_trials=1)
     assert [len(one.iterations_s) for point in measured.points for one in point.timed] == [timed] * 3
     assert measured.profile.seconds_per_iteration == pytest.approx({1: 4.0, 2: 2.5}, rel=0.01)
     assert any("ended by themselves in the warm-up" in line for line in measured.remarks) == (iterations == 1)
@@ -124,7 +124,7 @@ def test_a_trial_that_ends_by_itself_is_timed_by_what_it_did(iterations: int, ti
 def test_instances_that_start_in_turn_predict_the_last_ones_time_and_the_cost() -> None:
     slow = InstanceFaults(provision_s=11.0, init_s=9.0)
     backend = virtual(Faults(instance_faults={"profile-1": slow}))
-    profile = measure(backend, gpus_per_instance=2, instances=2, one_machine=True).profile
+    profile = measure(backend, slots_per_instance=2, instances=2, one_machine=True).profile
     assert profile.init_spread == FIXED
     assert profile.provision_delay_s is not None
     assert profile.init_delay_s is not None
@@ -145,7 +145,7 @@ def test_instances_that_start_in_turn_predict_the_last_ones_time_and_the_cost() 
 def test_problems_are_reported_and_everything_is_released(faults: Faults, message: str) -> None:
     backend = virtual(faults)
     with pytest.raises(RubberbandError, match=message):
-        measure(backend, gpus_per_instance=2, limits=ProfilingLimits(first_s=60.0))
+        measure(backend, slots_per_instance=2, limits=ProfilingLimits(first_s=60.0))
     assert all(status.state == "terminated" for status in backend.provider.describe())
 
 
@@ -162,7 +162,7 @@ def test_a_trial_that_hangs_is_given_up_and_the_others_are_measured(
     limits: ProfilingLimits, attempt: int, silence_s: float
 ) -> None:
     backend = virtual(Faults(failures={(0, attempt): "hung"}))
-    measured = measure(backend, gpus_per_instance=2, limits=limits)
+    measured = measure(backend, slots_per_instance=2, limits=limits)
     assert [(point.gpus, point.copies) for point in measured.points] == [(1, 1)]
     assert measured.profile.seconds_per_iteration == pytest.approx({1: 4.0})
     warm_s, timed_s = 3.0 + 4.0, 3.0 + 3 * 4.0
@@ -173,12 +173,12 @@ def test_a_trial_that_hangs_is_given_up_and_the_others_are_measured(
 def test_start_up_has_a_limit_of_its_own() -> None:
     slow = Profile(seconds_per_iteration={1: 1.0}, trial_startup_s=250.0)
     backend = VirtualBackend("profiling", OFFER, slow, metric="loss")
-    measured = measure(backend, gpus_per_instance=2, limits=ProfilingLimits(iteration_s=2.0))
+    measured = measure(backend, slots_per_instance=2, limits=ProfilingLimits(iteration_s=2.0))
     assert measured.profile.trial_startup_s == pytest.approx(250.0)
     with pytest.raises(RubberbandError, match="start-up took more than 200 s"):
         measure(
             VirtualBackend("profiling", OFFER, slow, metric="loss"),
-            gpus_per_instance=2,
+            slots_per_instance=2,
             limits=ProfilingLimits(first_s=200.0),
         )
 
@@ -192,7 +192,7 @@ def test_start_up_has_a_limit_of_its_own() -> None:
 )
 def test_a_limit_ends_the_measurement_with_the_points_there_are(limits: ProfilingLimits, named: str) -> None:
     backend = virtual()
-    measured = measure(backend, gpus_per_instance=2, instances=2, max_gpus_per_trial=4, limits=limits)
+    measured = measure(backend, slots_per_instance=2, instances=2, max_gpus_per_trial=4, limits=limits)
     assert [point.gpus for point in measured.points] == [1, 2]
     assert named in measured.stopped_by
     assert backend.now() <= 55.0
@@ -206,13 +206,13 @@ def test_a_limit_ends_the_measurement_with_the_points_there_are(limits: Profilin
 def test_a_limit_before_the_first_point_is_reported_and_everything_released(limits: ProfilingLimits) -> None:
     backend = virtual()
     with pytest.raises(RubberbandError, match=r"before its first point: .* is reached; raise it"):
-        measure(backend, gpus_per_instance=2, limits=limits)
+        measure(backend, slots_per_instance=2, limits=limits)
     assert backend.now() <= 25.0
     assert all(status.state == "terminated" for status in backend.provider.describe())
 
 
 def test_a_gang_that_hangs_leaves_the_narrower_ones_measured() -> None:
-    measured = measure(virtual(Faults(failures={(0, 3): "hung"})), gpus_per_instance=2, max_gpus_per_trial=2)
+    measured = measure(virtual(Faults(failures={(0, 3): "hung"})), slots_per_instance=2, max_gpus_per_trial=2)
     assert [point.gpus for point in measured.points] == [1]
     assert "hung" in measured.stopped_by
 
@@ -231,7 +231,7 @@ class Sleepy(VirtualBackend):
 
 
 def test_a_machine_that_slept_takes_no_trial_to_hang() -> None:
-    measured = measure(Sleepy("profiling", OFFER, PROFILE, metric="loss"), gpus_per_instance=2)
+    measured = measure(Sleepy("profiling", OFFER, PROFILE, metric="loss"), slots_per_instance=2)
     assert [(point.gpus, point.copies) for point in measured.points] == [(1, 2)]
 
 
@@ -253,21 +253,21 @@ class Forgetful(VirtualBackend):
 
 
 def test_repeated_training_without_a_checkpoint_is_no_start_up() -> None:
-    measured = measure(Forgetful("profiling", OFFER, PROFILE, metric="loss"), gpus_per_instance=2)
+    measured = measure(Forgetful("profiling", OFFER, PROFILE, metric="loss"), slots_per_instance=2)
     assert measured.profile.trial_startup_s == pytest.approx(3.0 - 2.0)
     assert measured.profile.seconds_per_iteration[1] == pytest.approx(PROFILE.seconds_per_iteration[1])
     assert measured.remarks == (f"the function {WITHOUT_CHECKPOINT}, which a plan does not count",)
-    assert measure(virtual(), gpus_per_instance=2).remarks == ()
+    assert measure(virtual(), slots_per_instance=2).remarks == ()
 
 
 def test_copies_are_no_more_than_the_trials_there_are() -> None:
-    measured = measure(virtual(), gpus_per_instance=2, instances=2, max_gpus_per_trial=2, num_trials=3)
+    measured = measure(virtual(), slots_per_instance=2, instances=2, max_gpus_per_trial=2, num_trials=3)
     assert [(point.gpus, point.copies) for point in measured.points] == [(1, 3), (2, 2)]
 
 
 def test_a_few_bad_trials_do_no_harm() -> None:
     faults = Faults(failures={(0, 1): "not_a_number", (2, 2): "raised"})
-    measured = measure(virtual(faults), gpus_per_instance=2, instances=2, max_gpus_per_trial=2, num_trials=8)
+    measured = measure(virtual(faults), slots_per_instance=2, instances=2, max_gpus_per_trial=2, num_trials=8)
     assert measured.profile.seconds_per_iteration == pytest.approx({1: 4.0, 2: 2.5})
     assert [(point.gpus, point.copies) for point in measured.points] == [(1, 2), (2, 2)]
 
@@ -275,13 +275,13 @@ def test_a_few_bad_trials_do_no_harm() -> None:
 def test_a_cancelled_measurement_releases_everything() -> None:
     backend = virtual()
     with pytest.raises(RubberbandError, match="cancelled"):
-        measure(backend, gpus_per_instance=2, cancelled=lambda: backend.now() > 10.0)
+        measure(backend, slots_per_instance=2, cancelled=lambda: backend.now() > 10.0)
     assert all(status.state == "terminated" for status in backend.provider.describe())
 
 
 def test_a_trial_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ProviderError, match="cannot hold a trial of 4 GPUs"):
-        measure(virtual(), gpus_per_instance=2, min_gpus_per_trial=4, max_gpus_per_trial=4)
+        measure(virtual(), slots_per_instance=2, min_gpus_per_trial=4, max_gpus_per_trial=4)
 
 
 MODEL = GoodputProfile(
@@ -300,7 +300,7 @@ def adaptive(*noise_scales: float | None, faults: Faults | None = None) -> Adapt
 
 def test_a_sweep_over_batch_sizes_gives_a_model_of_goodput() -> None:
     backend = adaptive(100.0, 200.0, 600.0)
-    measured = measure(backend, gpus_per_instance=2, instances=2, max_gpus_per_trial=4, sweep=True)
+    measured = measure(backend, slots_per_instance=2, instances=2, max_gpus_per_trial=4, sweep=True)
     assert measured.profile.seconds_per_iteration == pytest.approx(PROFILE.seconds_per_iteration)
     assert measured.remarks == ()
     model = measured.profile.goodput
@@ -318,35 +318,35 @@ def test_a_sweep_over_batch_sizes_gives_a_model_of_goodput() -> None:
 
 def test_the_batch_is_held_but_in_the_sweep() -> None:
     backend = adaptive(100.0)
-    measure(backend, gpus_per_instance=2, max_gpus_per_trial=2, sweep=True)
+    measure(backend, slots_per_instance=2, max_gpus_per_trial=2, sweep=True)
     segments = {start.attempt: start for start in backend.started}.values()
     modes = [(len(one.gang), one.batch_mode, one.until_iterations - one.from_iterations) for one in segments]
     assert modes == [(gpus, mode, count) for gpus in (1, 2) for mode, count in (("hold", 1), ("hold", 3), ("sweep", 1))]
 
 
 def test_the_points_show_every_batch_size_that_was_tried() -> None:
-    measured = measure(adaptive(100.0), gpus_per_instance=2, sweep=True)
+    measured = measure(adaptive(100.0), slots_per_instance=2, sweep=True)
     sizes = [timed.batch_size for timed in measured.points[0].batches]
     assert (sizes[0], sizes[-1], sizes) == (64, 1024, sorted(sizes))
     assert measured.points[0].batches[0].step_s == pytest.approx(0.084)
 
 
 def test_without_a_noise_scale_the_initial_batch_is_used_and_reported() -> None:
-    measured = measure(adaptive(None), gpus_per_instance=2, sweep=True)
+    measured = measure(adaptive(None), slots_per_instance=2, sweep=True)
     assert measured.profile.goodput is not None
     assert measured.profile.goodput.noise_scale == 64.0
     assert "no trial measured its noise scale" in measured.remarks[0]
 
 
 def test_trials_that_do_not_mention_batches_leave_no_model() -> None:
-    measured = measure(virtual(), gpus_per_instance=2, sweep=True)
+    measured = measure(virtual(), slots_per_instance=2, sweep=True)
     assert measured.profile.goodput is None
     assert measured.profile.seconds_per_iteration == pytest.approx({1: 4.0})
 
 
 def test_failures_in_a_sweep_are_skipped() -> None:
     faults = Faults(failures={(0, 3): "raised", (1, 3): "hung", (0, 6): "died"})
-    measured = measure(adaptive(100.0, faults=faults), gpus_per_instance=2, max_gpus_per_trial=2, sweep=True)
+    measured = measure(adaptive(100.0, faults=faults), slots_per_instance=2, max_gpus_per_trial=2, sweep=True)
     assert [point.gpus for point in measured.points] == [1, 2]
     assert [len(point.batches) for point in measured.points] == [1, 1]
     assert measured.profile.goodput is not None
@@ -355,9 +355,9 @@ def test_failures_in_a_sweep_are_skipped() -> None:
 
 def test_a_limit_in_a_sweep_keeps_what_there_is() -> None:
     whole = adaptive(100.0)
-    measure(whole, gpus_per_instance=2, sweep=True)
+    measure(whole, slots_per_instance=2, sweep=True)
     until_s = whole.now() - 2.0
-    measured = measure(adaptive(100.0), gpus_per_instance=2, sweep=True, limits=ProfilingLimits(time_s=until_s))
+    measured = measure(adaptive(100.0), slots_per_instance=2, sweep=True, limits=ProfilingLimits(time_s=until_s))
     assert "deadline is reached" in measured.stopped_by
     assert [point.gpus for point in measured.points] == [1]
     assert measured.profile.goodput is not None
@@ -376,11 +376,11 @@ def test_a_torch_trial_is_measured_on_one_and_two_workers(tmp_path: Path) -> Non
             batch={"policy": "goodput"},
         ),
         store=open_store(str(tmp_path / "checkpoints")),
-        gpus_per_instance=2,
+        slots_per_instance=2,
         logs=tmp_path / "logs",
     )
     try:
-        measured = measure(backend, gpus_per_instance=2, max_gpus_per_trial=2, sweep=True)
+        measured = measure(backend, slots_per_instance=2, max_gpus_per_trial=2, sweep=True)
     finally:
         backend.close()
     assert [(point.gpus, point.copies) for point in measured.points] == [(1, 2), (2, 1)]

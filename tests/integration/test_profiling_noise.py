@@ -56,7 +56,7 @@ def noisy(seed: int, profile: Profile = TRUE, *, num_trials: int = 16, **options
     noise = Anew(profile, OFFER, seed=seed, now=clock.now)
     backend = VirtualBackend("profiling", OFFER, profile, metric="loss", faults=noise, clock=clock)
     return measure(
-        backend, gpus_per_instance=4, max_gpus_per_trial=4, num_trials=num_trials, **{"instances": 4} | options
+        backend, slots_per_instance=4, max_gpus_per_trial=4, num_trials=num_trials, **{"instances": 4} | options
     )
 
 
@@ -118,7 +118,7 @@ class ColdFirst(Faults):
 def test_first_starts_on_fresh_workers_belong_to_the_instances() -> None:
     plain = replace(TRUE, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0)
     backend = VirtualBackend("profiling", OFFER, plain, metric="loss", faults=ColdFirst())
-    measured = measure(backend, gpus_per_instance=4, instances=2, max_gpus_per_trial=2)
+    measured = measure(backend, slots_per_instance=4, instances=2, max_gpus_per_trial=2)
     assert measured.profile.trial_startup_s == pytest.approx(3.0)
     assert measured.profile.startup_cv == 0.0
     assert measured.profile.init_delay_s == pytest.approx(30.0 + 4 * 3.0)
@@ -147,6 +147,6 @@ def test_few_trials_are_said_to_be_few() -> None:
 def test_a_limit_between_turns_keeps_the_trials_that_were_measured() -> None:
     backend = VirtualBackend("profiling", OFFER, TRUE, metric="loss")
     limits = ProfilingLimits(time_s=20.0 + 30.0 + 2 * 3.0 + 4 * 40.0 + 10.0)
-    measured = measure(backend, gpus_per_instance=4, num_trials=8, least_trials=8, limits=limits)
+    measured = measure(backend, slots_per_instance=4, num_trials=8, least_trials=8, limits=limits)
     assert [len(point.timed) for point in measured.points] == [4]
     assert "deadline is reached" in measured.stopped_by

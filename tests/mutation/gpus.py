@@ -96,7 +96,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="imports-see-hidden-gpus",
         harm="a module that looks for a GPU at its import finds one that its trials do not have",
         file="executor/ray/fork_server.py",
-        old="        environment |= worker_settings(named, device, gpus_on_machine) | _UNTOUCHED\n",
+        old="        environment |= worker_settings(named, device, slots_on_machine) | _UNTOUCHED\n",
         new="        environment |= _UNTOUCHED\n",
         tests=_FORK_SERVER,
     ),

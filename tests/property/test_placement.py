@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Gang, Slot
-from rubberband.executor.core.placement import FreeSlots, place
+from rubberband.executor.core.placement import FreeSlots, gpu_of, place
 from rubberband.executor.core.state import StageRecord, TrialStatus
 from rubberband.values.offer import slots
 from rubberband.values.plan import gang_sizes
@@ -206,3 +207,27 @@ def test_the_index_of_trials_equals_a_walk(data: st.DataObject) -> None:
         for instance in ("i-0", "i-1", "i-2"):
             there = [trial for trial in running if any(slot.instance == instance for slot in trial.gang)]
             assert (lane.runners.on(instance), lane.runners.uses(instance)) == (there, bool(there))
+
+
+@settings(max_examples=examples(200))
+@given(gpus=st.sampled_from([1, 2, 3, 4]), shared=st.integers(2, 5), count=st.integers(1, 3), data=st.data())
+def test_trials_share_a_gpu_once_all_of_an_instance_have_one(
+    gpus: int, shared: int, count: int, data: st.DataObject
+) -> None:
+    instances = [f"i-{index:03d}" for index in range(count)]
+    free, running = FreeSlots(instances, gpus * shared, (), gpus=gpus), list[Gang]()
+    for _ in range(data.draw(st.integers(1, 3 * gpus * shared))):
+        for gang in [gang for gang in running if data.draw(st.integers(0, 3)) == 0]:
+            running.remove(gang)
+            free.give_back(gang)
+        before = Counter((slot.instance, gpu_of(slot.gpu, gpus)) for gang in running for slot in gang)
+        (gang,) = free.place(1, [()])
+        if gang is None:
+            assert len(running) == count * gpus * shared
+            continue
+        free.take(gang)
+        running.append(gang)
+        ((instance, at),) = [(slot.instance, gpu_of(slot.gpu, gpus)) for slot in gang]
+        assert before[instance, at] < shared
+        assert before[instance, at] == min(before[instance, gpu] for gpu in range(gpus))
+    assert len(set(running)) == len(running)

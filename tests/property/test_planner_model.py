@@ -43,7 +43,7 @@ class Simulation:
         missing = instances - len(self.held)
         if missing:
             self.now_s += self.offer.provision_delay_s
-            self.held += [Instance(self.now_s, self.offer.gpus) for _ in range(missing)]
+            self.held += [Instance(self.now_s, self.offer.gpus * self.offer.trials_per_gpu) for _ in range(missing)]
             self.cost_usd += missing * self.offer.data_usd_per_instance
             self.now_s += self.offer.init_delay_s
 
@@ -73,7 +73,13 @@ class Simulation:
                 heapq.heappush(running, (self.now_s + took_s, next(order), gang))
                 waiting -= 1
                 if self.offer.billing == "per_function":
-                    self.cost_usd += took_s * gpus / self.offer.gpus * self.offer.price_usd_per_hour / 3600
+                    self.cost_usd += (
+                        took_s
+                        * gpus
+                        / (self.offer.gpus * self.offer.trials_per_gpu)
+                        * self.offer.price_usd_per_hour
+                        / 3600
+                    )
             self.now_s, _, (instances, each) = heapq.heappop(running)
             for instance in instances:
                 instance.free_gpus += each

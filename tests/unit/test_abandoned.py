@@ -54,7 +54,7 @@ def workers(tmp_path: Path) -> Workers:
         Entrypoint.parse("m:f"),
         open_store(str(tmp_path)),
         device="cpu",
-        gpus_on_machine=1,
+        slots_on_machine=1,
         timeout_s=1.0,
         on_sick=lambda *_: None,
     )

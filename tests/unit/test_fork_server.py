@@ -53,7 +53,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     def start(source: str, device: Literal["cpu", "cuda"] = "cpu") -> ForkServer:
         (tmp_path / "fork_tests_code.py").write_text(source)
         entrypoint = Entrypoint.parse("fork_tests_code:train", search_path=[tmp_path])
-        found = ForkServer("test", tmp_path, entrypoint, device=device, gpus_on_machine=2)
+        found = ForkServer("test", tmp_path, entrypoint, device=device, slots_on_machine=2)
         servers.append(found)
         return found
 

@@ -122,7 +122,7 @@ def fails(config: dict[str, Any]) -> None:
 def workers(tmp_path: Path, on_sick: Any) -> Workers:
     store = open_store(str(tmp_path))
     return Workers(
-        "a", 2, Entrypoint.parse("a:b"), store, device="cuda", gpus_on_machine=2, timeout_s=1.0, on_sick=on_sick
+        "a", 2, Entrypoint.parse("a:b"), store, device="cuda", slots_on_machine=2, timeout_s=1.0, on_sick=on_sick
     )
 
 

@@ -163,7 +163,7 @@ def test_a_pause_takes_no_patience_from_workers_that_get_warm(tmp_path: Path, mo
         Entrypoint.parse("a:b"),
         open_store(str(tmp_path)),
         device="cpu",
-        gpus_on_machine=1,
+        slots_on_machine=1,
         timeout_s=60.0,
         on_sick=lambda *_: None,
     )

@@ -85,7 +85,7 @@ def test_a_job_of_one_report_gets_a_second_round() -> None:
     ends = {trial: TrialEnd(iterations=1) for trial in range(8)}
     profile = Profile(seconds_per_iteration={1: 30.0})
     backend = VirtualBackend("profiling", OFFER, profile, metric="loss", faults=Faults(ends=ends))
-    (point,) = measure(backend, gpus_per_instance=2, num_trials=8).points
+    (point,) = measure(backend, slots_per_instance=2, num_trials=8).points
     assert {one.trial for one in point.timed} == {2, 3}, "the first two were on fresh workers"
 
 
@@ -94,7 +94,7 @@ def unsteady(iteration_cv: float) -> ProfilingResult:
     clock, profile = VirtualClock(), Profile(seconds_per_iteration={1: 0.1}, iteration_cv=iteration_cv)
     noise = Noise(profile, OFFER, seed=1, now=clock.now)
     backend = VirtualBackend("profiling", OFFER, profile, metric="loss", faults=noise, clock=clock)
-    return measure(backend, gpus_per_instance=2, least_trials=1)
+    return measure(backend, slots_per_instance=2, least_trials=1)
 
 
 def test_iterations_that_vary_are_measured_on_and_the_spread_is_said() -> None:

@@ -217,6 +217,16 @@ def test_words_of_a_run_config(monkeypatch, run, key, value):
     assert any(isinstance(each, FailFast) for each in found.get("callbacks", ())) == bool(run.failure_config.fail_fast)
 
 
+@pytest.mark.parametrize(("share", "count"), [(0.5, 2), (0.25, 4), (0.33, 3), (1 / 7, 7), (0.0625, 16)])
+def test_a_part_of_a_gpu_is_a_number_of_trials_that_share_it(monkeypatch, share, count):
+    config = tune.TuneConfig(**OBJECTIVE, max_concurrent_trials=2 * count)
+    asked = words_of(monkeypatch, with_gpus(gpu=share), tune_config=config)["resources"]
+    assert (asked["trials_per_gpu"], asked["max_instances"]) == (count, 2)
+    own = words_of(monkeypatch, with_gpus(gpu=share), **FIFO, resources={**LOCAL, "trials_per_gpu": 5})["resources"]
+    assert own["trials_per_gpu"] == 5
+    assert "trials_per_gpu" not in words_of(monkeypatch, with_gpus(gpu=1), **FIFO)["resources"]
+
+
 def test_a_trainable_without_a_name_has_its_own_with_letters_of_an_experiment(monkeypatch):
     assert re.fullmatch(r"easy-train-\d{8}-\d{6}", words_of(monkeypatch, **FIFO)["name"])
 
@@ -290,15 +300,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "CheckpointConfig(checkpoint_score_attribute='loss'): each trial's latest checkpoint is kept",
     ),
     ({"checkpoint_config": CHECKPOINTS(checkpoint_frequency=2)}, "are for class trainables; a function passes"),
-    ({"trainable": with_gpus(gpu=0.5)}, "asks for 0.5 GPUs, and a trial of Ray Tune has one of its own; ask for 1"),
+    (
+        {"trainable": with_gpus(gpu=0.3)},
+        "asks for 0.3 GPUs, and a GPU is shared in 2 to 16 equal parts; ask for 0.3333",
+    ),
+    ({"trainable": with_gpus(gpu=0.7)}, "ask for 0.5, by which 2 trials share one"),
+    ({"trainable": with_gpus(gpu=0.01)}, "ask for 0.0625, by which 16 trials share one"),
     ({"trainable": with_gpus(gpu=2)}, "asks for 2 GPUs, and a trial of Ray Tune has one of its own; ask for 1"),
-    ({"trainable": with_gpus(cpu=16)}, "asks for 16 CPUs, and a GPU of p3.2xlarge comes with 8; ask for that"),
+    ({"trainable": with_gpus(cpu=16)}, "asks for 16 CPUs, and a trial on p3.2xlarge has 8; ask for that"),
     ({"trainable": with_gpus(gpu=1, tpu=1)}, "asks for tpu, which is not managed; leave it out"),
     ({"trainable": with_gpus(memory=1e9)}, "asks for memory, which is not managed; leave it out"),
     (
         {"trainable": tune.with_resources(lambda config: None, tune.PlacementGroupFactory([{"CPU": 1}, {"GPU": 1}]))},
         "asks for 2 bundles; a trial is one process",
     ),
+    ({"trainable": with_gpus(gpu=0.5, cpu=8)}, "asks for 8 CPUs, and a trial on p3.2xlarge has 4; ask for that"),
+    ({"trainable": with_gpus(gpu=0.5), "max_concurrent_trials": 1}, "trains 2 trials at once, 2 on each GPU; choose"),
     (
         {"max_concurrent_trials": 2, "resources": {**LOCAL, "instance_type": "p3.8xlarge"}},
         "an instance trains 4 trials",

@@ -45,7 +45,7 @@ def test_workers_start_at_the_first_look_at_a_place_that_is_there(
         Entrypoint.parse("a:b"),
         open_store(str(tmp_path)),
         device="cpu",
-        gpus_on_machine=2,
+        slots_on_machine=2,
         timeout_s=0.0,
         on_sick=lambda *_: None,
         remote=remote,

@@ -13,7 +13,7 @@ import pytest
 
 from rubberband.views.charts.allocation import allocation
 from rubberband.views.charts.learning import learning_curves
-from rubberband.views.charts.parts import gpus_per_instance
+from rubberband.views.charts.parts import slots_per_instance
 from rubberband.views.report import page as report_html
 from rubberband.views.report.page import render_html, script_json
 from tests.builders.results import EVERY_RESULT, a_job, a_result, cut_short, hostile
@@ -115,7 +115,7 @@ def test_every_gpu_has_a_row_and_every_attempt_a_bar() -> None:
     result = a_result()
     figure = allocation(result)
     assert figure is not None
-    assert gpus_per_instance(result) == 2
+    assert slots_per_instance(result) == 2
     longest = sorted(result.instances, key=lambda instance: -(instance.ended_s or 0.0))
     rows = [f"{instance.instance} : {gpu}" for instance in longest for gpu in (0, 1)]
     assert figure["layout"]["yaxis"]["categoryarray"] == rows

@@ -18,9 +18,9 @@ from rubberband.views.charts.parts import (
     chart,
     chart_text,
     end_s,
-    gpus_per_instance,
     marks,
     scatter,
+    slots_per_instance,
     time_axis,
     time_unit,
 )
@@ -49,7 +49,7 @@ def allocation(result: Result) -> Figure | None:
         return None
     horizon_s = max([beyond_s(result), result.planned_jct_s, *(use.end_s for use in result.busy)])
     unit, unit_s = time_unit(horizon_s)
-    gpus = gpus_per_instance(result)
+    gpus = slots_per_instance(result)
     if len(rented) * gpus > _MOST_ROWS:
         gpus, result = 1, replace(result, busy=tuple(replace(use, gpu=0) for use in result.busy))
     rows = [_row(instance.instance, gpu) for instance in rented for gpu in range(gpus)]
@@ -70,7 +70,7 @@ def allocation(result: Result) -> Figure | None:
         [*bars, *_lost(rented, gpus, unit_s), *_steps(result, rented, unit_s)],
         gantt_px + _STEPS_PX + 30 + _AROUND_PX,
         time_axis(unit, horizon_s / unit_s),
-        _gpu_axis(rows, gpus) | {"domain": [0, share]},
+        _slot_axis(rows, gpus, "GPU" if result.trials_per_gpu == 1 else "slot") | {"domain": [0, share]},
         yaxis2=steps,
         barmode="overlay",
         bargap=0.15,
@@ -95,7 +95,7 @@ def gangs(result: Result, trial: int) -> Figure | None:
         bars,
         _gantt_px(len(rows)) + _AROUND_PX,
         time_axis(unit, horizon_s / unit_s),
-        _gpu_axis([_row(instance, gpu) for instance, gpu in rows], 1) | {"title": {"text": ""}},
+        _slot_axis([_row(instance, gpu) for instance, gpu in rows], 1, "GPU") | {"title": {"text": ""}},
         barmode="overlay",
         bargap=0.15,
         showlegend=True,
@@ -118,7 +118,7 @@ def _longest_first(result: Result) -> list[InstanceResult]:
 def allocation_px(result: Result) -> int:
     """Return the height of the chart, without drawing it; 0 if no instance was held."""
     instances = len(_longest_first(result))
-    rows = instances * gpus_per_instance(result)
+    rows = instances * slots_per_instance(result)
     return _gantt_px(instances if rows > _MOST_ROWS else rows) + _STEPS_PX + 30 + _AROUND_PX if instances else 0
 
 
@@ -181,15 +181,15 @@ def _joined_within(busy: Sequence[Busy], gap_s: float) -> Sequence[Busy]:
     return joined
 
 
-def _gpu_axis(rows: list[str], gpus: int) -> Figure:
-    """Return an axis with a line for each GPU (or instance), from the top."""
+def _slot_axis(rows: list[str], slots: int, name: str) -> Figure:
+    """Return an axis with a line for each slot (or instance), from the top; `name` is that of a slot."""
     return {
         "type": "category",
         "categoryorder": "array",
         "categoryarray": rows,
         "range": [len(rows) - 0.5, -0.5],
         "fixedrange": True,
-        "title": {"text": "instance : GPU" if gpus > 1 else "instance", "standoff": 14},
+        "title": {"text": f"instance : {name}" if slots > 1 else "instance", "standoff": 14},
         "tickmode": "array",
         "tickvals": rows[:: 1 + len(rows) // 120],
     }

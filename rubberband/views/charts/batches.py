@@ -27,10 +27,10 @@ from rubberband.views.charts.parts import (
     by_outcome,
     chart,
     decades,
-    gpus_per_instance,
     marks,
     outcome_name,
     scatter,
+    slots_per_instance,
     time_axis,
     time_unit,
 )
@@ -312,7 +312,7 @@ def _modelled(result: Result, used: Set[int]) -> dict[int, tuple[float, Curve]]:
     for trial in result.trials:
         for stage, noise in {s.stage: s.noise_scale for s in trial.batches if s.noise_scale is not None}.items():
             noises.setdefault(stage, []).append(noise)
-    per_instance = gpus_per_instance(result)
+    per_instance = slots_per_instance(result)
     return {
         stage: (median(found), _curve(profile, median(found), per_instance, counts)) for stage, found in noises.items()
     }

@@ -67,14 +67,14 @@ def line_at(value: float, across: str, line: Figure) -> Figure:
     return {"type": "line", **ends, "line": line}
 
 
-def gpus_per_instance(result: Result) -> int:
-    """Return the GPUs of an instance, from the paid GPU-seconds of running instances, or from the use by trials."""
+def slots_per_instance(result: Result) -> int:
+    """Return the slots of an instance, from the paid GPU-seconds of running instances, or from the use by trials."""
     used = max((use.gpu + 1 for use in result.busy), default=1)
     held_s = math.fsum(
         end_s(result, instance) - instance.running_s for instance in result.instances if instance.running_s is not None
     )
     held_gpu_s = result.paid.total_gpu_s - result.paid.minimum_gpu_s
-    return max(used, round(held_gpu_s / held_s)) if held_s > 0 else used
+    return max(used, round(held_gpu_s / held_s) * result.trials_per_gpu) if held_s > 0 else used
 
 
 def end_s(result: Result, instance: InstanceResult) -> float:

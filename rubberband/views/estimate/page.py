@@ -13,7 +13,7 @@ import numpy as np
 from rubberband.planner import BracketGroup, Estimate, Point, sample_lanes
 from rubberband.planner.exact.table import Floats
 from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
-from rubberband.units import counted, duration, format_duration, format_usd, in_unit
+from rubberband.units import counted, duration, format_duration, format_usd, gpus_each, in_unit
 from rubberband.values.profile import Profile
 from rubberband.views.cards import Card
 from rubberband.views.charts.parts import (
@@ -237,7 +237,8 @@ def _held(answer: Estimate, lane: BracketGroup) -> list[Span]:
         market = f" on the {choice.market.replace('_', ' ')} market" if answer.offer.spot is not None else ""
         words = (
             f"{name}: {counted(choice.instances, 'instance')}{market}, "
-            f"{counted(stage.trials, 'trial')} of {counted(choice.gpus_per_trial, 'GPU')}<br>"
+            f"{counted(stage.trials, 'trial')} of {gpus_each(choice.gpus_per_trial, answer.offer.trials_per_gpu)} "
+            f"GPU{'s' * (choice.gpus_per_trial > 1)}<br>"
             f"{duration(predicted.provisioning_s)} to start, {duration(predicted.duration_s)} to train, "
             f"{format_usd(predicted.cost_usd)}"
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rubberband.planner import USER_PLAN, BracketGroup, Estimate, JobPlan, Option, Point, keeps, meets, varies
 from rubberband.planning.assumptions import Assumption
 from rubberband.planning.remedies import concessions, settings
-from rubberband.units import counted, format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd, gpus_each
 from rubberband.values.offer import BillLine, Offer
 from rubberband.values.plan import Market, PlanningConstraints, Stage, StagePlan
 from rubberband.views.formatting import Row, TextTable, difference, rounded, time_unit_s, usd, usd_decimals
@@ -256,7 +256,8 @@ def _lane_rows(answer: Estimate, at: int, lane: BracketGroup, costs_usd: list[fl
 def _stage(answer: Estimate, stage: Stage, choice: StagePlan) -> Row:
     market = (choice.market.replace("_", " "),) if _mixed(answer) else ()
     iterations = f"up to {stage.iterations}" if stage.ladder is not None else str(stage.iterations)
-    return str(stage.trials), iterations, str(choice.instances), *market, str(choice.gpus_per_trial)
+    each = gpus_each(choice.gpus_per_trial, answer.offer.trials_per_gpu)
+    return str(stage.trials), iterations, str(choice.instances), *market, each
 
 
 def _unit_s(job: JobPlan) -> float:

@@ -39,7 +39,7 @@ from rubberband.executor.core.history import (
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import GroupState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import best_trial
-from rubberband.units import counted, duration, format_usd, in_unit
+from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 from rubberband.values.offer import slots
 from rubberband.views.formatting import (
     change,
@@ -329,13 +329,14 @@ class Narrator:
                 continue
             if lane.stage.training_at is None or not lane.runners:
                 continue
-            stage, per_instance, size = lane.stage, job.offer.gpus, len(lane.running()[0].gang)
+            stage, offer, size = lane.stage, job.offer, len(lane.running()[0].gang)
+            each = f"{gpus_each(size, offer.trials_per_gpu)} GPU{'s' * (size > 1)}"
             self._stages_trained.add(stage.stage)
             ready = len(lane.held.ready)
             said.append(
                 f"{job.stage_name(stage.stage)}: training {_to_train(stage, state)} on "
-                f"{counted(ready, 'instance')} x {counted(per_instance, 'GPU')}, {counted(size, 'GPU')} per trial, "
-                f"{slots(ready, per_instance, size)} at once"
+                f"{counted(ready, 'instance')} x {counted(offer.gpus, 'GPU')}, {each} per trial, "
+                f"{slots(ready, offer.slots, size)} at once"
             )
         return said
 

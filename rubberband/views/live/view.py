@@ -33,7 +33,7 @@ from rubberband.executor.core.state import GroupState, Phase, StageRecord, State
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.run.driver import Observer
-from rubberband.units import counted, duration, in_unit
+from rubberband.units import counted, duration, gpus_each, in_unit
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
 from rubberband.views.formatting import ends, hanging, number, unequal, usd, usd_decimals
@@ -377,7 +377,8 @@ def stage_cells(progress: Progress, stage: StageProgress, now: float, decimals: 
     counts = [str(count or "") for count in (stage.running, stage.queued, stage.done, stage.failed)]
     held = f"{stage.instances if begun else '-'}/{stage.planned_instances}"
     done = f"{stage.iterations_done}/{stage.iterations}"
-    return [stage.name, *counts, done, held, str(stage.gpus_per_trial), spent, time, duration(stage.planned_s)]
+    gpus = gpus_each(stage.gpus_per_trial, progress.job.offer.trials_per_gpu)
+    return [stage.name, *counts, done, held, gpus, spent, time, duration(stage.planned_s)]
 
 
 def _bar(stage: StageProgress) -> Table:
