@@ -343,8 +343,12 @@ class Result:
 
     @property
     def is_charged(self) -> bool:
-        """Whether its instances are paid for; those of this machine, and virtual ones, are only metered."""
-        return self.provider not in KINDS or KINDS[self.provider].is_rented
+        """Whether its instances are paid for; those of this machine, and virtual ones, are only metered.
+
+        On a Ray cluster with a price, that is the user's own rate.
+        """
+        kind = KINDS.get(self.provider)
+        return kind is None or kind.is_rented or (kind.is_borrowed and self.unit == "USD")
 
     def to_dataframe(self, *, reports: bool = False) -> pandas.DataFrame:
         """Return a pandas data frame with a row for each trial, or with `reports` for each report of each trial.

@@ -78,12 +78,14 @@ def run(
     view: View = lambda *_: (),
     cancelled: Callable[[], bool] = lambda: False,
     callbacks: Sequence[Callback] = (),
+    address: str | None = None,
 ) -> Result:
     """Drive an experiment to its end, from its beginning or from where its journal stops.
 
     `view` is given the job, the clock and a stack that is left at the end, and returns observers. Every instance is
     released before this returns or raises. One that has ended is only read, unless it was cancelled, found no
-    instances, or was stopped by a cap that has been raised since. Requests in the folder's inbox are taken in.
+    instances, or was stopped by a cap that has been raised since. Requests in the folder's inbox are taken in. The
+    head of its Ray cluster is now at `address`, if that is given.
 
     Raises EntrypointError, before anything is started or journalled, if what is trained does not load any more, and
     StoreAwayError if its checkpoint store is away, or goes away: once that is back, this goes on.
@@ -92,7 +94,7 @@ def run(
     if is_over:
         return settled
     try:
-        return _run(folder, settled, view, cancelled, callbacks)
+        return _run(folder, settled, view, cancelled, callbacks, address)
     except StoreAwayError as error:
         raise StoreAwayError(f"{error}, then continue with `rubberband resume {folder.name}`") from error
 
@@ -103,6 +105,7 @@ def _run(
     view: View,
     cancelled: Callable[[], bool],
     callbacks: Sequence[Callback],
+    address: str | None,
 ) -> Result:
     """Drive it from where it is `settled`."""
     with ExitStack() as stack:
@@ -115,7 +118,7 @@ def _run(
         journal.durable = not header.kind.is_simulated  # there, what a power failure takes costs nothing
         controller = Controller(header.job)
         spec, draw = _drawing(RunSpec.from_json(header.setup), controller)
-        store = None
+        spec, store = spec if address is None else spec.at(address), None
         if spec.entrypoint is not None:
             environment = spec.experiment.resources.environment(os.environ)
             spec = replace(spec, entrypoint=replace(spec.entrypoint, environment=environment))

@@ -10,7 +10,7 @@ import base64
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import rubberband
@@ -73,6 +73,12 @@ class RunSpec:
             profiling_s=spent.seconds,
             profiling_cost_usd=spent.cost_usd,
         )
+
+    def at(self, address: str) -> RunSpec:
+        """Return it for a Ray cluster whose head is at another address. Raises InputError if it is on none."""
+        words = self.experiment.to_words()
+        words["resources"] = {**words.get("resources", {}), "address": address}
+        return replace(self, experiment=Experiment.kept(words))
 
     @property
     def kind(self) -> ProviderKind:

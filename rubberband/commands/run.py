@@ -27,6 +27,7 @@ from rubberband.commands.common import (
     open_client,
     option,
 )
+from rubberband.errors import InputError
 from rubberband.units import format_usd, in_unit
 
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ RunOnOption = Annotated[
         "Run on the head on EC2, starting it if needed, and follow the run. It continues if this machine"
         " is switched off.",
     ),
+]
+
+
+AddressOption = Annotated[
+    str | None,
+    option("--address", "HOST:PORT", "With provider ray: the cluster's head, if it is elsewhere now."),
 ]
 
 
@@ -135,6 +142,7 @@ def resume(
     server: ServerOption = None,
     no_cap: NoCapOption = False,
     yes: YesOption = False,
+    address: AddressOption = None,
     on: OnOption = None,
 ) -> None:
     """Resume an interrupted experiment.
@@ -146,6 +154,8 @@ def resume(
     """
     client = client_of(server)
     if client is not None:
+        if address is not None:
+            raise InputError("--address: a service resumes on its own cluster; leave it out")
         with client:
             found = client.resume(name)
         print(f"{name}: {found['state']} at {client.url}", file=sys.stderr)
@@ -159,7 +169,7 @@ def resume(
         _require_money(folder, no_cap=no_cap, yes=yes)
         Inbox(folder.inbox).withdraw_cancels()
     with session.cancel_on_signals() as cancelled:
-        result = session.run(folder, view=live_view, cancelled=cancelled)
+        result = session.run(folder, view=live_view, cancelled=cancelled, address=address)
     _conclude(result)
 
 

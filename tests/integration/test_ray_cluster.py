@@ -63,7 +63,7 @@ def test_trials_of_a_node_that_dies_continue_elsewhere(runs: ClusterRuns, cluste
     assert "done: best loss" in runs.done(run)
 
 
-def test_a_run_whose_head_dies_ends_and_is_not_resumed_without_one(runs: ClusterRuns, cluster: Cluster) -> None:
+def test_a_run_whose_head_dies_ends_and_is_resumed_on_another_one(runs: ClusterRuns, cluster: Cluster) -> None:
     run = runs.start("run", "a.yaml")
     runs.until("training 8 trials")
     cluster.head_node.kill_gcs_server()
@@ -73,6 +73,12 @@ def test_a_run_whose_head_dies_ends_and_is_not_resumed_without_one(runs: Cluster
     resumed = runs.start("resume", "a")
     assert resumed.wait(timeout=300) != 0
     assert "no Ray cluster answers" in runs.output
+    other = started(1, num_cpus=2, num_gpus=2)
+    try:
+        assert "resumed 1 time" in runs.done(runs.start("resume", "a", "--address", other.address))
+        assert runs.result("a").best.iterations == 8
+    finally:
+        other.shutdown()
 
 
 @pytest.fixture

@@ -94,9 +94,10 @@ def _cost(summary: Mapping[str, Any]) -> str:
 
 
 def _charged(view: Mapping[str, Any]) -> str:
-    """Return that the cost is only metered, if it is: on this machine, and in a virtual run."""
+    """Return that the cost is only metered, if it is: on this machine, in a virtual run, or without a price."""
     kind = KINDS.get(view.get("provider") or "")
-    return "" if kind is None or kind.is_rented else "; nothing is charged"
+    at_a_rate = kind is not None and kind.is_borrowed and view["summary"].get("unit") == "USD"
+    return "" if kind is None or kind.is_rented or at_a_rate else "; nothing is charged"
 
 
 def _progress(summary: Mapping[str, Any]) -> str:
