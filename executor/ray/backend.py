@@ -31,6 +31,7 @@ from rubberband.executor.ray.attempt import AsyncAttempt, Attempt
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
 from rubberband.executor.ray.fork_server import ForkServer
+from rubberband.executor.ray.node_probe import NodeProbe
 from rubberband.executor.ray.workers import Shipment, Workers
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.training.segment import Segment
@@ -88,8 +89,8 @@ class RayBackend:
     first_lease_s: float | None = None
     ready_timeout_s: float = 180.0
     """An instance whose workers are not warm within it is given up as lost."""
-    fault_of: Callable[[str], str] = lambda node: ""
-    """Gives the reason why no worker can be on a Ray node; empty: it can."""
+    node_probe: NodeProbe | None = None
+    """Asks nodes that join a borrowed cluster; None: instances are no nodes of one."""
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
@@ -136,7 +137,7 @@ class RayBackend:
             node_label=self.provider.node_label,
             group=self.provider.group,
             has_gpus=not (self.spec.kind.is_borrowed and self.spec.experiment.resources.slots),
-            fault_of=self.fault_of,
+            node_probe=self.node_probe,
         )
 
     def now(self) -> float:

@@ -411,6 +411,9 @@ class RemoteAgent:
     node_label: str = field(default=INSTANCE_LABEL, kw_only=True)
     """Key of the Ray label that has it."""
 
+    options: Callable[[], Mapping[str, Any]] = field(default=dict, kw_only=True)
+    """Gives further options of Ray for the actor."""
+
     def __post_init__(self) -> None:
         self._taken: dict[str, int] = {}
         self._mutex = threading.Lock()
@@ -466,7 +469,8 @@ class RemoteAgent:
         # Ray orders an actor without needs from any node, even from one that has just ended, and waits until it notices
         # that. An actor with a need is ordered from the driver's node.
         label = {self.node_label: node}
-        actor = ray.remote(AgentActor).options(num_cpus=0, memory=1, max_restarts=0, label_selector=label)
+        options = {"num_cpus": 0, "memory": 1, "max_restarts": 0, "label_selector": label, **self.options()}
+        actor = ray.remote(AgentActor).options(**options)
         self._actor = actor.remote(self.instance)
         return self._actor
 

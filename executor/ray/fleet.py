@@ -249,6 +249,7 @@ class RayFleet:
                 on_notice=lambda: self._interrupted(instance),
                 node=self.provider.node,
                 node_label=self.provider.node_label,
+                options=lambda: workers.options(),
             )
         return _Hold(workers, agent, Lifecycle(instance=instance))
 

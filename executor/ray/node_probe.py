@@ -3,87 +3,107 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError
 
 import rubberband
+from rubberband.cloud.aws.installing import public_version
 from rubberband.cloud.provider import NODE_LABEL, BorrowedProvider
 from rubberband.errors import InputError
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray.connection import Connection
+from rubberband.executor.ray.own_package import runtime_env
 from rubberband.units import error_line
 
 _ANSWER_S = 180.0
 """The longest wait for a node: a busy one takes a while to start a process."""
 
 
-def require_nodes(provider: BorrowedProvider, store: CheckpointStore) -> None:
-    """Raise InputError unless every node that may be used can train: the first fault, with its fix.
+@dataclass(eq=False)
+class NodeProbe:
+    """Asks nodes whether trials can train there: those without this rubberband get that of this process."""
 
-    ProviderError: the cluster does not let the driver in. The process stays as connected as it was.
-    """
-    connection = Connection()
+    provider: BorrowedProvider
+    store: CheckpointStore
+    brings: bool = field(default=False, init=False)
+    """Whether processes on nodes get the rubberband of this one."""
+
+    def require_nodes(self) -> None:
+        """Raise InputError unless every node that may be used can train: the first fault, with its fix.
+
+        ProviderError: the cluster does not let the driver in. The process stays as connected as it was.
+        """
+        connection = Connection()
+        try:
+            connection.open(self.provider.ensure_head())
+            found = self._faults([node.node for node in self.provider.nodes])
+        finally:
+            connection.close()
+        if faults := [fault for fault in found.values() if fault]:
+            raise InputError(faults[0])
+
+    def fault_of(self, node: str) -> str:
+        """Return why a trial cannot train on a node that joined since then; empty: it can, or was asked then.
+
+        The process is connected.
+        """
+        return self._faults([node])[node] if node in self.provider.joined else ""
+
+    def options(self) -> dict[str, Any]:
+        """Return options of Ray for processes on nodes."""
+        return {"runtime_env": runtime_env()} if self.brings else {}
+
+    def _faults(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Return node -> fault, empty without one."""
+        found = self._ask(nodes)
+        lacking = [node for node in nodes if found[node].lacks_rubberband]
+        if lacking and not self.brings:
+            self.brings = True
+            found |= self._ask(lacking)
+        names = {node.node: f"node {node.address} of the Ray cluster" for node in self.provider.nodes}
+        return {node: found[node].fault and f"{names.get(node, node)} {found[node].fault}" for node in nodes}
+
+    def _ask(self, nodes: Sequence[str]) -> dict[str, _Answer]:
+        """Ask nodes, side by side."""
+        given = {"num_cpus": 0, "max_retries": 0, **self.options()}
+        asked = {
+            node: ray.remote(_probe()).options(label_selector={NODE_LABEL: node}, **given).remote(self.store)
+            for node in nodes
+        }
+        if asked:
+            ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S)
+        return {node: _answer(answer) for node, answer in asked.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Answer of a node."""
+
+    fault: str
+    lacks_rubberband: bool = False
+
+
+def _answer(reference: Any) -> _Answer:
     try:
-        connection.open(provider.ensure_head())
-        asked = {}
-        for node in provider.nodes:
-            asked[_ask(node.node, store)] = f"node {node.address} of the Ray cluster"
-        done, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)
-        found = [(asked[answer], *_answer(answer)) for answer in done]
-        found += [(asked[answer], *_answer(answer, 0.0)) for answer in silent]
-    finally:
-        connection.close()
-    _require_same_version([(node, version) for node, version, _ in found if version])
-    for name, _, fault in found:
-        if fault:
-            raise InputError(f"{name} {fault}")
-
-
-def fault_of(provider: BorrowedProvider, store: CheckpointStore, node: str) -> str:
-    """Return why a trial cannot train on a node that joined after `require_nodes`; empty: it can, or was asked then.
-
-    The process is connected.
-    """
-    if node not in provider.joined:
-        return ""
-    name = next((f"node {known.address} of the Ray cluster" for known in provider.nodes if known.node == node), node)
-    version, fault = _answer(_ask(node, store), _ANSWER_S)
-    try:
-        _require_same_version([(name, version)] if version else [])
-    except InputError as error:
-        return str(error)
-    return fault and f"{name} {fault}"
-
-
-def _ask(node: str, store: CheckpointStore) -> Any:
-    task = ray.remote(_probe()).options(num_cpus=0, max_retries=0, label_selector={NODE_LABEL: node})
-    return task.remote(store)
-
-
-def _answer(reference: Any, timeout_s: float | None = None) -> tuple[str, str]:
-    """Return what a node answered: its version, and a fault."""
-    try:
-        version, fault = ray.get(reference, timeout=timeout_s)
+        version, fault = ray.get(reference, timeout=0.0)
     except GetTimeoutError:
-        return "", f"did not answer in {_ANSWER_S:.0f} s; see `ray status`"
+        return _Answer(f"did not answer in {_ANSWER_S:.0f} s; see `ray status`")
     except Exception as error:
         text = error_line(str(getattr(error, "cause", None) or error))
-        return "", f"cannot import rubberband ({text}); install it there: {_INSTALL}"
-    return version, fault
+        return _Answer(f"cannot import what a trial needs ({text}); install it there: {_INSTALL}", True)
+    if version.partition("+")[0] != public_version():
+        return _Answer(
+            f"has rubberband-tune {version} and this process {rubberband.__version__}; install the same there: "
+            f"{_INSTALL}",
+            True,
+        )
+    return _Answer(fault)
 
 
 _INSTALL = f"pip install 'rubberband-tune[ray]=={rubberband.__version__}'"
-
-
-def _require_same_version(found: Sequence[tuple[str, str]]) -> None:
-    for node, version in found:
-        if version != rubberband.__version__:
-            raise InputError(
-                f"{node} has rubberband-tune {version} and this process {rubberband.__version__}; install the same "
-                f"there: {_INSTALL}"
-            )
 
 
 def _probe() -> Callable[[CheckpointStore], tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from rubberband.executor.core.placement import gpu_of
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.connection import ray_nodes
+from rubberband.executor.ray.node_probe import NodeProbe
 from rubberband.executor.ray.slot_worker import ServerProcess, SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.trial import Device
@@ -108,8 +109,8 @@ class Workers:
     """Gives the placement group that a running instance is; None: this makes one on its node."""
     has_gpus: bool = field(default=True, kw_only=True)
     """Whether a slot is a GPU of Ray."""
-    fault_of: Callable[[str], str] = field(default=lambda node: "", kw_only=True)
-    """Gives the reason why no worker can be on a node; empty: it can."""
+    node_probe: NodeProbe | None = field(default=None, kw_only=True)
+    """Asks its node, where that has joined a borrowed cluster."""
 
     def __post_init__(self) -> None:
         self._pause_s = _REMOTE_PAUSE_S if self.remote else _PAUSE_S
@@ -121,6 +122,10 @@ class Workers:
         """By slot: a worker that may come back."""
         self._servers: dict[ServerPlace, Worker] = {}
         self._gpu_failures = [0] * len(self._slots)
+
+    def options(self) -> Mapping[str, Any]:
+        """Return further options of Ray for processes of the instance."""
+        return {} if self.node_probe is None else self.node_probe.options()
 
     @property
     def dismissed(self) -> bool:
@@ -137,7 +142,7 @@ class Workers:
         try:
             # A placement group that waits for its node keeps the head busy, and fills its memory.
             self._until(lambda: ray_nodes(self.node_label).get(self.node(self.instance), False), patience)
-            if fault := self.fault_of(self.node(self.instance)):
+            if self.node_probe is not None and (fault := self.node_probe.fault_of(self.node(self.instance))):
                 raise WorkersError(fault)
             group = self._place(patience)
             workers = [self._start(group, slot) for slot in range(len(self._slots))]
@@ -197,7 +202,9 @@ class Workers:
                 strategy = PlacementGroupSchedulingStrategy(
                     placement_group=self._group, placement_group_bundle_index=gpu_of(place[0], self.gpus)
                 )
-                actor = ray.remote(ServerProcess).options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)
+                actor = ray.remote(ServerProcess).options(
+                    num_cpus=0, max_restarts=0, scheduling_strategy=strategy, **self.options()
+                )
                 code = None if self.shipment is None else self.shipment.reference()
                 self._servers[place] = actor.remote(self.entrypoint, code=code)
             return self._servers[place]
@@ -242,7 +249,9 @@ class Workers:
         place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=gpu)
         # Ray cuts a share to ten-thousandths, so that seven of 1/7 fit.
         share = 1 / self.trials_per_gpu if self.has_gpus else 0
-        actor = ray.remote(SlotWorker).options(num_cpus=0, num_gpus=share, max_restarts=0, scheduling_strategy=place)
+        actor = ray.remote(SlotWorker).options(
+            num_cpus=0, num_gpus=share, max_restarts=0, scheduling_strategy=place, **self.options()
+        )
         code = None if self.shipment is None else self.shipment.reference()
         return actor.remote(self.entrypoint, self.store, instance=self.instance, remote=self.remote, code=code)
 

@@ -296,18 +296,17 @@ def make_ray_backend(
     from rubberband.executor.ray.backend import RayBackend
     from rubberband.executor.ray.code import pack
     from rubberband.executor.ray.fork_server import ForkServer
-    from rubberband.executor.ray.node_probe import fault_of, require_nodes
+    from rubberband.executor.ray.node_probe import NodeProbe
 
     assert spec.entrypoint is not None, "the edge asks for an entry point"
     code = pack(spec.entrypoint.search_path) if spec.kind.is_elsewhere else None
     limits = _boot_timeouts(spec, offer) if spec.kind.is_rented else None
     provider = open_cluster(folder, spec, offer, rental)
-    ask: Callable[[str], str] = lambda node: ""  # noqa: E731
+    node_probe = None
     if spec.kind.is_borrowed:
-        borrowed = cast(BorrowedProvider, provider)
         store = store or make_store(spec.checkpoints)
-        require_nodes(borrowed, store)
-        ask = partial(fault_of, borrowed, store)
+        node_probe = NodeProbe(cast(BorrowedProvider, provider), store)
+        node_probe.require_nodes()
     # A pool has a fork server of its own: its experiments have different code.
     fork_server = None
     slots_on_machine = _slots_on_machine(spec, offer, provider)
@@ -328,7 +327,7 @@ def make_ray_backend(
         first_lease_s=None if limits is None or spec.pool is not None else limits.lease_s,
         ready_timeout_s=READY_TIMEOUT_S if limits is None else limits.ready_s,
         clock=provider.clock,
-        fault_of=ask,
+        node_probe=node_probe,
     )
 
 
@@ -403,7 +402,7 @@ def require_cluster(experiment: Experiment, home: Path) -> None:
     resources = experiment.resources
     if not resources.kind.is_borrowed:
         return
-    from rubberband.executor.ray.node_probe import require_nodes
+    from rubberband.executor.ray.node_probe import NodeProbe
 
     (offer,) = offers(resources)
     make_directories(home)
@@ -413,7 +412,7 @@ def require_cluster(experiment: Experiment, home: Path) -> None:
             experiment=experiment.name, run="probe", directory=place, home=home, resources=resources, offer=offer
         )
         store = make_store(resources.checkpoints or str(place / "checkpoints"))
-        require_nodes(cast(BorrowedProvider, open_provider(request)), store)
+        NodeProbe(cast(BorrowedProvider, open_provider(request)), store).require_nodes()
 
 
 @contextmanager

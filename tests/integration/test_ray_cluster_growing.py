@@ -35,7 +35,7 @@ def gpu_nodes(address: str) -> int:
 def test_a_cluster_grows_for_a_run_and_shrinks_with_it_and_later_plans_know_how_long_nodes_took(
     runs: ClusterRuns,
 ) -> None:
-    runs.write("a", resources={"gpus_per_instance": 2, "max_instances": 2, "env": {"PACE_S": "4"}})
+    runs.write("a", resources={"gpus_per_instance": 2, "max_instances": 2, "env": {"PACE_S": "10"}})
     estimate = " ".join(runs.done(runs.start("estimate", "a.yaml")).split())
     assert "no node with GPUs now. Of max_instances=2, 2 instances must join it." in estimate
     assert "a node that joins takes 2m, which is assumed" in estimate

@@ -16,7 +16,7 @@ import rubberband
 from rubberband.cloud.ray_cluster import RayClusterProvider, view
 from rubberband.errors import InputError
 from rubberband.executor.checkpoints import make_store
-from rubberband.executor.ray.node_probe import require_nodes
+from rubberband.executor.ray.node_probe import NodeProbe
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -38,6 +38,15 @@ WORDS = {
     "resources": {"provider": "ray", "gpus_per_trial": {"max": 1}},
     "profile": {"seconds_per_iteration": {1: 0.5}},
 }
+HIDDEN = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rubberband" and not any("py_modules_files" in place for place in sys.path):
+            raise ModuleNotFoundError("there is no rubberband here")
+sys.meta_path.insert(0, Hidden())
+"""
+"""Run by each Python process of a node when it starts: it has no rubberband but that of a runtime_env."""
 OTHER = 'import rubberband; rubberband.__version__ = "0.0.1"'
 """Run by each Python process of a node when it starts."""
 
@@ -55,8 +64,13 @@ def provider(cluster: Cluster, folder: Path) -> RayClusterProvider:
     return RayClusterProvider("a", folder / "instances", cluster.address, [{"GPU": 1.0}], nodes=nodes)
 
 
-def test_a_small_run_ends_and_its_report_counts_gpu_hours(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.add_node(num_cpus=2, num_gpus=2)
+@pytest.mark.parametrize(
+    "site", [pytest.param("", id="as_here"), pytest.param(HIDDEN, id="without_rubberband", marks=pytest.mark.long)]
+)
+def test_a_small_run_ends_and_its_report_counts_gpu_hours(cluster: Cluster, tmp_path: Path, site: str) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(site)
+    cluster.add_node(num_cpus=2, num_gpus=2, env_vars={"PYTHONPATH": str(tmp_path / "site")} if site else None)
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "a.yaml").write_text(json.dumps(WORDS))
     done = subprocess.run(
@@ -78,13 +92,13 @@ def test_a_small_run_ends_and_its_report_counts_gpu_hours(cluster: Cluster, tmp_
 def test_nodes_that_lack_the_store_or_have_another_rubberband_are_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.add_node(num_cpus=1, num_gpus=1)
     store = make_store(str(tmp_path / "store"))
-    require_nodes(provider(cluster, tmp_path), store)
+    NodeProbe(provider(cluster, tmp_path), store).require_nodes()
     (tmp_path / "store").rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match=r"does not share the checkpoint store .* as resources\.checkpoints"):
-        require_nodes(provider(cluster, tmp_path), store)
+        NodeProbe(provider(cluster, tmp_path), store).require_nodes()
     (tmp_path / "elsewhere").rename(tmp_path / "store")
     (tmp_path / "sitecustomize.py").write_text(OTHER)
     cluster.add_node(num_cpus=1, num_gpus=1, env_vars={"PYTHONPATH": str(tmp_path)})
     remedy = rf"has rubberband-tune 0.0.1 and this process {rubberband.__version__}; .* pip install"
     with pytest.raises(InputError, match=remedy):
-        require_nodes(provider(cluster, tmp_path), store)
+        NodeProbe(provider(cluster, tmp_path), store).require_nodes()

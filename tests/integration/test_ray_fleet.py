@@ -397,6 +397,8 @@ class Failing(NoWorkers):
 class Joined(Breaking):
     """An instance that runs, and a head that this is connected to."""
 
+    device = "cpu"
+
     def ensure_head(self) -> Head:
         """One."""
         return Head(address="", temp_dir=None, environment={})
