@@ -15,7 +15,9 @@ from rubberband.executor.core.budget import bill_usd, paid_time
 from rubberband.executor.result.result import summarise
 from rubberband.executor.result.rows import trial_rows
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gpu_rows import MOST_OF_GPU, Residence
+from rubberband.executor.training.loop import TorchRunner
 from rubberband.planner.exact.model import predict
 from rubberband.running.profile_cache import content_to_measure
 from rubberband.spec.experiment import Experiment
@@ -23,6 +25,7 @@ from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.views.story import cells
 from tests.builders.jobs import JOB, OFFER, PROFILE
 from tests.builders.results import configurations
+from tests.builders.segments import SEGMENT
 from tests.builders.virtual_runs import jct_s, run_virtual
 
 SHARED = dataclasses.replace(OFFER, trials_per_gpu=2, billing="per_function")
@@ -120,3 +123,22 @@ def test_data_on_a_shared_gpu_takes_its_part_of_the_memory() -> None:
     alone, shared = (Residence(torch.device("cpu"), lambda: (100 * mib, 100 * mib), share=each) for each in (1.0, 0.5))
     assert alone._has_room([data])
     assert not shared._has_room([data])
+
+
+class Begun:
+    """The part of a trial that its runner asks for first."""
+
+    def global_batch_size(self, config: Any) -> int:
+        raise StopIteration
+
+
+@pytest.mark.parametrize(("count", "parts"), [(1, []), (4, [0.25])])
+def test_a_torch_trial_takes_no_more_than_its_part_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch, count: int, parts: list[float]
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", asked.append)
+    trial: Any = Begun()
+    with pytest.raises(StopIteration):
+        TorchRunner(trial, dataclasses.replace(SEGMENT, device="cuda", trials_per_gpu=count), Gang(0, 1, None))
+    assert asked == parts
