@@ -29,6 +29,7 @@ from rubberband.units import counted, duration, format_instant, in_unit, parse_d
 from rubberband.values.command import entrypoint_text
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
+from rubberband.views.charts.learning import learning_curves
 from rubberband.views.charts.parts import Figure
 from rubberband.views.charts.search import (
     Space,
@@ -169,6 +170,7 @@ router = APIRouter(include_in_schema=False)
 _MOST_ROWS = 25
 
 Parameter = Annotated[str, Query(max_length=200)]
+Top = Annotated[str, Query(max_length=5)]
 
 
 @router.get("/experiments/{name}")
@@ -188,14 +190,25 @@ def experiment_live(request: Request, service: Serving, _reader: Reader, experim
 
 @router.get("/experiments/{name}/figures/{chart}")
 def experiment_figure(
-    request: Request, service: Serving, _reader: Reader, experiment: Known, chart: Annotated[str, Path(max_length=40)]
+    request: Request,
+    service: Serving,
+    _reader: Reader,
+    experiment: Known,
+    chart: Annotated[str, Path(max_length=40)],
+    top: Top = "",
 ) -> Response:
-    """Chart of the page as JSON: its name -> Plotly figure; empty without anything to show."""
+    """Chart of the page as JSON: its name -> Plotly figure; empty without anything to show.
+
+    `top`: curves of that many of the best trials only.
+    """
     if chart not in CHARTS:
         raise HttpProblem(NOT_FOUND, f"the page of {experiment.name!r} has no such chart")
     result = result_of(service, experiment)
     drawings = {} if result is None else result_drawings(result, _space(experiment), _forecast(experiment))
-    figure = drawings[chart]() if chart in drawings else None
+    if chart == "curves" and result is not None:
+        figure = learning_curves(result, top=top_of(top))
+    else:
+        figure = drawings[chart]() if chart in drawings else None
     return json_of(request, {} if figure is None else {chart: figure}, experiment.summary.unit)
 
 
@@ -240,6 +253,11 @@ def experiment_report(service: Serving, _reader: Reader, experiment: Known) -> R
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
     importance = cached_importance(result, _space(experiment))
     return HTMLResponse(render_html(result, importance, f"/experiments/{experiment.name}/trials"), headers=headers)
+
+
+def top_of(text: str) -> int | None:
+    """Return the number in an address; None for all, and for what is no number."""
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
 
 
 def result_of(service: Service, experiment: Submission) -> Result | None:
@@ -301,7 +319,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "stages": words.stage_rows(result, experiment.summary.target_iterations),
         "rungs": words.rungs_reached(result),
         "story": story(result),
-        "trials": trial_page(result, asked),
+        "trials": trial_page(result, asked, _space(experiment)),
         "pareto": _shortened(pareto(result, None)),
         "tables": [_shortened(table) for table in _tables(result) if table.rows],
     }

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
 from rubberband.api.dashboard import render
-from rubberband.api.dashboard.experiment import download_address, json_of, result_of
+from rubberband.api.dashboard.experiment import Top, download_address, json_of, result_of, top_of
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving
 from rubberband.api.routes.trials import trial_of
-from rubberband.executor.result.result import Result
 from rubberband.states import ACTIVE
 from rubberband.values.submission import Submission
 from rubberband.views.charts.allocation import gangs as gangs_chart
 from rubberband.views.charts.allocation import gangs_px
 from rubberband.views.charts.learning import CURVES_PX, learning_curves
-from rubberband.views.charts.parts import Figure
 from rubberband.views.formatting import status
 from rubberband.views.trial import configuration_texts, gangs, lead, trial_cards
 
@@ -35,11 +32,6 @@ CHARTS = {
     ),
 }
 """Charts of a trial, in their order: name -> title and note."""
-_DRAWINGS: dict[str, Callable[[Result, int], Figure | None]] = {
-    "curves": lambda result, trial: learning_curves(result, trial=trial),
-    "gangs": gangs_chart,
-}
-
 router = APIRouter(include_in_schema=False)
 Number = Annotated[str, Path(max_length=20)]
 
@@ -66,12 +58,16 @@ def trial_figure(
     experiment: Known,
     trial: Number,
     chart: Annotated[str, Path(max_length=40)],
+    top: Top = "",
 ) -> Response:
     """Chart of the page as JSON: its name -> Plotly figure; empty without anything to show."""
-    if chart not in _DRAWINGS:
+    if chart not in CHARTS:
         raise HttpProblem(NOT_FOUND, f"the page of a trial of {experiment.name!r} has no such chart")
     result, found = trial_of(experiment, result_of(service, experiment), trial)
-    figure = _DRAWINGS[chart](result, found.trial)
+    is_curves = chart == "curves"
+    figure = (
+        learning_curves(result, trial=found.trial, top=top_of(top)) if is_curves else gangs_chart(result, found.trial)
+    )
     return json_of(request, {} if figure is None else {chart: figure}, experiment.summary.unit)
 
 

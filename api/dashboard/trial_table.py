@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +13,9 @@ from urllib.parse import urlencode
 from fastapi import Depends, Query
 
 from rubberband.executor.result.result import Result, TrialResult
-from rubberband.views.charts.parallel_coordinates import is_number, parameters
+from rubberband.views.charts.parallel_coordinates import Range, is_number, parameters, within
 from rubberband.views.charts.parts import CURVES
+from rubberband.views.charts.search import Space
 from rubberband.views.charts.spending import trial_costs_usd
 from rubberband.views.formatting import (
     change,
@@ -43,13 +45,16 @@ class Asked:
     status: str = ""
     """Empty: all."""
     page: int = 1
+    brush: tuple[Range, ...] = ()
+    """Ranges on the axes of the chart of configurations, through which the trials pass; empty: all."""
 
-    def address(self, **changes: str | int | bool) -> str:
+    def address(self, **changes: str | int | bool | tuple[()]) -> str:
         """Return the query and fragment of the address of this view, with changes."""
         wanted = replace(self, **changes)  # type: ignore[arg-type]
-        query: dict[str, str | int] = {"sort": wanted.sort, "down": int(wanted.down), "status": wanted.status}
+        query: dict[str, Any] = {"sort": wanted.sort, "down": int(wanted.down), "status": wanted.status}
         query |= {"page": wanted.page if wanted.page > 1 else 0}
-        return f"?{urlencode({key: value for key, value in query.items() if value})}#trials"
+        query |= {"brush": [f"{name}:{100 * low:.0f}-{100 * high:.0f}" for name, low, high in wanted.brush]}
+        return f"?{urlencode({key: value for key, value in query.items() if value}, doseq=True)}#trials"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,8 @@ class TrialTable:
     before: str
     """Address of the previous page; empty on the first."""
     after: str
+    clear: str
+    """Address without ranges; empty if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +115,15 @@ class _Kind:
     words: bool = False
 
 
-def trial_page(result: Result, asked: Asked) -> TrialTable:
-    """Return a page of trials."""
+def trial_page(result: Result, asked: Asked, space: Space = None) -> TrialTable:
+    """Return a page of trials; `space` is the search space in the words of the file, which has the scales of ranges."""
     kinds = _kinds(result)
     every = Counter(status(result, trial) for trial in result.trials)
     wanted = asked.status if asked.status in every else ""
     found = [trial for trial in ranked(result) if not wanted or status(result, trial) == wanted]
+    if asked.brush:
+        passing = within(result, asked.brush, space)
+        found = [trial for trial in found if trial.trial in passing]
     chosen = next((kind for kind in kinds if kind.key == asked.sort), None)
     if chosen is not None:
         found = _sorted(found, chosen.value, asked.down)
@@ -129,6 +139,7 @@ def trial_page(result: Result, asked: Asked) -> TrialTable:
         shown=of if pages == 1 else f"{first + 1:,} to {first + len(rows):,} of {of}",
         before=asked.address(page=page - 1) if page > 1 else "",
         after=asked.address(page=page + 1) if page < pages else "",
+        clear=asked.address(brush=(), page=1) if asked.brush else "",
     )
 
 
@@ -235,15 +246,27 @@ def _choices(result: Result, every: Mapping[str, int], wanted: str, asked: Asked
     return (choice("", "All", len(result.trials)), *(choice(name, name, every[name]) for name in order))
 
 
+_MOST_RANGES = 20
+_RANGE = re.compile(r"(.{1,200}):(\d{1,3})-(\d{1,3})", re.ASCII | re.DOTALL)
+
+
 def asked_trials(
     sort: Annotated[str, Query(max_length=200)] = "",
     down: Annotated[str, Query(max_length=10)] = "",
     status: Annotated[str, Query(max_length=40)] = "",
     page: Annotated[str, Query(max_length=10)] = "",
+    brush: Annotated[Sequence[str], Query(max_length=_MOST_RANGES)] = (),
 ) -> Asked:
     """Dependency: the requested view of the trials."""
     number = int(page) if page.isascii() and page.isdigit() else 1
-    return Asked(sort=sort, down=down == "1", status=status, page=number)
+    ranges = tuple(found for text in brush if (found := _range(text)) is not None)
+    return Asked(sort=sort, down=down == "1", status=status, page=number, brush=ranges)
+
+
+def _range(text: str) -> Range | None:
+    """Return the range of `NAME:20-80`, in percent of the axis; None for anything else."""
+    found = _RANGE.fullmatch(text)
+    return None if found is None else (found[1], int(found[2]) / 100, int(found[3]) / 100)
 
 
 Trials = Annotated[Asked, Depends(asked_trials)]

@@ -264,3 +264,18 @@ def test_many_causes_are_counted() -> None:
     assert found[0].what == "7 of 12 trials failed"
     assert found[0].why == "f (trials 5, 6, 7, 8, 9, 10, 11)"
     assert [found[-1].what, found[-1].why] == ["3 of 12 trials failed", "for 3 other causes"]
+
+
+def test_ranges_of_an_axis_leave_the_trials_that_pass_through_them() -> None:
+    result = a_result()
+    every = trial_page(result, Asked())
+    half = trial_page(result, Asked(brush=(("score", 0.5, 1.0),)))
+    assert 0 < len(half.rows) < len(every.rows)
+    assert {row.trial for row in half.rows} | {
+        row.trial for row in trial_page(result, Asked(brush=(("score", 0.0, 0.5),))).rows
+    } == {row.trial for row in every.rows}
+    assert "brush=score%3A50-100" in half.columns[0].address
+    assert "brush" not in half.clear
+    assert len(trial_page(result, Asked(brush=(("nothing", 0.5, 1.0),))).rows) == len(every.rows), (
+        "an unknown axis has no effect"
+    )

@@ -53,6 +53,13 @@ export async function draw(element, figure) {
   await window.Plotly?.react(element, figure.data, layout, { responsive: true, displayModeBar: false });
 }
 
+// Saves a chart as it is now, as a file of a format that plotly knows.
+export function save(element, filename, format) {
+  const layout = { ...element.layout, paper_bgcolor: colour("--raised") };
+  const { clientWidth: width, clientHeight: height } = element;
+  return window.Plotly.downloadImage({ data: element.data, layout }, { format, filename, width, height, scale: format === "png" ? 2 : 1 });
+}
+
 // Forgets a chart whose element leaves the page.
 export function forget(element) {
   drawn.delete(element);

@@ -1,6 +1,9 @@
 // One experiment's page.
+import { keep, kept } from "./address.js";
 import { offerCopies } from "./browser.js";
 import { offerActions } from "./experiment_actions.js";
+import { redraw } from "./experiment_charts.js";
+import { CHOICES } from "./experiment_curves.js";
 import { followFigures } from "./experiment_figures.js";
 import { followLog } from "./experiment_log.js";
 import { watch } from "./experiment_watch.js";
@@ -16,8 +19,11 @@ function turn(event) {
   const link = event.target.closest("a[data-part]");
   if (!link || event.metaKey || event.ctrlKey || event.shiftKey) return;
   event.preventDefault();
+  const chosen = Object.fromEntries(CHOICES.map((name) => [name, kept().get(name)]));
   history.replaceState(null, "", new URL(link.getAttribute("href"), window.location.href).pathname + link.search);
+  keep(chosen);
   fragment();
+  redraw("parallel"); // its ranges may have gone
 }
 
 // On a phone the stages lie side by side: the current one comes first.
@@ -27,6 +33,7 @@ function toCurrentStage() {
 }
 
 live.addEventListener("click", turn);
+live.addEventListener("brushed", fragment);
 toCurrentStage();
 offerActions(name, acted);
 offerCopies();

@@ -1,6 +1,7 @@
 // The page's charts. Plotly's own buttons become switches that a keyboard reaches; what is chosen and zoomed stays.
-import { draw } from "./charts.js";
+import { draw, save } from "./charts.js";
 import { make } from "./dom.js";
+import { offerViews, viewed } from "./experiment_curves.js";
 import { brushed, overlay } from "./experiment_parallel.js";
 
 const chosen = new Map(); // chart -> number of the pressed button
@@ -41,9 +42,27 @@ export async function showFigure(name, latest) {
   if (meta.note) section.querySelector(".note").textContent = meta.note;
   if (meta.parameters) offerPairs(section, meta);
   element.parentElement.style.minWidth = meta.least_width_px ? `${meta.least_width_px}px` : "";
-  await draw(element, meta.axes ? brushed(figure) : figure);
+  const isCurves = name === "curves";
+  if (isCurves) offerViews(section, () => redraw(name));
+  await draw(element, meta.axes ? brushed(figure) : isCurves ? viewed(figure) : figure);
   leadToTrials(element);
-  if (meta.axes) overlay(section, element, figure, () => showFigure(name, latest));
+  offerFiles(section, element, name);
+  if (meta.axes) overlay(section, element, figure, () => redraw(name));
+}
+
+// Draws the latest figure again, as is chosen now.
+export function redraw(name) {
+  return switchable.has(name) ? showFigure(name, switchable.get(name)) : null;
+}
+
+function offerFiles(section, element, name) {
+  if (!window.Plotly || section.querySelector(".files")) return;
+  const { name: experiment } = document.getElementById("live")?.dataset ?? {};
+  const button = (format) => make("button", {
+    type: "button", class: "quiet", "aria-label": `Save as ${format.toUpperCase()}`,
+    onclick: () => save(element, [experiment, name].filter(Boolean).join("-"), format),
+  }, format.toUpperCase());
+  section.querySelector(".head").append(make("div", { class: "files" }, button("png"), button("svg")));
 }
 
 // A click on a point, a curve or a bar of a trial leads to its page.

@@ -1,5 +1,6 @@
 // The charts of an experiment's page. Each is asked for when it is scrolled to, and again when it may have changed.
 import { showFigure } from "./experiment_charts.js";
+import { topAsked } from "./experiment_curves.js";
 
 const NEAR = "200px 0px";
 const LONG = "importance"; // takes seconds to compute: it is read once, and again when the experiment is over
@@ -26,7 +27,7 @@ export function followFigures(live) {
   function address(name) {
     if (name === LONG) return `${base}/${LONG}`;
     if (name === "contour") return `${base}/contour?${new URLSearchParams(pair ?? {})}`;
-    return `${base}/figures/${name}`;
+    return `${base}/figures/${name}${name === "curves" && topAsked() ? `?top=${topAsked()}` : ""}`;
   }
 
   // One after another, so that the page answers in between.
@@ -78,6 +79,11 @@ export function followFigures(live) {
     for (const name of [...fresh]) if (name !== LONG || isOver) fresh.delete(name);
     return draw();
   }
+
+  live.addEventListener("top", () => {
+    fresh.delete("curves");
+    draw();
+  });
 
   live.addEventListener("pair", ({ detail }) => {
     pair = detail;

@@ -1,16 +1,44 @@
 // Brushing parallel coordinates: a range on an axis leaves only the trials that pass through it. By pointer on the
 // axis, or by keyboard: each axis has a lower and an upper end, which arrow keys move.
+import { keep, kept } from "./address.js";
 import { counted } from "./plan_words.js";
 import { make } from "./dom.js";
 
-const ranges = new Map(); // axis -> [low, high], from 0 to 1
+const ranges = new Map(); // name of an axis -> [low, high], from 0 to 1; the address has percents
+let written = null; // the ranges in the address, as last read or written
+let later = 0;
 const SLIGHT = 0.02;
 const Y_RANGE = [-0.03, 1.03];
 
+const inAddress = () => kept().getAll("brush");
+
+function read() {
+  if (written === inAddress().join("\n")) return;
+  written = inAddress().join("\n");
+  ranges.clear();
+  for (const text of inAddress()) {
+    const found = /^(.+):(\d{1,3})-(\d{1,3})$/s.exec(text);
+    if (found) ranges.set(found[1], [Number(found[2]) / 100, Number(found[3]) / 100]);
+  }
+}
+
+// The table follows once a reader has chosen.
+function write(section) {
+  clearTimeout(later);
+  later = setTimeout(() => {
+    const texts = [...ranges].map(([name, [low, high]]) => `${name}:${Math.round(100 * low)}-${Math.round(100 * high)}`);
+    written = texts.join("\n");
+    later = 0;
+    keep({ brush: texts, page: "" });
+    section.dispatchEvent(new CustomEvent("brushed", { bubbles: true }));
+  }, 200);
+}
+
 // The figure with only what passes through all ranges in colour.
 export function brushed(figure) {
+  if (!later) read();
   if (!ranges.size) return figure;
-  const axes = figure.layout.meta.axes;
+  const axes = figure.layout.meta.names;
   const others = { x: [], y: [] };
   const data = figure.data.map((trace) => {
     const kept = { x: [], y: [], customdata: [] };
@@ -40,7 +68,7 @@ function passes(places, axes) {
 }
 
 function count(figure) {
-  const axes = figure.layout.meta.axes;
+  const axes = figure.layout.meta.names;
   let all = 0;
   let kept = 0;
   for (const trace of figure.data) {
@@ -55,16 +83,19 @@ function count(figure) {
 // Puts a strip over every axis, which is pulled or moved by keys; `changed` is called when the ranges are.
 export function overlay(section, element, figure, changed) {
   const plot = element.parentElement;
-  const { axes } = figure.layout.meta;
+  const { names } = figure.layout.meta;
   const strips = [...plot.querySelectorAll(".brush")];
-  if (strips.map((strip) => strip.dataset.axis).join("\n") !== axes.join("\n")) {
+  const chosen = () => {
+    write(section);
+    changed();
+  };
+  if (strips.map((strip) => strip.dataset.axis).join("\n") !== names.join("\n")) {
     strips.forEach((strip) => strip.remove());
-    ranges.clear();
-    axes.forEach((name) => plot.append(strip(name, changed)));
+    names.forEach((name) => plot.append(strip(name, chosen)));
     new ResizeObserver(() => place(plot, element)).observe(element);
   }
   place(plot, element);
-  tell(section, figure, changed);
+  tell(section, figure, chosen);
 }
 
 function place(plot, element) {
@@ -89,21 +120,21 @@ function place(plot, element) {
 }
 
 function strip(name, changed) {
-  const plain = new DOMParser().parseFromString(name, "text/html").body.textContent;
   const set = (range) => {
-    if (range && range[1] - range[0] < 1) ranges.set(name, range);
+    const whole = range?.map((end) => Math.round(100 * end) / 100); // percents, as in the address
+    if (whole && whole[1] - whole[0] < 1) ranges.set(name, whole);
     else ranges.delete(name);
     changed();
   };
   const end = (which) => make("input", {
-    type: "range", min: 0, max: 100, step: 2, value: which === "from" ? 0 : 100, "aria-label": `${plain}, ${which}, percent of the axis`,
+    type: "range", min: 0, max: 100, step: 2, value: which === "from" ? 0 : 100, "aria-label": `${name}, ${which}, percent of the axis`,
     oninput: (event) => {
       const [low, high] = [...event.target.parentElement.querySelectorAll("input")].map((input) => Number(input.value) / 100);
       set([Math.min(low, high), Math.max(low, high)]);
     },
     onkeydown: (event) => { if (event.key === "Escape") set(null); },
   });
-  const element = make("div", { class: "brush", role: "group", "aria-label": `Range of ${plain}`, title: `Pull to choose a range of ${plain}` },
+  const element = make("div", { class: "brush", role: "group", "aria-label": `Range of ${name}`, title: `Pull to choose a range of ${name}` },
     make("i", { hidden: true }), end("from"), end("to"));
   element.dataset.axis = name;
   pull(element, set);

@@ -169,17 +169,10 @@ def parallel_coordinates(result: Result, space: Mapping[str, Any] | None = None)
 
     `space` is the search space in the words of the file. If it is given, axes have the scale of their domains.
     """
-    every = [trial for trial in ranked(result) if trial.metrics]
-    shown = every[:MOST_TRIALS]
-    names = [name for name, varies in parameters(shown).items() if varies][: MOST_AXES - 1]
-    if len(shown) < 2 or not names:
+    drawn = _drawn(result, space)
+    if drawn is None:
         return None
-    values = [value for trial in shown if (value := finite(trial.metrics.get(result.metric))) is not None]
-    if not values:
-        return None
-    domains = domains_of(space or {})
-    axes = [axis_of(name, [t.configuration.get(name, ABSENT) for t in shown], domains.get(name)) for name in names]
-    axes.append(number_axis(result.metric, values, log=False))
+    shown, axes, values = drawn
     groups: dict[int | None, list[TrialResult]] = {}
     for trial in reversed(shown):
         groups.setdefault(_shade(result, trial, values), []).append(trial)
@@ -189,8 +182,9 @@ def parallel_coordinates(result: Result, space: Mapping[str, Any] | None = None)
         "height": _HEIGHT_PX,
         "meta": {
             "axes": [short_label(axis.name) for axis in axes],
+            "names": [axis.name for axis in axes],
             "least_width_px": _WIDE_PX * len(axes),
-            **few_of_many(PARALLEL_NOTE, len(every), MOST_TRIALS),
+            **few_of_many(PARALLEL_NOTE, sum(bool(one.metrics) for one in result.trials), MOST_TRIALS),
         },
         "showlegend": False,
         "hovermode": "closest",
@@ -201,6 +195,40 @@ def parallel_coordinates(result: Result, space: Mapping[str, Any] | None = None)
         "annotations": [mark for index, axis in enumerate(axes) for mark in _marks(index, axis, len(axes))],
     }
     return {"data": traces, "layout": layout}
+
+
+def _drawn(result: Result, space: Mapping[str, Any] | None) -> tuple[list[TrialResult], list[Axis], list[float]] | None:
+    """Return the trials of the chart, best first, its axes and the metrics; None without two trials and a metric."""
+    shown = [trial for trial in ranked(result) if trial.metrics][:MOST_TRIALS]
+    names = [name for name, varies in parameters(shown).items() if varies][: MOST_AXES - 1]
+    if len(shown) < 2 or not names:
+        return None
+    values = [value for trial in shown if (value := finite(trial.metrics.get(result.metric))) is not None]
+    if not values:
+        return None
+    domains = domains_of(space or {})
+    axes = [axis_of(name, [t.configuration.get(name, ABSENT) for t in shown], domains.get(name)) for name in names]
+    axes.append(number_axis(result.metric, values, log=False))
+    return shown, axes, values
+
+
+Range = tuple[str, float, float]
+"""Name of an axis, and the part of it that is chosen, from 0 to 1."""
+
+
+def within(result: Result, ranges: Sequence[Range], space: Mapping[str, Any] | None = None) -> frozenset[int]:
+    """Return the trials of the chart that pass through all of the ranges; those of unknown axes have no effect."""
+    drawn = _drawn(result, space)
+    if drawn is None:
+        return frozenset()
+    shown, axes, _ = drawn
+    chosen = [(at, low, high) for name, low, high in ranges for at, axis in enumerate(axes) if axis.name == name]
+
+    def passes(trial: TrialResult) -> bool:
+        places = _places(result, axes, trial)
+        return all((place := places[at]) is not None and low - 1e-9 <= place <= high + 1e-9 for at, low, high in chosen)
+
+    return frozenset(trial.trial for trial in shown if passes(trial))
 
 
 def _shade(result: Result, trial: TrialResult, values: Sequence[float]) -> int | None:

@@ -1,0 +1,108 @@
+"""Charts as a reader wants them: log axes, smoothing, the best few, files; ranges filter the table; one address."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.api.app import create_app
+from rubberband.api.settings import Settings
+from rubberband.api.store import open_store
+from rubberband.states import ExperimentState
+from tests.builders.browser import served, visiting
+from tests.builders.journalled_runs import recorded, words
+from tests.builders.waiting import eventually
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
+expect = playwright.expect
+CURVES = "document.querySelector('#c-curves')"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    home = tmp_path_factory.mktemp("home")
+    with ExitStack() as stack:
+        recorded(words(name="done")).put(home)
+        store = open_store(None, home)
+        found = stack.enter_context(served(create_app(Settings(home=home), store=store)))
+        eventually(lambda: (row := store.submission("done")) is not None and row.state is ExperimentState.DONE)
+        yield found
+
+
+def drawn(page: Any, name: str) -> None:
+    page.locator(f"#c-{name}").scroll_into_view_if_needed()
+    page.locator(f"#c-{name} .main-svg").first.wait_for()
+
+
+def test_curves_are_smoothed_on_log_axes_and_the_best_few_and_the_link_shows_the_same(
+    browser: Any, address: str
+) -> None:
+    with visiting(browser, address) as visit:
+        page = visit.open("/experiments/done")
+        drawn(page, "curves")
+        reported = page.evaluate(f"{CURVES}.data.at(-1).y")
+        page.get_by_role("checkbox", name="log y").check()
+        page.wait_for_function(f"() => {CURVES}.layout.yaxis.type === 'log'")
+        page.get_by_role("slider", name="smooth").fill("0.9")
+        page.wait_for_function(f"() => {CURVES}.data.some((trace) => trace.showlegend === false)")
+        smooth = page.evaluate(f"{CURVES}.data.at(-1).y")
+        assert smooth[0] == reported[0]
+        assert len(smooth) == len(reported)
+        assert smooth[-2] < reported[-2], "an average lags behind a curve that rises"
+        page.get_by_role("combobox", name="Trials shown").select_option("5")
+        trials = f"new Set({CURVES}.data.flatMap((one) => one.customdata).filter(Boolean).map((one) => one[0])).size"
+        page.wait_for_function(f"() => {trials} === 5")
+        visit.shot("curves", whole=False)
+        link = page.evaluate("location.pathname + location.search")
+        assert "top=5" in link
+        page.get_by_role("link", name="momentum", exact=True).click()
+        page.wait_for_url(re.compile("sort=.momentum"))
+        assert "smooth=0.9" in page.url, "sorting the table keeps it"
+
+        page = visit.open(link)
+        drawn(page, "curves")
+        page.wait_for_function(f"() => {trials} === 5 && {CURVES}.layout.yaxis.type === 'log'")
+        expect(page.get_by_role("slider", name="smooth")).to_have_value("0.9")
+
+
+@pytest.mark.parametrize(("kind", "begin"), [("PNG", b"\x89PNG"), ("SVG", b"<svg")])
+def test_a_chart_is_saved_as_a_file(browser: Any, address: str, kind: str, begin: bytes) -> None:
+    with visiting(browser, address, dark=True) as visit:
+        page = visit.open("/experiments/done")
+        drawn(page, "spend")
+        with page.expect_download() as download:
+            page.locator("#s-spend").get_by_role("button", name=f"Save as {kind}").click()
+        assert download.value.suggested_filename == f"done-spend.{kind.lower()}"
+        assert Path(download.value.path()).read_bytes().startswith(begin)
+
+
+def test_a_range_of_configurations_filters_the_table_and_is_in_the_link(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = visit.open("/experiments/done")
+        for name in ("curves", "spend", "allocation", "parallel"):
+            drawn(page, name)
+        page.get_by_label("accuracy, from, percent of the axis").focus()
+        for _ in range(3):
+            page.keyboard.press("PageUp")
+        found = page.locator("#s-parallel [aria-live]").filter(has_text=" of ")
+        found.wait_for()
+        few = int(re.findall(r"\d+", found.inner_text())[0])
+        expect(page.locator("#trials .head")).to_contain_text(f"{few} trial")
+        page.wait_for_url(re.compile("brush=accuracy"))
+        assert 0 < page.locator("table.trials tbody tr").count() == min(few, 25)
+        link = page.evaluate("location.pathname + location.search")
+
+        page = visit.open(link)
+        for name in ("curves", "spend", "allocation", "parallel"):
+            drawn(page, name)
+        expect(page.locator("#s-parallel [aria-live]")).to_contain_text(f"{few} of ")
+        visit.shot("brushed-table")
+        page.locator("#trials .head").get_by_role("link", name="Clear").click()
+        expect(page.locator("#s-parallel [aria-live]")).to_contain_text("pull along")
+        expect(page.locator("#trials .head")).to_contain_text("27 trials")
+        assert "brush" not in page.url
