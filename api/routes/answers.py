@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import yaml
 from fastapi import FastAPI, Header, Request
@@ -214,11 +214,13 @@ EXPERIMENT_BODY: dict[str, Any] = {
 class DocumentedApp(FastAPI):
     """App with a complete OpenAPI document."""
 
+    _built: ClassVar[dict[str, Any]] = {}
+
     def openapi(self) -> dict[str, Any]:
-        """Return the document, built once."""
-        if not self.openapi_schema:
-            self.openapi_schema = _document(self)
-        return self.openapi_schema
+        """Return the document, built once in a process: all apps have the same routes."""
+        if not self._built:
+            self._built.update(_document(self))
+        return self._built
 
     def methods_of(self, path: str) -> list[str]:
         """Return the methods of a path in the document; empty for an unknown path."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from fastapi import FastAPI
-
 from rubberband.api.app import app_of
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments.admission import Admission
@@ -193,15 +191,6 @@ class FakeService:
         return made
 
 
-_DOCUMENTS: list[dict[str, Any]] = []
-
-
-def _document(app: FastAPI) -> dict[str, Any]:
-    if not _DOCUMENTS:
-        _DOCUMENTS.append(app.openapi())
-    return _DOCUMENTS[0]
-
-
 @contextmanager
 def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
     """A service in this process, whatever host is asked for, without tokens unless `auth` is set."""
@@ -213,8 +202,6 @@ def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
     runs = FakeRuns(store=store, clock=clock, admission=admission)
     plans = NearPlans(chosen, store)
     app = app_of(Service(settings=chosen, store=store, plans=plans, runs=cast("ExperimentRuns", runs), feed=feed))
-    # All apps have the same routes, and to derive the document of each anew is most of what a short test takes.
-    app.openapi_schema = _document(app)
     with served(app) as client:
         yield FakeService(client=client, store=store, runs=runs, feed=feed, clock=clock)
 

@@ -90,6 +90,7 @@ def test_a_queued_run_shows_its_submission_and_its_place(service: FakeService) -
     assert "data-dialog" in html, "it may be cancelled"
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("state", [ExperimentState.RUNNING, ExperimentState.DONE])
 def test_the_purchase_instead_of_spot_is_a_sentence(service: FakeService, state: ExperimentState) -> None:
     expected = "2 instances on demand instead of spot: EC2 has no room (InsufficientInstanceCapacity)"

@@ -61,6 +61,7 @@ def on_terminal(driver: Ec2CommandLine, answer: str, *arguments: str) -> tuple[i
     return process.returncode, " ".join(shown.split())
 
 
+@pytest.mark.long
 def test_nothing_is_rented_without_a_max_cost(driver: Ec2CommandLine) -> None:
     line = driver.refused(*RUN, "-s", "constraints.max_cost=null")
     assert "constraints.max_cost: missing" in line

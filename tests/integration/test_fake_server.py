@@ -456,6 +456,7 @@ def test_an_administrator_is_outside_the_vpc(tmp_path: Path) -> None:
     assert done.stdout.strip().endswith("user/admin")
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -469,6 +470,7 @@ def test_options_that_say_nothing_are_refused(options: list[str], text: str) -> 
     assert text in refused.stderr.replace("\n", " ")
 
 
+@pytest.mark.long
 def test_a_command_that_does_not_exist_is_reported(tmp_path: Path) -> None:
     missing = rehearse(["--dir", str(tmp_path)], "no-such-command")
     assert missing.returncode == 127

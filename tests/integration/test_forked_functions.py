@@ -153,6 +153,7 @@ def test_a_function_is_forked_only_if_its_imports_would_find_the_same(
     assert function.is_forked() == forks  # the server serves on
 
 
+@pytest.mark.long
 def test_a_function_with_a_variable_of_the_interpreter_starts_on_its_own(function: Function) -> None:
     function.write(FORKED)
     function.serve()

@@ -45,6 +45,7 @@ IDIOMS = {
 MORE = ["ThawingByStep", "Calling", "Twice", "Lazily", "Beside", "Resetting", "OwnThawing"]
 
 
+@pytest.mark.by_default(8)
 @pytest.mark.parametrize("name", [*IDIOMS.values(), *MORE])
 def test_it_learns_on_gangs_of_one_two_and_one_with_unequal_shares_what_it_learns_in_one_process(workers, name):
     trial = entrypoint(name)

@@ -483,6 +483,7 @@ def test_a_last_line_counts_without_its_end(trial: Trial) -> None:
     assert isinstance(items[-1], SegmentEnded)
 
 
+@pytest.mark.long
 def test_a_program_that_resumes_from_older_files_is_started_at_their_iterations(trial: Trial) -> None:
     source = """
         import pathlib, sys, rubberband
@@ -508,6 +509,7 @@ def test_a_program_reads_nothing(trial: Trial) -> None:
     assert losses(items) == [(1, 0.0)]
 
 
+@pytest.mark.long
 def test_a_segment_leaves_no_file_and_no_descriptor(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = trial.folder / f"long{'-' * 100}"  # longer than a name of a socket may be
     scratch.mkdir()

@@ -152,6 +152,7 @@ def test_a_slow_plan_holds_up_no_other_submission(service: FakeService, monkeypa
     assert [made.status_code for made in answers] == [201]
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(("overtaken", "status"), [(2, 201), (1000, 503)])
 def test_a_submission_is_planned_again_where_others_took_its_room(
     service: FakeService, monkeypatch: pytest.MonkeyPatch, overtaken: int, status: int
@@ -331,6 +332,7 @@ def test_a_deadline_that_leaves_no_time_to_start_is_refused_with_one_that_does(s
     assert submit(service, "one", **{**TIGHT, "constraints__deadline": "2m31s"}).status_code == 201
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

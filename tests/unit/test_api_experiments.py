@@ -119,6 +119,7 @@ PARTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_run_before_its_start_is_empty(service: FakeService, part: str) -> None:
     service.add("new", state=ExperimentState.QUEUED)

@@ -137,6 +137,7 @@ def test_a_run_and_its_resume_send_secrets_by_a_parameter(
 ENDED = shown(b"", exit_code=0)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("refusal", ["head", "AWS"])
 def test_secrets_of_a_run_that_does_not_start_are_deleted(
     account: Account, file: Path, monkeypatch: pytest.MonkeyPatch, refusal: str

@@ -115,6 +115,7 @@ LOSSES = [
 ]
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(("loss", "visible_after_s"), LOSSES)
 def test_up_and_down_that_broke_at_any_call_are_made_good_by_the_next_ones(
     account: Account, tmp_path: Path, loss: Fault, visible_after_s: float
@@ -415,6 +416,7 @@ def test_down_without_the_right_to_list_regions_says_so(account: Account) -> Non
     assert "in other regions is not known: x may not ec2:DescribeRegions" in text
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("stopping", [False, True])
 def test_up_starts_a_head_that_stopped_itself(account: Account, file: Path, stopping: bool) -> None:
     head = head_of(account)

@@ -86,6 +86,7 @@ def test_down_names_other_owners_where_it_finds_nothing(account: Account) -> Non
     )
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("at", "outcome"),
     [

@@ -159,6 +159,7 @@ def test_a_class_in_place_of_a_callback_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "experiments").exists()
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("events", [1, 20, 120, 200])
 def test_after_a_resume_only_new_reports_arrive(tmp_path: Path, events: int) -> None:
     folder, kept = cut_off(tmp_path, events), Kept()

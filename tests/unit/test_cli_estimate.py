@@ -218,6 +218,7 @@ print("MODULES", *sorted(sys.modules))
     return set(done.stdout.rpartition("MODULES ")[2].split())
 
 
+@pytest.mark.long
 def test_estimate_starts_nothing_heavy(file: str) -> None:
     heavy = {"ray", "torch", "boto3", "sqlalchemy", "fastapi", "plotly", "networkx", "numpy.ma"}
     modules = modules_after("estimate", file, "-s", DEADLINE, "-o", "json")

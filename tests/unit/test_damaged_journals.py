@@ -64,6 +64,7 @@ def refusal(result: Result) -> str:
     return line
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 1.0])
 def test_a_truncated_journal_is_reported_and_left_as_it_is(
     whole: bytes, folder: ExperimentFolder, share: float

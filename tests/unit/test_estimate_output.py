@@ -100,6 +100,7 @@ def test_elasticity_that_saves_nothing_is_reported(command):
     assert "elasticity saves 0 %: the best fixed cluster (" in command("-s", one_stage)
 
 
+@pytest.mark.long
 def test_on_spot_the_market_and_its_alternative_are_reported(command):
     out = command(*SPOT, "--verbose")
     assert "12.24 USD/h on demand, 3.70 USD/h on spot" in out
@@ -289,6 +290,7 @@ def test_a_plan_that_does_not_fit_is_one_line(arguments, stages, words, command)
     assert command.error.count("\n") == 1
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("arguments", [[], NOISE, SPOT, HYPERBAND])
 def test_the_page_is_one_file_with_charts_and_tables(arguments, command):
     path = command.folder / "estimate.html"

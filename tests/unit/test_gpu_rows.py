@@ -255,6 +255,7 @@ class Lacks(Line):
         return super().loss(model, batch)
 
 
+@pytest.mark.long
 def test_a_full_gpu_gives_the_set_up_before_it_divides_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, segment, store = residence(steps=0), replace(SEGMENT, config=PLAIN), open_store(str(tmp_path))
     plain = reports(list(run_segment(Entrypoint.from_object(Line), segment, store)))

@@ -83,6 +83,7 @@ class Metrics(Tokens):
 train = partial(segments.train, until_iterations=3)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("parts", [Small, One])
 def test_a_batch_counts_by_its_weight_however_it_is_divided(store, parts):
     whole, divided = reports(train(Tokens, store)), reports(train(parts, store))
@@ -141,6 +142,7 @@ class Frozen(Tokens):
         Frozen.last = self.seen
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(("everything", "sizes"), [(False, {2, 3}), (True, {1, 2})])
 def test_frozen_batch_norm_stays_frozen_and_does_not_limit_the_micro_batches(store, everything, sizes):
     last = reports(train(Frozen, store, config={"all": everything}))[-1]
@@ -241,7 +243,6 @@ def test_methods_that_cannot_be_called_are_refused_before_anything_starts(method
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("weight", "message"),
     [

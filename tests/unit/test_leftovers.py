@@ -101,6 +101,7 @@ class Spoiling(Regression):
         raise ValueError("it fails after that")
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("trial", "training"),
     [(function, None), (Broken, None), (Spoiling, None), (Spoiling, AsyncTraining(servers=1))],
@@ -227,6 +228,7 @@ class Loaded(Regression):
         return Numbers()
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("trial", [Loaded, Regression])
 def test_a_torch_trial_trains_and_is_saved_as_ever_where_its_script_sets_a_default_device(trial, tmp_path) -> None:
     def trained() -> list[Any]:

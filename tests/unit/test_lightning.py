@@ -475,7 +475,6 @@ class Quiet(Net):
         self.log("val_los", 1.0)
 
 
-@pytest.mark.by_default(5)
 @pytest.mark.parametrize(
     ("module", "line"),
     [

@@ -138,7 +138,6 @@ def test_a_metric_of_training_may_be_monitored():
     assert [stops.are_over({"train_loss": value}, 0) for value in (2.0, 1.0, 1.0)] == [False, False, True]
 
 
-@pytest.mark.by_default(5)
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

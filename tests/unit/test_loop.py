@@ -187,6 +187,7 @@ def test_a_model_that_changed_does_not_take_the_checkpoint(store):
     assert "\n" not in refused.message
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("damage", "message"), [(lambda p: p[:-9], "bytes instead of"), (lambda p: b"x" * len(p), "SHA")]
 )

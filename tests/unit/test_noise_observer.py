@@ -62,6 +62,7 @@ def _seeded():
     torch.manual_seed(0)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("parts", "kind"), [((32,), "differenced"), ((16, 16), "accumulation"), ((13, 13, 6), "accumulation")]
 )
@@ -118,6 +119,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_gradients_are_scaled_as_the_optimizer_scales_them(name):
     model = Known()

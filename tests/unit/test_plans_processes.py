@@ -20,6 +20,7 @@ from tests.builders.experiment_words import words
 from tests.builders.plan_services import of, preview, served
 
 
+@pytest.mark.long
 def test_a_question_is_planned_once(tmp_path: Path) -> None:
     async def ask(plans: Plans) -> None:
         asked = preview()

@@ -80,6 +80,7 @@ def test_the_start_of_a_program_is_timed_apart_from_its_iterations() -> None:
     assert min(found.first_extra_s, found.cold_extra_s) > 0.0
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("source", "remark"),
     [
@@ -107,6 +108,7 @@ def test_the_line_of_the_metric_is_shown() -> None:
     assert "no checkpoint" in report.summary()
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("metrics", "waits"),
     [

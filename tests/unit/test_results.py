@@ -204,6 +204,7 @@ def test_every_result_is_a_study(kind: str) -> None:
         )
 
 
+@pytest.mark.long
 def test_a_study_takes_failed_trials_that_had_reported_and_a_result_without_trials(home: Path, tmp_path: Path) -> None:
     result = rubberband.load_result("digits-sha", home=home)
     failed = replace(result, trials=tuple(replace(trial, status="failed") for trial in result.trials))
@@ -354,6 +355,7 @@ class Weighing(Counter):
         self.weight, self.count = state, int(state[0])
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("target", [weigh, Weighing])
 def test_tensors_of_a_gpu_are_loaded_where_there_is_none(
     target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -100,6 +100,7 @@ def test_brackets_after_the_first_learn_and_the_first_equals_random() -> None:
     ]
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("replan", [True, False])
 def test_a_run_that_is_killed_after_any_event_ends_as_an_undisturbed_one(replan: bool) -> None:
     """All on one lane: with several, another lane's results may be known at another instant."""

@@ -105,6 +105,7 @@ def test_batches_and_curve_do_not_depend_on_the_loader_workers_nor_on_a_resume(s
     assert before.seen + after.seen == alone.seen
 
 
+@pytest.mark.long
 def test_a_reader_with_a_state_does_not_read_again_what_was_trained(store):
     (first,) = reports(run(streaming(1, Stateful), store, until_iterations=1))
     assert content(store, first)["readers"] == {0: (16, 0, {"at": 16})}
