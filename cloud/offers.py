@@ -192,6 +192,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         side_costs=_side_costs(resources, name, row, provision_delay_s),
         unit=resources.unit,
         trials_per_gpu=resources.trials_per_gpu,
+        place="GPU" if resources.slots is None else "slot",
     )
 
 

@@ -129,7 +129,7 @@ def _speeds(job: JobPlan, now: Problem) -> Iterator[_Change]:
     used = sorted({choice.gpus_per_trial for choice in job.plan.stages})
     table = {gpus: MORE * time_s for gpus, time_s in profile.seconds_per_iteration.items()}
     shown = ", ".join(f"{format_duration(profile.iteration_s(gpus))} on {gpus}" for gpus in used[:3])
-    value = f"{shown}{', …' if len(used) > 3 else ''} GPU{'' if used == [1] else 's'}"
+    value = f"{shown}{', …' if len(used) > 3 else ''} {now.offer.place}{'' if used == [1] else 's'}"
     yield _Change("time per iteration", value, "+10 %", _with_profile(now, seconds_per_iteration=table))
     between = [g for g in used if g not in profile.seconds_per_iteration and g < profile.largest_gpus]
     beyond = [g for g in used if g > profile.largest_gpus]

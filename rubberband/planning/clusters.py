@@ -59,8 +59,9 @@ def _in_gpu_hours(experiment: Experiment) -> Experiment:
             f"constraints.max_cost: {format_usd(constraints.max_cost_usd)} limits nothing on a Ray cluster without a "
             f"price; write resources.price_per_hour: {gpus}, which counts each GPU-hour as 1 USD, or leave max_cost out"
         )
+    hours = "GPU-hours" if experiment.resources.slots is None else "slot-hours (as GPU-h)"
     if "objective" in constraints.model_fields_set:
-        return experiment.with_notes("cost: nothing is charged; GPU-hours are counted.")
-    note = "cost: nothing is charged; the plan is the fastest, and objective: min_cost uses the fewest GPU-hours."
+        return experiment.with_notes(f"cost: nothing is charged; {hours} are counted.")
+    note = f"cost: nothing is charged; the plan is the fastest, and objective: min_cost uses the fewest {hours}."
     fastest = constraints.model_copy(update={"objective": "min_time"})
     return experiment.model_copy(update={"constraints": fastest}).with_notes(note)

@@ -433,10 +433,10 @@ def find_entrypoint(
 
 
 def _plan_line(job: Job) -> str:
-    markets = {"spot": " on spot", "on_demand": " on demand"} if job.offer.spot else {}
+    offer, markets = job.offer, {"spot": " on spot", "on_demand": " on demand"} if job.offer.spot else {}
     each = [
-        f"{chosen.instances} x {job.offer.gpus} GPU{markets.get(chosen.market, '')} "
-        f"({counted(stage.trials, 'trial')} x {gpus_each(chosen.gpus_per_trial, job.offer.trials_per_gpu)} GPU)"
+        f"{chosen.instances} x {offer.gpus} {offer.place}{markets.get(chosen.market, '')} "
+        f"({counted(stage.trials, 'trial')} x {gpus_each(chosen.gpus_per_trial, offer.trials_per_gpu)} {offer.place})"
         for stage, chosen in zip(job.stages, job.plan.stages, strict=True)
     ]
     lanes: dict[int, list[str]] = {}

@@ -105,6 +105,8 @@ class Offer:
     """Unit of all amounts, also of those whose names say `usd`."""
     trials_per_gpu: int = 1
     """Trials that train side by side on one GPU, each on a slot of its own. Above 1, a trial has one slot."""
+    place: Literal["GPU", "slot"] = "GPU"
+    """Word for one of its `gpus`: slots share the CPUs of an instance without GPUs."""
 
     @property
     def slots(self) -> int:

@@ -23,6 +23,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile
 from rubberband.spec.resources import Resources
 from rubberband.units import in_unit
+from rubberband.views.estimate.tables import tables
 from rubberband.views.report.page import render_html
 from rubberband.views.report.text import print_report
 from tests.builders.results import a_result
@@ -208,6 +209,18 @@ def test_a_budget_without_a_price_is_refused_with_the_line_to_write(planned: Cal
     with pytest.raises(InputError, match="limits nothing"):
         planned({"deadline": "24h", "max_cost": 0}, price_per_hour=0)
     assert planned({"deadline": "24h", "max_cost": 5}, price_per_hour=4).constraints.max_cost_usd == 5
+
+
+def test_an_estimate_of_slots_names_no_gpus(
+    planned: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "view", lambda address: cluster(0, 0))
+    found = estimated(planned({"deadline": "24h"}, slots=2))
+    shown = "\n".join(str(table) for table in tables(found.estimate, found.assumptions, found.notes, found.bill))
+    assert "slots/trial" in shown
+    assert "slot-hours" in shown
+    named = [line for line in shown.splitlines() if "GPU" in line.replace("GPU-h", "")]
+    assert not [line for line in named if "same GPUs per trial" not in line]
 
 
 @pytest.mark.parametrize(

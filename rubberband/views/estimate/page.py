@@ -210,7 +210,7 @@ def allocation(answer: Estimate) -> Figure:
     limits = _limits([(near_s, "deadline", "x", unit_s)])
     is_one_chain = len(job.lanes) == 1 and answer.brackets[0][0].ladder is None
     names = _names(job.lanes[0], unit_s, end_s) if is_one_chain else []
-    each = f"instances ({counted(offer.gpus, 'GPU')} each)"
+    each = f"instances ({counted(offer.gpus, offer.place)} each)"
     return chart(
         [_lane_trace(answer, at, spans, edges_s, unit_s) for at, spans in enumerate(held)],
         360,

@@ -65,11 +65,11 @@ def headlines(answer: Estimate) -> list[str]:
 def _instances(offer: Offer) -> str:
     """Return `p3.8xlarge (4 GPUs, 12.24 USD/h)`."""
     if offer.unit != "USD":
-        return f"{offer.instance_type} ({counted(offer.gpus, 'GPU')})"
+        return f"{offer.instance_type} ({counted(offer.gpus, offer.place)})"
     price = f"{format_usd(offer.price_usd_per_hour)}/h"
     if offer.spot is not None:
         price += f" on demand, {format_usd(offer.spot.price_usd_per_hour)}/h on spot"
-    return f"{offer.instance_type} ({counted(offer.gpus, 'GPU')}, {price})"
+    return f"{offer.instance_type} ({counted(offer.gpus, offer.place)}, {price})"
 
 
 def limits(constraints: PlanningConstraints) -> list[str]:
@@ -226,7 +226,16 @@ def _stage_header(answer: Estimate) -> Row:
     several = len(answer.brackets) > 1
     lead = ("lane", "bracket") if several else ()
     market = ("market",) if _mixed(answer) else ()
-    return (*lead, "stage", "trials", "iterations", "instances", *market, "GPUs/trial", *_STAGE_FIGURES)
+    return (
+        *lead,
+        "stage",
+        "trials",
+        "iterations",
+        "instances",
+        *market,
+        f"{answer.offer.place}s/trial",
+        *_STAGE_FIGURES,
+    )
 
 
 def _mixed(answer: Estimate) -> bool:

@@ -330,12 +330,12 @@ class Narrator:
             if lane.stage.training_at is None or not lane.runners:
                 continue
             stage, offer, size = lane.stage, job.offer, len(lane.running()[0].gang)
-            each = f"{gpus_each(size, offer.trials_per_gpu)} GPU{'s' * (size > 1)}"
+            each = f"{gpus_each(size, offer.trials_per_gpu)} {offer.place}{'s' * (size > 1)}"
             self._stages_trained.add(stage.stage)
             ready = len(lane.held.ready)
             said.append(
                 f"{job.stage_name(stage.stage)}: training {_to_train(stage, state)} on "
-                f"{counted(ready, 'instance')} x {counted(offer.gpus, 'GPU')}, {each} per trial, "
+                f"{counted(ready, 'instance')} x {counted(offer.gpus, offer.place)}, {each} per trial, "
                 f"{slots(ready, offer.slots, size)} at once"
             )
         return said
