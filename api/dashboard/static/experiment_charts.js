@@ -62,7 +62,7 @@ function offerFiles(section, element, name) {
     type: "button", class: "quiet", "aria-label": `Save as ${format.toUpperCase()}`,
     onclick: () => save(element, [experiment, name].filter(Boolean).join("-"), format),
   }, format.toUpperCase());
-  section.querySelector(".head").append(make("div", { class: "files" }, button("png"), button("svg")));
+  section.querySelector(".note").after(make("div", { class: "files" }, button("png"), button("svg")));
 }
 
 // A click on a point, a curve or a bar of a trial leads to its page.
