@@ -403,7 +403,7 @@ def _job(estimate: Estimate, job: JobPlan, instance_type: str = "") -> Json:
 
 
 def _lane(estimate: Estimate, lane: BracketGroup, instance_type: str) -> list[Json]:
-    several, rungs = len(estimate.brackets) > 1, estimate.rungs(lane)
+    several, rungs, shared = len(estimate.brackets) > 1, estimate.rungs(lane), estimate.offer.trials_per_gpu
     return [
         {
             "stage": rung,
@@ -411,6 +411,7 @@ def _lane(estimate: Estimate, lane: BracketGroup, instance_type: str) -> list[Js
             "iterations": stage.iterations,
             "instances": choice.instances,
             "gpus_per_trial": choice.gpus_per_trial,
+            **({"trials_per_gpu": shared} if shared > 1 else {}),
             "slots": predicted.slots,
             "instance_type": instance_type,
             "market": choice.market,

@@ -39,7 +39,7 @@ def train(config):
         iteration, weights = state
         model.load_state_dict(weights)
     while True:
-        for _ in range(600):
+        for _ in range(200):
             optimizer.zero_grad()
             loss = (model(inputs).squeeze(1) - inputs[:, 0]).square().mean()
             loss.backward()

@@ -3,7 +3,7 @@ import { draw } from "./charts.js";
 import { byId, make, show, table } from "./dom.js";
 import { allocation_figure } from "./plan_figures.js";
 import { nearest, refusal, told } from "./plan_remedies.js";
-import { counted, difference, duration, percent, promised, usd } from "./plan_words.js";
+import { counted, difference, duration, gpus_each, percent, promised, usd } from "./plan_words.js";
 
 const POLICIES = {
   optimal: "elastic, the cheapest plan",
@@ -143,7 +143,7 @@ function stages(estimate) {
   const highest_usd = Math.max(...estimate.plan.stages.map((stage) => stage.cost_usd));
   const rows = estimate.plan.stages.map((stage) => [String(stage.stage), ...(several ? [String(stage.bracket)] : []),
     String(stage.trials), `${estimate.scheduler ? "up to " : ""}${stage.iterations}`, String(stage.instances), ...(markets ? [stage.market.replace("_", " ")] : []),
-    String(stage.gpus_per_trial), duration(stage.start_s), duration(stage.provisioning_s), duration(stage.duration_s), usd(stage.cost_usd, highest_usd)]);
+    gpus_each(stage), duration(stage.start_s), duration(stage.provisioning_s), duration(stage.duration_s), usd(stage.cost_usd, highest_usd)]);
   return table("The plan by stage", columns, rows);
 }
 
