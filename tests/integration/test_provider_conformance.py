@@ -1,4 +1,4 @@
-"""What holds for every provider."""
+"""Every provider of ours conforms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,13 +24,12 @@ from rubberband.cloud.pool import (
     PoolServer,
     open_pool,
 )
-from rubberband.cloud.provider import InstanceDescription, Provider
 from rubberband.cloud.ray_cluster import RayClusterProvider
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
-from rubberband.errors import ProviderError
 from rubberband.executor.ray.connection import Connection
 from rubberband.spec.pool import PoolFolder
+from rubberband.testing.provider_conformance import TAKEN, ProviderConformance, ProviderUnderTest
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
 from tests.builders import fake_nodes
@@ -41,60 +39,14 @@ from tests.builders.waiting import eventually
 from tests.ec2 import FakeAws
 from tests.ec2.server import FakeServer, access_key
 
-TAKEN = "taken"
-"""The name of an instance that the provider takes away a while after it began to run, where it does such things."""
 
-
-@dataclass
-class Rental:
-    """A provider, how time passes for it, and what it cannot do."""
-
-    provider: Provider
-    wait: Callable[[], None]
-    now: Callable[[], float]
-    lease_s: float
-    """A short lease, long enough to ask for an instance and to renew it."""
-    leases: bool = True
-    """Whether instances end themselves."""
-    spot: bool = True
-    """Whether markets differ."""
-    heard: Callable[[float], None] = lambda _until: None
-    """What carries a renewal to the instances, where renewing at the provider does not."""
-    take: Callable[[], None] | None = None
-    """Take TAKEN away; None where nothing is taken away."""
-
-    end: Callable[[], None] = lambda: None
-    """End what the provider leaves running."""
-
-    def status(self, instance: str) -> InstanceDescription:
-        """What the provider shows of one instance."""
-        return next(status for status in self.provider.describe() if status.instance == instance)
-
-    def until(self, instance: str, state: str) -> InstanceDescription:
-        """Wait until it is in this state."""
-        for _ in range(5000):
-            if (status := self.status(instance)).state == state:
-                return status
-            self.wait()
-        raise AssertionError(f"{instance} is not {state}: {status}")
-
-    def running(self, instance: str) -> InstanceDescription:
-        """Wait until it runs."""
-        return self.until(instance, "running")
-
-    def renew(self, until: float) -> None:
-        """What a driver does every few seconds."""
-        self.provider.renew_lease(until)
-        self.heard(until)
-
-
-def _local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+def _local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderUnderTest:
     monkeypatch.setattr(ray_node, "head_command", fake_nodes.head_command)
     monkeypatch.setattr(ray_node, "instance_command", fake_nodes.instance_command)
     provider = LocalProvider("conformance", tmp_path, 2, token_path=tmp_path / "token")
     provider.ensure_head()  # first: it starts slowly on a busy machine, while a lease runs
     # Leases of real processes end in real time.
-    return Rental(provider, lambda: time.sleep(0.02), time.time, lease_s=2.0, spot=False)
+    return ProviderUnderTest(provider, lambda: time.sleep(0.02), time.time, lease_s=2.0, spot=False)
 
 
 OFFER = Offer(
@@ -107,7 +59,7 @@ OFFER = Offer(
 )
 
 
-def _virtual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+def _virtual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderUnderTest:
     def faults_of(instance: str, _market: Market) -> InstanceFaults:
         return (
             InstanceFaults(ends_after_s=30.0, notice_s=10.0, preempted=True) if instance == TAKEN else InstanceFaults()
@@ -115,10 +67,12 @@ def _virtual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
 
     clock = VirtualClock(1000.0)
     provider = VirtualProvider("conformance", clock, offer=OFFER, faults_of=faults_of)
-    return Rental(provider, lambda: clock.advance_to(clock.now() + 1.0), clock.now, lease_s=60.0, take=lambda: None)
+    return ProviderUnderTest(
+        provider, lambda: clock.advance_to(clock.now() + 1.0), clock.now, lease_s=60.0, take=lambda: None
+    )
 
 
-def _pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+def _pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderUnderTest:
     """A pool above a virtual provider, which takes the machine of TAKEN away."""
 
     def faults_of(machine: str, _market: Market) -> InstanceFaults:
@@ -135,10 +89,10 @@ def _pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
         pool.look()
 
     provider = PoolProvider("conformance", pool, 2, run="r1", clock=clock.now)
-    return Rental(provider, wait, clock.now, lease_s=60.0, spot=False, take=lambda: None)
+    return ProviderUnderTest(provider, wait, clock.now, lease_s=60.0, spot=False, take=lambda: None)
 
 
-def _pool_on_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+def _pool_on_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderUnderTest:
     """A pool above the fake EC2, whose machines are beaten as by the agents of a broker."""
     world = World(tmp_path, experiment="team")
     limits = PoolLimits(instances=8, gpus=1, market="spot", price_usd_per_hour=1.006, lease_s=900.0)
@@ -155,10 +109,10 @@ def _pool_on_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
         world.fake.reclaim(taken.instance_id, notice_s=10.0)
 
     provider = PoolProvider("conformance", pool, 1, run="r1", clock=lambda: world.now)
-    return Rental(provider, wait, lambda: world.now, lease_s=60.0, take=take)
+    return ProviderUnderTest(provider, wait, lambda: world.now, lease_s=60.0, take=take)
 
 
-def _pool_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+def _pool_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderUnderTest:
     """A pool of this machine's instances, behind the socket of its broker."""
     monkeypatch.setattr(ray_node, "head_command", fake_nodes.head_command)
     monkeypatch.setattr(ray_node, "instance_command", fake_nodes.instance_command)
@@ -177,25 +131,25 @@ def _pool_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
 
     provider = open_pool("conformance", tmp_path / "local", folder, 2, run="r", lease_s=30.0)
     # Leases of real processes end in real time.
-    return Rental(provider, lambda: time.sleep(0.02), provider.clock, lease_s=2.0, spot=False, end=end)
+    return ProviderUnderTest(provider, lambda: time.sleep(0.02), provider.clock, lease_s=2.0, spot=False, end=end)
 
 
-def _fake_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+def _fake_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderUnderTest:
     return _on_the_fake(World(tmp_path, experiment="conformance"))
 
 
-def _slow_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+def _slow_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderUnderTest:
     """What is launched is not to be seen for a minute."""
     return _on_the_fake(World(tmp_path, experiment="conformance", settings={"visible_after_s": 60.0}))
 
 
-def _on_the_fake(world: World) -> Rental:
+def _on_the_fake(world: World) -> ProviderUnderTest:
     def take() -> None:
         taken = next(one for one in world.fake.instances if one.tags["rubberband:instance"] == TAKEN)
         world.fake.reclaim(taken.instance_id, notice_s=10.0)
 
     provider = world.driver()
-    return Rental(
+    return ProviderUnderTest(
         provider,
         lambda: world.sleep(provider.look_s),
         lambda: world.now,
@@ -214,7 +168,7 @@ class Server:
     take: Callable[[str], None] | None = None
     """Take TAKEN away from a run."""
 
-    def rental(self, directory: Path) -> Rental:
+    def rental(self, directory: Path) -> ProviderUnderTest:
         """A run of its own. Neither server's instances have an operating system, and so no lease."""
         run, take = uuid.uuid4().hex, self.take
         provider = AwsProvider(
@@ -228,7 +182,7 @@ class Server:
             gpus=1,
             look_s=0.0,
         )
-        return Rental(
+        return ProviderUnderTest(
             provider,
             lambda: time.sleep(0.01),  # the server's clock is real
             time.time,
@@ -315,12 +269,14 @@ class RayNodes:
 
     address: str
 
-    def rental(self, directory: Path) -> Rental:
+    def rental(self, directory: Path) -> ProviderUnderTest:
         connection = Connection()
         provider = RayClusterProvider("conformance", directory, self.address, [{"GPU": 1.0}])
         connection.open(provider.ensure_head())
         wait = partial(time.sleep, 0.02)
-        return Rental(provider, wait, provider.clock, lease_s=2.0, leases=False, spot=False, end=connection.close)
+        return ProviderUnderTest(
+            provider, wait, provider.clock, lease_s=2.0, leases=False, spot=False, end=connection.close
+        )
 
 
 @pytest.fixture(scope="module")
@@ -333,169 +289,19 @@ def ray() -> Iterator[RayNodes]:
     cluster.shutdown()
 
 
-@pytest.fixture(
-    params=[*PROVIDERS, "fake_server", *(pytest.param(name, marks=pytest.mark.long) for name in ("moto", "ray"))]
-)
-def rental(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rental]:
-    """Each provider in turn."""
-    if request.param in SERVERS:
-        server: Server | RayNodes = request.getfixturevalue(request.param)
-        rental = server.rental(tmp_path)
-    else:
-        rental = PROVIDERS[request.param](tmp_path, monkeypatch)
-    yield rental
-    rental.provider.close()
-    rental.end()
-
-
-def test_an_instance_is_pending_then_runs(rental: Rental) -> None:
-    rental.provider.launch("a")
-    asked = rental.status("a")
-    assert asked.experiment == "conformance"
-    assert asked.ended_at is None
-    running = rental.running("a")
-    assert running.running_at is not None
-    assert running.running_at >= running.requested_at == asked.requested_at
-
-
-def test_asking_twice_rents_once(rental: Rental) -> None:
-    rental.provider.launch("a")
-    first = rental.running("a")
-    rental.provider.launch("a")
-    assert list(rental.provider.describe()) == [first]
-
-
-def test_two_threads_that_ask_at_once_rent_once(rental: Rental) -> None:
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: rental.provider.launch("a"), range(4)))
-    first = rental.running("a")
-    rental.wait()
-    assert list(rental.provider.describe()) == [first]
-
-
-def test_release_ends_it_and_is_idempotent(rental: Rental) -> None:
-    rental.provider.launch("a")
-    running = rental.running("a")
-    released = rental.provider.release("a")
-    assert released.state == "terminated"
-    assert released.reason == ""
-    assert not released.preempted
-    assert released.running_at == running.running_at
-    assert released.ended_at is not None
-    assert released.ended_at >= (running.running_at or 0.0)
-    rental.wait()
-    assert rental.provider.release("a") == released == rental.status("a")
-
-
-def test_a_release_may_come_before_it_runs(rental: Rental) -> None:
-    rental.provider.launch("a")
-    released = rental.provider.release("a")
-    assert released.state == "terminated"
-    rental.wait()
-    assert rental.status("a") == released
-
-
-def test_an_ended_name_is_not_rented_again(rental: Rental) -> None:
-    rental.provider.launch("a")
-    released = rental.provider.release("a")
-    rental.provider.launch("a")
-    rental.wait()
-    assert rental.status("a") == released
-
-
-def test_releasing_what_was_never_launched_is_an_error(rental: Rental) -> None:
-    with pytest.raises(ProviderError, match=r"never|no instance"):
-        rental.provider.release("a")
-
-
-def test_they_are_shown_in_the_order_of_their_launch(rental: Rental) -> None:
-    for instance in ("b", "c", "a"):
-        rental.provider.launch(instance)
-        rental.wait()
-    rental.provider.release("c")
-    assert [status.instance for status in rental.provider.describe()] == ["b", "c", "a"]
-
-
-def test_the_price_of_a_purchase_does_not_change(rental: Rental) -> None:
-    rental.provider.launch("a", "spot")
-    running = rental.running("a")
-    assert running.market == ("spot" if rental.spot else "on_demand")
-    for _ in range(20):
-        rental.wait()
-    later = rental.status("a")
-    bought = ("market", "instance_type", "zone", "price_usd_per_hour", "running_at")
-    assert [getattr(later, name) for name in bought] == [getattr(running, name) for name in bought]
-
-
-def test_an_instance_whose_lease_is_not_renewed_ends_itself(rental: Rental) -> None:
-    if not rental.leases:
-        pytest.skip("its instances have no operating system")
-    rental.renew(rental.now() + 3.0 * rental.lease_s)  # a busy machine may need a while to ask for an instance
-    rental.provider.launch("a")
-    ended = rental.until("a", "terminated")
-    assert "lease" in ended.reason or ended.reason == "the Ray head ended"  # whose lease is the same
-    assert not ended.preempted
-    assert ended.ended_at is not None
-    assert ended.ended_at > (ended.running_at or ended.requested_at)
-
-
-def test_a_first_lease_is_no_longer_than_it_was_ordered(rental: Rental) -> None:
-    if not rental.leases:
-        pytest.skip("its instances have no operating system")
-    rental.provider.renew_lease(rental.now() + 20.0 * rental.lease_s)
-    rental.provider.launch("a", first_lease_s=rental.lease_s)
-    ended = rental.until("a", "terminated")
-    assert "lease" in ended.reason
-    assert ended.ended_at is not None
-    assert ended.running_at is not None
-    assert ended.ended_at < ended.running_at + 15.0 * rental.lease_s, "it did not have the lease of the others"
-
-
-def test_a_renewed_lease_keeps_it(rental: Rental) -> None:
-    if not rental.leases:
-        pytest.skip("its instances have no operating system")
-    first_s = 3.0 * rental.lease_s  # a busy machine may need a while to ask for an instance, and to renew
-    rental.renew(rental.now() + first_s)
-    rental.provider.launch("a")
-    rental.renew(rental.now() + 40.0 * rental.lease_s)
-    first_ends_at = (rental.running("a").running_at or 0.0) + first_s
-    rental.renew(rental.now() + 40.0 * rental.lease_s)
-    while rental.now() < first_ends_at + 0.5 * rental.lease_s:
-        rental.wait()
-    assert rental.status("a").state == "running"
-
-
-def test_a_lease_may_be_cut_short(rental: Rental) -> None:
-    if not rental.leases:
-        pytest.skip("its instances have no operating system")
-    full = rental.now() + 20.0 * rental.lease_s
-    rental.renew(full)
-    rental.provider.launch("a")
-    rental.running("a")
-    end_at = rental.now() + 0.1 * rental.lease_s
-    rental.renew(end_at)
-    ended = rental.until("a", "terminated")
-    assert ended.ended_at is not None
-    assert end_at <= ended.ended_at < full
-
-
-def test_an_instance_taken_by_the_provider_is_preempted(rental: Rental) -> None:
-    if rental.take is None:
-        pytest.skip("nothing is taken away")
-    rental.provider.launch(TAKEN, "spot")
-    running = rental.running(TAKEN)
-    rental.take()
-    ended = rental.until(TAKEN, "terminated")
-    assert ended.preempted
-    assert ended.reason
-    assert ended.running_at == running.running_at
-    assert rental.provider.release(TAKEN) == ended
-
-
-def test_close_ends_everything_and_is_idempotent(rental: Rental) -> None:
-    for instance in ("a", "b"):
-        rental.provider.launch(instance)
-    rental.provider.renew_lease(rental.now() + rental.lease_s)
-    rental.provider.close()
-    rental.provider.close()
-    assert [status.state for status in rental.provider.describe()] == ["terminated", "terminated"]
+class TestProviders(ProviderConformance):
+    @pytest.fixture(
+        params=[*PROVIDERS, "fake_server", *(pytest.param(name, marks=pytest.mark.long) for name in ("moto", "ray"))]
+    )
+    def tested(
+        self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[ProviderUnderTest]:
+        """Each provider in turn."""
+        if request.param in SERVERS:
+            server: Server | RayNodes = request.getfixturevalue(request.param)
+            tested = server.rental(tmp_path)
+        else:
+            tested = PROVIDERS[request.param](tmp_path, monkeypatch)
+        yield tested
+        tested.provider.close()
+        tested.end()

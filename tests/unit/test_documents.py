@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,12 @@ def compile_both(reader: Reader, block: Block) -> None:
     )
 
 
+def agree_with_the_example(block: Block) -> None:
+    """The entry points of the example of a provider."""
+    example = tomllib.loads((ROOT / "examples/provider/pyproject.toml").read_text(encoding="utf-8"))
+    assert tomllib.loads(block.text)["project"]["entry-points"] == example["project"]["entry-points"], f"{block}"
+
+
 LANGUAGES: Mapping[str, Callable[[Reader, Block], None]] = {
     "console": run,
     "sh": run,
@@ -163,6 +170,7 @@ LANGUAGES: Mapping[str, Callable[[Reader, Block], None]] = {
     "yaml": read_yaml,
     "json": read_json,
     "diff": compile_both,
+    "toml": lambda reader, block: agree_with_the_example(block),
     "ini": read_unit,
     "nginx": lambda reader, block: None,
     "text": look_at_text,

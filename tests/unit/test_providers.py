@@ -5,20 +5,26 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from rubberband.api.body import require_allowed
+from rubberband.api.problems import HttpProblem
+from rubberband.api.settings import Settings
 from rubberband.cloud.catalogue import InstanceType
 from rubberband.cloud.offers import offers, price_source
 from rubberband.cloud.provider import CleanedUp
-from rubberband.errors import InputError
+from rubberband.errors import InputError, JournalError
+from rubberband.executor.training.run_spec import RunSpec
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
 from rubberband.values import kinds
 from rubberband.values.kinds import KINDS, NOT_INSTALLED, OWN, ProviderKind, part_of, provider_faults
 from tests.builders.cli_runs import run
+from tests.builders.experiment_words import MINIMAL
 
 Install = Callable[..., None]
 
@@ -197,6 +203,30 @@ def test_cleanup_asks_every_provider(
     assert out == "ended vm-1 of digits\n"
     assert "acme was asked" in err
     assert "provider aws of wrong-cloud 1.2 is left out" in err
+
+
+def test_a_service_allows_the_provider_and_refuses_options(install: Install) -> None:
+    install()
+    install("plain", f"{__name__}:PLAIN", package="plain-cloud")
+    settings = Settings(home=Path("/nowhere"), entrypoints=("mine:*",), providers=("acme", "plain"))
+
+    def experiment(**words: object) -> Experiment:
+        usual = {"instance_type": "big", "gpus_per_instance": 2, "price_per_hour": 3.0}
+        return Experiment(**{**MINIMAL, "entrypoint": "mine:Trial", "resources": {**usual, **words}})
+
+    require_allowed(experiment(provider="plain"), settings)
+    with pytest.raises(HttpProblem, match=r"resources.options.project: only the operator sets up instances"):
+        require_allowed(experiment(provider="acme", options={"project": "a"}), settings)
+    with pytest.raises(HttpProblem, match=r"resources.provider: plain is not allowed here; use acme"):
+        require_allowed(experiment(provider="plain"), replace(settings, providers=("acme",)))
+
+
+def test_a_resume_asks_for_the_package_that_is_missing() -> None:
+    with pytest.raises(JournalError, match=r"provider: 'acme' cannot be used here; install the package that brings it"):
+        RunSpec.from_json({"provider": "acme"})
+
+
+PLAIN = replace(ACME, options=None, instance_types=None)
 
 
 def test_help_and_our_own_look_at_no_package() -> None:
