@@ -204,12 +204,11 @@ def _minimum_billed_s(resources: Resources) -> float:
 def _side_costs(
     resources: Resources, name: str, row: InstanceType | None, provision_delay_s: float
 ) -> tuple[SideCost, ...]:
-    if not resources.kind.is_rented or resources.billing == "per_function":
+    given_usd = resources.side_usd_per_hour
+    if resources.billing == "per_function" or given_usd == 0.0 or (given_usd is None and not resources.kind.is_ec2):
         return ()
-    if resources.side_usd_per_hour is not None:
-        return (given_side_cost(resources.side_usd_per_hour, provision_delay_s),)
-    if not resources.kind.is_ec2:
-        return ()
+    if given_usd is not None:
+        return (given_side_cost(given_usd, provision_delay_s),)
     gpus = row is None or row.gpus > 0
     beside = row.live_in(resources.region).beside if row is not None else None
     return side_costs(resources, beside, gpus=gpus, provision_delay_s=provision_delay_s)

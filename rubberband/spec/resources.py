@@ -249,7 +249,8 @@ def _unread(provider: str, kind: ProviderKind) -> dict[str, str]:
     """Return word -> why the provider reads none."""
     if kind.is_borrowed:
         words = ("market", "instance_type", "instance_types", "catalogue", "region", "aws")
-        return dict.fromkeys(words, "a Ray cluster has none")
+        found = dict.fromkeys((*words, "side_usd_per_hour"), "a Ray cluster has none")
+        return {**found, "lease_s": "Ray frees the GPUs of a driver that died within seconds"}
     found = dict.fromkeys(("address", "node_labels"), "it is read with provider: ray")
     if provider not in OWN:
         found["aws"] = "it is read with provider: aws"
@@ -297,7 +298,7 @@ class Resources(Words):
     price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
     """Price of one instance, on demand."""
     side_usd_per_hour: Usd | None = Field(None, alias="side_price_per_hour")
-    """Price of an instance's volume and address; by default EC2's, and 0 elsewhere."""
+    """Price of an instance's volume and address; by default EC2's, and 0 elsewhere. A Ray cluster has none."""
     billing: Billing = "per_instance"
     minimum_billed_s: Duration = Field(60.0, alias="minimum_billed")
     """An instance is billed for at least this long; by default 0 on a Ray cluster."""
@@ -404,7 +405,8 @@ class Resources(Words):
         for key, why in _unread(self.provider, self.kind).items():
             unwritten = getattr(plain, key) if key != "region" or self.kind.is_borrowed else self.provider
             if getattr(self, key) != unwritten:
-                raise fault(f"{why}, and provider is {self.provider}; leave it out", at=key)
+                word = Resources.model_fields[key].alias or key
+                raise fault(f"{why}, and provider is {self.provider}; leave it out", at=word)
         if self.kind.options is None and self.options:
             raise fault(f"provider {self.provider} has none; leave them out", at="options")
         if self.kind.options is not None:

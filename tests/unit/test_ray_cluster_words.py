@@ -63,6 +63,8 @@ def resources(**words: Any) -> Resources:
         ({"provider": "aws", "node_labels": {"pool": "a100"}}, "read with provider: ray"),
         ({"provider": "ray", "node_labels": {"pool": "in(a,b)"}}, "node_labels"),
         ({"provider": "ray", "market": "spot"}, "a Ray cluster has none"),
+        ({"provider": "ray", "side_price_per_hour": 1}, "a Ray cluster has none"),
+        ({"provider": "ray", "lease": "5m"}, "Ray frees the GPUs of a driver that died within seconds"),
         ({"provider": "ray", "instance_type": "p3.8xlarge"}, "a Ray cluster has none"),
         ({"provider": "ray", "region": "eu-west-1"}, "a Ray cluster has none"),
     ],

@@ -192,3 +192,10 @@ def test_functions_have_none() -> None:
     found = offer(Resources(provider="aws", instance_type="g5.xlarge", billing="per_function"))
     assert found.side_costs == ()
     assert side_costs(Resources(), None, gpus=False)[0].usd_per_hour == pytest.approx(60 * 0.08 / 720)
+
+
+@pytest.mark.parametrize("provider", ["local", "virtual"])
+def test_a_given_price_of_volume_and_address_counts_at_every_provider(provider: str) -> None:
+    given = {"provider": provider, "gpus_per_instance": 1, "price_per_hour": 1.0}
+    assert offer(Resources(**given)).side_usd_per_hour == 0.0
+    assert offer(Resources(**given, side_price_per_hour=0.5)).side_usd_per_hour == 0.5
