@@ -20,12 +20,13 @@ from rubberband.errors import InputError
 
 
 def write_atomically(
-    path: Path, data: bytes, *, durable: bool, mode: int = 0o666, modified_at: float | None = None
+    path: Path, data: bytes, *, durable: bool, mode: int = 0o600, modified_at: float | None = None
 ) -> None:
     """Write the file at `path` by way of a draft beside it.
 
     With `durable` the file and its name survive a power cut once this returns. `mode` is that of a new file, less the
-    umask. `modified_at` (Unix time) is its time of modification; None: now. Raises OSError and leaves no draft.
+    umask; by default it is this user's alone. `modified_at` (Unix time) is its time of modification; None: now. Raises
+    OSError and leaves no draft.
     """
     draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     try:
@@ -59,7 +60,7 @@ def new_file(path: Path) -> Iterator[Path]:
     sync_directory(path.parent)
 
 
-def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> None:
+def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o600) -> None:
     """Write a new file; with `durable` its content, not its name, survives a power cut once this returns.
 
     Raises OSError; a part of the file may remain.
@@ -69,6 +70,11 @@ def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> N
         if durable:
             file.flush()
             os.fsync(file.fileno())
+
+
+def private(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file for `open(..., opener=private)`. A new one is this user's alone."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def make_directories(path: Path, mode: int = 0o700) -> None:

@@ -198,17 +198,23 @@ def problem_page(request: Request, problem: HttpProblem) -> Response:
 
 def file_of(submission: Submission) -> str:
     """Return the experiment file, its deadline as a duration from the start; empty if none is stored."""
-    words = dict(submission.words)
+    words = file_words(submission)
     if not words:
         return ""
-    constraints, resources = words.get("constraints"), words.get("resources")
-    if isinstance(constraints, Mapping):
-        words["constraints"] = _given(constraints) | _deadline(constraints.get("deadline"), submission.created_at)
+    resources = words.get("resources")
     if isinstance(resources, Mapping):
         provider = KINDS.get(resources.get("provider", ""))
         foreign = set() if provider is not None and provider.is_ec2 else {"aws"}
         words["resources"] = {key: value for key, value in _given(resources).items() if key not in foreign}
     return yaml.dump(_given(words), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def file_words(submission: Submission) -> dict[str, Any]:
+    """Return the words of its file, its deadline as a duration from the start."""
+    words, constraints = dict(submission.words), submission.words.get("constraints")
+    if isinstance(constraints, Mapping):
+        words["constraints"] = _given(constraints) | _deadline(constraints.get("deadline"), submission.created_at)
+    return words
 
 
 def _given(words: Mapping[str, Any]) -> dict[str, Any]:

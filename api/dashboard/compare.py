@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from rubberband.api.dashboard import badge, render
+from rubberband.api.dashboard import badge, file_words, render
 from rubberband.api.dashboard.experiment import result_of
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving
 from rubberband.executor.result.result import Result, StageResult
@@ -220,8 +220,8 @@ def configurations_of(compared: Sequence[Compared]) -> list[ComparedRow]:
 
 
 def settings_of(compared: Sequence[Compared]) -> list[ComparedRow]:
-    """Return the settings of the files that differ, by key."""
-    files = [dict(_flat(one.row.words)) for one in compared]
+    """Return the settings of the files that differ: a line for each key, with deadlines from the start."""
+    files = [dict(_flat(file_words(one.row))) for one in compared]
     keys = dict.fromkeys(key for file in files for key in file if key != "name")
     every = [
         ComparedRow(
@@ -235,7 +235,7 @@ def settings_of(compared: Sequence[Compared]) -> list[ComparedRow]:
 def _flat(words: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
     for key, value in words.items():
         path = f"{above}{key}"
-        if isinstance(value, Mapping) and value and "type" not in value:
+        if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{path}.")
         elif value is not None:
             yield path, value if isinstance(value, str) and value.isprintable() else setting(value)

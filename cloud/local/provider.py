@@ -37,6 +37,7 @@ from rubberband.cloud.ray_head.instance import (
 )
 from rubberband.cloud.ray_head.ray_node import RayHead, end, end_all, observe
 from rubberband.errors import ProviderError
+from rubberband.files import make_directories
 from rubberband.values.plan import Market
 
 _USUAL_START_S = 9.0
@@ -127,7 +128,7 @@ class LocalProvider:
             if path.exists():  # its process has not shown itself, or an earlier driver ended before it began
                 locks = self._take_again(instance, load(path).devices, held)
             else:
-                self._instances.mkdir(exist_ok=True)
+                make_directories(self._instances)
                 locks = self._take_some(instance, held)
                 temp_dir = ray_node.make_temp_dir()
                 command = ray_node.instance_command(instance, address, self._gpus, temp_dir)

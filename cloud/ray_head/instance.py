@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from rubberband.cloud.clock import ExperimentClock
 from rubberband.errors import InputError, ProviderError
-from rubberband.files import EXCLUSIVE, try_lock, write_atomically
+from rubberband.files import EXCLUSIVE, private, try_lock, write_atomically
 
 EXPERIMENT_TAG = "RUBBERBAND_EXPERIMENT"
 DIRECTORY_TAG = "RUBBERBAND_DIRECTORY"
@@ -103,7 +103,7 @@ def lock(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
 
     Raises InputError if its file system has no locks.
     """
-    with open(path.with_suffix(".lock"), "a") as file:
+    with open(path.with_suffix(".lock"), "a", opener=private) as file:
         deadline = time.monotonic() + wait_s
         while True:
             if try_lock(file, EXCLUSIVE):
@@ -203,7 +203,7 @@ def crowding() -> float:
 def _turn(folder: Path) -> IO[str] | None:
     """Return a file that holds one of this machine's turns to start until it is closed; None while all are taken."""
     for number in range(cores()):
-        file = open(folder / f"{number}.lock", "a")  # noqa: SIM115 - it is held until the node has joined
+        file = open(folder / f"{number}.lock", "a", opener=private)  # noqa: SIM115 - it is held until the node has joined
         try:
             is_free = try_lock(file, EXCLUSIVE)
         except InputError:  # no locks there: turns only spare the machine
@@ -303,7 +303,7 @@ class _Guard:
         with turn:
             began_at = self._clock()
             self._note(replace(self.record, began_at=began_at), began_at)
-            with open(self._log, "ab") as log:
+            with open(self._log, "ab", opener=private) as log:
                 node = subprocess.Popen(
                     self.record.command,
                     stdin=subprocess.DEVNULL,

@@ -34,6 +34,7 @@ from rubberband.cloud.ray_head.instance import (
     release_marker,
 )
 from rubberband.errors import ProviderError
+from rubberband.files import make_directories, write_atomically
 
 LOOPBACK = "127.0.0.1"
 _QUIET_PORTS = range(20_000, 32_000)
@@ -239,7 +240,7 @@ class Guards:
     def renew_lease(self, until: float) -> None:
         """Set the end of the lease, later or earlier, to `until`."""
         if not self.lease.exists():
-            self.lease.touch()
+            self.lease.touch(0o600)
         os.utime(self.lease, (until, until))
 
     def write(
@@ -351,7 +352,7 @@ def observe(path: Path) -> Record:
 
 def ask_to_end(path: Path, reason: str) -> None:
     """Ask the process of the record at `path` to end, without waiting for it."""
-    release_marker(path).write_text(reason)
+    write_atomically(release_marker(path), reason.encode(), durable=False)
 
 
 def end(path: Path, reason: str) -> Record:
@@ -431,7 +432,7 @@ class RayHead:
             ) from error
 
     def _take_over(self, token_path: Path | None, lease_s: float, not_before: float) -> None:
-        self._heads.mkdir(parents=True, exist_ok=True)
+        make_directories(self._heads)
         if not self._exclusive.enter_context(lock(self._directory / "driver")):
             self._exclusive.close()
             raise ProviderError(

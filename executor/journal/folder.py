@@ -16,7 +16,7 @@ import sqlalchemy as sql
 from rubberband.errors import InputError, NameTakenError
 from rubberband.executor.journal.database import shown_url
 from rubberband.executor.journal.journal import journalled, sqlite_url
-from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, require_home
+from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, private, require_home
 from rubberband.installation import default_home, default_store
 
 
@@ -134,6 +134,7 @@ class ExperimentFolder:
         require_home(self.home)
         try:
             make_directories(self.logs)
+            make_directories(self.checkpoints)
         except OSError as error:
             raise InputError(_unwritable(self.path, error)) from None
 
@@ -164,10 +165,10 @@ class ExperimentFolder:
                 "there, or set RUBBERBAND_HOME to that folder"
             )
         try:
-            self._lock.touch()
+            self._lock.touch(0o600)
         except OSError as error:
             raise InputError(_unwritable(self.path, error)) from None
-        with open(self._lock, "a") as file:
+        with open(self._lock, "a", opener=private) as file:
             if not locked(file, EXCLUSIVE, wait_s=_LAST_S):
                 raise InputError(f"another driver is running experiment {self.name!r}; wait for it, or stop it")
             yield

@@ -26,7 +26,7 @@ from rubberband.executor.journal.folder import ExperimentFolder, folders, open_f
 from rubberband.executor.journal.reading import salvage
 from rubberband.executor.run.follower import JournalFollower, at_work, summary_of
 from rubberband.executor.run.notices import addresses
-from rubberband.files import EXCLUSIVE, locked, make_directories, write_atomically
+from rubberband.files import EXCLUSIVE, locked, make_directories, private, write_atomically
 from rubberband.installation import default_home, default_store
 from rubberband.planning.feasible import PricesAndQuotas
 from rubberband.spec.account import POLICY_FILE, AccountPolicy
@@ -387,7 +387,7 @@ def _pledge(note: _Note, folder: ExperimentFolder, most_usd: float | None) -> No
 @contextmanager
 def _alone(note: _Note) -> Iterator[None]:
     make_directories(note.path.parent)
-    with open(note.path.with_name("lock"), "a") as lock:
+    with open(note.path.with_name("lock"), "a", opener=private) as lock:
         if not locked(lock, EXCLUSIVE, wait_s=_PATIENCE_S):
             raise InputError(f"{note.path.with_name('lock')} is locked by another process; try again")
         yield

@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import rubberband
-from rubberband.files import make_directories
+from rubberband.files import make_directories, private
 from rubberband.units import format_duration
 from rubberband.values.profile import FIXED, Spread
 
@@ -109,7 +109,7 @@ def record(home: Path, starts: Sequence[StartRecord], at: float) -> None:
     make_directories(home)
     import fcntl  # here, so that an estimate needs none
 
-    with open(home / FILE, "a+b") as file:
+    with open(home / FILE, "a+b", opener=private) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
         if size + len(lines) > MOST_BYTES:

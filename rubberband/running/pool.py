@@ -29,7 +29,7 @@ from rubberband.executor.ray.connection import Connection, RemoteAgent
 from rubberband.executor.ray.fleet import cut_leases
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.run.allowance import require_capped, require_pool
-from rubberband.files import EXCLUSIVE, require_home, try_lock
+from rubberband.files import EXCLUSIVE, private, require_home, try_lock
 from rubberband.installation import require_ray
 from rubberband.interrupts import heeded
 from rubberband.planner.sharing import make_policy
@@ -290,7 +290,7 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
 
 def serve(folder: PoolFolder) -> None:
     """Be the broker of a pool until it is closed. Raises RubberbandError; returns at once if another one runs."""
-    with open(folder.lock, "a") as lock:
+    with open(folder.lock, "a", opener=private) as lock:
         if not try_lock(lock, EXCLUSIVE):
             return
         pool_file = PoolFile(**folder.read())

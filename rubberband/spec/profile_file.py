@@ -390,7 +390,7 @@ def save_profile(
     text = json.dumps({key: value for key, value in document.items() if value is not None}, indent=2, allow_nan=False)
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(path), f"{text}\n".encode(), durable=False)
+        write_atomically(Path(path), f"{text}\n".encode(), durable=False, mode=0o666)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
 

@@ -22,6 +22,7 @@ from rubberband.executor.virtual.fleet import Faults
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.report.page import CHARTS, result_charts
+from tests.builders.accessibility import faults
 from tests.builders.browser import served, visiting
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.journalled_runs import Recorded, recorded, words
@@ -444,3 +445,32 @@ def test_a_phone_shows_all_of_it_in_its_width(browser: Any, home: Home) -> None:
         assert visit.overflow_px() == 0
         assert page.evaluate("document.documentElement.scrollHeight") < 4000
         visit.shot("experiment-phone-dark")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_pages_break_no_rule_for_readers_who_do_not_see_them(browser: Any, home: Home, width: int, dark: bool) -> None:
+    with visiting(browser, home.address, dark=dark) as visit:
+        visit.page.set_viewport_size({"width": width, "height": 900})
+        for path in ("/", "/plan", "/experiments/still", "/compare?name=still&name=asked", "/docs", "/login"):
+            page = visit.open(path)
+            page.wait_for_load_state("networkidle" if path in ("/plan", "/docs", "/login") else "load")
+            assert faults(page) == [], path
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ("<p style='color: #999; background: #fff'>pale</p>", "contrast"),
+        ("<button></button>", "name"),
+        ("<h4>too deep</h4>", "heading's order"),
+        ("<div style='overflow: auto; width: 50px'><p style='width: 500px'>wide</p></div>", "scrolled, not reached"),
+        ("<p aria-labelledby='gone'>x</p>", "aria-labelledby of nothing"),
+    ],
+)
+def test_a_broken_rule_is_found(browser: Any, home: Home, wrong: str, rule: str) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/login?problem=token")
+        page.locator("main").evaluate("(main, wrong) => main.insertAdjacentHTML('beforeend', wrong)", wrong)
+        assert [fault for fault in faults(page) if fault.startswith(rule)]

@@ -193,6 +193,48 @@ def _line_of(words: str) -> int:
     return SCALING[: SCALING.index(words)].count("\n") + 1
 
 
+def test_a_link_shows_a_colleague_the_same_plan(browser: Any, address: str) -> None:
+    with visiting(browser, address, permissions=["clipboard-read", "clipboard-write"]) as visit:
+        page = preview(visit)
+        planned(page)
+        page.get_by_label("Deadline", exact=True).fill("2m30s")
+        expect(page.locator("#headline")).to_contain_text("0.4729 USD")
+        page.wait_for_url("**/plan#plan=*")
+        page.get_by_role("button", name="Copy link").click()
+        expect(page.get_by_role("status").filter(has_text="Copied")).to_be_visible()
+        link = page.evaluate("navigator.clipboard.readText()")
+    with visiting(browser, "") as visit:
+        page = visit.open(link)
+        visit.address = address
+        visit.foreign.clear()
+        expect(page.locator("#headline")).to_contain_text("0.4729 USD")
+        expect(page.get_by_label("Deadline", exact=True)).to_have_value("2m30s")
+        expect(page.get_by_label("Experiment file")).to_have_value(SCALING)
+        page.goto(f"{address}/plan#plan=broken")
+        expect(page.get_by_role("alert").filter(has_text="Broken link")).to_be_visible()
+
+
+def test_a_simulated_submission_rents_nothing_in_words(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = preview(visit, SCALING.replace("provider: local", "provider: virtual"))
+        planned(page)
+        page.get_by_role("button", name="Submit…").click()
+        words = page.locator("#confirm-words")
+        expect(words).to_contain_text("RubberBand simulates it, and nothing is rented: about")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("width", [1440, 1024])
+def test_the_plan_s_tables_show_their_costs_whole(browser: Any, address: str, width: int) -> None:
+    with visiting(browser, address) as visit:
+        visit.page.set_viewport_size({"width": width, "height": 900})
+        page = preview(visit)
+        planned(page)
+        beyond = "(table) => table.scrollWidth - table.clientWidth"
+        assert page.locator("#stages").evaluate(beyond) <= 1
+        assert page.locator("#options").evaluate(beyond) <= 1
+
+
 @pytest.mark.long
 def test_a_person_without_a_mouse_submits_what_was_previewed(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:

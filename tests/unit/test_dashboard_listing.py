@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from datetime import UTC, datetime
 from html import unescape
 from importlib import resources
 from typing import Any
@@ -20,6 +21,7 @@ from rubberband.executor.core.history import DecisionResult
 from rubberband.executor.result.result import Result
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
+from rubberband.units import format_instant
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.experiment import experiment_view
 from rubberband.views.live.status import headline
@@ -204,9 +206,9 @@ def test_code_place_search_and_limits_are_reported() -> None:
 @pytest.mark.parametrize(
     ("deadline", "words_of_it"),
     [
-        ("2027-01-15T08:20:00Z", "in 20m, at 08:20 UTC"),
-        ("2027-01-15T07:59:00Z", "passed 1m ago, at 07:59 UTC"),
-        ("2027-01-17T08:00:00Z", "in 2d, at 2027-01-17 08:00 UTC"),
+        ("2027-01-15T08:20:00Z", "2027-01-15T08:20:00Z (in 20m)"),
+        ("2027-01-15T07:59:00Z", "2027-01-15T07:59:00Z (passed 1m ago)"),
+        ("2027-01-17T08:00:00Z", "2027-01-17T08:00:00Z (in 2d)"),
         (None, "none"),
         ("whenever", "whenever"),
     ],
@@ -293,6 +295,20 @@ def test_only_settings_that_differ_are_listed() -> None:
         for line in settings_of([one("a", words=words(name="a")), one("b", words=other)])
     }
     assert lines == {"constraints.max_cost": ["4", "9"], "resources.market": ["-", "spot"]}
+
+
+def test_deadlines_are_compared_from_the_start_and_domains_key_by_key() -> None:
+    def submitted(at: float, upper: float) -> Compared:
+        made = format_instant(datetime.fromtimestamp(at + 1800, UTC))
+        space = {"lr": {"type": "uniform", "lower": 0.0, "upper": upper}}
+        found = one("a", words=words(name="a", constraints={"deadline": made}, search={"space": space}))
+        return dataclasses.replace(found, row=dataclasses.replace(found.row, created_at=at))
+
+    lines = {
+        line.title: [cell.text for cell in line.cells]
+        for line in settings_of([submitted(0.0, 1.0), submitted(9e8, 2.0)])
+    }
+    assert lines == {"search.space.lr.upper": ["1", "2"]}
 
 
 def test_curves_are_of_the_metric_of_the_most() -> None:

@@ -147,6 +147,17 @@ def test_there_is_one_driver_at_a_time(folder: ExperimentFolder) -> None:
             session.run(folder)
 
 
+def test_files_of_a_home_are_this_user_s_alone(folder: ExperimentFolder) -> None:
+    before = os.umask(0o022)
+    try:
+        session.run(folder)
+    finally:
+        os.umask(before)
+    made = [path for path in folder.path.rglob("*") if path.parent != folder.checkpoints]
+    assert made
+    assert [path for path in (folder.path, *made) if path.stat().st_mode & 0o077] == []
+
+
 def test_a_taken_name_is_refused_and_loses_nothing(folder: ExperimentFolder) -> None:
     result = session.run(folder)
     with pytest.raises(NameTakenError, match="rubberband resume test"):

@@ -1,9 +1,11 @@
 // The preview of a plan: the file, its limits, and the plan that follows them while the slider moves.
+import { copy } from "./browser.js";
 import { byId, show, show_wrong } from "./dom.js";
 import { Editor } from "./plan_editor.js";
 import { reach, sure_s } from "./plan_figures.js";
 import { Frontier } from "./plan_frontier.js";
 import { frontier, preview } from "./plan_ask.js";
+import { linked, written } from "./plan_link.js";
 import { Live } from "./plan_live.js";
 import { over_the_file, refusal } from "./plan_remedies.js";
 import { show_all, show_none, show_plan } from "./plan_result.js";
@@ -23,6 +25,7 @@ let range_s = null;
 let curve = null;
 let curveAsked = null;
 let editing = 0;
+let addressing = 0;
 
 const question = () => ({ text: editor.text, policy: byId("policy").value, ...set });
 const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
@@ -31,17 +34,17 @@ const live = new Live(preview, told);
 const editor = new Editor(() => {
   clearTimeout(editing);
   editing = setTimeout(() => shown.question && outdate(), 0);
-}, begin);
+}, () => begin());
 const submitter = new Submitter(() => shown, () => live.settled());
 
-// A preview from the file alone: its own limits, and a curve of its own.
-function begin() {
+// A preview from the file and what is set over it, by default nothing; with a curve of its own.
+function begin(given = as_in_file()) {
   if (!editor.text.trim()) {
     editor.tell({ title: "Nothing to plan", detail: "paste an experiment file, or load an example." });
     byId("file").focus();
     return;
   }
-  set = as_in_file();
+  set = given;
   range_s = null;
   curve = null;
   byId("preview").textContent = "Planning…";
@@ -67,6 +70,7 @@ function told(answer, asked) {
   else show_none(estimate, answer.body, curve, fix);
   chart.move(limits, answer.ok ? { jct_s: sure_s(estimate), cost_usd: estimate.prediction.cost_usd.mean } : null);
   if (now) {
+    address(asked);
     // Of a search that is sized to its limits there is no curve of cost: its size moves with the deadline.
     if (!estimate?.size) fetchCurve(asked);
     submitter.look(asked, answer.ok ? "" : refusal(answer.body).why);
@@ -191,6 +195,28 @@ function fix({ deadline: later = null, budget: larger = null, more = {} }) {
   (later !== null ? deadline : larger !== null ? budget : byId("reset")).focus();
 }
 
+// The address follows the plan, but not each step of the slider: browsers limit how often it changes.
+function address(asked) {
+  clearTimeout(addressing);
+  addressing = setTimeout(async () => {
+    const link = await written(asked);
+    if (same(asked, question())) history.replaceState(null, "", link || window.location.pathname);
+    show(byId("link"), Boolean(link));
+  }, 300);
+}
+
+async function follow_link() {
+  const found = await linked().catch(() => ({ text: "" }));
+  if (!found) return false;
+  if (!found.text) editor.tell({ title: "Broken link", detail: "it holds no plan; ask for it again, or paste the file." });
+  else {
+    byId("policy").value = found.policy;
+    editor.set(found.text);
+    begin({ deadline: found.deadline, budget: found.budget, more: found.more });
+  }
+  return true;
+}
+
 function outdate() {
   byId("result").classList.add("old");
   submitter.look(question(), "the file has changed; preview it again");
@@ -230,5 +256,9 @@ byId("fit").addEventListener("click", () => {
   fix({ more: { [`search.scheduler.${key}`]: "auto" } });
 });
 byId("policy").addEventListener("change", () => shown.question && replan());
+byId("link").addEventListener("click", async () => {
+  copy(`${window.location.origin}${window.location.pathname}${await written(question())}`, byId("headline"));
+});
+window.addEventListener("hashchange", follow_link);
 byId("preview").disabled = false;
-if (editor.text.trim() && document.activeElement !== byId("file")) begin();
+if (!await follow_link() && editor.text.trim() && document.activeElement !== byId("file")) begin();

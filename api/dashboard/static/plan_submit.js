@@ -101,8 +101,10 @@ export class Submitter {
 function words(told, answer) {
   if (!answer) return `RubberBand first measures a profile of ${told.entrypoint}, then plans and runs the experiment.`;
   const { prediction, instance_type } = answer;
-  return `RubberBand rents ${instance_type} instances as planned, and releases them when it ends: about `
-    + `${duration(prediction.jct_s.mean)} and ${usd(prediction.cost_usd.mean)} USD.`;
+  const does = {
+    local: "runs it on this service's machine", virtual: "simulates it, and nothing is rented", ray: "runs it on its Ray cluster",
+  }[told.provider] ?? `rents ${instance_type} instances as planned, and releases them when it ends`;
+  return `RubberBand ${does}: about ${duration(prediction.jct_s.mean)} and ${usd(prediction.cost_usd.mean)} USD.`;
 }
 
 function limits({ deadline_s, max_cost_usd }) {
