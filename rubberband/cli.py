@@ -39,6 +39,7 @@ _COMMANDS = {
     "cancel": ("experiment", "Cancel a running experiment."),
     "extend": ("experiment", "Give an experiment a later deadline or a larger budget."),
     "scale": ("experiment", "Limit the instances of a running experiment."),
+    "rm": ("store", "Delete experiments that have ended."),
     "cleanup": ("cloud", "Terminate instances left by crashed runs, here, on EC2 and at other providers."),
     "aws": ("aws", "Set up an account of AWS, check it, and remove the set-up."),
     "cloud": ("cloud", "Manage the head and images on EC2, and show prices."),

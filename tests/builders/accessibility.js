@@ -76,7 +76,8 @@
   if (!document.documentElement.lang) note("language", document.documentElement);
   if (!document.title.trim()) note("title", document.documentElement);
   if (document.querySelectorAll("main").length !== 1) note("one main", document.body);
-  const headings = [...document.querySelectorAll("h1, h2, h3, h4, h5, h6")].filter(seen);
+  const isRead = (element) => element.checkVisibility() && !element.closest("[hidden], dialog:not([open])");
+  const headings = [...document.querySelectorAll("h1, h2, h3, h4, h5, h6")].filter(isRead);
   if (headings.filter((one) => one.tagName === "H1").length !== 1) note("one h1", document.body);
   headings.forEach((one, at) => {
     const [level, before] = [one, headings[at - 1]].map((each) => (each ? Number(each.tagName[1]) : 0));

@@ -151,6 +151,7 @@ COMMANDS = {
         "--store",
         "--weight",
     },
+    "rm": {"names", "--yes", "-y", "--dry-run", "-n"},
     "cleanup": {"name"},
     "aws setup": {
         "--region",

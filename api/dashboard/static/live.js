@@ -12,6 +12,7 @@ export async function refresh(element, address) {
   made.innerHTML = await answer.text();
   showTimes(made.content);
   patch(element, made.content);
+  reachScrolled();
   return true;
 }
 
@@ -26,7 +27,23 @@ export function showTimes(root) {
   }
 }
 
+// Parts that scroll, on a phone or where they are long, are reached by keyboard too.
+function reachScrolled() {
+  for (const element of document.querySelectorAll("tbody, .charts, .note, .history, .wide, #troubles ul")) {
+    if (element.hasAttribute("tabindex") && !("reached" in element.dataset)) continue;
+    const { overflowX, overflowY } = getComputedStyle(element);
+    const isLarger = element.scrollWidth > element.clientWidth + 1 || element.scrollHeight > element.clientHeight + 1;
+    const scrolls = isLarger && /auto|scroll/.test(overflowX + overflowY);
+    element.toggleAttribute("data-reached", scrolls);
+    if (scrolls) element.setAttribute("tabindex", "0");
+    else element.removeAttribute("tabindex");
+  }
+}
+
 showTimes(document);
+reachScrolled();
+window.addEventListener("load", reachScrolled);
+window.addEventListener("resize", reachScrolled);
 
 // Makes the children of `old` those of `fresh`, changing no more than differs. Elements are known by id or data-key.
 export function patch(old, fresh) {

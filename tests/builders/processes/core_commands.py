@@ -67,6 +67,7 @@ DONE = (
     "token list",
     "backup saved",
     "restore saved",
+    "rm virtual --yes",
 )
 """What the core does alone, in this order."""
 LACKS = {

@@ -1,0 +1,96 @@
+"""`rubberband rm`: deletes what has ended and is paid; all else is refused in a line with the way out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from rubberband import cli
+from rubberband.api.store import open_store
+from rubberband.errors import InputError
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.states import ExperimentState
+from rubberband.units import month_begin
+from rubberband.values.submission import Submission
+from tests.builders.journalled_runs import Recorded, recorded, words
+
+
+@pytest.fixture(scope="module")
+def run() -> Recorded:
+    return recorded(words(name="one"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    return tmp_path
+
+
+def rm(*arguments: str, answer: str = "") -> Result:
+    return CliRunner().invoke(cli.app, ["rm", *arguments], input=answer)
+
+
+def refused(*arguments: str) -> str:
+    error = rm(*arguments, "--yes").exception
+    assert isinstance(error, InputError)
+    return str(error)
+
+
+def rented(run: Recorded, **changes: Any) -> Recorded:
+    resources = run.setup["experiment"]["resources"] | {"provider": "aws", "checkpoints": "s3://bucket/x"}
+    return replace(
+        run, setup={**run.setup, "experiment": {**run.setup["experiment"], "resources": resources}}, **changes
+    )
+
+
+def test_an_ended_experiment_is_deleted_after_it_is_said_and_confirmed(home: Path, run: Recorded) -> None:
+    folder, other = run.put(home), run.named("other").put(home)
+    folder.checkpoints.joinpath("trial-0001.ckpt").write_bytes(bytes(100))
+    said = rm("one", answer="n\n")
+    assert "one: deletes its journal, logs and 1 checkpoint file" in said.stderr
+    assert rm("one", "--dry-run").exit_code == 0
+    assert folder.exists, "it was not confirmed"
+    assert rm("one", "--yes").exit_code == 0
+    assert not folder.path.exists()
+    assert other.exists
+    assert [path.name for path in home.iterdir() if path.name.startswith(".removed")] == []
+    run.put(home)  # the name is free
+
+
+def test_one_that_runs_or_may_hold_instances_stays(home: Path, run: Recorded) -> None:
+    folder = run.put(home)
+    run.named("cut").put(home, len(run.events) // 2)
+    with folder.driving():
+        assert "it is running; end it with `rubberband cancel one` first" in refused("one")
+    assert "may still hold instances; run `rubberband resume cut`" in refused("one", "cut")
+    assert folder.exists, "all or none"
+
+
+def test_a_bill_of_this_month_stays_and_an_earlier_one_goes_but_for_its_bucket(home: Path, run: Recorded) -> None:
+    now = time.time()
+    rented(run, created_at=now).put(home)
+    assert "count in this month's budget; delete it from 2" in refused("one")
+    old = rented(run.named("old"), created_at=month_begin(month_begin(now) - 1.0)).put(home)
+    assert "its checkpoints in s3://bucket/x stay" in rm("old", "--yes").stderr
+    assert not old.path.exists()
+
+
+def test_one_that_a_service_lists_stays(home: Path, run: Recorded) -> None:
+    folder = run.put(home)
+    store = open_store(None, home)
+    store.add(Submission(name="one", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0))
+    store.close()
+    assert "a service with this home lists it" in refused("one")
+    assert folder.exists
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(home: Path, run: Recorded) -> None:
+    run.put(home)
+    assert "'two' not found" in refused("two")
+    assert ExperimentFolder(home=home, name="one").exists
