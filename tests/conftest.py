@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rubberband.executor.checkpoints import CheckpointStore
 
 # How long an example takes, and how fast examples are made, is the machine's to say.
-settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("long", settings.get_profile("fixed"))
-settings.register_profile("random", settings.get_profile("fixed"), derandomize=False, print_blob=True)
+settings.register_profile("long", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fixed", settings.get_profile("long"), max_examples=40)
+settings.register_profile("random", settings.get_profile("long"), derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 _FOR_TESTS = ("RUBBERBAND_TEST_", "RUBBERBAND_SCREENSHOTS", "RUBBERBAND_POOL_SEEDS", "RUBBERBAND_FREEZE_OPENAPI")
