@@ -434,6 +434,10 @@ class RemoteAgent:
         self._dismissed = True
         self._wake.set()
 
+    def end(self) -> None:
+        """End the actor, on a node that stays: an autoscaler removes idle ones only."""
+        self._discard()
+
     def hurry(self) -> None:
         """Do not wait for the next beat."""
         self._wake.set()

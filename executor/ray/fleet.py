@@ -283,6 +283,8 @@ class RayFleet:
         for event in events:
             if isinstance(event, LAST_EVENTS):
                 connection.start(hold.workers.dismiss, f"dismiss-{instance}")
+                if hold.agent is not None and self.provider.is_borrowed:
+                    connection.start(hold.agent.end, f"end-{instance}")
             elif isinstance(event, InstanceRunning) and not hold.life.over:
                 connection.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
 

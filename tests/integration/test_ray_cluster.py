@@ -73,7 +73,7 @@ def test_a_run_whose_head_dies_ends_and_is_resumed_on_another_one(runs: ClusterR
     resumed = runs.start("resume", "a")
     assert resumed.wait(timeout=300) != 0
     assert "no Ray cluster answers" in runs.output
-    other = started(1, num_cpus=2, num_gpus=2)
+    other = started(2, num_cpus=2, num_gpus=2)
     try:
         assert "resumed 1 time" in runs.done(runs.start("resume", "a", "--address", other.address))
         assert runs.result("a").best.iterations == 8

@@ -98,7 +98,7 @@ COMMANDS = {
         "--yes",
         "-y",
     },
-    "resume": {"name", "--no-cap", "--on", "--server", "--yes", "-y"},
+    "resume": {"name", "--address", "--no-cap", "--on", "--server", "--yes", "-y"},
     "best": {"name", "--out", "--output", "-o", "--on", "--server"},
     "export": {"name", "file", "--output", "-o", "--reports", "--to", "--on", "--server"},
     "report": {"name", "--html", "--on", "--output", "-o", "--server", "--verbose"},
