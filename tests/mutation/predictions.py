@@ -28,8 +28,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="functions-of-one-gpu",
         harm="a function is told at the price of one GPU, whatever its gang",
         file="planner/exact/model.py",
-        old="return price_usd_per_s * (choice.gpus_per_trial / self.gpus) * times.busy_s(index, choice)",
-        new="return price_usd_per_s * (1 / self.gpus) * times.busy_s(index, choice)",
+        old="return price_usd_per_s * (choice.gpus_per_trial / self.slots) * times.busy_s(index, choice)",
+        new="return price_usd_per_s * (1 / self.slots) * times.busy_s(index, choice)",
         tests=_JUDGE,
     ),
     Mutant(
