@@ -261,6 +261,12 @@ def _unread(provider: str, kind: ProviderKind) -> dict[str, str]:
     return found
 
 
+def _some_gpus(value: Any) -> Any:
+    if value == 0 and not isinstance(value, bool):
+        raise fault("has none; for instances without GPUs write slots: 2, the trials at a time on one")
+    return value
+
+
 class Resources(Words):
     """Where the trials train, and values that override the catalogue's or measured ones."""
 
@@ -293,7 +299,7 @@ class Resources(Words):
     slots: Gpus | None = None
     """For instances without GPUs: the trials that train at a time on one. They share its CPUs, and use no GPU of this
     machine. On a Ray cluster an instance has the CPUs of the commonest node without GPUs."""
-    gpus_per_instance: Gpus | None = None
+    gpus_per_instance: Annotated[Gpus | None, BeforeValidator(_some_gpus, json_schema_input_type=Gpus | None)] = None
     """GPUs of an instance that are used; by default the type's. `slots` sets it to the same."""
     price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
     """Price of one instance, on demand."""

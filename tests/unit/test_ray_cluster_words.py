@@ -67,6 +67,7 @@ def resources(**words: Any) -> Resources:
         ({"provider": "ray", "lease": "5m"}, "Ray frees the GPUs of a driver that died within seconds"),
         ({"provider": "ray", "instance_type": "p3.8xlarge"}, "a Ray cluster has none"),
         ({"provider": "ray", "region": "eu-west-1"}, "a Ray cluster has none"),
+        ({"provider": "ray", "gpus_per_instance": 0}, "for instances without GPUs write slots: 2"),
     ],
 )
 def test_words_that_a_cluster_does_not_read_are_refused(words: dict[str, Any], reason: str) -> None:
