@@ -21,10 +21,8 @@ from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
 from rubberband.cloud.aws.joining import delete_token
 from rubberband.cloud.aws.network import OwnInstance, delete_clusters, delete_groups, own_place
 from rubberband.cloud.clock import elapsed_s
-from rubberband.cloud.provider import CleanedUp
 from rubberband.cloud.ray_head.instance import lock
 from rubberband.errors import InputError, ProviderError, RubberbandError
-from rubberband.installation import require
 
 CLEANED_UP = "ended by cleanup: its driver was dead"
 
@@ -102,24 +100,6 @@ def clean_up(
             trouble = f"{owner} in {region}: {error}"
             (troubles if any(not _over(directory, run, clock()) for directory, run in runs) else notes).append(trouble)
     return CleanupResult(ended=tuple(ended), unknown=tuple(unknown), troubles=tuple(troubles), notes=tuple(notes))
-
-
-def clean_up_home(home: Path, experiment: str | None) -> CleanedUp:
-    """Terminate what drivers of a home left; AWS is not asked where none rented from it. Raises InputError."""
-    places = ("experiments/*/local", "profiling/experiments/*/local", "pools/*/local")
-    directories = [directory for place in places for directory in home.glob(place)]
-    directories = [directory for directory in directories if any(directory.glob("ec2/*/run.json"))]
-    if not directories:
-        return CleanedUp()
-    from rubberband.cloud.aws.calls import open_aws
-
-    require("AWS", "boto3")
-    cleaned = clean_up(directories, open_aws, experiment)
-    unknown = [
-        f"not touched: {found}, which belongs to no experiment here; `rubberband cloud down` ends it if no driver does"
-        for found in cleaned.unknown
-    ]
-    return CleanedUp(ended=cleaned.ended, notes=[*cleaned.notes, *unknown], troubles=cleaned.troubles)
 
 
 def _over(directory: Path, run: Run, now: float) -> bool:

@@ -20,15 +20,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rubberband
 from rubberband.cloud.aws import installing
-from rubberband.cloud.aws.s3 import Packages, is_bucket
 from rubberband.errors import InputError
 from rubberband.installation import DISTRIBUTION, install_hint, requirement
 from rubberband.spec.resources import Aws
 from rubberband.units import shown
+
+if TYPE_CHECKING:
+    from rubberband.cloud.aws.s3 import Packages
 
 _OUR_WHEEL = re.compile(r"(https|s3)://\S*/rubberband_tune-[^/\s]+\.whl(#\S*)?")
 _OURS = re.compile(r"rubberband[-_.]+tune(?![-\w.]).*", re.IGNORECASE | re.DOTALL)
@@ -156,6 +158,8 @@ def upload_wheel(packages: Packages) -> str:
     Without a session nothing is written. Raises InputError if the store is no bucket or cannot be written, or if this
     package cannot be packed; botocore's errors.
     """
+    from rubberband.cloud.aws.s3 import is_bucket  # with boto3, which nodes of a Ray cluster do without
+
     if not is_bucket(packages.checkpoints):
         raise InputError(
             "resources.checkpoints: instances install this driver's rubberband from a bucket; give "
@@ -332,6 +336,8 @@ def sent(packages: Packages, text: str) -> str:
     """Return the constraints for a boot script: their s3:// address and digest, or, without a bucket, the compressed
     text. Raises InputError if the bucket cannot be written; botocore's errors.
     """
+    from rubberband.cloud.aws.s3 import is_bucket
+
     if not is_bucket(packages.checkpoints):
         return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -10,7 +10,6 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 import rubberband
-from rubberband.cloud.aws.installing import public_version
 from rubberband.cloud.provider import NODE_LABEL, BorrowedProvider
 from rubberband.errors import InputError
 from rubberband.executor.checkpoints import CheckpointStore
@@ -94,7 +93,7 @@ def _answer(reference: Any) -> _Answer:
     except Exception as error:
         text = error_line(str(getattr(error, "cause", None) or error))
         return _Answer(f"cannot import what a trial needs ({text}); install it there: {_INSTALL}", True)
-    if version.partition("+")[0] != public_version():
+    if version.partition("+")[0] != rubberband.__version__.partition("+")[0]:
         return _Answer(
             f"has rubberband-tune {version} and this process {rubberband.__version__}; install the same there: "
             f"{_INSTALL}",

@@ -107,7 +107,7 @@ OWN: Mapping[str, ProviderKind] = {
     "aws": ProviderKind(
         open_cluster="rubberband.cloud.aws.provider:open_cluster",
         instance_types=_CATALOGUE,
-        clean_up="rubberband.cloud.aws.cleanup:clean_up_home",
+        clean_up="rubberband.cloud.aws:clean_up_home",
         is_rented=True,
         is_ec2=True,
         has_spot=True,
