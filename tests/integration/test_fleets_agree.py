@@ -50,7 +50,7 @@ END_S = 8000.0
 class Shown(VirtualProvider):
     """A virtual provider as a cluster's, whose head is not needed."""
 
-    look_s, remote, is_lent, is_borrowed, node_label = 1.0, False, False, False, INSTANCE_LABEL
+    look_s, remote, is_lent, is_borrowed, node_label, device = 1.0, False, False, False, INSTANCE_LABEL, "cpu"
 
     def node(self, instance: str) -> str:
         return instance

@@ -123,7 +123,7 @@ def test_tokens_are_made_listed_and_revoked_without_a_server(home: Path) -> None
         (("--allow", "os.system"), "MODULE:ATTRIBUTE"),
         (("--allow", "os:system()"), "MODULE:ATTRIBUTE"),
         (("--code", "/no/such/folder"), "is not a folder"),
-        (("--provider", "gcp"), "local, ray, virtual, aws"),
+        (("--provider", "gcp"), "known are local, aws, ray, virtual"),
         (("--checkpoints", "s3:bucket"), "s3://bucket/folder/"),
         (("--max-cost", "nan"), "not an amount of money"),
         (("--max-cost", "0"), "greater than 0"),

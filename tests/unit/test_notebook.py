@@ -170,7 +170,7 @@ def test_a_display_is_updated_while_it_runs_and_when_it_ends(monkeypatch: pytest
         run_virtual(a_job(), observers=[view, wait])
     assert Balanced(cell.shown[0]).text == ["digits", "starting"]
     last = Balanced(cell.shown[-1]).text
-    assert any(line.startswith("best     score=0.875 (trial 0)") for line in last)
+    assert any(line.startswith("best      score=0.875 (trial 0)") for line in last)
     assert any("done: best score=0.875" in line for line in last)
     assert len(cell.shown) >= 3
 

@@ -145,7 +145,7 @@ def test_a_plan_on_a_ray_cluster_is_of_the_nodes_that_are_there_now(monkeypatch:
     document = words(resources={"provider": "ray", "price_per_hour": 2, "gpus_per_trial": {"max": 1}})
     found = []
     for nodes in (1, 3):
-        at = ClusterNode(node="n", address="a", gpus=2, free_gpus=2, cpus=2, accelerator="", labels={})
+        at = ClusterNode(node="n", address="a", gpus=2, free_gpus=2, cpus=2, free_cpus=2, accelerator="", labels={})
         seen = ClusterView(address="a:1", nodes=(at,) * nodes, ray_version="", python_version="")
         monkeypatch.setenv("RAY_ADDRESS", "a:1")
         monkeypatch.setattr(view, "view", lambda address, seen=seen: seen)
