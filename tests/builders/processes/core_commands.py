@@ -67,7 +67,8 @@ DONE = (
     "token list",
     "backup saved",
     "restore saved",
-    "rm virtual --yes",
+    "run virtual.yaml -s name=gone",
+    "rm gone --yes",
 )
 """What the core does alone, in this order."""
 LACKS = {
