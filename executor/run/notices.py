@@ -194,7 +194,8 @@ class NoticeSource:
         more = f"; and {len(texts) - 5} more" if len(texts) > 5 else ""
         self._trouble_at = at_s
         self._trouble.clear()
-        return [self._notice(f"trouble-{self._follower.seq}", "trouble", f"{'; '.join(texts[:5])}{more}")]
+        # Its first event names it, so that a driver that was killed while it was sent does not send it again.
+        return [self._notice(f"trouble-{self._trouble_seq}", "trouble", f"{'; '.join(texts[:5])}{more}")]
 
     def looks(self) -> list[Notice]:
         """Return the notices of the forecast and the bill as they are now."""
@@ -367,6 +368,7 @@ class NoticeThread:
         self._take(found)
         if self._clock() >= self._retry_at:
             self._deliver()
+            self._take([])
 
     def _last(self) -> None:
         """Send what is left, while there is time."""

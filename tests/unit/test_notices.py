@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +151,27 @@ def test_a_driver_that_was_killed_while_sending_does_not_send_again(
         thread.start()
         thread.close()
     assert len(got) == 1
+
+
+def test_trouble_that_a_killed_driver_was_sending_is_not_sent_again(tmp_path: Path) -> None:
+    run = recorded(words(notify=NAME), faults=Faults(refused={"i-002"}))
+    folder, half = run.put(tmp_path, upto=len(run.events) // 2), len(run.events) // 2
+    got: list[str] = []
+
+    def noting(_url: str, body: bytes, _headers: object) -> None:
+        got.append(json.loads(body)["kind"])
+        if len(got) == 1:
+            raise Killed
+
+    for upto in (half, half + 1, len(run.events)):
+        run.grow(folder, half, upto)
+        half = upto
+        thread = NoticeThread(folder, Address(variable=NAME, url="http://x/"), send=noting)
+        thread.start()
+        while not got:
+            time.sleep(0.001)
+        thread.close()
+    assert got == ["trouble", "done"]
 
 
 def source(tmp_path: Path, faults: Faults | None = None, **changes: Any) -> tuple[NoticeSource, JournalFollower]:

@@ -1,7 +1,7 @@
 """A machine: it boots, arms its lease, joins the head, and ends itself with its lease or its Ray node.
 
-Of another cloud this is the script that a machine runs when it boots. The driver's worker on the machine moves the time
-of the file that RUBBERBAND_LEASE names.
+In a real cloud, each machine runs this script when it boots. The driver's worker there renews the lease: it sets the
+time of the file that RUBBERBAND_LEASE names.
 """
 
 from __future__ import annotations
