@@ -73,6 +73,7 @@ sys.stdin.read()
 
 
 def test_another_job_gets_freed_nodes_at_each_sync_while_the_run_goes_on(runs: ClusterRuns) -> None:
+    runs.write("a", resources={"env": {"PACE_S": "4"}})
     run = runs.start("run", "a.yaml")
     runs.until("training 8 trials")
     other = subprocess.Popen(
