@@ -1,8 +1,8 @@
-"""Iterations per second, planned and seen, of a small model of which 1, 2 and 4 trials share one logical GPU.
+"""Iterations per second, planned and seen, of a small model of which 1, 2 and 4 trials share one GPU.
 
 Each run measures its profile first, with as many trials side by side as train later, in a fresh home. Both figures are
-of all trials together, from the first start-up to the last end. The GPU is a logical one: trials compute on this
-machine's CPUs, so more trials than CPUs are no faster together. Prints figures, asserts none.
+of all trials together, from the first start-up to the last end. Without a GPU it is a logical one: trials compute on
+this machine's CPUs, so more trials than CPUs are no faster together. Prints figures, asserts none.
 
 Run: python -m tests.bench.bench_trials_per_gpu [1 2 4 ...] [--trials N] [--iterations N]
 """
@@ -31,15 +31,16 @@ import rubberband
 def train(config):
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+    device, steps = ("cuda", 2000) if torch.cuda.is_available() else ("cpu", 200)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
-    inputs = torch.randn(256, 64)
+    inputs = torch.randn(256, 64, device=device)
     iteration = 0
     if state := rubberband.get_checkpoint():
         iteration, weights = state
         model.load_state_dict(weights)
     while True:
-        for _ in range(200):
+        for _ in range(steps):
             optimizer.zero_grad()
             loss = (model(inputs).squeeze(1) - inputs[:, 0]).square().mean()
             loss.backward()
