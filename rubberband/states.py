@@ -66,7 +66,7 @@ EXPLAINED = frozenset(
 )
 """States whose reason says more than the state."""
 
-Action = Literal["cancel", "resume", "extend", "limit"]
+Action = Literal["cancel", "resume", "extend", "limit", "delete"]
 Fact = Literal["here", "measured", "begun", "limited", "open"]
 """Facts that a state does not have.
 
@@ -93,6 +93,8 @@ _REFUSED = _never("it never started; submit it again under another name")
 _UNREADABLE = _never("its journal cannot be read")
 _UNDER_WAY = _never("it is already running")
 _HERE = Condition("here", "it was started in another home; resume it there")
+_THERE = Condition("here", "it was started in another home; delete it there")
+_ENDED = _never("only an experiment that has ended is deleted; cancel it, and delete it then")
 _MEASURED = Condition("measured", "it ended while its profile was measured; submit it again")
 _BEGUN = Condition("begun", "it has not started, so its rest cannot be planned; try again once it runs")
 _LIMITED = Condition("limited", "it has neither a deadline nor a max_cost; there is nothing to extend")
@@ -108,31 +110,53 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "resume": _never("it starts automatically as soon as a slot is free"),
         "extend": (_BEGUN, _LIMITED),
         "limit": _SOON,
+        "delete": _ENDED,
     },
-    ExperimentState.STARTING: {"cancel": (), "resume": _UNDER_WAY, "extend": (_BEGUN, _LIMITED), "limit": _SOON},
-    ExperimentState.RUNNING: {"cancel": (), "resume": _UNDER_WAY, "extend": (_BEGUN, _LIMITED), "limit": ()},
+    ExperimentState.STARTING: {
+        "cancel": (),
+        "resume": _UNDER_WAY,
+        "extend": (_BEGUN, _LIMITED),
+        "limit": _SOON,
+        "delete": _ENDED,
+    },
+    ExperimentState.RUNNING: {
+        "cancel": (),
+        "resume": _UNDER_WAY,
+        "extend": (_BEGUN, _LIMITED),
+        "limit": (),
+        "delete": _ENDED,
+    },
     ExperimentState.INTERRUPTED: {
         "cancel": _never("it is not running; to end what is left at once, resume it and then cancel it"),
         "resume": (_HERE, _MEASURED),
         "extend": (_BEGUN, _LIMITED),
         "limit": _STILL,
+        "delete": _never("it may still hold instances; resume it and cancel it or await its end, and delete it then"),
     },
-    ExperimentState.DONE: dict.fromkeys(_ACTIONS, _OVER),
+    ExperimentState.DONE: {**dict.fromkeys(_ACTIONS, _OVER), "delete": (_THERE,)},
     # To cancel it again is answered as before (the same request may arrive twice), and is not offered.
     ExperimentState.CANCELLED: {
         "cancel": _OVER,
         "resume": (_HERE, _MEASURED),
         "extend": (_BEGUN, _LIMITED),
         "limit": _STILL,
+        "delete": (_THERE,),
     },
-    ExperimentState.BUDGET: {"cancel": _OVER, "resume": (_HERE, _RAISED), "extend": (_LIMITED,), "limit": _STILL},
+    ExperimentState.BUDGET: {
+        "cancel": _OVER,
+        "resume": (_HERE, _RAISED),
+        "extend": (_LIMITED,),
+        "limit": _STILL,
+        "delete": (_THERE,),
+    },
     ExperimentState.FAILED: {
         "cancel": _OVER,
         "resume": (_HERE, _BLAMELESS),
         "extend": (_BLAMELESS, _LIMITED),
         "limit": _STILL,
+        "delete": (_THERE,),
     },
-    ExperimentState.REFUSED: dict.fromkeys(_ACTIONS, _REFUSED),
+    ExperimentState.REFUSED: {**dict.fromkeys(_ACTIONS, _REFUSED), "delete": (_THERE,)},
     ExperimentState.UNREADABLE: dict.fromkeys(_ACTIONS, _UNREADABLE),
 }
 

@@ -13,14 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 import yaml
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -301,7 +301,8 @@ CHOICES: Mapping[str, Choice] = {
         ),
     ),
 }
-"""Filters of the list: name in the address -> title and states."""
+"""Filters of the list: name in the address -> title and states. Beside them, `ARCHIVED` has the archived ones."""
+ARCHIVED = "archived"
 
 
 def counted_choices(counts: Mapping[str, int]) -> dict[str, int]:
@@ -324,6 +325,9 @@ class Row:
     reason: str
     """Reason for its state, if the state needs one."""
     owner: str
+    tags: Sequence[tuple[str, str]]
+    """Each with the address of the list of those that have it."""
+    note: str
     share: float
     """Share of the iterations, 0 to 1."""
     progress: str
@@ -364,6 +368,8 @@ def row(submission: Submission, now: float) -> Row:
         badge=badge(submission),
         reason=printable(submission.reason) if telling else "",
         owner=submission.owner,
+        tags=tag_links(submission),
+        note=submission.labels.note,
         share=_share(submission.state, summary),
         progress=_progress(submission),
         slack=slack,
@@ -376,6 +382,11 @@ def row(submission: Submission, now: float) -> Row:
         at=summary.started_at or submission.created_at,
         began=summary.started_at is not None,
     )
+
+
+def tag_links(submission: Submission) -> list[tuple[str, str]]:
+    """Return each tag with the address of the list of those that have it."""
+    return [(tag, _address("/", tags=[tag])) for tag in submission.labels.tags]
 
 
 def _share(state: ExperimentState, summary: Summary) -> float:
@@ -431,54 +442,85 @@ def _cap_usd(submission: Submission) -> float | None:
 Show = Annotated[str, Query(max_length=20)]
 Cursor = Annotated[str | None, Query(max_length=200)]
 Search = Annotated[str, Query(max_length=200)]
+Tags = Annotated[Sequence[str], Query(alias="tag", max_length=20)]
 Like = Annotated[str, Query(pattern=NAME_PATTERN)]
 Overrides = Annotated[Sequence[str], Query()]
 _PAGE_SIZE = 25
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Part of the list that an address asks for."""
+
+    show: str
+    search: str
+    tags: Sequence[str]
+    cursor: str | None
+
+
+def _asked(show: Show = "all", search: Search = "", tags: Tags = (), cursor: Cursor = None) -> Asked:
+    chosen = show if show in CHOICES or show == ARCHIVED else "all"
+    return Asked(show=chosen, search=" ".join(search_words(search)), tags=tags, cursor=cursor)
+
+
+AskedList = Annotated[Asked, Depends(_asked)]
+
+
 @router.get("/")
-def experiments(
-    request: Request, service: Serving, _reader: Reader, show: Show = "all", search: Search = "", cursor: Cursor = None
-) -> Response:
+def experiments(request: Request, service: Serving, _reader: Reader, asked: AskedList) -> Response:
     """Experiments, newest first."""
     after = service.store.last_feed_id()
-    return render(request, "experiments.html", **_listed(service, request, show, search, cursor), after=after)
+    return render(request, "experiments.html", **_listed(service, request, asked), after=after)
 
 
 @router.get("/fragments/experiments")
-def experiment_rows(
-    request: Request, service: Serving, _reader: Reader, show: Show = "all", search: Search = "", cursor: Cursor = None
-) -> Response:
+def experiment_rows(request: Request, service: Serving, _reader: Reader, asked: AskedList) -> Response:
     """Part of the page that reloads."""
-    return render(request, "experiments_rows.html", **_listed(service, request, show, search, cursor))
+    return render(request, "experiments_rows.html", **_listed(service, request, asked))
 
 
-def _listed(service: Service, request: Request, show: str, search: str, cursor: str | None) -> dict[str, Any]:
-    chosen = show if show in CHOICES else "all"
-    search = " ".join(search_words(search))
-    page = service.store.submissions(states=CHOICES[chosen][1], search=search, limit=_PAGE_SIZE, after=cursor)
-    counts = counted_choices(service.store.count_states(search=search))
-    now = service.settings.clock()
+def _listed(service: Service, request: Request, asked: Asked) -> dict[str, Any]:
+    store, now = service.store, service.settings.clock()
+    show, search, tags = asked.show, asked.search, asked.tags
+    at = partial(_address, search=search, tags=tags)
+    page = store.submissions(
+        states=CHOICES[show][1] if show in CHOICES else None,
+        search=search,
+        tags=tags,
+        archived=show == ARCHIVED,
+        limit=_PAGE_SIZE,
+        after=asked.cursor,
+    )
+    archived = sum(store.count_states(search=search, tags=tags, archived=True).values())
+    counts = counted_choices(store.count_states(search=search, tags=tags, archived=False)) | {ARCHIVED: archived}
+    titles = {name: title for name, (title, _) in CHOICES.items()}
+    if archived or show == ARCHIVED:
+        titles[ARCHIVED] = "Archived"
     return {
-        "choices": [
-            (name, f"{title} {counts[name]}", _address("/", show=name, search=search))
-            for name, (title, _) in CHOICES.items()
-        ],
+        "choices": [(name, f"{title} {counts[name]}", at("/", show=name)) for name, title in titles.items()],
         "search": search,
+        "asked": ", ".join([*([search] if search else []), *tags]),
+        "tags": [(tag, _address("/", show=show, search=search, tags=_without(tags, tag))) for tag in tags],
         "rows": [row(submission, now) for submission in page.items],
         "next": page.next,
-        "later": cursor is not None,
-        "show": chosen,
-        "here": _address("/", show=chosen, search=search),
-        "older": _address("/", show=chosen, search=search, cursor=page.next),
-        "address": _address("/fragments/experiments", show=chosen, search=search, cursor=cursor),
+        "later": asked.cursor is not None,
+        "show": show,
+        "here": at("/", show=show),
+        "older": at("/", show=show, cursor=page.next),
+        "address": at("/fragments/experiments", show=show, cursor=asked.cursor),
         "origin": f"{request.url.scheme}://{request.url.netloc}",
     }
 
 
-def _address(path: str, *, show: str, search: str, cursor: str | None = None) -> str:
-    asked = {"show": "" if show == "all" else show, "search": search, "cursor": cursor}
-    return f"{path}?{urlencode({key: value for key, value in asked.items() if value})}".rstrip("?")
+def _without(tags: Sequence[str], gone: str) -> list[str]:
+    return [tag for tag in tags if tag != gone]
+
+
+def _address(
+    path: str, *, show: str = "all", search: str = "", tags: Sequence[str] = (), cursor: str | None = None
+) -> str:
+    asked = {"show": "" if show == "all" else show, "search": search, "tag": tags, "cursor": cursor}
+    return f"{path}?{urlencode({key: value for key, value in asked.items() if value}, doseq=True)}".rstrip("?")
 
 
 @router.get("/plan")

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from rubberband.api.dashboard import badge, render, zipped
+from rubberband.api.dashboard import badge, render, tag_links, zipped
 from rubberband.api.dashboard import sentences as words
 from rubberband.api.dashboard.trial_table import Asked, Trials, trial_page
 from rubberband.api.problems import NOT_FOUND, HttpProblem
@@ -308,6 +308,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "expected": charts_to_expect(result) if begun and result is not None else {},
         "address": f"/fragments/experiments/{experiment.name}",
         "facts": [] if begun else facts(experiment, service.settings.clock()),
+        "tags": tag_links(experiment),
         "turn": words.turn(service.store.count_states()) if is_queued else "",
     }
     if not begun or result is None:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from rubberband.api.body import require_allowed
 from rubberband.api.experiments.admission import Admission
+from rubberband.api.experiments.caring import Care
 from rubberband.api.experiments.extending import Extensions, LockOfEach, require_runnable
 from rubberband.api.experiments.starting import (
     HOSTED,
@@ -180,6 +181,8 @@ class ExperimentRuns:
         self.extensions = Extensions(settings, store, self._watcher, self._journals, self._budgets)
         """Other limits for experiments."""
         self._resuming = LockOfEach()
+        self.care = Care(store, self._watcher, self._journals, self._resuming)
+        """Labels, and the end of what is kept."""
 
     def start(self) -> None:
         """Adopt running experiments, start queued ones, and watch all of them in a thread."""

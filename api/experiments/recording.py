@@ -15,15 +15,17 @@ from typing import Any
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Entry, TakenIn
-from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
+from rubberband.errors import DamagedJournalError, InputError, JournalError, RubberbandError
 from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.hosting import Ending, HostMark, read_ending, read_mark
 from rubberband.executor.journal.journal import Header, encode_event
+from rubberband.executor.journal.labelling import read_labels
 from rubberband.executor.journal.reading import WholeJournal, explained, read_at_once, salvage
 from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of, summary_of
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin
+from rubberband.values.labels import NO_LABELS, Labels
 from rubberband.values.submission import Submission, Summary
 
 
@@ -186,7 +188,10 @@ class Recorder:
         elif (left := salvage(self._folder)) is not None:
             created_at = left.header.created_at
             summary = summary_of(left.header, left.controller, left.controller.state.now)
-        return replace(row, created_at=created_at, state=found.state, reason=found.reason, summary=summary)
+        labels = labels_found(self._folder)
+        return replace(
+            row, created_at=created_at, state=found.state, reason=found.reason, summary=summary, labels=labels
+        )
 
     def _seen(self, row: Submission) -> ExperimentSnapshot | None:
         try:
@@ -378,13 +383,22 @@ class Newcomers:
     def _read(self, folder: ExperimentFolder) -> TakenIn | None:
         try:
             at, events_s = self._settings.clock(), self._store.keeping.events_s
-            return taken_in(read_at_once(folder), at=at, events_s=events_s)
+            return taken_in(read_at_once(folder), at=at, events_s=events_s, labels=labels_found(folder))
         except Exception:
             log.debug("the journal of %s cannot be read at once", folder.name, exc_info=True)
             return None
 
 
-def taken_in(journal: WholeJournal, *, at: float, events_s: float) -> TakenIn:
+def labels_found(folder: ExperimentFolder) -> Labels:
+    """Return the labels of an experiment that was run by hand; none if they cannot be read."""
+    try:
+        return read_labels(folder)
+    except InputError as error:
+        log.warning("experiment %s has no labels: %s", folder.name, error)
+        return Labels()
+
+
+def taken_in(journal: WholeJournal, *, at: float, events_s: float, labels: Labels = NO_LABELS) -> TakenIn:
     """Return the row of a finished experiment, and its events unless it ended more than `events_s` ago."""
     header, controller = journal.header, journal.controller
     outcome, reason = outcome_of(controller)
@@ -396,7 +410,9 @@ def taken_in(journal: WholeJournal, *, at: float, events_s: float) -> TakenIn:
     now = controller.state.now
     is_old = now + header.offset_s <= at - events_s
     return TakenIn(
-        submission=replace(row, state=found.state, reason=found.reason, summary=summary_of(header, controller, now)),
+        submission=replace(
+            row, state=found.state, reason=found.reason, summary=summary_of(header, controller, now), labels=labels
+        ),
         entries=() if is_old else entries(header, journal.events),
         last_seq=journal.events[-1][0] if journal.events else -1,
     )

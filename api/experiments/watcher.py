@@ -60,7 +60,8 @@ class Watcher:
         self._settled: dict[str, Stamp | float] = {}
         """All others: the stamp of the journal, or `changed_at` of the row until the journal is looked at."""
         self._recorders: dict[str, Recorder] = {}
-        self._spawned: set[tuple[str, int]] = set()
+        self._spawned: set[tuple[str, float, int]] = set()
+        """Name, begin and attempt: a deleted experiment's name is free for another one."""
         self._by_hand: set[str] = set()
         """Experiments resumed by hand: they never restart automatically."""
         self._logged: set[str] = set()
@@ -240,8 +241,19 @@ class Watcher:
                 raise
             if row is not None:
                 self._take(row)
+            else:
+                self._forget(name)
         if dirty:
             self._wake()
+
+    def _forget(self, name: str) -> None:
+        """Forget a deleted experiment."""
+        self._queue.drop(name)
+        self._rows.pop(name, None)
+        self._settled.pop(name, None)
+        self._by_hand.discard(name)
+        if (recorder := self._recorders.pop(name, None)) is not None:
+            recorder.close()
 
     def _take(self, row: Submission) -> None:
         """File a row by its state; those of another home are left to its service."""
@@ -384,12 +396,12 @@ class Watcher:
         folder = self.folder(row.name)
         order = self._order(row, folder)
         try:
-            if (row.name, row.attempt) in self._spawned:
+            if (row.name, row.created_at, row.attempt) in self._spawned:
                 raise NotStartedError(f"its process ended before the experiment started; see {folder.process_log}")
             if self.shares_pool(row) and self._sharing is not None:
                 self._sharing.begin(row)
             self._by_hand.discard(row.name)
-            self._spawned.add((row.name, row.attempt))  # only now: what fails before is tried again
+            self._spawned.add((row.name, row.created_at, row.attempt))  # only now: what fails before is tried again
             self._processes.start(folder, order)
         except NotStartedError as error:
             state = ExperimentState.INTERRUPTED if order.resume else ExperimentState.REFUSED
@@ -462,7 +474,9 @@ class Watcher:
     def _wake_up(self, name: str) -> None:
         """Follow an experiment again that was resumed or changed by hand."""
         row = self._store.submission(name)
-        if row is not None and not row.home:
+        if row is None:
+            self._forget(name)
+        elif not row.home:
             self._settled.pop(name, None)
             self._rows[name] = row
             self._by_hand.add(name)

@@ -88,8 +88,8 @@ class LimitBody(BaseModel):
 
 def read_limits(body: bytes, media_type: str) -> ExtendBody:
     """Parse the limits in a request's body. Raises Problem: MEDIA, MALFORMED, or INVALID."""
-    _require_json(media_type)
-    limits = _read(
+    require_json(media_type)
+    limits = read_object(
         ExtendBody, body, "what extends an experiment; send an object: deadline, max_cost or both, and dry_run"
     )
     if limits.deadline is None and limits.max_cost is None:
@@ -97,7 +97,8 @@ def read_limits(body: bytes, media_type: str) -> ExtendBody:
     return limits
 
 
-def _require_json(media_type: str) -> None:
+def require_json(media_type: str) -> None:
+    """Raise Problem MEDIA for any other type of content."""
     if media_type.partition(";")[0].strip().lower() != JSON_TYPE:
         raise HttpProblem(MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE}")
 
@@ -106,7 +107,8 @@ _Asked = TypeVar("_Asked", bound=BaseModel)
 _Route = TypeVar("_Route", bound=Callable[..., Response | Awaitable[Response]])
 
 
-def _read(kind: type[_Asked], body: bytes, what: str) -> _Asked:
+def read_object(kind: type[_Asked], body: bytes, what: str) -> _Asked:
+    """Parse the JSON object in a request's body; `what` it is, for problems. Raises Problem MALFORMED or INVALID."""
     words = json_object(body, what)
     try:
         return kind.model_validate(words)
@@ -116,9 +118,9 @@ def _read(kind: type[_Asked], body: bytes, what: str) -> _Asked:
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])
 
-_KEYED = (KEY_BUSY, KEY_REUSED)
+KEYED = (KEY_BUSY, KEY_REUSED)
 _LOCATION = {"Location": {"description": "The experiment's address.", "schema": {"type": "string"}}}
-_REPLAYED = {
+REPLAYED_HEADER = {
     "Idempotency-Replayed": {
         "description": "`true` if an earlier answer is repeated.",
         "schema": {"type": "string", "enum": ["true"]},
@@ -158,13 +160,21 @@ def list_experiments(
     state: Annotated[list[ExperimentState] | None, Query(description="Only those in this state; repeats.")] = None,
     search: Annotated[
         str,
-        Query(max_length=200, description="Words that are part of the name, owner or state.", examples=["resnet ann"]),
+        Query(
+            max_length=200,
+            description="Words that are part of the name, owner, state, note or a tag.",
+            examples=["resnet ann"],
+        ),
     ] = "",
+    tag: Annotated[list[str] | None, Query(description="Only those with this tag; repeats.")] = None,
+    archived: Annotated[bool, Query(description="Those that were archived, in place of the others.")] = False,
     limit: Annotated[int, Query(ge=1, le=500, description="The largest number to return.")] = 50,
     cursor: Annotated[str | None, Query(max_length=400, description="`next` of the previous page.")] = None,
 ) -> Response:
     """Newest first."""
-    page = service.store.submissions(states=state or None, search=search, limit=limit, after=cursor)
+    page = service.store.submissions(
+        states=state or None, search=search, tags=tag or (), archived=archived, limit=limit, after=cursor
+    )
     items = [views_json.experiment_view(submission) for submission in page.items]
     return json_answer({"items": items, "next": page.next})
 
@@ -178,7 +188,7 @@ def list_experiments(
     openapi_extra={"requestBody": EXPERIMENT_BODY},
     responses={
         201: example("Accepted; it starts as soon as a slot is free.", "submitted")
-        | {"headers": _LOCATION | _REPLAYED},
+        | {"headers": _LOCATION | REPLAYED_HEADER},
         **refusals(
             NAME_TAKEN, KEY_BUSY, MEDIA, INVALID, REFUSED, PROFILE_MISSING, INFEASIBLE, TOO_LONG, KEY_REUSED, PROVIDER
         ),
@@ -300,14 +310,14 @@ def _action(
         operation_id=operation_id,
         response_model=models.ExperimentView,
         responses={
-            202: example(accepted, "experiment") | {"headers": _REPLAYED},
-            **refusals(NOT_FOUND, CONFLICT, *refused, *_KEYED),
+            202: example(accepted, "experiment") | {"headers": REPLAYED_HEADER},
+            **refusals(NOT_FOUND, CONFLICT, *refused, *KEYED),
         },
         **more,
     )
 
 
-def _body(model: type[BaseModel], examples: dict[str, Any]) -> dict[str, Any]:
+def json_body(model: type[BaseModel], examples: dict[str, Any]) -> dict[str, Any]:
     """Return the `openapi_extra` of a route whose body is read as JSON."""
     content = {"application/json": {"schema": model.model_json_schema(), "examples": examples}}
     return {"requestBody": {"required": True, "content": content}}
@@ -358,7 +368,7 @@ async def _acted(
     summary="Extend an experiment's deadline or budget",
     operation_id="extendExperiment",
     response_model=models.ExtensionView,
-    openapi_extra=_body(
+    openapi_extra=json_body(
         ExtendBody,
         {
             "look": {"summary": "Effect of half an hour more", "value": {"deadline": "50m"}},
@@ -366,8 +376,8 @@ async def _acted(
         },
     ),
     responses={
-        200: example("Expected time and cost, before and after.", "extension") | {"headers": _REPLAYED},
-        **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, TOO_LONG, UNAVAILABLE, *_KEYED),
+        200: example("Expected time and cost, before and after.", "extension") | {"headers": REPLAYED_HEADER},
+        **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, TOO_LONG, UNAVAILABLE, *KEYED),
     },
 )
 async def extend(
@@ -396,7 +406,7 @@ async def extend(
     "Asked of its driver; `summary.max_instances` shows it in force.",
     MEDIA,
     INVALID,
-    openapi_extra=_body(
+    openapi_extra=json_body(
         LimitBody, {"two": {"summary": "At most two instances from now on", "value": {"max_instances": 2}}}
     ),
 )
@@ -407,8 +417,8 @@ async def limit(
 
     The rest is planned again at once, where plans are not held fixed. The resources of its file stay the upper limit.
     """
-    _require_json(request.headers.get("content-type", ""))
-    asked_for = _read(LimitBody, body, "a limit; send an object with max_instances")
+    require_json(request.headers.get("content-type", ""))
+    asked_for = read_object(LimitBody, body, "a limit; send an object with max_instances")
     effect = partial(service.runs.limit, max_instances=asked_for.max_instances)
     return await _acted(request, service, principal, key, effect, experiment.name)
 

@@ -36,9 +36,13 @@ from rubberband.api.store.schema import (
     cursor_of,
     first_entry,
     found_by,
+    label_columns,
+    labels_of,
     read_cursor,
     state_entry,
+    summary_of,
 )
+from rubberband.api.store.upkeep import Upkeep, deleted_bills, mark_deleted
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.database import Database, make_private, parse_url
 from rubberband.states import ACTIVE, OVER, ExperimentState
@@ -50,7 +54,6 @@ SERVED_WITHIN_S = 60.0
 """After that, a request without an answer counts as failed."""
 _PRUNED_AT_ONCE = 20
 _PLAN = sql.select(PLANS).where(PLANS.c.id == sql.bindparam("id"))
-_SUMMARY = frozenset(field.name for field in fields(Summary))
 _ENTRY = tuple(field.name for field in fields(Entry))
 _HASHES = {"secret_hash", "hash"}
 _feed = FEED.c
@@ -77,6 +80,7 @@ class Store:
         self._database = Database(parsed, what="the service's store", remedy=remedy)
         self.keeping = keeping
         """How long each kind of data is kept."""
+        self.upkeep = Upkeep(self._database, self._writing)
         self._home = ""
         self._holding: Holding | None = None
         try:
@@ -171,7 +175,8 @@ class Store:
 
     def _row(self, submission: Submission) -> dict[str, Any]:
         row = {field.name: getattr(submission, field.name) for field in fields(Submission)}
-        return row | {"summary": asdict(submission.summary), "home": self._home}
+        labels = label_columns(row.pop("labels"))
+        return row | labels | {"summary": asdict(submission.summary), "home": self._home}
 
     def _submission(self, row: Any) -> Submission:
         """Return an experiment; the reason of one that another home drives says so, while that can change it."""
@@ -180,7 +185,8 @@ class Store:
         home = "" if id == id_of(self._home) or not self._home else home or UNNOTED
         if home and state not in OVER:
             plain["reason"] = "; ".join(part for part in (elsewhere(home), row.reason) if part)
-        return Submission(**plain | {"state": state, "summary": _summary(plain["summary"]), "home": home})
+        plain |= {"labels": labels_of(plain), "summary": summary_of(plain["summary"])}
+        return Submission(**plain | {"state": state, "home": home})
 
     def going_on(self, owner: str | None = None) -> Sequence[Submission]:
         """Return the experiments that are not over, of one token or of all."""
@@ -189,17 +195,19 @@ class Store:
             return [self._submission(row) for row in connection.execute(sql.select(SUBMISSIONS).where(_GOING_ON, mine))]
 
     def bills(self, *, since: float, owner: str | None = None, provider: str = "") -> Sequence[tuple[Summary, float]]:
-        """Return summary and begin of the experiments that may cost money since an instant (Unix time): those of a
-        token, or of a provider.
+        """Return summary and begin of the experiments that may cost money since an instant (Unix time).
+
+        Those of a token, or of a provider; also of those that were deleted.
         """
         chosen = [_columns.summary, _columns.created_at, *([_columns.words] if provider else [])]
         mine = sql.true() if owner is None else _columns.owner == owner
         query = sql.select(*chosen).where(sql.or_(_columns.changed_at >= since, _GOING_ON), mine)
         with self._database.reading() as connection:
-            rows = connection.execute(query).all()
-        if provider:
-            rows = [row for row in rows if row.words.get("resources", {}).get("provider") == provider]
-        return [(_summary(row.summary), row.created_at) for row in rows]
+            rows = [*connection.execute(query)]
+            if provider:
+                rows = [row for row in rows if row.words.get("resources", {}).get("provider") == provider]
+            rows += connection.execute(deleted_bills(since, owner, provider)).all()
+        return [(summary_of(row.summary), row.created_at) for row in rows]
 
     def submitted_by(self, owner: str, *, since: float) -> Sequence[Submission]:
         """Return the experiments that a token submitted since an instant (Unix time)."""
@@ -260,7 +268,9 @@ class Store:
             fresh = [one for one in taken if one.submission.name in new]
             if not fresh:
                 return new
-            self._mark(connection, {one.submission.name: (0, one.last_seq) for one in fresh if not one.entries})
+            mark_deleted(
+                self._database, connection, {one.submission.name: (0, one.last_seq) for one in fresh if not one.entries}
+            )
             self._extend(connection, [entry for one in fresh for entry in (*one.entries, first_entry(one.submission))])
         return new
 
@@ -275,15 +285,18 @@ class Store:
         *,
         states: Collection[ExperimentState] | None = None,
         search: str = "",
+        tags: Sequence[str] = (),
+        archived: bool | None = None,
         limit: int = 50,
         after: str | None = None,
     ) -> Page:
         """Return a page, newest first; `after` is the cursor of the page before. Raises InputError for a bad cursor.
 
-        Every word of `search` is part of the name, owner or state (see `rubberband.values.submission.matches`).
+        Every word of `search` is part of the name, owner, state, note or a tag, and it has all `tags`. `archived`: only
+        those that are, or are not (`Submission.is_archived`).
         """
         query = sql.select(SUBMISSIONS).order_by(_columns.created_at.desc(), _columns.name.desc()).limit(limit + 1)
-        query = query.where(*found_by(search))
+        query = query.where(*found_by(search, tags, archived))
         if states is not None:
             query = query.where(_columns.state.in_(list(states)))
         if after is not None:
@@ -295,9 +308,12 @@ class Store:
         items = found[:limit]
         return Page(items=items, next=cursor_of(items[-1]) if items and len(found) > limit else None)
 
-    def count_states(self, *, search: str = "") -> Mapping[str, int]:
-        """Return state -> number of the experiments that `search` finds; states without any are missing."""
-        query = sql.select(_columns.state, sql.func.count()).group_by(_columns.state).where(*found_by(search))
+    def count_states(
+        self, *, search: str = "", tags: Sequence[str] = (), archived: bool | None = None
+    ) -> Mapping[str, int]:
+        """Return state -> number of the experiments that `submissions` finds; states without any are missing."""
+        found = found_by(search, tags, archived)
+        query = sql.select(_columns.state, sql.func.count()).group_by(_columns.state).where(*found)
         with self._database.reading() as connection:
             return {str(state): int(count) for state, count in connection.execute(query)}
 
@@ -413,15 +429,6 @@ class Store:
                     gone += self._let_go(connection, name, limit - gone)
         return gone
 
-    def _mark(self, connection: sql.Connection, gone: Mapping[str, tuple[int, int]]) -> None:
-        """Record up to which id and which place of its journal the feed of an experiment was deleted."""
-        mark = self._database.if_absent(PRUNED)
-        later = sql.case((PRUNED.c.last_seq > mark.excluded.last_seq, PRUNED.c.last_seq), else_=mark.excluded.last_seq)
-        rows = [{"experiment": name, "last_id": id, "last_seq": seq} for name, (id, seq) in gone.items()]
-        if rows:
-            changed = {"last_id": mark.excluded.last_id, "last_seq": later}
-            connection.execute(mark.on_conflict_do_update(index_elements=["experiment"], set_=changed), rows)
-
     def _let_go(self, connection: sql.Connection, experiment: str, limit: int) -> int:
         oldest = sql.select(_feed.id, _feed.seq).where(_feed.experiment == experiment)
         chosen = oldest.order_by(_feed.id).limit(limit).subquery()
@@ -429,7 +436,7 @@ class Store:
         last_id, last_seq = connection.execute(last).one()
         if last_id is None:  # another server has just deleted them
             return 0
-        self._mark(connection, {experiment: (last_id, last_seq)})
+        mark_deleted(self._database, connection, {experiment: (last_id, last_seq)})
         deleted = sql.delete(FEED).where(_feed.experiment == experiment, _feed.id <= last_id)
         return connection.execute(deleted).rowcount
 
@@ -574,10 +581,6 @@ class Store:
         """Record it in the transaction that has the effect."""
         absent = self._database.if_absent(ACTS).on_conflict_do_update(index_elements=["request"], set_={"acted_at": at})
         connection.execute(absent.values(request=request, acted_at=at))
-
-
-def _summary(plain: Mapping[str, Any]) -> Summary:
-    return Summary(**{name: value for name, value in plain.items() if name in _SUMMARY})
 
 
 def _record(row: Any) -> TokenRecord:

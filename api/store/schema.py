@@ -9,15 +9,16 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import sqlalchemy as sql
 from sqlalchemy.types import TypeDecorator
 
 from rubberband.errors import InputError
-from rubberband.states import ExperimentState
-from rubberband.values.submission import Submission, search_words
+from rubberband.states import ACTIVE, ExperimentState
+from rubberband.values.labels import Labels
+from rubberband.values.submission import Submission, Summary, search_words
 
 Scope = Literal["read", "submit", "admin"]
 """read: see everything and preview plans; submit: also start, extend, resume and cancel; admin: also manage tokens."""
@@ -240,14 +241,58 @@ SUBMISSIONS = sql.Table(
     sql.Column("summary", Json, nullable=False),
     sql.Column("home", StoredText, nullable=False, server_default=""),
     sql.Column("admitted_usd", sql.Double, nullable=False, server_default="0"),
+    sql.Column("tags", StoredText, nullable=False, server_default=""),
+    sql.Column("note", StoredText, nullable=False, server_default=""),
+    sql.Column("archived", sql.Integer, nullable=False, server_default="0"),
     sql.Index("service_submissions_by_age", "created_at", "name"),
 )
 
 
-def found_by(search: str) -> list[sql.ColumnElement[bool]]:
-    """Return a condition for each word of a search."""
-    texts = (SUBMISSIONS.c.name, SUBMISSIONS.c.owner, SUBMISSIONS.c.state)
-    return [sql.or_(*(text.icontains(word, autoescape=True) for text in texts)) for word in search_words(search)]
+"""`tags`: each between blanks."""
+
+DELETED = sql.Table(
+    "service_deleted_bills",
+    METADATA,
+    sql.Column("id", StoredText, primary_key=True),
+    sql.Column("owner", StoredText, nullable=False),
+    sql.Column("provider", StoredText, nullable=False),
+    sql.Column("created_at", sql.Double, nullable=False),
+    sql.Column("changed_at", sql.Double, nullable=False, index=True),
+    sql.Column("summary", Json, nullable=False),
+)
+"""Bills of deleted experiments, which count in the month in which they were spent."""
+
+
+def label_columns(labels: Labels) -> dict[str, Any]:
+    """Return labels as columns of `SUBMISSIONS`."""
+    tags = f" {' '.join(labels.tags)} " if labels.tags else ""
+    return {"tags": tags, "note": labels.note, "archived": int(labels.archived)}
+
+
+def labels_of(columns: dict[str, Any]) -> Labels:
+    """Return the labels of a row, and take them out of it."""
+    tags, note, archived = (columns.pop(name) for name in ("tags", "note", "archived"))
+    return Labels(tags=tuple(tags.split()), note=note, archived=bool(archived))
+
+
+def summary_of(plain: Mapping[str, Any]) -> Summary:
+    """Return a summary; what an earlier version does not know is left out."""
+    return Summary(**{name: value for name, value in plain.items() if name in _SUMMARY})
+
+
+_SUMMARY = frozenset(field.name for field in fields(Summary))
+
+
+def found_by(search: str = "", tags: Sequence[str] = (), archived: bool | None = None) -> list[sql.ColumnElement[bool]]:
+    """Return a condition for each word of a search, and each tag; `archived` None: whether it is or not."""
+    row = SUBMISSIONS.c
+    texts = (row.name, row.owner, row.state, row.tags, row.note)
+    found = [sql.or_(*(text.icontains(word, autoescape=True) for text in texts)) for word in search_words(search)]
+    found += [row.tags.contains(f" {tag.lower()} ", autoescape=True) for tag in tags]
+    if archived is not None:
+        is_archived = sql.and_(row.archived != 0, row.state.not_in(ACTIVE))
+        found.append(is_archived if archived else sql.not_(is_archived))
+    return found
 
 
 FEED = sql.Table(

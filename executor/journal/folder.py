@@ -95,7 +95,7 @@ class ExperimentFolder:
     @property
     def is_here(self) -> bool:
         """Whether a driver ever ran it in this home, so that its instances are recorded here."""
-        return self._lock.exists()
+        return self.driver_lock.exists()
 
     def require_free(self, way_out: str = "") -> None:
         """Raise NameTakenError, naming the ways out, if the experiment exists, or another one has its folder.
@@ -148,9 +148,9 @@ class ExperimentFolder:
     @property
     def driven(self) -> bool:
         """Whether a driver runs it now. The check writes nothing and keeps no driver out."""
-        if not self._lock.exists():
+        if not self.driver_lock.exists():
             return False
-        with open(self._lock) as file:
+        with open(self.driver_lock) as file:
             return not locked(file, SHARED)
 
     @contextmanager
@@ -165,17 +165,23 @@ class ExperimentFolder:
                 "there, or set RUBBERBAND_HOME to that folder"
             )
         try:
-            self._lock.touch(0o600)
+            self.driver_lock.touch(0o600)
         except OSError as error:
             raise InputError(_unwritable(self.path, error)) from None
-        with open(self._lock, "a", opener=private) as file:
+        with open(self.driver_lock, "a", opener=private) as file:
             if not locked(file, EXCLUSIVE, wait_s=_LAST_S):
                 raise InputError(f"another driver is running experiment {self.name!r}; wait for it, or stop it")
             yield
 
     @property
-    def _lock(self) -> Path:
+    def driver_lock(self) -> Path:
+        """Locked (flock) while a driver runs. It stays, and says that one ran in this home."""
         return self.path / "driver.lock"
+
+    @property
+    def labels(self) -> Path:
+        """Its tags, note and archive, as JSON (rubberband.executor.journal.labelling)."""
+        return self.path / "labels.json"
 
 
 _LONGEST_NAME = 63

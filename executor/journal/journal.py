@@ -384,6 +384,16 @@ def journalled(url: str, name: str | None = None) -> list[str]:
             return list(connection.scalars(query if name is None else query.where(_experiments.c.name == name)))
 
 
+def erase(url: str, name: str) -> None:
+    """Delete the journal of an experiment from the store at `url`. Idempotent. Raises JournalError."""
+    with (
+        closing(Database(url, what=f"the journal of {name!r}", remedy="then delete it again")) as database,
+        database.writing() as connection,
+    ):
+        connection.execute(sql.delete(_events).where(_events.c.experiment == name))
+        connection.execute(sql.delete(_experiments).where(_experiments.c.name == name))
+
+
 def begin(place: Path | str, name: str, *, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
     """Make the journal of an experiment, header included, atomically: in a store (URL), or its own SQLite file (path).
 

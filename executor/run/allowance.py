@@ -341,7 +341,25 @@ def _pool_usd(folder: PoolFolder, now: float) -> float:
     return broker.state.month_usd(now)
 
 
-# What has no journal: profiles that are measured.
+# What has no journal: experiments that were deleted, and profiles that are measured.
+
+
+def spent_this_month_usd(follower: JournalFollower) -> float:
+    """Return what the home has spent on an experiment this month; 0 if it rents nothing, or a pool's bill has it."""
+    words = follower.header.setup["experiment"]
+    if not is_rented(words) or words["resources"].get("pool") is not None:
+        return 0.0
+    return _this_month_usd(follower.summary(), time.time())
+
+
+def keep_spent(folder: ExperimentFolder, created_at: float, spent_usd: float) -> None:
+    """Let what an experiment has spent this month count without its journal, which is deleted next. Idempotent.
+
+    Raises OSError.
+    """
+    note = _Note(folder.home / _SPENDING / f"{folder.name}.deleted-{created_at:.6f}.json")
+    make_directories(note.path.parent)
+    note.write(name=folder.name, usd=spent_usd, beside=True)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import os
 import random
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -95,7 +95,7 @@ class Call(Generic[T]):
     @property
     def may_be_repeated(self) -> bool:
         """Whether sending it twice has the same effect as sending it once."""
-        return self.method == "GET" or self.idempotency_key is not None or self.path == "/v1/plans"
+        return self.method in ("GET", "PATCH") or self.idempotency_key is not None or self.path == "/v1/plans"
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments for httpx."""
@@ -123,6 +123,16 @@ def post(path: str, body: object = None, *, key: str | None = None, **params: st
 def act(path: str, body: object = None, *, key: str | None = None, **params: str | int | None) -> Call[T]:
     """Return a request that has its effect once, however often it is sent with the same key; by default a new one."""
     return post(path, body, key=key or str(uuid.uuid4()), **params)
+
+
+def patch(path: str, body: object) -> Call[T]:
+    """Return the request that changes what is at `path`; repeating it changes nothing more."""
+    return replace(post(path, body), method="PATCH")
+
+
+def delete(path: str, *, key: str | None, **params: str | int | None) -> Call[T]:
+    """Return the request to delete what is at `path`, once for each key; by default a new one."""
+    return Call(method="DELETE", path=path, params=params, idempotency_key=key or str(uuid.uuid4()))
 
 
 def path(name: str, what: str = "") -> str:

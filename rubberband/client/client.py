@@ -184,12 +184,16 @@ class Client(_Connected):
         words = calls.self_contained(experiment, overrides)
         return self._send(calls.act("/v1/experiments", words, key=idempotency_key, policy=policy, plan=plan))
 
-    def experiments(self, *states: State, search: str = "") -> Iterator[models.ExperimentView]:
+    def experiments(
+        self, *states: State, search: str = "", tags: Sequence[str] = (), archived: bool = False
+    ) -> Iterator[models.ExperimentView]:
         """Iterate over the experiments, newest first; only over those in one of `states`, if any are given.
 
-        Every word of `search` is part of the name, owner or state.
+        Every word of `search` is part of the name, owner, state, note or a tag, and each has all `tags`. With
+        `archived`, iterate over those that were archived instead.
         """
-        return self._pages("/v1/experiments", state=states, search=search or None, limit=100)
+        asked = {"search": search or None, "archived": "true" if archived else None, "limit": 100}
+        return self._pages("/v1/experiments", state=states, tag=tags, **asked)
 
     def experiment(self, name: str) -> ExperimentDetail:
         """Return one experiment: its status, stages and forecast."""
@@ -249,6 +253,29 @@ class Client(_Connected):
     def resume(self, name: str, *, idempotency_key: str | None = None) -> models.ExperimentView:
         """Resume an experiment that was interrupted."""
         return self._send(calls.act(calls.path(name, "/resume"), key=idempotency_key))
+
+    def tag(
+        self,
+        name: str,
+        *add: str,
+        remove: Sequence[str] = (),
+        note: str | None = None,
+        archived: bool | None = None,
+    ) -> models.ExperimentView:
+        """Add and remove tags, replace the note, and archive an experiment or undo that; None leaves a value as it is.
+
+        Lists leave out what is archived, unless it runs.
+        """
+        change = {"add_tags": add, "remove_tags": remove, "note": note, "archived": archived}
+        body = {word: value for word, value in change.items() if value not in (None, ())}
+        return self._send(calls.patch(calls.path(name), body))
+
+    def delete(self, name: str, *, dry_run: bool = False, idempotency_key: str | None = None) -> models.RemovalView:
+        """Delete an experiment that has ended, with its journal, logs and checkpoints; with `dry_run`, only look.
+
+        Checkpoints in a bucket stay, and its cost counts on.
+        """
+        return self._send(calls.delete(calls.path(name), key=idempotency_key, dry_run="true" if dry_run else None))
 
     def extend(
         self,
@@ -406,6 +433,8 @@ class AsyncClient(_Connected):
     resume = _awaited(Client.resume)
     extend = _awaited(Client.extend)
     limit = _awaited(Client.limit)
+    tag = _awaited(Client.tag)
+    delete = _awaited(Client.delete)
     prices = _awaited(Client.prices)
 
     async def logs(

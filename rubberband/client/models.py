@@ -100,7 +100,26 @@ class ExperimentView(Answer):
     slack_s: Annotated[
         float | None, Field(description="Seconds between its (expected) end and its deadline; null without one.")
     ]
+    tags: Annotated[list[str], Field(description="In lower case, by alphabet.")]
+    note: str
+    archived: Annotated[bool, Field(description="Whether lists leave it out once it does not run.")]
     summary: SummaryView
+
+
+class RemovalView(Answer):
+    """Effect of deleting an experiment."""
+
+    name: str
+    deleted: bool
+    """Whether it is deleted, or was only looked at."""
+    checkpoints: int
+    """Files of checkpoints that go with it."""
+    size_bytes: int
+    """Size of all that goes."""
+    elsewhere: str
+    """Place of checkpoints that stay; empty if there are none elsewhere."""
+    text: str
+    """Effect in one line."""
 
 
 class SubmittedView(ExperimentView):

@@ -14,6 +14,7 @@ from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal.hosting import pool_of
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.journal.labelling import read_labels
 from rubberband.executor.journal.reading import explaining
 from rubberband.executor.logs.pages import PrintedLine, page, trial_files
 from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of
@@ -52,6 +53,7 @@ class LocalExperiment:
             words=header.setup["experiment"],
             reason=reason if outcome or busy else follower.controller.state.stopped,
             summary=follower.summary(),
+            labels=read_labels(self._folder),
         )
 
     def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> ExtensionView:

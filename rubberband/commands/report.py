@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -189,8 +190,14 @@ def export(
 def ps(
     search: Annotated[
         str,
-        option("--search", "WORDS", "Only experiments with these words in their name, state or (at a service) owner."),
+        option(
+            "--search", "WORDS", "Only experiments with these words in name, state, tags, note or (at a service) owner."
+        ),
     ] = "",
+    tag: Annotated[list[str] | None, option("--tag", "TAG", "Only experiments with this tag; repeats.")] = None,
+    archived: Annotated[
+        bool, typer.Option("--archived", help="List what `rubberband tag NAME --archive` archived, not the others.")
+    ] = False,
     output: TextOption = TextFormat.text,
     server: ServerOption = None,
     on: OnOption = None,
@@ -198,11 +205,11 @@ def ps(
     """List the experiments on this machine, or those of a service."""
     from rubberband.units import duration, format_usd, in_unit
 
-    listed = _all_listed(client_of(server), search)
+    listed = _all_listed(client_of(server), search, tag or (), archived=archived)
     if output is TextFormat.json:
         print_json({"schema": "rubberband.ps/1", "experiments": [asdict(row) for row in listed]})
         return
-    header = ["NAME", "STATE", "TRIALS", "ITERATIONS", "TIME", "COST", "BEST OR WHY"]
+    header = ["NAME", "STATE", "TRIALS", "ITERATIONS", "TIME", "COST", "BEST OR WHY", "TAGS"]
     rows = [
         [
             row.name,
@@ -212,26 +219,36 @@ def ps(
             duration(row.jct_s),
             in_unit(format_usd(row.cost_usd), row.unit),
             _cut("; ".join(part for part in (row.reason, row.best) if part)),
+            ", ".join(row.tags),
         ]
         for row in listed
     ]
-    print_table(header, rows, words={0, 1, len(header) - 1})
+    columns = len(header) if any(row.tags for row in listed) else len(header) - 1
+    print_table(header[:columns], [row[:columns] for row in rows], words={0, 1, 6, 7})
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MOST_OF_BEST else text[: _MOST_OF_BEST - 1] + "…"
 
 
-def _all_listed(client: Client | None, search: str) -> list[Listed]:
+def _all_listed(client: Client | None, search: str, tags: Sequence[str], *, archived: bool) -> list[Listed]:
     if client is None:
         from rubberband.commands.local_experiment import local_experiments
         from rubberband.installation import default_home, default_store
+        from rubberband.states import ACTIVE
+        from rubberband.values.labels import has_tags
         from rubberband.values.submission import matches
 
         here = map(_listed, local_experiments(default_home(), default_store()))
-        return [row for row in here if matches(search, row.name, row.state)]
+        found = [row for row in here if (row.archived and row.state not in ACTIVE) is archived]
+        return [
+            row
+            for row in found
+            if has_tags(row.tags, tags) and matches(search, row.name, row.state, row.note, *row.tags)
+        ]
     with client:
-        return sorted(map(_listed, client.experiments(search=search)), key=lambda row: row.name)
+        there = client.experiments(search=search, tags=tags, archived=archived)
+        return sorted(map(_listed, there), key=lambda row: row.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +269,9 @@ class Listed:
     best: str = ""
     reason: str = ""
     """Cause of an early end, of waiting, or of a journal that cannot be read."""
+    tags: Sequence[str] = ()
+    note: str = ""
+    archived: bool = False
 
 
 def _listed(view: ExperimentView) -> Listed:
@@ -270,4 +290,7 @@ def _listed(view: ExperimentView) -> Listed:
         unit=view["summary"].get("unit", "USD"),
         best="" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']})",
         reason=printable(view["reason"]) if view["state"] in EXPLAINED else "",
+        tags=view.get("tags", ()),
+        note=view.get("note", ""),
+        archived=view.get("archived", False),
     )

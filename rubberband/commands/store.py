@@ -1,11 +1,11 @@
-"""`rubberband token`, `backup`, `restore` and `rm`: tokens of the service, copies of all that is kept, and its end."""
+"""`rubberband token`, `backup` and `restore`: tokens of the service, and copies of all that is kept."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -16,12 +16,11 @@ import typer
 from rubberband.commands.common import argument
 from rubberband.commands.serve import StoreOption
 from rubberband.errors import InputError
-from rubberband.units import counted, shown
+from rubberband.units import shown
 
 if TYPE_CHECKING:
     from rubberband.api.security import Tokens
     from rubberband.api.store.schema import TokenRecord
-    from rubberband.executor.journal.folder import ExperimentFolder
 
 token = typer.Typer(
     name="token",
@@ -195,51 +194,3 @@ def restore(
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def rm(
-    names: Annotated[list[str], argument("NAME...", "Experiments that have ended.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would be deleted.")] = False,
-) -> None:
-    """Delete experiments that have ended.
-
-    Deletes the journal, the logs and the checkpoints on this machine. Checkpoints in buckets and other places stay. One
-    that may hold instances, whose bill counts this month, or that a service lists is refused, and then none is deleted.
-    """
-    from rubberband.executor.journal.folder import open_folder
-    from rubberband.executor.journal.reading import explaining
-    from rubberband.executor.run.follower import JournalFollower
-    from rubberband.running.removing import removal, remove
-
-    found = []
-    for name in dict.fromkeys(names):
-        folder = open_folder(name)
-        folder.require()
-        _require_unlisted(folder)
-        with explaining(folder), closing(JournalFollower(folder)) as follower:
-            found.append((folder, removal(folder, follower)))
-    for _, going in found:
-        print(going.text, file=sys.stderr)
-    if dry_run or not (yes or typer.confirm(f"Delete {counted(len(found), 'experiment')}?", err=True)):
-        return
-    for folder, _ in found:
-        remove(folder)
-        print(f"{folder.name}: deleted", file=sys.stderr)
-
-
-def _require_unlisted(folder: ExperimentFolder) -> None:
-    """Raise InputError if a service of the home lists the experiment, which would lose its journal."""
-    from rubberband.installation import default_store
-
-    store = default_store()
-    if store is None and not (folder.home / "server.db").exists():
-        return
-    from rubberband.api.store import open_store
-
-    with closing(open_store(store, folder.home)) as known:
-        if known.submission(folder.name) is not None:
-            raise InputError(
-                f"experiment {folder.name!r} cannot be deleted: a service with this home lists it, and keeps its bill; "
-                "it stays there"
-            )

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rubberband.states import ExperimentState
+from rubberband.states import ACTIVE, ExperimentState
+from rubberband.values.labels import NO_LABELS, Labels
 from rubberband.values.offer import Unit
 
 
@@ -80,6 +81,12 @@ class Submission:
     """`HOST:PATH` of the home whose service drives it; empty where that is the service that was asked."""
     admitted_usd: float = 0.0
     """Whole cost for which it was admitted last: of its plan, a resume or an extension."""
+    labels: Labels = NO_LABELS
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether lists leave it out: it was archived, and does not run."""
+        return self.labels.archived and self.state not in ACTIVE
 
 
 def search_words(search: str) -> list[str]:
@@ -88,5 +95,5 @@ def search_words(search: str) -> list[str]:
 
 
 def matches(search: str, *texts: str) -> bool:
-    """Whether every word of `search` is part of one of `texts`, such as name, owner and state; case does not count."""
+    """Whether every word of `search` is part of one of `texts`, such as name, state and tags; case does not count."""
     return all(any(word in text.lower() for text in texts) for word in search_words(search))

@@ -23,6 +23,7 @@ from rubberband.views.trial import gang_uses, lead, rank
 
 if TYPE_CHECKING:
     from rubberband.executor.core.extending import Extension
+    from rubberband.executor.run.removing import Removal
 
 
 def plain(value: Any) -> Any:
@@ -73,7 +74,22 @@ def experiment_view(submission: Submission) -> models.ExperimentView:
         "entrypoint": entrypoint_text(words.get("entrypoint")),
         "provider": resources.get("provider") if isinstance(resources, Mapping) else None,
         "slack_s": plain(slack_s(submission)),
+        "tags": list(submission.labels.tags),
+        "note": submission.labels.note,
+        "archived": submission.labels.archived,
         "summary": plain(submission.summary),
+    }
+
+
+def removal_view(going: Removal, *, is_deleted: bool) -> models.RemovalView:
+    """Return the effect of deleting an experiment."""
+    return {
+        "name": going.name,
+        "deleted": is_deleted,
+        "checkpoints": going.checkpoints,
+        "size_bytes": going.size_bytes,
+        "elsewhere": going.elsewhere,
+        "text": going.text,
     }
 
 

@@ -14,9 +14,10 @@ from typing import Any, cast
 from rubberband.api.app import app_of
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments.admission import Admission
+from rubberband.api.experiments.starting import raised_as_problems
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
 from rubberband.api.plans.process import planned, question_of
-from rubberband.api.problems import CONFLICT, NAME_TAKEN, HttpProblem
+from rubberband.api.problems import CONFLICT, NAME_TAKEN, NOT_FOUND, HttpProblem
 from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings
@@ -25,8 +26,10 @@ from rubberband.api.store.schema import Promise, StoredPlan
 from rubberband.executor.core.extending import Extension, Outlook
 from rubberband.executor.logs.pages import TAIL, PrintedLine
 from rubberband.executor.result.result import Result, summarise
+from rubberband.executor.run.removing import Removal
 from rubberband.spec.experiment import Experiment
-from rubberband.states import ACTIVE, Action, ExperimentState, possible
+from rubberband.states import ACTIVE, OVER, Action, ExperimentState, possible
+from rubberband.values.labels import LabelChange
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.submission import Submission
 from tests.builders.clocks import Clock
@@ -94,6 +97,28 @@ class FakeRuns:
         self._fail()
         self.limited.append(max_instances)
         return self._known(name)
+
+    @property
+    def care(self) -> FakeRuns:
+        return self
+
+    def label(self, name: str, change: LabelChange) -> Submission:
+        with raised_as_problems():
+            self.store.upkeep.label(name, change)
+        return self._known(name)
+
+    def removal(self, name: str) -> Removal:
+        row = self.store.submission(name)
+        if row is None:
+            raise HttpProblem(NOT_FOUND, f"experiment {name!r} not found")
+        if row.state in ACTIVE:
+            raise HttpProblem(CONFLICT, f"experiment {name!r} is {row.state}: cancel it first")
+        return Removal(name=name, checkpoints=2, size_bytes=5000, elsewhere="", created_at=0.0, spent_usd=0.0)
+
+    def delete(self, name: str) -> Removal:
+        going = self.removal(name)
+        assert self.store.upkeep.delete(self._known(name), expected=OVER)
+        return going
 
     def possible(self, row: Submission) -> frozenset[Action]:
         return possible(row.state, lambda fact: True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rubberband.states import ExperimentState
+from rubberband.values.labels import Labels
 from rubberband.values.submission import Summary
 from tests.builders.browser import visiting
 from tests.builders.dashboard_site import BEGUN, Site, service
@@ -143,3 +144,58 @@ def test_an_unknown_page_leads_back(browser: Any, site: Site) -> None:
         expect(page.locator("#main")).to_be_focused()
         page.get_by_role("link", name="All experiments").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Experiments")
+
+
+def test_labels_are_text_and_lead_to_their_like(browser: Any, site: Site) -> None:
+    hostile = "<img src=x onerror=alert(1)> & a note"
+    site.add("tagged", "done", labels=Labels(tags=("a/b", "vision"), note=hostile))
+    site.add("tagged-too", "done", labels=Labels(tags=("vision",)))
+    site.add("kept-away", "done", labels=Labels(tags=("vision",), archived=True))
+    with visiting(browser, site.address) as visit:
+        page = visit.open("/?search=tagged")
+        expect(page.get_by_role("row", name=re.compile("a note"))).to_contain_text(hostile)
+        visit.shot("list-tags")
+        page.get_by_role("link", name="vision", exact=True).first.click()
+        expect(page.locator("#rows tr")).to_have_count(2)
+        page.get_by_role("searchbox").press_sequentially("a note")
+        expect(page.locator("#rows tr")).to_have_count(1)
+        assert page.evaluate("window.location.search") == "?tag=vision&search=a+note"
+        page.reload()
+        expect(page.locator("#rows tr")).to_have_count(1)
+        page.get_by_role("searchbox").fill("")
+        expect(page.locator("#rows tr")).to_have_count(2)
+        page.get_by_role("link", name="Archived 1").click()
+        expect(page.locator("#rows tr")).to_have_count(1)
+        page.get_by_role("link", name="Show those without the tag vision, too").click()
+        expect(page.locator("#rows tr")).to_have_count(1)
+
+
+@pytest.mark.long
+def test_several_are_archived_and_deleted_after_it_is_said(browser: Any, site: Site) -> None:
+    for name in ("care-one", "care-two", "care-busy"):
+        site.add(name, "running" if name == "care-busy" else "done")
+    with visiting(browser, site.address, phone=True) as visit:
+        page = visit.open("/?search=care")
+        delete = page.get_by_role("button", name="Delete", exact=True)
+        expect(delete).to_be_hidden()
+        page.get_by_role("checkbox", name="Compare care-one").check()
+        page.get_by_role("button", name="Archive").click()
+        expect(page.get_by_role("link", name="Archived 1")).to_be_visible()
+        expect(page.locator("#rows tr")).to_have_count(2)
+        page.get_by_role("checkbox", name="Compare care-two").check()
+        page.get_by_role("checkbox", name="Compare care-busy").check()
+        delete.click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("care-two: deletes its journal, logs, report and 2 checkpoint files (5 KB)")
+        expect(dialog).to_contain_text("'care-busy' is running: cancel it first")
+        expect(dialog.get_by_role("button", name="Delete")).to_be_disabled()
+        visit.shot("list-delete-refused")
+        dialog.get_by_role("button", name="Keep them").click()
+        page.get_by_role("checkbox", name="Compare care-busy").uncheck()
+        delete.click()
+        dialog.get_by_role("button", name="Delete").click()
+        expect(page.locator("#rows tr")).to_have_count(1)
+        expect(delete).to_be_hidden()
+        assert site.store.submission("care-two") is None
+        visit.errors.clear()  # the refusal
+        assert visit.overflow_px() <= 0

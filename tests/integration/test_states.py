@@ -61,14 +61,14 @@ CASES = [
     Case(state=ExperimentState.INTERRUPTED, words=WORDS, may="resume"),
     Case(state=ExperimentState.INTERRUPTED, words=RENTS, may=""),
     Case(state=ExperimentState.INTERRUPTED, journal="half", words=WORDS, may="resume extend"),
-    Case(state=ExperimentState.DONE, journal="done", words=WORDS, may=""),
-    Case(state=ExperimentState.CANCELLED, words=WORDS, may="resume"),
-    Case(state=ExperimentState.CANCELLED, journal="half", words=WORDS, may="resume extend"),
-    Case(state=ExperimentState.BUDGET, journal="budget", words=WORDS, may="extend"),
-    Case(state=ExperimentState.BUDGET, journal="half", words=WORDS, may="resume extend"),
-    Case(state=ExperimentState.FAILED, journal="failed", words=WORDS, may=""),
-    Case(state=ExperimentState.FAILED, journal="blameless", words=WORDS, may="resume extend"),
-    Case(state=ExperimentState.REFUSED, words=WORDS, may=""),
+    Case(state=ExperimentState.DONE, journal="done", words=WORDS, may="delete"),
+    Case(state=ExperimentState.CANCELLED, words=WORDS, may="resume delete"),
+    Case(state=ExperimentState.CANCELLED, journal="half", words=WORDS, may="resume extend delete"),
+    Case(state=ExperimentState.BUDGET, journal="budget", words=WORDS, may="extend delete"),
+    Case(state=ExperimentState.BUDGET, journal="half", words=WORDS, may="resume extend delete"),
+    Case(state=ExperimentState.FAILED, journal="failed", words=WORDS, may="delete"),
+    Case(state=ExperimentState.FAILED, journal="blameless", words=WORDS, may="resume extend delete"),
+    Case(state=ExperimentState.REFUSED, words=WORDS, may="delete"),
     Case(state=ExperimentState.UNREADABLE, words=WORDS, may=""),
 ]
 
@@ -132,6 +132,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, journals: Mapping[str, Recor
             def ask(request: httpx.Request) -> httpx.Response:
                 path, headers = request.url.raw_path.decode(), dict(request.headers)
                 answer = client.request(request.method, path, headers=headers, content=request.content)
+                answer.headers.pop("content-encoding", None)  # its content is decoded
                 return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)
 
             yield House(settings=settings, store=store, ask=ask, journals=journals)
@@ -150,6 +151,8 @@ def granted(house: House, name: str, action: Action) -> str:
                     client.extend(name, deadline="10h", max_cost=50.0)
                 case "limit":
                     client.limit(name, 1)
+                case "delete":
+                    client.delete(name)
         except InputError as refused:
             return str(refused)
     return ""

@@ -103,7 +103,7 @@ COMMANDS = {
     "export": {"name", "file", "--output", "-o", "--reports", "--to", "--on", "--server"},
     "report": {"name", "--html", "--on", "--output", "-o", "--server", "--verbose"},
     "submit": {"file", "--policy", "--set", "-s", "--server", "--watch", "-w"},
-    "ps": {"--output", "-o", "--search", "--on", "--server"},
+    "ps": {"--archived", "--output", "-o", "--search", "--tag", "--on", "--server"},
     "status": {"name", "--on", "--output", "-o", "--server", "--watch", "-w"},
     "logs": {"name", "trial", "--follow", "-f", "--on", "--process", "--server"},
     "cancel": {"name", "--on", "--server"},
@@ -151,7 +151,8 @@ COMMANDS = {
         "--store",
         "--weight",
     },
-    "rm": {"names", "--yes", "-y", "--dry-run", "-n"},
+    "rm": {"names", "--yes", "-y", "--dry-run", "-n", "--server"},
+    "tag": {"name", "tags", "--note", "--archive", "--server"},
     "cleanup": {"name"},
     "aws setup": {
         "--region",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from rubberband import cli
 from rubberband.api.store import open_store
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.journal import Journal, begin
+from rubberband.executor.run.allowance import committed_usd
 from rubberband.states import ExperimentState
-from rubberband.units import month_begin
+from rubberband.units import month_begin, month_end
 from rubberband.values.submission import Submission
 from tests.builders.journalled_runs import Recorded, recorded, words
 
@@ -53,7 +56,7 @@ def test_an_ended_experiment_is_deleted_after_it_is_said_and_confirmed(home: Pat
     folder, other = run.put(home), run.named("other").put(home)
     folder.checkpoints.joinpath("trial-0001.ckpt").write_bytes(bytes(100))
     said = rm("one", answer="n\n")
-    assert "one: deletes its journal, logs and 1 checkpoint file" in said.stderr
+    assert "one: deletes its journal, logs, report and 1 checkpoint file" in said.stderr
     assert rm("one", "--dry-run").exit_code == 0
     assert folder.exists, "it was not confirmed"
     assert rm("one", "--yes").exit_code == 0
@@ -72,22 +75,49 @@ def test_one_that_runs_or_may_hold_instances_stays(home: Path, run: Recorded) ->
     assert folder.exists, "all or none"
 
 
-def test_a_bill_of_this_month_stays_and_an_earlier_one_goes_but_for_its_bucket(home: Path, run: Recorded) -> None:
+def test_a_bill_of_this_month_counts_on_and_checkpoints_in_a_bucket_stay(home: Path, run: Recorded) -> None:
     now = time.time()
     rented(run, created_at=now).put(home)
-    assert "count in this month's budget; delete it from 2" in refused("one")
-    old = rented(run.named("old"), created_at=month_begin(month_begin(now) - 1.0)).put(home)
-    assert "its checkpoints in s3://bucket/x stay" in rm("old", "--yes").stderr
-    assert not old.path.exists()
+    rented(run.named("old"), created_at=month_begin(month_begin(now) - 1.0)).put(home)
+    spent_usd = committed_usd(home, now)
+    assert spent_usd > 0.0
+    said = rm("one", "old", "--yes").stderr
+    assert "one: deletes its journal" in said
+    assert "its checkpoints in s3://bucket/x stay" in said
+    assert list((home / "experiments").iterdir()) == []
+    assert committed_usd(home, now) == pytest.approx(spent_usd)
+    assert committed_usd(home, month_end(now) + 1.0) == 0.0
 
 
-def test_one_that_a_service_lists_stays(home: Path, run: Recorded) -> None:
+def test_one_that_a_service_lists_is_deleted_there(home: Path, run: Recorded) -> None:
     folder = run.put(home)
     store = open_store(None, home)
     store.add(Submission(name="one", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0))
     store.close()
-    assert "a service with this home lists it" in refused("one")
+    assert "then `rubberband rm one --server http://127.0.0.1:8265`" in refused("one")
     assert folder.exists
+
+
+def test_a_journal_in_a_store_goes_with_the_files_of_its_home(
+    home: Path, store_url: str, run: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUBBERBAND_STORE", store_url)
+    folders = [ExperimentFolder(home=home, name=name, store=store_url) for name in ("one", "other", "far")]
+    for folder in folders:
+        if folder.name != "far":
+            folder.make()
+        setup = {"created_at": run.created_at, "job": run.named(folder.name).job, "setup": run.setup}
+        begin(store_url, folder.name, **setup)
+        with closing(Journal(store_url, folder.name)) as journal:
+            journal.append(run.events)
+        folder.driver_lock.touch() if folder.name != "far" else None
+    assert "it was started in another home; delete it there" in refused("far")
+    assert rm("one", "--yes").exit_code == 0
+    assert [folder.exists for folder in folders] == [False, True, True]
+    assert not folders[0].path.exists()
+    begin(store_url, "one", created_at=1.0, job=run.job, setup=run.setup)
+    with closing(Journal(store_url, "one")) as journal:
+        assert list(journal.events()) == [], "the name is free"
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(home: Path, run: Recorded) -> None:

@@ -1,8 +1,9 @@
-// Cancel, resume, extend and limit: each in a dialog, and what an extension changes is shown before it is asked for.
+// Cancel, resume, extend, limit and delete: each in a dialog, and what an extension changes is shown before it is asked for.
 import { freshKey } from "./browser.js";
 import { make, show, show_wrong } from "./dom.js";
 import { say } from "./live.js";
 import { duration, usd } from "./plan_words.js";
+import { busy, send } from "./requests.js";
 
 const dialog = (id) => document.getElementById(id);
 
@@ -18,6 +19,7 @@ export function offerActions(name, changed) {
   }
   offerExtension(address, changed);
   offerLimit(address, changed);
+  offerDeletion(address);
 }
 
 function open(element) {
@@ -28,7 +30,7 @@ function open(element) {
 
 async function act(button, address, changed) {
   const element = button.closest("dialog");
-  const answer = await busy(button, () => post(address, null, freshKey()));
+  const answer = await busy(button, () => send("POST", address, null, freshKey()));
   if (!answer.ok) return complain(element, answer.body);
   element.close();
   say(button.dataset.do === "cancel" ? "Cancellation requested." : "It resumes as soon as a slot is free.");
@@ -57,7 +59,7 @@ function offerExtension(address, changed) {
     forget();
     const limits = limitsOf(form);
     if (!limits) return complain(element, { detail: "Give a deadline, a max_cost, or both." });
-    const answer = await busy(form.querySelector("#extend-look"), () => post(`${address}/extend`, { ...limits, dry_run: true }));
+    const answer = await busy(form.querySelector("#extend-look"), () => send("POST", `${address}/extend`, { ...limits, dry_run: true }));
     if (!answer.ok) return complain(element, answer.body);
     told.replaceChildren(...extension(answer.body));
     wanted = { limits, key: freshKey() };
@@ -65,7 +67,7 @@ function offerExtension(address, changed) {
   });
   apply.addEventListener("click", async () => {
     const { limits, key } = wanted;
-    const answer = await busy(apply, () => post(`${address}/extend`, { ...limits, dry_run: false }, key));
+    const answer = await busy(apply, () => send("POST", `${address}/extend`, { ...limits, dry_run: false }, key));
     if (!answer.ok) return complain(element, answer.body);
     element.close();
     say("The limits were changed.");
@@ -88,11 +90,33 @@ function offerLimit(address, changed) {
     event.preventDefault();
     const text = form.elements.max_instances.value.trim();
     const body = { max_instances: text ? Number(text) : null };
-    const answer = await busy(document.getElementById("limit-apply"), () => post(`${address}/limit`, body, key));
+    const answer = await busy(document.getElementById("limit-apply"), () => send("POST", `${address}/limit`, body, key));
     if (!answer.ok) return complain(element, answer.body);
     element.close();
     say(text ? `At most ${text} instances from now on.` : "The limit was lifted.");
     changed();
+  });
+}
+
+// What goes, and how large it is, is shown before it can be deleted.
+function offerDeletion(address) {
+  const element = dialog("delete");
+  const told = document.getElementById("delete-what");
+  const apply = document.getElementById("delete-do");
+  let key = "";
+  element.addEventListener("opened", async () => {
+    key = freshKey();
+    apply.disabled = true;
+    told.textContent = "…";
+    const answer = await send("DELETE", `${address}?dry_run=true`);
+    if (!answer.ok) return complain(element, answer.body);
+    told.textContent = answer.body.text;
+    apply.disabled = false;
+  });
+  apply.addEventListener("click", async () => {
+    const answer = await busy(apply, () => send("DELETE", address, null, key));
+    if (!answer.ok) return complain(element, answer.body);
+    window.location.assign("/");
   });
 }
 
@@ -117,26 +141,6 @@ function extension({ before, after, added_s, added_usd }) {
 function limit({ deadline_s, max_cost_usd }) {
   const time = deadline_s === null ? "no deadline" : `deadline ${duration(deadline_s)}`;
   return `${time}, ${max_cost_usd === null ? "no max_cost" : `max_cost ${usd(max_cost_usd)} USD`}`;
-}
-
-async function post(address, body, key = null) {
-  const headers = { Accept: "application/json", ...(key ? { "Idempotency-Key": key } : {}) };
-  if (body) headers["Content-Type"] = "application/json";
-  try {
-    const answer = await fetch(address, { method: "POST", headers, body: body ? JSON.stringify(body) : null });
-    return { ok: answer.ok, body: await answer.json() };
-  } catch {
-    return { ok: false, body: { detail: "The service cannot be reached; is it running?" } };
-  }
-}
-
-async function busy(button, work) {
-  button.disabled = true;
-  try {
-    return await work();
-  } finally {
-    button.disabled = false;
-  }
 }
 
 // A problem stands after the field that it begins with (`max_cost: …`), or the only one that is filled in, or else

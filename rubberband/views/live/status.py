@@ -54,13 +54,20 @@ def headline(view: Mapping[str, Any]) -> str:
 def lines(view: Mapping[str, Any]) -> list[str]:
     """Return the headline, the best so far, time and cost against their limits, and progress."""
     summary = view["summary"]
+    found = [headline(view), *labels(view)]
     if summary["started_at"] is None:
-        return [headline(view)]
-    found = [headline(view)]
+        return found
     if summary["best_value"] is not None:
         best = f"{printable(summary['metric'])}={number(summary['best_value'])} (trial {summary['best_trial']})"
         found.append(f"best      {best}")
     return [*found, _time(view), f"{_cost(summary)}{_charged(view)}", _progress(summary)]
+
+
+def labels(view: Mapping[str, Any]) -> list[str]:
+    """Return tags, note and archive of an experiment, each in a line; nothing for those that it has not."""
+    tags, note = " ".join(map(printable, view.get("tags", ()))), printable(view.get("note", ""))
+    found = {"tags": tags, "note": note, "archived": "yes" if view.get("archived") else ""}
+    return [f"{name:10}{text}" for name, text in found.items() if text]
 
 
 def _time(view: Mapping[str, Any]) -> str:

@@ -68,6 +68,7 @@ DONE = (
     "backup saved",
     "restore saved",
     "run virtual.yaml -s name=gone",
+    "tag virtual +vision --note baseline",
     "rm gone --yes",
 )
 """What the core does alone, in this order."""
@@ -84,6 +85,8 @@ LACKS = {
     "ps --server http://127.0.0.1:1": "client",
     "extend virtual --deadline 2h --server http://127.0.0.1:1": "client",
     "scale virtual --max-instances 1 --server http://127.0.0.1:1": "client",
+    "tag virtual +vision --server http://127.0.0.1:1": "client",
+    "rm virtual --server http://127.0.0.1:1": "client",
     "aws setup": "aws",
     "aws check": "aws",
     "aws teardown": "aws",

@@ -1,0 +1,43 @@
+// Tags, note and archive of an experiment, changed in place.
+import { byId, show } from "./dom.js";
+import { say } from "./live.js";
+import { send } from "./requests.js";
+
+export function offerLabels(live, name, changed) {
+  const adding = byId("add-tag");
+  if (!adding) return; // this reader changes nothing
+  const noting = byId("note-form");
+
+  async function change(words) {
+    const answer = await send("PATCH", `/v1/experiments/${name}`, words);
+    if (!answer.ok) say(answer.body.detail ?? answer.body.title);
+    await changed();
+    return answer.ok;
+  }
+
+  function edit(yes) {
+    show(noting, yes);
+    for (const id of ["remark", "edit-note"]) byId(id).classList.toggle("unseen", yes);
+  }
+
+  show(adding);
+  adding.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const tag = adding.elements.tag.value.trim();
+    if (tag && await change({ add_tags: [tag] })) adding.reset();
+  });
+  noting.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (await change({ note: noting.elements.note.value })) edit(false);
+  });
+  live.addEventListener("click", (event) => {
+    const { untag, archive } = event.target.dataset;
+    if (untag) change({ remove_tags: [untag] });
+    if (archive) change({ archived: archive === "true" });
+    if ("unchanged" in event.target.dataset) edit(false);
+    if (event.target.id !== "edit-note") return;
+    noting.elements.note.value = byId("remark").textContent;
+    edit(true);
+    noting.elements.note.focus();
+  });
+}
