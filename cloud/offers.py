@@ -41,6 +41,9 @@ from rubberband.values.kinds import OWN
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, SideCost, Spot
 from rubberband.values.profile import FIXED, Profile, Spread
 
+ASK_AWS = ", ask AWS by `rubberband estimate --live`"
+"""Part of a remedy, which is none where AWS was asked and did not answer."""
+
 
 def offer(
     resources: Resources,
@@ -317,8 +320,7 @@ def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: 
         if row is None or row.spot_share is None:
             raise InputError(
                 f"resources.spot.price_per_hour: the catalogue has no spot price of {name}; give it (or, for "
-                "several types, a table with spot_share as resources.catalogue), ask AWS by `rubberband estimate "
-                "--live`, or set market: on_demand"
+                f"several types, a table with spot_share as resources.catalogue){ASK_AWS}, or set market: on_demand"
             )
         price_usd_per_hour = row.spot_share * on_demand
     return Spot(

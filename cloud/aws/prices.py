@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.catalogue import ENVIRONMENT_VARIABLE, InstanceType, Live, Table, catalogue, table_of, types_of
-from rubberband.cloud.offers import offers
+from rubberband.cloud.offers import ASK_AWS, offers
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.files import make_directories, write_atomically
 from rubberband.spec.resources import Resources
@@ -152,7 +152,8 @@ def live_table(
         offers(resources, table=table)
     except InputError as error:
         if table.notes:
-            raise InputError(f"AWS prices are not available: {table.notes[0]}; and without them: {error}") from None
+            without = str(error).replace(ASK_AWS, "")
+            raise InputError(f"AWS prices are not available: {table.notes[0]}; and without them: {without}") from None
     return table
 
 

@@ -448,8 +448,8 @@ version: 1
 name: {name}
 {remarks}entrypoint:{entrypoint}
 search:
-  # A configuration is drawn from here. Types: uniform, loguniform, randint, choice, grid_search and others; a bare
-  # value is a constant.
+  # A configuration is drawn from here. Types: uniform, loguniform, randint, choice, grid and others; a bare value is
+  # a constant.
   space:
 {space}
   # Successive halving: {trials} trials train for grace_period iterations, one in {factor} goes on, up to max_t of them.

@@ -168,8 +168,7 @@ def export(
         study = _result(name, client_of(server)).to_study(to)
         print(f"wrote study {study.study_name}; see it with: optuna-dashboard {to}", file=sys.stderr)
         return
-    ending = "" if file is None else file.suffix.removeprefix(".")
-    form = output or (ExportFormat(ending) if ending in ExportFormat.__members__ else ExportFormat.csv)
+    form = output or _form_of(file)
     if form is ExportFormat.parquet and file is None:
         raise InputError("export: Parquet is not text; name a file to write, such as trials.parquet")
     result = _result(name, client_of(server))
@@ -185,6 +184,19 @@ def export(
         file.write_bytes(content)
     except OSError as error:
         raise InputError(f"{file} cannot be written ({error.strerror}); give another path") from None
+
+
+def _form_of(file: Path | None) -> ExportFormat:
+    """Return the format that the end of a file's name says. Raises InputError for one that is none."""
+    if file is None:
+        return ExportFormat.csv
+    ending = file.suffix.removeprefix(".").lower()
+    if ending not in ExportFormat.__members__:
+        raise InputError(
+            f"{file} does not end with a format; end it with {', '.join(f'.{form}' for form in ExportFormat)}, "
+            "or say one: --output csv"
+        )
+    return ExportFormat(ending)
 
 
 def ps(

@@ -194,6 +194,25 @@ def test_the_figure_shows_what_a_report_says(tmp_path: Path) -> None:
     assert words.count("SYNC") == 4
 
 
+TRIALS = ROOT / "docs/write-a-trial.md"
+CLASSES = {
+    block.title: re.findall(r"^class (\w+)\(.*Trial\):", block.text, re.MULTILINE)
+    for block in ALL
+    if block.page == TRIALS and block.title is not None
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("title", [title for title, classes in CLASSES.items() if classes])
+def test_the_trials_of_the_page_on_trials_pass_their_check(title: str, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    for block in blocks(TRIALS):
+        if block.title is not None:
+            reader.save(block)
+    module = title.removesuffix(".py")
+    reader.shell(f"rubberband init {module}:{CLASSES[title][-1]} its.yaml && rubberband check its.yaml")
+
+
 FROM_TORCH = {"CUDA out of memory"}
 
 
@@ -238,6 +257,12 @@ def test_files_that_contributing_names_are_there() -> None:
     )
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_quick_start_names_all_extras() -> None:
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    page = (ROOT / "docs/quick-start.md").read_text(encoding="utf-8")
+    assert [extra for extra in found if extra not in ("docs", "test") and f"`{extra}`" not in page] == []
 
 
 PROFILED = "-s 'profile={seconds_per_iteration: {1: 1, 2: 0.6}}'"

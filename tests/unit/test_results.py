@@ -168,6 +168,7 @@ def test_export_writes_what_the_ending_says(says: Any, tmp_path: Path) -> None:
         (("--to", "nosuch://x"), "nosuch://x cannot be written as a study: "),
         (("-o", "parquet"), "name a file to write, such as trials.parquet"),
         (("/nosuch/trials.csv",), "/nosuch/trials.csv cannot be written"),
+        (("trials.xlsx",), r"trials.xlsx does not end with a format; end it with .csv, .parquet, .json, or say one"),
     ],
 )
 def test_export_refuses(says: Any, arguments: tuple[str, ...], error: str) -> None:
