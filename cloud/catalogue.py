@@ -7,7 +7,6 @@ rubberband. The caller may pass the last one with live prices of AWS (`rubberban
 from __future__ import annotations
 
 import csv
-import difflib
 import math
 import os
 import re
@@ -19,7 +18,7 @@ from importlib.resources import files
 
 from rubberband.errors import InputError
 from rubberband.spec.resources import Resources
-from rubberband.units import format_instant, nearest, shown
+from rubberband.units import format_instant, near, nearest, shown
 from rubberband.values.kinds import OWN, part_of
 
 
@@ -179,9 +178,9 @@ def nearest_types(name: str, table: Mapping[str, InstanceType], remedy: str) -> 
 
 
 def _nearest(name: str, table: Mapping[str, InstanceType]) -> str:
-    close = difflib.get_close_matches(name[:100], table, n=3, cutoff=0.6)
+    close = near(name, table, 3)
     if close:
-        return f"did you mean {' or '.join(shown(near) for near in close)}?"
+        return f"did you mean {' or '.join(shown(each) for each in close)}?"
     return f"it has {len(table)} types, from {min(table)} to {max(table)}:"
 
 

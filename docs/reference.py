@@ -52,7 +52,8 @@ def commands() -> Iterator[str]:
     for name, promised in group.commands.items():
         command = promised.made() if isinstance(promised, Promised) else promised
         context = command.context_class(command, info_name=name)
-        yield get_docs_for_click(obj=command, ctx=context, name=name, call_prefix="rubberband", indent=1)
+        written = get_docs_for_click(obj=command, ctx=context, name=name, call_prefix="rubberband", indent=1)
+        yield re.sub(r"\x08\nExamples:\n((?:  .*\n)+)", _examples, written)
     yield "## Exit codes\n"
     yield "| code | meaning |\n|---:|---|"
     yield "| 0 | done |\n| 1 | failed |\n| 2 | wrong usage or input; nothing was started |\n| 3 | no plan is feasible |"
@@ -75,6 +76,12 @@ def experiment_file(schema: Schema) -> Iterator[str]:
     yield from _table(schema)
     for name in _mentioned(schema, schema["$defs"]):
         yield from _definition(name, schema["$defs"][name])
+
+
+def _examples(found: re.Match[str]) -> str:
+    """Return the examples of a command's help as a block that can be copied."""
+    lines = "".join(f"$ {line.strip()}\n" for line in found[1].splitlines())
+    return f"**Examples**:\n\n```console\n{lines}```\n"
 
 
 def _mentioned(schema: Schema, definitions: Schema) -> list[str]:

@@ -11,6 +11,8 @@ import gc
 import importlib
 import io
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -20,36 +22,46 @@ import rubberband
 from rubberband.errors import InfeasibleError, InputError, RubberbandError
 from rubberband.interrupts import ENDS, AtOnce
 
-_COMMANDS = {
-    "init": ("init", "Write a commented experiment file for a trial."),
-    "estimate": ("estimate", "Predict an experiment's time and cost; nothing is spent."),
-    "check": ("check", "Try one iteration of the trial; nothing is rented."),
-    "profile": ("run", "Measure the profile that planning needs."),
-    "run": ("run", "Plan an experiment, run it, and report."),
-    "resume": ("run", "Resume an interrupted experiment."),
-    "report": ("report", "Print an experiment's result."),
-    "best": ("report", "Print an experiment's best configuration."),
-    "export": ("report", "Write an experiment's trials as a table, or as an Optuna study."),
-    "simulate": ("pool", "Simulate a workload on a pool under several sharing policies."),
-    "serve": ("serve", "Serve plan previews, submissions and the dashboard."),
-    "submit": ("run", "Submit an experiment to a service, which plans it and runs it."),
-    "ps": ("report", "List the experiments on this machine, or those of a service."),
-    "status": ("experiment", "Show an experiment's status."),
-    "logs": ("experiment", "Print the trials' output, and the errors of those that failed."),
-    "cancel": ("experiment", "Cancel a running experiment."),
-    "extend": ("experiment", "Give an experiment a later deadline or a larger budget."),
-    "scale": ("experiment", "Limit the instances of a running experiment."),
-    "tag": ("care", "Show and change an experiment's tags and note, or archive it."),
-    "rm": ("care", "Delete experiments that have ended."),
-    "cleanup": ("cloud", "Terminate instances left by crashed runs, here, on EC2 and at other providers."),
-    "aws": ("aws", "Set up an account of AWS, check it, and remove the set-up."),
-    "cloud": ("cloud", "Manage the head and images on EC2, and show prices."),
-    "pool": ("pool", "Manage a pool of instances that several experiments share."),
-    "backup": ("store", "Back up experiments, service and pools, while they run."),
-    "restore": ("store", "Restore a home from a backup."),
-    "token": ("store", "Create, list and revoke the tokens of the service."),
+_PANELS = {
+    "Plan": {
+        "init": ("init", "Write an experiment file for a trial."),
+        "estimate": ("estimate", "Predict time and cost; nothing is spent."),
+        "check": ("check", "Try one iteration; nothing is rented."),
+        "profile": ("run", "Measure the profile that planning needs."),
+        "simulate": ("pool", "Simulate policies that share a pool."),
+    },
+    "Run": {
+        "run": ("run", "Plan an experiment, run it, and report."),
+        "resume": ("run", "Resume an interrupted experiment."),
+        "status": ("experiment", "Show an experiment's status."),
+        "logs": ("experiment", "Print the output and the errors of trials."),
+        "cancel": ("experiment", "Cancel a running experiment."),
+        "extend": ("experiment", "Give a later deadline or a larger budget."),
+        "scale": ("experiment", "Limit a running experiment's instances."),
+    },
+    "Results": {
+        "ps": ("report", "List experiments, here or of a service."),
+        "report": ("report", "Print an experiment's result."),
+        "best": ("report", "Print an experiment's best configuration."),
+        "export": ("report", "Write trials as a table or an Optuna study."),
+        "tag": ("care", "Show and change tags and a note, or archive."),
+        "rm": ("care", "Delete experiments that have ended."),
+        "backup": ("store", "Back up experiments, service and pools."),
+        "restore": ("store", "Restore a home from a backup."),
+    },
+    "Service and EC2": {
+        "serve": ("serve", "Serve previews, runs and the dashboard."),
+        "submit": ("run", "Submit an experiment to a service."),
+        "token": ("store", "Manage the tokens of a service."),
+        "pool": ("pool", "Manage a pool that experiments share."),
+        "aws": ("aws", "Set up an account of AWS, or check it."),
+        "cloud": ("cloud", "Manage the head and images; show prices."),
+        "cleanup": ("cloud", "Terminate what crashed runs left running."),
+    },
 }
-"""Command -> its module in rubberband.commands, and the first sentence of its help."""
+"""Panel of the help -> command -> its module in rubberband.commands, and the first sentence of its help."""
+
+_COMMANDS = {name: found for panel in _PANELS.values() for name, found in panel.items()}
 
 _EARLIER = {
     "plan": ("estimate", "--live"),
@@ -75,7 +87,7 @@ class Promised(typer.core.TyperCommand):
             alone = typer.Typer(add_completion=False, rich_markup_mode=None)
             alone.command(self.name)(found)
             found = alone
-        return typer.main.get_command(found)
+        return _with_examples(typer.main.get_command(found), f"rubberband {self.name}")
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the arguments as the imported command does, which becomes the context's command.
@@ -104,9 +116,44 @@ class Commands(typer.core.TyperGroup):
         for name, (_, help_text) in _COMMANDS.items():
             self.add_command(Promised(name, help=help_text))
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, in panels."""
+        for panel, commands in _PANELS.items():
+            with formatter.section(panel):
+                formatter.write_dl([(name, help_text) for name, (_, help_text) in commands.items()])
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command and its arguments, also for the earlier name of a command."""
-        return super().resolve_command(ctx, [*_EARLIER.get(args[0], args[:1]), *args[1:]])
+        words = [*_EARLIER.get(args[0], args[:1]), *args[1:]]
+        if words[0] not in self.commands and not words[0].startswith("-"):
+            from rubberband.units import did_you_mean
+
+            hint = did_you_mean(words[0], self.commands) or "; `rubberband --help` lists them"
+            ctx.fail(f"there is no command {words[0]!r}{hint}")
+        return super().resolve_command(ctx, words)
+
+
+def _with_examples(command: Any, path: str) -> Any:
+    """Return the command, and those below it, with their examples at the end of their help."""
+    from rubberband.commands.examples import EXAMPLES
+
+    command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[path])
+    command.make_context = partial(_context, command.make_context, EXAMPLES[path][0])
+    for name, below in getattr(command, "commands", {}).items():
+        _with_examples(below, f"{path} {name}")
+    return command
+
+
+def _context(make: Callable[..., Any], example: str, *args: Any, **options: Any) -> Any:
+    """Make the context of a command. An error of usage gives the example where an argument is missing."""
+    try:
+        return make(*args, **options)
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = message.removeprefix("Value error, ")  # type: ignore[attr-defined]
+            if type(error).__name__ == "MissingParameter":
+                error.message = f"For example: {example}"  # type: ignore[attr-defined]
+        raise
 
 
 app = typer.Typer(

@@ -88,7 +88,7 @@ def _never(remedy: str) -> tuple[Condition]:
     return (Condition(None, remedy),)
 
 
-_OVER = _never("it is over; submit it under another name to run it again")
+_OVER = _never("it is over; to run it again under another name: `rubberband run FILE --new`")
 _REFUSED = _never("it never started; submit it again under another name")
 _UNREADABLE = _never("its journal cannot be read")
 _UNDER_WAY = _never("it is already running")
@@ -101,7 +101,7 @@ _LIMITED = Condition("limited", "it has neither a deadline nor a max_cost; there
 _STILL = _never("it is not running; resume it first")
 _SOON = _never("it has not started; try again once it runs")
 _RAISED = Condition("open", "raise max_cost first (extend), then resume it")
-_BLAMELESS = Condition("open", "its trials failed in their own code; fix it, and submit it under another name")
+_BLAMELESS = Condition("open", "its trials failed in their own code; fix it, then: `rubberband run FILE --new`")
 
 _ACTIONS: tuple[Action, ...] = get_args(Action)
 _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = {

@@ -160,7 +160,10 @@ def parse_deadline(value: object) -> float | datetime:
         return _parse_instant(value)
     if isinstance(value, datetime):
         return _zoned(value, value.isoformat())
-    duration_s = parse_duration(value)
+    try:
+        duration_s = parse_duration(value)
+    except InputError as error:
+        raise InputError(f"{error}, or as a time with its zone, such as 2026-11-21T20:00:00Z") from None
     if duration_s == 0.0:
         raise InputError("a deadline of 0s is over before it started; give the time that you have, such as 20m")
     return duration_s
@@ -264,11 +267,23 @@ def whole(value: Any) -> Any:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the hint for a word that is not among the `known` ones: the nearest one, or all of them."""
+    options = list(known)
+    close = near(word, options)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(options)}"
+
+
+def near(word: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Return up to `most` of the known words that `word` may be a slip of, the nearest one first."""
     import difflib
 
-    options = list(known)
-    close = difflib.get_close_matches(word[:100], options, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(options)}"
+    by_word = {each.lower(): each for each in known}
+    return [by_word[each] for each in difflib.get_close_matches(word[:100].lower(), by_word, n=most, cutoff=0.6)]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'loss'?`, to end a message; empty if no known word is near."""
+    close = near(word, known)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def error_line(text: str) -> str:

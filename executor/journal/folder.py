@@ -18,6 +18,7 @@ from rubberband.executor.journal.database import shown_url
 from rubberband.executor.journal.journal import journalled, sqlite_url
 from rubberband.files import EXCLUSIVE, SHARED, locked, make_directories, private, require_home
 from rubberband.installation import default_home, default_store
+from rubberband.units import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +142,10 @@ class ExperimentFolder:
     def require(self) -> None:
         """Raise InputError, naming the known experiments, unless this one exists."""
         if not self.exists:
-            known = ", ".join(folder.name for folder in folders(self.home, self.store)) or "none"
+            known = [folder.name for folder in folders(self.home, self.store)]
             place = self.home if self.store is None else self._place
-            raise InputError(f"experiment {self.name!r} not found in {place}; known: {known}")
+            hint = did_you_mean(self.name, known) or f"; known: {', '.join(known) or 'none'}"
+            raise InputError(f"experiment {self.name!r} not found in {place}{hint}")
 
     @property
     def driven(self) -> bool:

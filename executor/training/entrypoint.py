@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib
 import importlib.metadata
@@ -37,6 +36,7 @@ from rubberband.executor.training.torch_trial import (
 )
 from rubberband.executor.training.trial import TrainFunction, Trial
 from rubberband.installation import remedy_of, require_readable
+from rubberband.units import did_you_mean
 from rubberband.values.command import ProgramCommand
 from rubberband.values.environment import Environment
 
@@ -198,8 +198,7 @@ class Entrypoint:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{self.module}.".startswith(f"{error.name}."):
                 raise self._broken(error) from error
-            searched = ", ".join([*self.search_path, *(folder or os.getcwd() for folder in sys.path)][:6])
-            raise EntrypointError(f"entrypoint {self}: no module {error.name!r} in {searched}, …") from error
+            raise EntrypointError(self._no_module(str(error.name))) from error
         except (Exception, SystemExit) as error:
             raise self._broken(error) from error
         for name in self.attribute.split("."):
@@ -221,12 +220,21 @@ class Entrypoint:
         hint = "" if remedy is None else f"; run {remedy}"
         return EntrypointError(f"entrypoint {self} cannot be imported: {one_line(error)}{hint}")
 
+    def _no_module(self, name: str) -> str:
+        folders = list(dict.fromkeys([*self.search_path, os.getcwd()]))
+        package, _, last = name.rpartition(".")
+        beside = [os.path.join(folder, *package.split(".")) if package else folder for folder in folders]
+        files = [file.removesuffix(".py") for folder in beside if os.path.isdir(folder) for file in os.listdir(folder)]
+        close = did_you_mean(last, filter(str.isidentifier, files))
+        remedy = close or "; start in the folder that has it, or put it beside the experiment file"
+        return f"entrypoint {self}: no module {name!r} in {', '.join(folders)}{remedy}"
+
     def _missing(self, name: str, owner: Any) -> str:
-        public = [other for other in dir(owner) if not other.startswith("_")]
-        nearest = difflib.get_close_matches(name, public, n=1, cutoff=0.5)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        public = {other: value for other, value in vars(owner).items() if not other.startswith("_")}
+        own = [other for other, value in public.items() if getattr(value, "__module__", None) == self.module]
+        has = f"; it has {', '.join(own[:9])}" if own else ""
         place = getattr(owner, "__file__", None) or self.module
-        return f"entrypoint {self}: {place} has no {name!r}{hint}"
+        return f"entrypoint {self}: {place} has no {name!r}{did_you_mean(name, public) or has}"
 
 
 def _check_target(target: Any, name: str) -> Target:
@@ -237,7 +245,7 @@ def _check_target(target: Any, name: str) -> Target:
     if isinstance(target, type) and issubclass(target, (TorchTrial, Trial)):
         lacking = sorted([*getattr(target, "__abstractmethods__", ()), *(["loss"] if lacks_loss(target) else [])])
         if lacking:
-            raise EntrypointError(f"{name} lacks {', '.join(f'{method}()' for method in lacking)}")
+            raise EntrypointError(f"{name} lacks {', '.join(f'{method}()' for method in lacking)}; write each of them")
         if not accepts(target, 0):
             raise EntrypointError(f"{name} must be made without arguments; read the configuration in its methods")
         fault = fault_of(target) if issubclass(target, TorchTrial) else None

@@ -13,12 +13,13 @@ import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rubberband.errors import CheckpointError, CheckpointLostError
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.training.segment import SegmentFailure
+from rubberband.units import did_you_mean
 from rubberband.values.environment import Environment
 
 if TYPE_CHECKING:
@@ -139,7 +140,18 @@ def _remedy(error: BaseException) -> str:
         return "; BatchNorm cannot train on a batch of one: use a larger batch, or another number of samples"
     if is_of_cuda(error):
         return cuda_remedy(error)
-    return ""
+    return _of_configuration(error) if isinstance(error, KeyError) else ""
+
+
+def _of_configuration(error: KeyError) -> str:
+    """Return the fix for a parameter that the configuration lacks, which is `config` where the line failed."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__) if error.__traceback__ else [(None, 0)]
+    config = None if frame is None else frame.f_locals.get("config")
+    if not isinstance(config, Mapping) or not error.args or error.args[0] in config:
+        return ""
+    known = [str(key) for key in config]
+    has = did_you_mean(str(error.args[0]), known) or f"; it has {', '.join(known) or 'nothing'}"
+    return f" is not in the configuration, which search.space gives{has}"
 
 
 def printable(text: str) -> str:

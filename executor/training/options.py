@@ -5,7 +5,6 @@ An option or an object that cannot be used is a TrialFailure of one line, with t
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import math
@@ -24,7 +23,7 @@ from rubberband.executor.training.failures import TrialFailure, one_line, refuse
 from rubberband.executor.training.noise_scale import is_adaptive
 from rubberband.executor.training.torch_trial import PrecisionName, SchedulerStep, TorchTrial, accepts, override_of
 from rubberband.planner.goodput import gain
-from rubberband.units import shown
+from rubberband.units import did_you_mean, shown
 from rubberband.values.adaptive import LR_SCALINGS, ScaleLr
 
 T = TypeVar("T")
@@ -223,10 +222,9 @@ _RULES: dict[str, Rule] = {
 def _load(name: str) -> ScaleLr:
     module, separator, attribute = name.partition(":")
     if not separator or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
-        near = difflib.get_close_matches(name, LR_SCALINGS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
         raise refused(
-            f"lr_scaling={name!r} is not known; {hint}use one of {', '.join(LR_SCALINGS)}, or module:function"
+            f"lr_scaling={name!r} is not known; use one of {', '.join(LR_SCALINGS)}, or module:function"
+            f"{did_you_mean(name, LR_SCALINGS)}"
         )
     importlib.invalidate_caches()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copyreg
-import difflib
 import io
 import itertools
 import math
@@ -42,7 +41,7 @@ from rubberband.executor.training.segment import (
 )
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext, flat, tune_session
 from rubberband.executor.training.worker_process import ThreadSwitches
-from rubberband.units import counted, shown
+from rubberband.units import counted, did_you_mean, shown
 
 MAX_METRICS = 1000
 """Per report."""
@@ -138,9 +137,7 @@ def to_float(value: Any) -> float | None:
 def _missing(metric: str, reported: list[str]) -> str:
     names = ", ".join(repr(name) for name in sorted(reported)[:MOST_NAMED]) or "no metrics"
     names += f" and {len(reported) - MOST_NAMED:,} more" if len(reported) > MOST_NAMED else ""
-    nearest = difflib.get_close_matches(metric, reported, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"the metric {metric!r} is missing; the trial reported {names}{hint}"
+    return f"the metric {metric!r} is missing; the trial reported {names}{did_you_mean(metric, reported)}"
 
 
 def _kind(value: Any) -> str:

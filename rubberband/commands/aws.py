@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 aws = typer.Typer(
     name="aws",
-    help="Set up an account of AWS, check it, and remove the set-up.",
+    help="Set up an account of AWS, or check it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -77,11 +77,12 @@ def setup(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Create what runs on EC2 need: a bucket, roles with the least rights, quotas.
+    """Create what runs on EC2 need.
 
-    Shows what it will create, and asks once. Run again, it completes a set-up that was interrupted, or changes nothing.
-    Quotas are requested. The bucket is private, has a random name, and is remembered in the home, so that experiment
-    files need none. Needs an administrator's credentials.
+    That is a bucket, roles with the least rights, and quotas. Shows what it will create, and asks once. Run again, it
+    completes a set-up that was interrupted, or changes nothing. Quotas are requested. The bucket is private, has a
+    random name, and is remembered in the home, so that experiment files need none. Needs an administrator's
+    credentials.
     """
     from rubberband.cloud.aws.account import Wishes, carry_out, look_at
 
@@ -114,7 +115,9 @@ def check(
     region: RegionOption = None,
     owner: OwnerOption = "rubberband",
 ) -> None:
-    """Check that the account is set up, and that FILE can run there.
+    """Check that the account is set up.
+
+    With FILE, also that its experiment can run there.
 
     Checks of a file are those before a run: region, types, image, quota, rights, network and bucket; nothing is rented.
     """

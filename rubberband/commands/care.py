@@ -38,10 +38,9 @@ def tag_(
     ] = None,
     server: ServerOption = None,
 ) -> None:
-    """Show and change an experiment's tags and note, or archive it.
+    """Show and change tags and a note, or archive.
 
-    For example: rubberband tag digits +vision -old --note "The baseline of the paper". `rubberband ps --tag vision`
-    lists those with a tag, and `rubberband ps --archived` those that were archived.
+    `rubberband ps --tag vision` lists those with a tag, and `rubberband ps --archived` those that were archived.
     """
     from rubberband.values.labels import LabelChange
     from rubberband.views.live.status import labels as lines

@@ -26,7 +26,7 @@ def check(
     output: TextOption = TextFormat.text,
     overrides: Overrides = None,
 ) -> None:
-    """Try one iteration of the trial; nothing is rented. FILE may also be a script or a command line.
+    """Try one iteration; nothing is rented. FILE may also be a script or a command line.
 
     Imports the entry point, trains one iteration of one configuration, saves a checkpoint, restores it in a new trial,
     and trains one more iteration if that takes only seconds. A script such as train.py, or a command line in quotes, is

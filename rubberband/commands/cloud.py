@@ -45,7 +45,7 @@ OwnerOption = Annotated[
 
 cloud = typer.Typer(
     name="cloud",
-    help="Manage the head and images on EC2, and show prices.",
+    help="Manage the head and images; show prices.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -61,7 +61,7 @@ def prices(
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask AWS even if the last answers are recent.")] = False,
     output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
 ) -> None:
-    """Show the resources and prices of EC2 instance types.
+    """Show EC2 instance types and their prices.
 
     On-demand prices are refreshed once a day, spot prices every ten minutes. If AWS does not answer, earlier prices, or
     those that come with rubberband, are shown with their age.
@@ -90,7 +90,7 @@ def up(
     overrides: Overrides = None,
     yes: YesOption = False,
 ) -> None:
-    """Start the head on EC2, or find the one that runs.
+    """Start the head on EC2, or find it.
 
     The head is an instance in your VPC with rubberband and the experiment's folder. Each owner has one in a region
     (resources.aws.owner, resources.region). `rubberband run FILE --on head` starts it too; `up` is for a head without a
@@ -144,12 +144,12 @@ def down(
     owner: OwnerOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Terminate everything on EC2: workers, head, and their resources.
+    """Terminate all that is ours on EC2.
 
-    Terminates every instance of the owner in the region, including those in use, after confirmation. Then it deletes
-    the published Ray token and the security group. Checkpoint stores and images are kept, and the price of each image
-    is shown. The journals and reports of a running head are copied to the bucket first; a head that stopped itself has
-    copied them. The owner's instances in other regions are named and stay.
+    Terminates every instance of the owner in the region, workers and head, including those in use, after confirmation.
+    Then it deletes the published Ray token and the security group. Checkpoint stores and images are kept, and the price
+    of each image is shown. The journals and reports of a running head are copied to the bucket first; a head that
+    stopped itself has copied them. The owner's instances in other regions are named and stay.
     """
     from rubberband.cloud.aws.calls import open_aws
 
@@ -332,10 +332,10 @@ def _images(session: AwsSession, owner: str) -> list[str]:
 def cleanup(
     name: Annotated[str | None, argument("NAME", "Only this experiment.", autocompletion=experiment_names)] = None,
 ) -> None:
-    """Terminate instances left by crashed runs, here, on EC2 and at other providers.
+    """Terminate what crashed runs left running.
 
-    Instances of a living driver keep running. Nothing is lost: `rubberband resume` starts new ones and continues from
-    the last reported iterations.
+    It looks for instances here, on EC2 and at other providers. Those of a living driver keep running. Nothing is lost:
+    `rubberband resume` starts new ones and continues from the last reported iterations.
     """
     from rubberband.installation import default_home
     from rubberband.values.kinds import KINDS, part_of, provider_faults
@@ -372,7 +372,7 @@ def cleanup(
 
 image = typer.Typer(
     name="image",
-    help="Build, list and delete images that have the driver's environment installed.",
+    help="Manage images with the driver's packages.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -382,7 +382,7 @@ cloud.add_typer(image)
 
 @image.command()
 def build(file: FileArgument, overrides: Overrides = None, yes: YesOption = False) -> None:
-    """Build an image for an experiment's instances, unless it exists.
+    """Build the image of an experiment.
 
     One instance of the cheapest type with the same GPUs installs the packages, in the versions of this environment, and
     the set-up commands; EC2 makes an image of it, and it ends. The command prints the cost, and on a terminal asks

@@ -105,7 +105,7 @@ def estimate(
     verbose: VerboseOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """Predict an experiment's time and cost; nothing is spent.
+    """Predict time and cost; nothing is spent.
 
     Finds the cheapest plan (instances and GPUs per trial for every stage) within the deadline and the budget, and
     shows other options and other deadlines. Exit code 3: no plan is within the limits; remedies are listed.

@@ -151,7 +151,7 @@ def extend(
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
-    """Give an experiment a later deadline or a larger budget.
+    """Give a later deadline or a larger budget.
 
     Shows the new plan with its time and cost first, and asks for confirmation. A running experiment uses the new limits
     from the next SYNC on. An experiment that stopped at max_cost can then be resumed.
@@ -185,7 +185,7 @@ def scale(
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
-    """Limit the instances of a running experiment.
+    """Limit a running experiment's instances.
 
     With fewer instances, trials stop at their next checkpoints, and instances are released. With more, the experiment
     grows within its stage. The rest is planned again at once, within the resources of the file. `rubberband status`
@@ -269,7 +269,7 @@ def logs(
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
-    """Print the trials' output, and the errors of those that failed."""
+    """Print the output and the errors of trials."""
     with open_experiment(name, server) as experiment:
         for printed_by, text in experiment.lines(trial, process=process, follow=follow):
             print(text if trial is not None or printed_by is None else f"[trial {printed_by}] {text}", flush=True)

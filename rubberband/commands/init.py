@@ -61,7 +61,7 @@ def init(
     metric: MetricOption = None,
     check: CheckOption = True,
 ) -> None:
-    """Write a commented experiment file for a trial.
+    """Write an experiment file for a trial.
 
     Finds the parameters that the trial reads from its configuration, and the metrics that it reports, and tries one
     iteration. The parameters of a program are the options of its ArgumentParser: it runs until it parses them, and no
@@ -115,7 +115,11 @@ def _require_new(path: Path) -> None:
     if path.exists():
         raise InputError(f"{path} exists, and is not overwritten; give another path: rubberband init TRIAL OTHER.yaml")
     if path.suffix not in (".yaml", ".yml", ".json"):
-        raise InputError(f"{path} is no name of an experiment file; end it with .yaml")
+        trial = f"module:Class, such as {path}:MyTrial" if path.with_suffix(".py").exists() else "module:Class"
+        raise InputError(
+            f"{path} is neither a trial ({trial}, a script, or a command line in quotes) nor the name of an experiment "
+            "file; end that with .yaml"
+        )
 
 
 def _write(path: Path, text: str) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pool = typer.Typer(
     name="pool",
-    help="Manage a pool of instances that several experiments share.",
+    help="Manage a pool that experiments share.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -88,7 +88,7 @@ def status(
     output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
     html: Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")] = None,
 ) -> None:
-    """Show a pool's instances, their holders, the queue and the cost."""
+    """Show a pool's instances, holders and cost."""
     from rubberband.cloud.pool import RemotePool
 
     folder = _chosen(name)
@@ -142,7 +142,9 @@ def down(
     name: NameArgument = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="End it even if experiments hold instances.")] = False,
 ) -> None:
-    """End a pool: release its instances and stop its broker.
+    """End a pool and release its instances.
+
+    Its broker stops.
 
     Experiments on it lose their instances; `rubberband resume` continues them once the pool is up again.
     """
@@ -199,7 +201,7 @@ def simulate(
     output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
     html: Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")] = None,
 ) -> None:
-    """Simulate a workload on a pool under several sharing policies.
+    """Simulate policies that share a pool.
 
     Shows the mean, median and 99th percentile of the job completion times (JCT), the makespan, finish-time fairness,
     and the use and cost of the pool for each policy. KIND.json beside the workload file is the profile of its jobs of

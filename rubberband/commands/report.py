@@ -155,7 +155,7 @@ def export(
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
-    """Write an experiment's trials as a table, or as an Optuna study.
+    """Write trials as a table or an Optuna study.
 
     A row for each trial: configuration, metrics, iterations, status, GPU time, its share of the bill, and checkpoint. A
     study is for optuna-dashboard and Optuna's charts: trials that were stopped early are pruned.
@@ -214,7 +214,7 @@ def ps(
     server: ServerOption = None,
     on: OnOption = None,
 ) -> None:
-    """List the experiments on this machine, or those of a service."""
+    """List experiments, here or of a service."""
     from rubberband.units import duration, format_usd, in_unit
 
     listed = _all_listed(client_of(server), search, tag or (), archived=archived)

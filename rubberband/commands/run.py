@@ -233,7 +233,9 @@ def submit(
     server: ServiceOption = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show its progress until it ends.")] = False,
 ) -> None:
-    """Submit an experiment to a service, which plans it and runs it.
+    """Submit an experiment to a service.
+
+    The service plans it and runs it.
 
     The service is --server, RUBBERBAND_SERVER, or the one on this machine; its token is RUBBERBAND_TOKEN. A deadline
     counts from now. The code that is trained must be installed at the service. Exit code 3: no plan is within the

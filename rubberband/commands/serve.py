@@ -190,7 +190,7 @@ def serve(
     ssl_keyfile: KeyOption = None,
     proxy: ProxyOption = None,
 ) -> None:
-    """Serve plan previews, submissions and the dashboard.
+    """Serve previews, runs and the dashboard.
 
     A submission names the code to run, which --allow must list. Each experiment runs in its own process and continues
     when the service stops. Listening beyond this machine needs tokens (rubberband token create).

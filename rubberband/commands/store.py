@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 token = typer.Typer(
     name="token",
-    help="Create, list and revoke the tokens of the service.",
+    help="Manage the tokens of a service.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -140,11 +140,11 @@ def backup(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write; it must be new or empty.")],
     store: StoreUrl = None,
 ) -> None:
-    """Back up experiments, service and pools, while they run.
+    """Back up experiments, service and pools.
 
-    The backup contains all of RUBBERBAND_HOME: every experiment's journal with the checkpoints that it names, the
-    service's store (SQLite or PostgreSQL), and the pools. Checkpoints that are kept elsewhere, as on S3, are named and
-    not copied. The file manifest.json is written last; a backup without it is incomplete.
+    They may run meanwhile. The backup contains all of RUBBERBAND_HOME: every experiment's journal with the checkpoints
+    that it names, the service's store (SQLite or PostgreSQL), and the pools. Checkpoints that are kept elsewhere, as on
+    S3, are named and not copied. The file manifest.json is written last; a backup without it is incomplete.
     """
     from rubberband.installation import default_home, default_store
     from rubberband.running.backup import back_up

@@ -32,6 +32,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from rubberband.errors import InputError
 from rubberband.units import (
     MAX_USD,
+    did_you_mean,
     format_instant,
     nearest,
     parse_bytes,
@@ -144,7 +145,9 @@ def word_error(error: ValidationError) -> WordError:
     details = error.errors(include_url=False)
     first = details[0]
     path = _path(first)
-    more = "" if len(details) == 1 else f" (and {len(details) - 1} more)"
+    lacking = [dotted(_path(each)) for each in details[1:] if first["type"] == each["type"] == "missing"]
+    others = len(details) - 1 - len(lacking)
+    more = f", and {', '.join(lacking)}" * bool(lacking) + f" (and {others} more)" * bool(others)
     return WordError(path, f"{REMOVED.get(dotted(path)) or _reason(first)}{more}")
 
 
@@ -168,6 +171,10 @@ def _is_tag(loc: Path, index: int) -> bool:
     return union or (index > 1 and loc[index - 2] in ("by_instance_type", "track"))
 
 
+_LEARNING = ("tpe", "gp", "cmaes", "nsgaii")
+"""Samplers of Optuna, which are not types of their own."""
+
+
 def _reason(details: ErrorDetails) -> str:
     kind, context, value = details["type"], details.get("ctx", {}), shown(details["input"])
     match kind:
@@ -179,7 +186,8 @@ def _reason(details: ErrorDetails) -> str:
             allowed = str(context.get("expected") or context.get("expected_tags")).replace("'", "")
             options = [option.strip() for option in allowed.replace(" or ", ", ").split(",")]
             wrong = str(context.get("tag", details["input"]))
-            return f"{shown(wrong)} is not one of {', '.join(options)}; {nearest(wrong, options)}"
+            own = f"; write {{type: optuna, sampler: {wrong}}}" if wrong in _LEARNING else "; write one of them"
+            return f"{shown(wrong)} is not one of {', '.join(options)}{did_you_mean(wrong, options) or own}"
         case "union_tag_not_found":
             return "is required; add it, such as type: sha"
         case "greater_than_equal" | "greater_than":
@@ -199,7 +207,9 @@ def _reason(details: ErrorDetails) -> str:
         case "string_type" | "string_unicode":
             return f"{value} is not a text; put it in quotes"
         case "dict_type" | "list_type" | "tuple_type":
-            return f"{value} is not a {'mapping' if kind == 'dict_type' else 'list'}; write one"
+            written = "nothing" if details["input"] is None else value
+            needed = "mapping; write one, as {key: 1}" if kind == "dict_type" else "list; write one, as [1, 2]"
+            return f"{written} is not a {needed}"
     message = details["msg"]
     return f"{value} does not fit: {message[:1].lower()}{message[1:]}"
 
@@ -319,6 +329,7 @@ def delay_of(delay: float | LognormalDelay | SampledDelay) -> tuple[float, Varyi
 REMOVED: Mapping[str, str] = {
     "constraints.spend": "was removed; write num_samples: auto (or max_t: auto) in search.scheduler, which sizes the "
     "search to the limits before it runs",
+    "run --dry-run": "is a command: rubberband estimate FILE predicts time and cost, check FILE tries one iteration",
     "estimate --compare-to": "was removed; save both estimates with -o json, and compare them with diff",
     "export --csv": "is -o csv now",
     "export --json": "is -o json now",

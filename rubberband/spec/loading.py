@@ -28,7 +28,7 @@ from rubberband.spec.fields import Path as KeyPath
 from rubberband.spec.fields import WordError, Words, dotted, name_like, word_error
 from rubberband.spec.pool import PoolFile, on_pool
 from rubberband.spec.profile_file import load_profile, save_profile
-from rubberband.units import shown
+from rubberband.units import did_you_mean, shown
 
 _Model = TypeVar("_Model", bound=Words)
 
@@ -270,6 +270,10 @@ def load_pool(path: str | os.PathLike[str]) -> PoolFile:
     words, origins = _document(
         _read(where, "pool"), where.name, "pool", "a pool: instances, gpus_per_instance, provider"
     )
+    if "search" in words:
+        raise InputError(
+            f"{where.name} is an experiment file; give the file of a pool: instances, gpus_per_instance, …"
+        )
     words = {"name": name_like(where.stem) or "pool", **words}
     fill(words, words["name"], default_home())
     return _validated(PoolFile, words, origins, where.name)
@@ -359,13 +363,20 @@ def _read(path: Path, kind: str = "experiment") -> bytes:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InputError(f"there is no {kind} file {shown(str(path))}; check the path") from None
+        raise InputError(
+            f"there is no {kind} file {shown(str(path))}{_near_file(path) or '; check the path'}"
+        ) from None
     except IsADirectoryError:
         raise InputError(f"{shown(str(path))} is a folder; give the {kind} file in it") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{shown(str(path))} cannot be read ({reason}); give a readable file") from None
     return content
+
+
+def _near_file(path: Path) -> str:
+    beside = path.parent.glob("*") if path.parent.is_dir() else ()
+    return did_you_mean(str(path), (str(file) for file in beside if file.suffix in (".yaml", ".yml", ".json")))
 
 
 def _document(

@@ -185,7 +185,7 @@ def test_the_entry_point_may_be_a_class() -> None:
         ),
         ({"profile__seconds_per_iteration": {1: math.nan}}, "profile.seconds_per_iteration.1: nan is not a finite"),
         ({"profile__seconds_per_iteration": {2: -1}}, "profile.seconds_per_iteration.2: -1 must be more than 0"),
-        ({"profile__noise": "gamma"}, "profile.noise: 'gamma' is not one of lognormal, normal; known are lognormal"),
+        ({"profile__noise": "gamma"}, "profile.noise: 'gamma' is not one of lognormal, normal; write one of them"),
         ({"resources__init_delay": {"mean": "9s", "cv": -1}}, "resources.init_delay.cv: -1 must be at least 0"),
         ({"resources__init_delay": {"man": "9s"}}, "resources.init_delay.man: unknown key; did you mean 'mean'?"),
         ({"resources__init_delay": {"samples": []}}, "resources.init_delay.samples: is empty; write at least one"),
@@ -543,7 +543,7 @@ def test_measured_delays_are_kept_one_by_one(tmp_path: Path) -> None:
     [
         (b"", "is not a JSON file of schema"),
         (b"[]", "is not a mapping"),
-        (b"{}", "is required; add it .and 1 more"),
+        (b"{}", "seconds_per_iteration: is required; add it, and schema"),
         (b"\xff", "is not a JSON file"),
         (b"[" * 10_000, "is not a JSON file"),
         (

@@ -184,7 +184,10 @@ def test_a_whole_number_may_be_written_with_an_exponent() -> None:
         ("name: [", "digits.yaml:1: not YAML: expected the node content"),
         ("name: 'a", "digits.yaml:1: not YAML: found unexpected end of stream"),
         ("name: a\nsearch:\n  mode: max\n  spac: 1", "digits.yaml:4: search.spac: unknown key; did you mean 'space'?"),
-        ("name: a\n\nsearch: {}\n", "digits.yaml:3: search.scheduler: is required; add it (and 2 more)"),
+        (
+            "name: a\n\nsearch: {}\n",
+            "digits.yaml:3: search.scheduler: is required; add it, and search.metric, search.mode",
+        ),
         ("a: .inf", "digits.yaml:1: .inf is not a finite number; write one that is"),
         ("a: .nan", "digits.yaml:1: .nan is not a finite number; write one that is"),
         ("a: 1e999", "digits.yaml:1: 1e999 is not a finite number; write one that is"),

@@ -107,7 +107,7 @@ def test_an_unscalable_learning_rate_is_refused(name, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("adscale", "did you mean adascale? use one of adascale, linear, sqrt, legw, or module:function"),
+        ("adscale", "use one of adascale, linear, sqrt, legw, or module:function; did you mean 'adascale'?"),
         ("my_rules:missing", "lr_scaling=my_rules:missing cannot be imported: AttributeError"),
         ("my_broken_rules:good", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
         ("nowhere:good", "cannot be imported: ModuleNotFoundError"),

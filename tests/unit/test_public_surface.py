@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 
 import rubberband
 from rubberband.cli import Promised, app
+from rubberband.commands.examples import EXAMPLES
 from rubberband.errors import InputError
 
 NAMES = [
@@ -231,6 +234,56 @@ def test_the_list_of_commands_says_of_each_what_its_own_help_says() -> None:
     for name, promised in group.commands.items():
         itself = promised.made()
         assert (itself.name, itself.get_short_help_str(1000)) == (name, promised.get_short_help_str(1000))
+
+
+def _each(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for name, below in group.commands.items():
+        command = below.made() if isinstance(below, Promised) else below
+        yield f"{path} {name}", command
+        if hasattr(command, "commands"):
+            yield from _each(command, f"{path} {name}")
+
+
+def test_every_help_has_examples_that_the_command_takes_and_lists_no_line_that_is_cut() -> None:
+    group: Any = typer.main.get_command(app)
+    commands = dict(_each(group, "rubberband"))
+    assert commands.keys() == EXAMPLES.keys()
+    for path, command in commands.items():
+        assert "..." not in command.get_short_help_str(45), f"{path}: its line in a list is longer than 45 characters"
+        help_text = CliRunner().invoke(app, [*path.split()[1:], "--help"]).output
+        for line in EXAMPLES[path]:
+            assert f"\n    {line}\n" in help_text, f"{path}: its help lacks {line!r}, or breaks it"
+            owner = next(each for each in sorted(commands, key=len, reverse=True) if f"{line} ".startswith(f"{each} "))
+            words = shlex.split(line.removeprefix(owner))
+            assert owner.startswith(path), line
+            commands[owner].make_context(owner, words, resilient_parsing=False)
+
+
+def test_the_commands_are_listed_in_four_panels() -> None:
+    listed = CliRunner().invoke(app, ["--help"]).output
+    assert re.findall(r"^(\w.*):$", listed, re.MULTILINE) == ["Options", "Plan", "Run", "Results", "Service and EC2"]
+    group: Any = typer.main.get_command(app)
+    assert [name for name in group.commands if f"\n  {name} " not in listed] == []
+    assert "..." not in listed.partition("Plan:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("estmate x.yaml", "there is no command 'estmate'; did you mean 'estimate'?"),
+        ("frobnicate", "there is no command 'frobnicate'; `rubberband --help` lists them"),
+        ("estimate", "Missing argument 'FILE'. For example: rubberband estimate experiment.yaml"),
+        ("token create ci --scope write", "'--scope': 'write' is not one of 'read', 'submit', 'admin'"),
+    ],
+)
+def test_errors_of_usage_name_the_remedy(words: str, line: str) -> None:
+    done = CliRunner().invoke(app, words.split())
+    assert (done.exit_code, line in " ".join(done.output.split())) == (2, True), done.output
+
+
+def test_a_word_of_other_programs_names_the_command() -> None:
+    caught = CliRunner().invoke(app, ["run", "x.yaml", "--dry-run"]).exception
+    assert str(caught).startswith("--dry-run is a command: rubberband estimate FILE predicts time and cost")
 
 
 @pytest.mark.parametrize(

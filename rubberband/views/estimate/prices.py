@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 from rubberband.cloud.aws.prices import LiveTable
 from rubberband.cloud.catalogue import InstanceType, Live, is_cpu_type
 from rubberband.errors import InputError
-from rubberband.units import shown
+from rubberband.units import near, nearest, shown
 from rubberband.views.formatting import usd
 
 SCHEMA = "rubberband.prices/1"
@@ -42,7 +41,7 @@ def chosen(table: LiveTable, types: Sequence[str], region: str, option: str = "-
     if not found:
         known = dict.fromkeys(name for row in table.values() for name in row.prices_usd_per_hour)
         why = f"AWS could not be asked ({table.notes[0]})" if table.notes else "AWS listed none"
-        raise InputError(f"{option} {region}: no prices are known, and {why}; known are {', '.join(known)}")
+        raise InputError(f"{option} {region}: no prices are known, and {why}; {nearest(region, known)}")
     return cheapest_first(found, region)
 
 
@@ -62,8 +61,8 @@ def prices_json(rows: Sequence[InstanceType], region: str, notes: Sequence[str])
 def _row(table: LiveTable, name: str, region: str) -> InstanceType:
     if name in table:
         return table[name]
-    near = () if is_cpu_type(name) else difflib.get_close_matches(name[:100], table, n=3, cutoff=0.6)
-    close = " or ".join(shown(name) for name in near)
+    found = () if is_cpu_type(name) else near(name, table, 3)
+    close = " or ".join(shown(name) for name in found)
     remedy = f"did you mean {close}?" if close else "`rubberband cloud prices` lists the types with GPUs"
     if table.notes:
         why = f"is not in the catalogue, and AWS could not be asked ({table.notes[0]})"

@@ -1,0 +1,108 @@
+"""A slip is answered with the word that was meant: a file, a module, a class, an experiment, a key or a metric."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.errors import EntrypointError, InputError
+from rubberband.executor.journal.folder import open_folder
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.failures import describe
+from rubberband.spec.loading import load_experiment, load_pool, parse_experiment
+from rubberband.units import did_you_mean, parse_deadline
+from tests.builders.journalled_runs import recorded
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = (ROOT / "examples/digits.yaml").read_text()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "slip_trial.py").write_text("def train(config): ...\nclass Helper: ...\n")
+    (tmp_path / "experiment.yaml").write_text(EXAMPLE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "slip_trial", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("los", "; did you mean 'loss'?"), ("LOSS", "; did you mean 'loss'?"), ("banana", ""), ("", "")],
+)
+def test_the_nearest_word_is_meant_whatever_its_case(word: str, hint: str) -> None:
+    assert did_you_mean(word, ["accuracy", "loss"]) == hint
+
+
+def test_a_file_beside_the_missing_one_is_meant(here: Path) -> None:
+    with pytest.raises(InputError, match=r"no experiment file 'experment.yaml'; did you mean 'experiment.yaml'\?"):
+        load_experiment("experment.yaml")
+    with pytest.raises(InputError, match=r"; did you mean .*/experiment.yaml"):
+        load_experiment(here / "experment.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("slip_trail:train", "no module 'slip_trail' in {here}; did you mean 'slip_trial'?"),
+        ("nosuch:train", "no module 'nosuch' in {here}; start in the folder that has it, or put it beside the exp"),
+        ("slip_trial:trian", "slip_trial.py has no 'trian'; did you mean 'train'?"),
+        ("slip_trial:Foo", "slip_trial.py has no 'Foo'; it has train, Helper"),
+    ],
+)
+def test_a_module_and_its_trial_are_meant(text: str, line: str, here: Path) -> None:
+    with pytest.raises(EntrypointError) as caught:
+        Entrypoint.parse(text, (here,)).load()
+    assert line.format(here=here) in str(caught.value)
+
+
+def test_an_experiment_is_meant(tmp_path: Path) -> None:
+    recorded().put(tmp_path)
+    with pytest.raises(InputError, match=r"'digit-sha' not found in .*; did you mean 'digits-sha'\?"):
+        open_folder("digit-sha", tmp_path).require()
+
+
+def _raised(train: Any, config: dict[str, Any]) -> str:
+    try:
+        train(config)
+    except KeyError as error:
+        return describe(error, in_gang=False).message
+    return "nothing"
+
+
+def test_a_parameter_of_the_configuration_is_meant() -> None:
+    assert _raised(lambda config: config["learning_rate"], {"lr_rate": 1, "learning_rates": 2}) == (
+        "KeyError: 'learning_rate' is not in the configuration, which search.space gives; "
+        "did you mean 'learning_rates'?"
+    )
+    assert _raised(lambda config: config["depth"], {"lr": 1}).endswith("search.space gives; it has lr")
+    assert _raised(lambda config: {"a": config["lr"]}["b"], {"lr": 1, "b": 2}) == "KeyError: 'b'"
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("search.scheduler.type=pbt", "'pbt' is not one of sha, asha, hyperband, none, stages; write one of them"),
+        ("search.sampler.type=tpe", "quasi, optuna; write {type: optuna, sampler: tpe}"),
+        ("search.space=null", "search.space: nothing is not a mapping; write one, as {key: 1}"),
+        ("constraints.deadline=soon", "1d or plain seconds, or as a time with its zone, such as 2026-11-21T20:00:00Z"),
+    ],
+)
+def test_values_are_refused_once_with_the_words_to_write(override: str, line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_experiment(EXAMPLE, overrides=[override])
+    assert str(caught.value).endswith(line)
+
+
+def test_a_time_without_a_unit_is_refused_with_both_forms() -> None:
+    with pytest.raises(InputError, match=r"'tomorrow' is not a duration; .* or as a time with its zone"):
+        parse_deadline("tomorrow")
+
+
+def test_a_pool_is_not_made_of_an_experiment_file(here: Path) -> None:
+    with pytest.raises(InputError, match=r"experiment.yaml is an experiment file; give .* of a pool: instances"):
+        load_pool("experiment.yaml")
