@@ -30,7 +30,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     api = json.loads((ROOT / "tests/unit/openapi.json").read_text(encoding="utf-8"))
     pages = {"cli": commands(), "experiment-file": experiment_file(SCHEMA), "rest": rest(api)}
     for name, lines in pages.items():
-        files.append(File.generated(config, f"reference/{name}.md", content="\n".join(lines)))
+        content = "\n".join(["---", "search: {boost: 0.5}", "---", *lines])  # guides come first
+        files.append(File.generated(config, f"reference/{name}.md", content=content))
     files.append(File.generated(config, ROLES, content=(ROOT / "docs" / ROLES_SOURCE).read_text(encoding="utf-8")))
     return files
 
