@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -17,7 +16,7 @@ from rubberband.api.store import Store
 from rubberband.api.store.schema import Entry, TakenIn
 from rubberband.errors import DamagedJournalError, InputError, JournalError, RubberbandError
 from rubberband.executor.core.events import Event
-from rubberband.executor.journal.folder import ExperimentFolder, folders
+from rubberband.executor.journal.folder import ExperimentFolder, Stamp, folders, stamp_of
 from rubberband.executor.journal.hosting import Ending, HostMark, read_ending, read_mark
 from rubberband.executor.journal.journal import Header, encode_event
 from rubberband.executor.journal.labelling import read_labels
@@ -337,9 +336,6 @@ MOMENT_S, LONG_MOMENT_S = 0.1, 0.5
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 """Folders with other names hold no experiment."""
 
-Stamp = tuple[tuple[int, int], ...] | None
-"""Times of the last write and sizes of the files of a journal; None for a journal in a store."""
-
 
 class Newcomers:
     """Experiments that the service does not know yet. For one thread."""
@@ -416,18 +412,3 @@ def taken_in(journal: WholeJournal, *, at: float, events_s: float, labels: Label
         entries=() if is_old else entries(header, journal.events),
         last_seq=journal.events[-1][0] if journal.events else -1,
     )
-
-
-def stamp_of(folder: ExperimentFolder) -> Stamp:
-    """Return the stamp of an experiment's journal."""
-    if folder.store is not None:
-        return None
-    found = []
-    for path in (folder.journal, folder.journal.with_name("journal.db-wal")):
-        try:
-            stat = os.stat(path)
-        except OSError:
-            continue
-        if stat.st_size:
-            found.append((stat.st_mtime_ns, stat.st_size))
-    return tuple(found)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from rubberband.api.experiments.budgets import Spending
-from rubberband.api.experiments.recording import LONG_MOMENT_S, MOMENT_S, Newcomers, Recorder, Stamp, stamp_of
+from rubberband.api.experiments.recording import LONG_MOMENT_S, MOMENT_S, Newcomers, Recorder
 from rubberband.api.experiments.sharing import Member, Sharing
 from rubberband.api.experiments.starting import CUT_OFF, GOES_ON, AdmissionPolicy, NotStartedError, Processes, Queue
 from rubberband.api.problems import UNAVAILABLE, HttpProblem
@@ -22,7 +22,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store import Store
 from rubberband.errors import JournalError
 from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.folder import ExperimentFolder, Stamp, stamp_of
 from rubberband.executor.journal.hosting import HostedRun
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.run.follower import JournalFollower, at_work

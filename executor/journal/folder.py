@@ -6,6 +6,7 @@ The journal may be in a store instead, a database with those of many experiments
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -181,6 +182,11 @@ class ExperimentFolder:
         return self.path / "driver.lock"
 
     @property
+    def listed(self) -> Path:
+        """Its line in a list, as JSON, with the stamp of the journal that it was read from."""
+        return self.path / "listed.json"
+
+    @property
     def labels(self) -> Path:
         """Its tags, note and archive, as JSON (rubberband.executor.journal.labelling)."""
         return self.path / "labels.json"
@@ -203,6 +209,25 @@ _LAST_S = 0.5
 def _unwritable(path: Path, error: OSError) -> str:
     reason = error.strerror or str(error)
     return f"{path} cannot be written ({reason}); make room or give access, or set RUBBERBAND_HOME to another folder"
+
+
+Stamp = tuple[tuple[int, int], ...] | None
+"""Times of the last write and sizes of the files of a journal; None for a journal in a store."""
+
+
+def stamp_of(folder: ExperimentFolder) -> Stamp:
+    """Return the stamp of an experiment's journal."""
+    if folder.store is not None:
+        return None
+    found = []
+    for path in (folder.journal, folder.journal.with_name("journal.db-wal")):
+        try:
+            stat = os.stat(path)
+        except OSError:
+            continue
+        if stat.st_size:
+            found.append((stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
 
 
 def open_folder(name: str, home: Path | None = None) -> ExperimentFolder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from rubberband.executor.run.allowance import keep_spent, spent_this_month_usd
 from rubberband.executor.run.follower import JournalFollower, at_work, outcome_of
 from rubberband.units import counted, format_bytes
 
+_PATIENCE_S = 5.0
+"""Longest wait for a process whose run is over."""
 _REMOVED = ".removed-"
 """Beginning of a folder's name in the home that is being deleted. One that a crash left goes with the next."""
 
@@ -51,6 +54,7 @@ def removal(folder: ExperimentFolder, follower: JournalFollower | None) -> Remov
         follower.refresh(live=busy)
         stored = follower.header.setup["experiment"].get("resources", {}).get("checkpoints") or ""
         created_at, spent_usd = follower.header.created_at, spent_this_month_usd(follower)
+        busy = busy and (outcome_of(follower.controller)[0] is None or not _has_ended(folder))
     if why := _obstacle(folder, follower, busy=busy):
         raise InputError(f"experiment {folder.name!r} cannot be deleted: {why}")
     files = [path for path in folder.path.rglob("*") if path.is_file() and not path.is_symlink()]
@@ -62,6 +66,16 @@ def removal(folder: ExperimentFolder, follower: JournalFollower | None) -> Remov
         created_at=created_at,
         spent_usd=spent_usd,
     )
+
+
+def _has_ended(folder: ExperimentFolder) -> bool:
+    """Wait for a process that is just ending, and return whether it has."""
+    until = time.monotonic() + _PATIENCE_S
+    while at_work(folder):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def remove(folder: ExperimentFolder, going: Removal) -> None:

@@ -155,3 +155,44 @@ def test_without_a_service_the_commands_are_about_this_machine(
     assert "here is done: it is over" in command("cancel", "here").output
     gone = command("ps", "--server", "http://127.0.0.1:9")
     assert "does not answer" in str(gone.exception)
+
+
+@pytest.mark.long
+def test_an_experiment_is_labelled_archived_and_deleted(command: Command, file: Callable[[str], str]) -> None:
+    assert command("submit", file("cared"), "--watch").exit_code == 0
+
+    def listed(*options: str) -> list[str]:
+        found = json.loads(command("ps", "-o", "json", *options).stdout)["experiments"]
+        return [row["name"] for row in found if row["name"] == "cared"]
+
+    said = command("tag", "cared", "+Vision", "-old", "--note", "the <b>baseline</b>")
+    assert said.stdout == "tags      vision\nnote      the <b>baseline</b>\n"
+    assert listed("--tag", "vision", "--search", "baseline") == ["cared"]
+    assert command("tag", "cared", "--archive").exit_code == 0
+    assert (listed(), listed("--archived")) == ([], ["cared"])
+    looked = command("rm", "cared", answer="n\n")
+    assert "cared: deletes its journal, logs, report and " in looked.stderr
+    assert listed("--archived") == ["cared"]
+    assert "cared: deleted" in command("rm", "cared", "--yes").stderr
+    assert listed("--archived") == []
+    refused = command("rm", "cared", "--yes").exception
+    assert isinstance(refused, InputError)
+    assert "experiment 'cared' not found" in str(refused)
+
+
+@pytest.mark.long
+def test_the_client_of_an_event_loop_labels_and_deletes(address: str, file: Callable[[str], str]) -> None:
+    async def cared() -> None:
+        async with AsyncClient(address) as client:
+            await client.submit(file("awaited"))
+            with pytest.raises(InputError, match="only an experiment that has ended is deleted; cancel it"):
+                await client.delete("awaited")
+            await client.wait("awaited")
+            assert (await client.tag("awaited", "vision", archived=True))["tags"] == ["vision"]
+            archived = [view["name"] async for view in client.experiments(tags=["vision"], archived=True)]
+            assert archived == ["awaited"]
+            assert (await client.delete("awaited", dry_run=True))["deleted"] is False
+            assert (await client.delete("awaited"))["deleted"] is True
+            assert archived[0] not in [view["name"] async for view in client.experiments(archived=True)]
+
+    asyncio.run(cared())

@@ -18,9 +18,11 @@ from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import Entry
+from rubberband.commands import local_experiment
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.labelling import read_labels
+from rubberband.executor.run.follower import JournalFollower
 from rubberband.states import OVER, ExperimentState
 from rubberband.values.labels import LONGEST_NOTE, MOST_TAGS, LabelChange, Labels
 from rubberband.values.submission import Submission, Summary
@@ -326,3 +328,29 @@ def test_a_broken_file_of_labels_is_named(tmp_path: Path) -> None:
     error = run_here(tmp_path, "tag", "one").exception
     assert isinstance(error, InputError)
     assert "labels.json cannot be read; delete it, and label the experiment again" in str(error)
+
+
+def test_a_list_reads_the_journals_of_the_ended_once_and_sees_what_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded(words(name="one"))
+    folder, cut = run.put(tmp_path), run.named("cut").put(tmp_path, len(run.events) // 2)
+    first = run_here(tmp_path, "ps", "-o", "json").stdout
+    opened: list[str] = []
+
+    class Counted(JournalFollower):
+        def __init__(self, folder: ExperimentFolder) -> None:
+            opened.append(folder.name)
+            super().__init__(folder)
+
+    monkeypatch.setattr(local_experiment, "JournalFollower", Counted)
+    assert run_here(tmp_path, "ps", "-o", "json").stdout == first
+    assert opened == ["cut"], "one that is not over is read each time"
+    run_here(tmp_path, "tag", "one", "+vision")
+    run.named("cut").grow(cut, len(run.events) // 2, len(run.events))
+    assert listed(tmp_path, "--tag", "vision") == ["one"]
+    assert listed(tmp_path, "--search", "done") == ["cut", "one"]
+    opened.clear()
+    folder.listed.write_text('{"version": "0", "stamp": []}')
+    assert listed(tmp_path) == ["cut", "one"]
+    assert opened == ["one"], "another version reads it again"

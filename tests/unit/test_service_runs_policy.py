@@ -11,10 +11,9 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from rubberband.api.experiments import watcher
-from rubberband.api.experiments.recording import Stamp, stamp_of
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.folder import ExperimentFolder, Stamp, stamp_of
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.states import ExperimentState
 from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, template

@@ -20,7 +20,6 @@ export function offerLabels(live, name, changed) {
     for (const id of ["remark", "edit-note"]) byId(id).classList.toggle("unseen", yes);
   }
 
-  show(adding);
   adding.addEventListener("submit", async (event) => {
     event.preventDefault();
     const tag = adding.elements.tag.value.trim();

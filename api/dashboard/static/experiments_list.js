@@ -48,7 +48,7 @@ async function archive(event) {
   const archived = event.target.dataset.archived === "true";
   const names = chosen().map((box) => box.value);
   const { problem } = await busy(event.target, () => each(names, (name) => send("PATCH", address(name), { archived })));
-  say(problem ? problem.detail : archived ? "Archived: Archived lists them." : "They are listed again.");
+  say(problem ? problem.detail : archived ? "Archived. The filter “Archived” lists them." : "They are listed again.");
   again();
 }
 
@@ -70,7 +70,6 @@ function offerDeletion() {
     dialog.showModal();
     const { answers, problem } = await each(wanted, ([name]) => send("DELETE", `${address(name)}?dry_run=true`));
     byId("deletion-list").replaceChildren(...answers.map(({ body }) => make("li", {}, body.text ?? body.detail)));
-    complain(problem);
     apply.disabled = Boolean(problem);
   });
   apply.addEventListener("click", async () => {
