@@ -460,7 +460,7 @@ class Asked:
 
 def _asked(show: Show = "all", search: Search = "", tags: Tags = (), cursor: Cursor = None) -> Asked:
     chosen = show if show in CHOICES or show == ARCHIVED else "all"
-    return Asked(show=chosen, search=" ".join(search_words(search)), tags=tags, cursor=cursor)
+    return Asked(show=chosen, search=" ".join(search_words(search)), tags=[*filter(None, tags)], cursor=cursor)
 
 
 AskedList = Annotated[Asked, Depends(_asked)]

@@ -327,7 +327,11 @@ def _compared(service: Service, asked: Sequence[str]) -> dict[str, Any]:
         ],
         "problems": _problems([name for name, row in found if row is None], [row.name for row in rows]),
         "names": kept,
-        "known": [row.name for row in service.store.submissions(limit=_SUGGESTED).items if row.name not in kept],
+        "known": [
+            row.name
+            for row in service.store.submissions(archived=False, limit=_SUGGESTED).items
+            if row.name not in kept
+        ],
         "is_active": any(one.row.state in ACTIVE for one in compared),
         "is_full": len(kept) >= MOST,
         "address": _address(kept, "/fragments/compare"),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rubberband.api.experiments.extending import LockOfEach
 from rubberband.api.experiments.starting import conflict, raised_as_problems
 from rubberband.api.experiments.watcher import Watcher
-from rubberband.api.problems import CONFLICT, NOT_FOUND, HttpProblem
+from rubberband.api.problems import CONFLICT, NOT_FOUND, UNAVAILABLE, HttpProblem
 from rubberband.api.store import Store
-from rubberband.errors import InputError
+from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.labelling import write_labels
 from rubberband.executor.run.removing import Removal, removal, remove
 from rubberband.states import OVER
@@ -62,10 +62,14 @@ class Care:
 
     def delete(self, name: str) -> Removal:
         """Delete an experiment that has ended: its folder, its journal, its events. Its bill counts on."""
-        with self._resuming.of(name):
+        with self._resuming.of(name), self._labelling.of(name):
             row, going = self._journals.row(name), self.removal(name)
-            with raised_as_problems():
+            try:
                 remove(self._watcher.folder(name), going)
+            except (InputError, JournalError) as error:
+                log.error("experiment %s is not deleted: %s", name, error)
+                why = f"the files of {name!r} cannot be deleted; the log of the service has the cause"
+                raise HttpProblem(UNAVAILABLE, why, headers={"Retry-After": "5"}) from None
             if not self._store.upkeep.delete(row, expected=OVER):
                 raise conflict(row, "it has just changed; reload and try again")
         self._watcher.kick(name)

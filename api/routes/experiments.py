@@ -166,7 +166,7 @@ def list_experiments(
             examples=["resnet ann"],
         ),
     ] = "",
-    tag: Annotated[list[str] | None, Query(description="Only those with this tag; repeats.")] = None,
+    tag: Annotated[list[str] | None, Query(max_length=20, description="Only those with this tag; repeats.")] = None,
     archived: Annotated[bool, Query(description="Those that were archived, in place of the others.")] = False,
     limit: Annotated[int, Query(ge=1, le=500, description="The largest number to return.")] = 50,
     cursor: Annotated[str | None, Query(max_length=400, description="`next` of the previous page.")] = None,

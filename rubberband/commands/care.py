@@ -158,8 +158,10 @@ def _removal(folder: ExperimentFolder) -> Removal:
 
 def _confirmed(going: Sequence[str], *, yes: bool, dry_run: bool) -> bool:
     """Print what goes, and return whether it is to go."""
+    from rubberband.views.formatting import printable
+
     for text in going:
-        print(text, file=sys.stderr)
+        print(printable(text), file=sys.stderr)
     return not dry_run and (yes or typer.confirm(f"Delete {counted(len(going), 'experiment')}?", err=True))
 
 

@@ -65,7 +65,7 @@ def test_a_missing_resource_is_not_found(service: FakeService, path: str) -> Non
         ("DELETE", "/v1/experiments", "GET, HEAD, POST"),
         ("OPTIONS", "/v1/experiments", "GET, HEAD, POST"),
         ("GET", "/v1/experiments/a/cancel", "POST"),
-        ("PUT", "/v1/experiments/a", "GET, HEAD"),
+        ("PUT", "/v1/experiments/a", "DELETE, GET, HEAD, PATCH"),
         ("POST", "/healthz", "GET, HEAD"),
         ("BREW", "/v1/events", "GET, HEAD"),
     ],

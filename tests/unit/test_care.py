@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from rubberband import cli
+from rubberband.api.experiments import caring
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store import Store, open_store
@@ -252,6 +253,34 @@ def test_one_that_never_began_is_deleted_too(house: House) -> None:
         assert runs.care.delete("one").checkpoints == 0
     assert house.store.submission("one") is None
     assert not ExperimentFolder(home=house.home, name="one").path.exists()
+
+
+def test_one_that_is_labelled_in_the_queue_runs_with_its_labels(house: House) -> None:
+    house.allow(0)
+    with house.open() as runs:
+        runs.submit(experiment())
+        runs.care.label("one", LabelChange(add_tags=("early",)))
+    house.allow(1)
+    with house.open():
+        assert house.wait("one", DONE).labels.tags == ("early",)
+    assert read_labels(ExperimentFolder(home=house.home, name="one")).tags == ("early",)
+
+
+def test_files_that_cannot_be_deleted_leave_the_experiment_and_show_no_path(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", DONE)
+
+        def fails(*_: object) -> None:
+            raise InputError(f"{house.home} cannot be deleted (read-only); give access")
+
+        monkeypatch.setattr(caring, "remove", fails)
+        with pytest.raises(HttpProblem, match="the log of the service has the cause") as refused:
+            runs.care.delete("one")
+        assert str(house.home) not in str(refused.value)
+        assert house.row("one").state is DONE
 
 
 def test_labels_given_before_the_service_are_taken_in(house: House) -> None:
