@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
@@ -72,11 +73,63 @@ def experiment_file(schema: Schema) -> Iterator[str]:
     """Generate the page of the experiment file, with a table for each object of its schema."""
     yield "# Experiment file\n"
     yield "Every key of the file, and of the same words in Python. An unknown key is an error.\n"
-    yield "Editors check a file against `rubberband/experiment.schema.json`, which this page is made from.\n"
+    yield "This page is made from `rubberband/experiment.schema.json`. Editors with a YAML language server check a file"
+    yield "whose first line names the schema, as the one that `rubberband init` writes does.\n"
+    yield f"```yaml\n{whole_file()}```\n"
     yield "## The file\n"
     yield from _table(schema)
     for name in _mentioned(schema, schema["$defs"]):
-        yield from _definition(name, schema["$defs"][name])
+        yield from _definition(name, schema["$defs"][name], title=TITLES[name])
+
+
+def whole_file() -> str:
+    """Return an experiment file with most keys, and with their meanings as comments."""
+    lines, above = [], list[tuple[int, str]]()
+    for line in (ROOT / "docs/whole.yaml").read_text(encoding="utf-8").splitlines():
+        indent, key = len(line) - len(line.lstrip()), line.strip().partition(":")[0]
+        above = [each for each in above if each[0] < indent]
+        about = _described([*(name for _, name in above), key])
+        above.append((indent, key))
+        short = re.split(r"[.;] |(?<= \w\w\w): |\.$", " ".join(about.split()))[0].replace("`", "")
+        lines.append(f"{line}  # {short}" if 0 < len(short) < 100 - len(line) else line)
+    return "\n".join(lines) + "\n"
+
+
+def _described(path: list[str]) -> str:
+    """Return the description of a key; empty for one that has none."""
+    found: Schema = SCHEMA
+    for key in path:
+        parts = [found, *(found.get("anyOf") or found.get("oneOf") or ())]
+        inner = [FILE[part["$ref"].rpartition("/")[2]] if "$ref" in part else part for part in parts]
+        found = next((each["properties"][key] for each in inner if key in each.get("properties", ())), {})
+    own = FILE[found["$ref"].rpartition("/")[2]] if "$ref" in found else {}
+    return str(found.get("description") or own.get("description", ""))
+
+
+def _titles() -> Mapping[str, str]:
+    """Return the name of each object of the file -> where it is written, such as resources.gpus_per_trial."""
+    found = dict[str, str]()
+
+    def walk(schema: Schema, path: str) -> None:
+        for key, value in schema.get("properties", {}).items():
+            below = f"{path}.{key}" if path else key
+            for name in dict.fromkeys(re.findall(r"#/\$defs/(\w+)", json.dumps(value))):
+                kind = FILE[name].get("properties", {}).get("type", {}).get("const")
+                if name not in found:
+                    found[name] = f"{below}, type: {kind}" if kind else below
+                    walk(FILE[name], below)
+
+    walk(SCHEMA, "")
+    twice = {title for title in found.values() if list(found.values()).count(title) > 1}
+    return {name: f"{title}: {_in_words(name)}" if title in twice else title for name, title in found.items()}
+
+
+def _in_words(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.removesuffix("Words")).lower()
+
+
+TITLES = _titles()
+"""Object of the file -> the title of its section."""
 
 
 def _examples(found: re.Match[str]) -> str:
@@ -139,8 +192,8 @@ def _responses(operation: Schema) -> Iterator[str]:
     yield f"* Problems: {', '.join(problems)}\n"
 
 
-def _definition(name: str, definition: Schema, level: int = 2) -> Iterator[str]:
-    yield f"{'#' * level} {name}\n"
+def _definition(name: str, definition: Schema, level: int = 2, title: str = "") -> Iterator[str]:
+    yield f"{'#' * level} {f'{title} {{#{name.lower()}}}' if title else name}\n"
     yield f"{definition.get('description', '')}\n"
     if "enum" in definition:
         yield f"{_type(definition)}\n"
@@ -149,11 +202,26 @@ def _definition(name: str, definition: Schema, level: int = 2) -> Iterator[str]:
 
 
 def _table(definition: Schema) -> Iterator[str]:
-    yield "| key | type | meaning |\n|---|---|---|"
+    has_examples = any("examples" in value for value in definition["properties"].values())
+    yield (
+        "| key | type | example | meaning |\n|---|---|---|---|"
+        if has_examples
+        else "| key | type | meaning |\n|---|---|---|"
+    )
     for key, value in definition["properties"].items():
         ending = "**Required.**" if key in definition.get("required", ()) else _default(value)
-        yield f"| `{key}` | {_type(value)} | {_words(value)} {ending} |"
+        example = f"{_example(value)} | " if has_examples else ""
+        yield f"| `{key}` | {_type(value)} | {example}{_words(value)} {ending} |"
     yield ""
+
+
+def _example(value: Schema) -> str:
+    """Return the example of a key as YAML on one line; empty without one."""
+    if "examples" not in value:
+        return ""
+    text = yaml.safe_dump(value["examples"][0], default_flow_style=True, width=10_000, sort_keys=False)
+    written = re.sub(r"'(\d+)':", r"\1:", text.removesuffix("...\n"))
+    return f"`{_cell(written)}`"
 
 
 def _default(value: Schema) -> str:
@@ -173,7 +241,8 @@ def _type(value: Schema) -> str:
     if "$ref" in value:
         name = value["$ref"].rpartition("/")[2]
         page = "experiment-file.md" if name in FILE and "/components/" in value["$ref"] else ""
-        return f"[{name}]({page}#{name.lower()})"
+        text = TITLES.get(name, name) if "/$defs/" in value["$ref"] else name
+        return f"[{text}]({page}#{name.lower()})"
     if "const" in value:
         return f"`{json.dumps(value['const'])}`"
     if "enum" in value:

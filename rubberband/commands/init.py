@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -381,6 +382,7 @@ def text_of(seen: TrialFindings, path: Path) -> str:
     )
     measured = "guessed" if seen.iteration_s is None else "one iteration on this machine"
     return _FILE.format(
+        schema=files("rubberband") / "experiment.schema.json",
         name=_key(seen.name),
         entrypoint=seen.entrypoint if seen.entrypoint.startswith("\n") else f" {seen.entrypoint}",
         remarks="".join(f"# Note: {remark}.\n" for remark in seen.remarks),
@@ -444,6 +446,7 @@ def _conclude(found: TrialFindings, path: Path) -> None:
 
 
 _FILE = """\
+# yaml-language-server: $schema={schema}
 # An experiment: what to tune, the limits, and the resources. Every key: docs/reference/experiment-file.
 #   rubberband check FILE     one iteration, here, in seconds
 #   rubberband estimate FILE  time and cost; nothing is spent

@@ -26,6 +26,7 @@ from rubberband.spec.account import POLICY_FILE, AccountPolicy, fill
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import Path as KeyPath
 from rubberband.spec.fields import WordError, Words, dotted, name_like, word_error
+from rubberband.spec.key_examples import add_examples
 from rubberband.spec.pool import PoolFile, on_pool
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.units import did_you_mean, shown
@@ -346,6 +347,7 @@ def experiment_schema() -> str:
         **Experiment.model_json_schema(by_alias=True),
         "title": "RubberBand experiment, version 1",
     }
+    add_examples(schema)
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 

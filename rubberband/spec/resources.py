@@ -283,7 +283,9 @@ class Resources(Words):
     ] = Field(default_factory=dict)
     """Ray labels of the nodes that may be used, with provider `ray`; by default all nodes."""
     region: Annotated[str, Field(min_length=1)] = "us-east-1"
+    """Region of EC2; by default that of `rubberband aws setup`."""
     instance_type: Annotated[str, Field(min_length=1)] | None = None
+    """Type of all instances, such as g5.xlarge. On EC2 it sets GPUs and price."""
     instance_types: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=64)] | None = None
     """Several types, of which the planner chooses one; a single one equals `instance_type`."""
     catalogue: Annotated[str, Field(min_length=1)] | None = None
@@ -292,6 +294,7 @@ class Resources(Words):
     """With `spot`, each stage of a plan is on spot or, where the deadline is tight, on demand."""
     spot: SpotMarket = Field(default_factory=SpotMarket.model_construct)
     max_instances: Annotated[int, Field(strict=True, ge=1, le=10_000), WHOLE] = 16
+    """Most instances at any moment."""
     gpus_per_trial: GpusPerTrial = Field(default_factory=GpusPerTrial.model_construct)
     trials_per_gpu: Annotated[int, Field(strict=True, ge=1, le=MOST_TRIALS_PER_GPU), WHOLE] = 1
     """Trials that train side by side on each GPU, up to 16, for models too small to fill one. Each has one GPU, and an
@@ -306,6 +309,7 @@ class Resources(Words):
     side_usd_per_hour: Usd | None = Field(None, alias="side_price_per_hour")
     """Price of an instance's volume and address; by default EC2's, and 0 elsewhere. A Ray cluster has none."""
     billing: Billing = "per_instance"
+    """per_instance: each held instance is paid; per_function: GPUs are paid while a trial trains on them."""
     minimum_billed_s: Duration = Field(60.0, alias="minimum_billed")
     """An instance is billed for at least this long; by default 0 on a Ray cluster."""
     provision_delay: Delay | None = None
@@ -313,8 +317,11 @@ class Resources(Words):
     init_delay: Delay | None = None
     """From a running instance until trials can start on it."""
     dataset_gb: Amount = 0.0
+    """Data that each instance downloads once."""
     data_price_usd_per_gb: Usd = Field(0.0, alias="data_price_per_gb")
+    """Price of a gigabyte of that data."""
     head_price_usd_per_hour: Usd = Field(0.0, alias="head_price_per_hour")
+    """Price of the machine that drives the run; on EC2 by default that of the head."""
     lease_s: Annotated[Duration, Field(ge=2)] | None = Field(None, alias="lease")
     """Time that an instance outlives a dead driver, at least 2 s; by default a minute, or 10 on EC2. There, one that
     still installs may take up to 15 (1.5 times `init_delay`, if that is longer)."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -21,6 +23,7 @@ from rubberband.spec.loading import (
 from rubberband.values.profile import Profile
 from tests.builders.experiment_words import EXAMPLE, words
 
+ROOT = Path(__file__).parents[2]
 SCHEMA = Path(rubberband.__file__).with_name("experiment.schema.json")
 
 
@@ -57,6 +60,35 @@ def test_the_published_schema_is_current_and_holds_the_example() -> None:
     jsonschema.validate(Experiment(**words()).to_words(), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**example, "nam": "x"}, schema)
+
+
+def test_each_key_of_the_schema_has_an_example_that_fits() -> None:
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    for name, each in {"the file": schema, **schema["$defs"]}.items():
+        for key, value in each.get("properties", {}).items():
+            says_itself = {"const", "enum", "$ref"} & value.keys() or value.get("type") == "boolean"
+            kinds = [kind for kind in value.get("anyOf", ()) if "enum" in kind]
+            if "examples" not in value:
+                assert says_itself or kinds or "$ref" in json.dumps(value), f"{name}.{key} has no example"
+            for example in value.get("examples", ()):
+                jsonschema.validate(example, {**value, "$defs": schema["$defs"]})
+
+
+def test_the_example_files_name_the_schema() -> None:
+    for path in (ROOT / "examples").rglob("*.yaml"):
+        named = re.match(r"# yaml-language-server: \$schema=(.*)\n", path.read_text(encoding="utf-8"))
+        assert named is not None, path
+        assert (path.parent / named[1]).resolve() == SCHEMA.resolve()
+
+
+def test_the_whole_file_at_the_head_of_its_page_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mkdocs", reason="the pages are made by MkDocs; pip install -e '.[docs]'")
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    reference = importlib.import_module("reference")
+    text = reference.whole_file()
+    assert set(yaml.safe_load(text)) == set(Experiment.model_json_schema()["properties"])
+    assert parse_experiment(text).constraints.deadline == 7200.0
+    assert max(len(line) for line in text.splitlines()) <= 110
 
 
 def test_an_installation_without_sources_has_a_schema_without_descriptions(monkeypatch: pytest.MonkeyPatch) -> None:

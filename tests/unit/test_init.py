@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -48,7 +51,11 @@ def test_a_new_user_starts_from_nothing(has_torch: bool, here: Path, monkeypatch
     first = rubberband("init")
     assert ("TorchTrial" in (here / "my_trial.py").read_text()) == has_torch
     assert "Next: adapt the ranges in experiment.yaml, then rubberband estimate experiment.yaml" in first.stdout
-    name = load_experiment("experiment.yaml").name
+    experiment = load_experiment("experiment.yaml")
+    schema = re.match(r"# yaml-language-server: \$schema=(.*)\n", (here / "experiment.yaml").read_text())
+    assert schema is not None
+    jsonschema.validate(experiment.to_words(), json.loads(Path(schema[1]).read_text()))
+    name = experiment.name
     assert here.name.replace("_", "-").startswith(name), (
         "neither my_trial nor MyTrial is a name of a project: the folder is"
     )
