@@ -14,6 +14,7 @@ from rubberband.api.settings import KEEPING, Keeping
 from rubberband.api.store.holding import TAKEN, UNNOTED, Holding, claim, elsewhere, id_of
 from rubberband.api.store.schema import (
     ACTS,
+    DELETED,
     FEED,
     KEYS,
     METADATA,
@@ -216,10 +217,11 @@ class Store:
             return [self._submission(row) for row in connection.execute(query)]
 
     def owners(self, *, since: float) -> Sequence[str]:
-        """Return the tokens that submitted experiments since an instant (Unix time), by name."""
-        query = sql.select(_columns.owner).distinct().where(_columns.created_at >= since).order_by(_columns.owner)
+        """Return the tokens that submitted experiments since an instant (Unix time), also deleted ones, by name."""
+        mine = sql.select(_columns.owner).where(_columns.created_at >= since)
+        query = mine.union(sql.select(DELETED.c.owner).where(DELETED.c.created_at >= since))
         with self._database.reading() as connection:
-            return [row.owner for row in connection.execute(query)]
+            return sorted(connection.scalars(query))
 
     def move(self, promise: Promise) -> None:
         """Replace the promise of an experiment that has one."""

@@ -135,6 +135,7 @@ def test_a_deleted_experiment_leaves_nothing_but_its_bill(store: Store) -> None:
     after = [store.bills(since=1.0), store.bills(since=1.0, owner="ann"), store.bills(since=1.0, provider="aws")]
     assert [sorted(each, key=repr) for each in after] == [sorted(each, key=repr) for each in bills]
     assert store.bills(since=11.0) == []
+    assert store.owners(since=10.0) == ["ann"]
     assert store.bills(since=1.0, owner="bob") == []
     assert [event for event in store.feed() if event.experiment == "gone"] == []
     assert store.last_feed_id() == store.last_pruned_id() == last_id, "a reader misses some and sees it"
