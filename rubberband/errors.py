@@ -56,7 +56,15 @@ def _of_the_user(trace: TracebackType | None) -> TracebackType | None:
 
 
 class RubberbandError(Exception):
-    """Base of every error that rubberband raises on purpose."""
+    """Base of every error that rubberband raises on purpose.
+
+    Examples:
+        >>> try:
+        ...     rubberband.load_result("nosuch")
+        ... except rubberband.RubberbandError as error:
+        ...     print(error.exit_code)
+        2
+    """
 
     exit_code: ClassVar[int] = 1
     spent_usd: float = 0.0
@@ -64,21 +72,56 @@ class RubberbandError(Exception):
 
 
 class InputError(RubberbandError):
-    """Wrong usage or input; nothing was started and nothing was lost."""
+    """Wrong usage or input; nothing was started and nothing was lost.
+
+    Examples:
+        >>> try:
+        ...     rubberband.load_experiment("experment.yaml")
+        ... except rubberband.InputError as error:
+        ...     print(error)
+        there is no experiment file 'experment.yaml'; did you mean 'experiment.yaml'?
+    """
 
     exit_code = 2
 
 
 class EntrypointError(InputError):
-    """The entry point does not import, or what it names is not a trial."""
+    """The entry point does not import, or what it names is not a trial.
+
+    Examples:
+        >>> misspelt = ["resources.provider=local", "entrypoint=trials:trian"]
+        >>> experiment = rubberband.load_experiment("experiment.yaml", misspelt)
+        >>> try:
+        ...     rubberband.tune(experiment=experiment, new=True, verbose=0)
+        ... except rubberband.EntrypointError as error:
+        ...     print(str(error).partition("; ")[2])
+        did you mean 'train'?
+    """
 
 
 class ProfileMissingError(InputError):
-    """Planning needs a profile and the experiment has none."""
+    """Planning needs a profile and the experiment has none.
+
+    Examples:
+        >>> experiment = rubberband.load_experiment("experiment.yaml", ["profile=null"])
+        >>> try:
+        ...     rubberband.estimate(experiment=experiment)
+        ... except rubberband.ProfileMissingError:
+        ...     print("measure one: rubberband profile experiment.yaml")
+        measure one: rubberband profile experiment.yaml
+    """
 
 
 class NameTakenError(InputError):
-    """Another experiment has this name."""
+    """Another experiment has this name.
+
+    Examples:
+        >>> experiment = rubberband.load_experiment("experiment.yaml")
+        >>> try:
+        ...     result = rubberband.tune(experiment=experiment)
+        ... except rubberband.NameTakenError:
+        ...     result = rubberband.load_result(experiment.name)
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +163,14 @@ class InfeasibleError(RubberbandError):
 
     `shortest_jct_s` is the shortest job completion time of any plan, `cheapest_usd` the lowest cost. `remedies` would
     make it feasible, the cheapest first; empty if they were not searched for.
+
+    Examples:
+        >>> experiment = rubberband.load_experiment("experiment.yaml", ["constraints.max_cost=0.01"])
+        >>> try:
+        ...     rubberband.tune(experiment=experiment, new=True, verbose=0)
+        ... except rubberband.InfeasibleError as error:
+        ...     print(error.remedies[0].changes[0].key)
+        constraints.max_cost
     """
 
     exit_code = 3
@@ -148,7 +199,15 @@ class Cancelled(RubberbandError):
 
 
 class ProviderError(RubberbandError):
-    """The provider refused a request or broke while serving it."""
+    """The provider refused a request or broke while serving it.
+
+    Examples:
+        >>> experiment = rubberband.load_experiment("experiment.yaml")
+        >>> try:
+        ...     result = rubberband.tune(experiment=experiment, new=True, verbose=0)
+        ... except rubberband.ProviderError as error:
+        ...     print(f"{error}; continue with rubberband resume {experiment.name}")
+    """
 
 
 class NoCapacityError(ProviderError):
@@ -156,7 +215,15 @@ class NoCapacityError(ProviderError):
 
 
 class ServiceError(RubberbandError):
-    """The service does not answer, or failed while it did; `status` is that of its answer, None if there was none."""
+    """The service does not answer, or failed while it did; `status` is that of its answer, None if there was none.
+
+    Examples:
+        >>> try:
+        ...     rubberband.Client("http://127.0.0.1:1", sleep=lambda pause_s: None).experiment("first")
+        ... except rubberband.ServiceError as error:
+        ...     print(error.status)
+        None
+    """
 
     def __init__(self, message: str, *, status: int | None) -> None:
         super().__init__(message)
@@ -164,7 +231,14 @@ class ServiceError(RubberbandError):
 
 
 class CheckpointError(RubberbandError):
-    """A checkpoint could not be written, or reads back damaged."""
+    """A checkpoint could not be written, or reads back damaged.
+
+    Examples:
+        >>> try:
+        ...     result = rubberband.load_result("first")
+        ... except rubberband.CheckpointError as error:
+        ...     print(f"{error}; mount the store, then rubberband resume first")
+    """
 
 
 class CheckpointLostError(CheckpointError):
@@ -179,7 +253,14 @@ class StoreAwayError(CheckpointError):
 
 
 class JournalError(RubberbandError):
-    """The journal could not be read or written."""
+    """The journal could not be read or written.
+
+    Examples:
+        >>> try:
+        ...     result = rubberband.load_result("first")
+        ... except rubberband.JournalError as error:
+        ...     print(f"{error}; rubberband restore FOLDER reads a backup")
+    """
 
 
 class DamagedJournalError(JournalError):

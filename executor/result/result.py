@@ -223,7 +223,13 @@ class Busy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The whole outcome, as `rubberband report` prints and `rubberband.tune` returns it."""
+    """The whole outcome, as `rubberband report` prints and `rubberband.tune` returns it.
+
+    Examples:
+        >>> result = rubberband.load_result("first")
+        >>> result.outcome, result.best.iterations, len(result.trials)
+        ('done', 4, 8)
+    """
 
     name: str
     outcome: Literal["done", "cancelled", "budget", "failed", "unfinished"]

@@ -33,7 +33,13 @@ _log = logging.getLogger("rubberband.callbacks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """An experiment that a driver begins or resumes."""
+    """An experiment that a driver begins or resumes.
+
+    Examples:
+        >>> class Start(rubberband.Callback):
+        ...     def on_experiment_start(self, run):
+        ...         print(run.name)
+    """
 
     name: str
     metric: str
@@ -46,7 +52,13 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportInfo:
-    """An iteration that a trial has reported."""
+    """An iteration that a trial has reported.
+
+    Examples:
+        >>> class Progress(rubberband.Callback):
+        ...     def on_trial_report(self, report):
+        ...         print(report.trial, report.iteration, report.metrics)
+    """
 
     trial: int
     config: Mapping[str, Any]
@@ -62,7 +74,13 @@ class ReportInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureInfo:
-    """A trial that has failed for good: it is not tried again."""
+    """A trial that has failed for good: it is not tried again.
+
+    Examples:
+        >>> class Alarm(rubberband.Callback):
+        ...     def on_trial_failure(self, failure):
+        ...         print(f"trial {failure.trial}: {failure.failure}")
+    """
 
     trial: int
     config: Mapping[str, Any]
@@ -76,7 +94,13 @@ class FailureInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncInfo:
-    """The end of a stage: its trials are ranked, and the best go on."""
+    """The end of a stage: its trials are ranked, and the best go on.
+
+    Examples:
+        >>> class Ranking(rubberband.Callback):
+        ...     def on_sync(self, sync):
+        ...         print(sync.stage, sync.ranking[:3], f"{sync.cost_usd:.2f} USD")
+    """
 
     stage: int
     bracket: int | None
@@ -98,6 +122,14 @@ class Callback:
     Override the methods that you need. They run in the driver's process, in a thread of the callback, one at a time and
     in order; a slow one does not hold up the run, and `tune` returns after the last. An exception is logged once, and
     the run continues. After a resume only new reports arrive.
+
+    Examples:
+        >>> class Best(rubberband.Callback):
+        ...     def on_end(self, result):
+        ...         print(result.outcome, result.best.iterations)
+        >>> experiment = rubberband.load_experiment("experiment.yaml")
+        >>> _ = rubberband.tune(experiment=experiment, new=True, verbose=0, callbacks=[Best()])
+        done 4
     """
 
     def on_experiment_start(self, run: RunInfo) -> None:

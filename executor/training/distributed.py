@@ -22,6 +22,17 @@ def distributed(function: _Function) -> _Function:
     The function sees torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, …) and all GPUs of
     the gang on its machine, and forms a process group as under torchrun. It may call `rubberband.report` on any worker;
     the metrics of rank 0 count. A `checkpoint` is the path of a folder, and `rubberband.get_checkpoint()` returns one.
+
+    Args:
+        function: The trial, a function of one argument, its configuration.
+
+    Returns:
+        The same function.
+
+    Examples:
+        >>> @rubberband.distributed
+        ... def train(config):
+        ...     batch_size = rubberband.per_worker(64)
     """
     setattr(function, _MARK, True)
     return function
@@ -35,7 +46,18 @@ def is_distributed(target: object) -> bool:
 def per_worker(batch_size: int) -> int:
     """Return each worker's part of a batch of `batch_size` samples over the whole gang; outside a gang, all of them.
 
-    Raises ValueError if the batch cannot be divided equally.
+    Args:
+        batch_size: Samples of an optimizer step, over the whole gang.
+
+    Returns:
+        Samples of this worker.
+
+    Raises:
+        ValueError: If the batch cannot be divided equally.
+
+    Examples:
+        >>> rubberband.per_worker(64)
+        64
     """
     here = int(os.environ.get("WORLD_SIZE", "1"))
     planned = [int(size) for size in os.environ[GANGS].split(",")] if GANGS in os.environ else range(1, here + 1)

@@ -54,13 +54,23 @@ def report(metrics: Mapping[str, float], *, checkpoint: Any = None) -> None:
     after the last checkpoint are repeated then, and not counted again. A trial that never passes one starts from zero
     after every stage, and whenever it moves: that works, with a warning, and costs time that no estimate includes.
 
-    `metrics` are at most 1,000 numbers, with names of at most 200 characters; the experiment's metric is one of them.
-    After the last iteration of a stage the call does not return. It ends a function by an exception that is no
-    `Exception`, so that `finally` blocks and context managers run; a program gets SIGTERM. A function that returns, or
-    a program that exits, before that ends its trial: the latest metrics count at every later SYNC, and the trial trains
-    no more. In a gang every rank may call it, and rank 0's call counts.
+    The experiment's metric is among `metrics`. After the last iteration of a stage the call does not return. It ends a
+    function by an exception that is no `Exception`, so that `finally` blocks and context managers run; a program gets
+    SIGTERM. A function that returns, or a program that exits, before that ends its trial: the latest metrics count at
+    every later SYNC, and the trial trains no more. In a gang every rank may call it, and rank 0's call counts.
 
-    Outside a search it prints the metrics. Raises RuntimeError in another thread than that of a function trial.
+    Outside a search it prints the metrics.
+
+    Args:
+        metrics: At most 1,000 numbers, with names of at most 200 characters.
+        checkpoint: The object, or the folder's path, from which `get_checkpoint` continues.
+
+    Raises:
+        RuntimeError: In another thread than that of a function trial.
+
+    Examples:
+        >>> rubberband.report({"loss": 0.25, "accuracy": 0.9}, checkpoint={"epoch": 1})
+        loss=0.25 accuracy=0.9
     """
     session = _session("report")
     if session is not None:
@@ -74,8 +84,18 @@ def report(metrics: Mapping[str, float], *, checkpoint: Any = None) -> None:
 def get_checkpoint() -> Any:
     """Return the checkpoint from which this trial resumes, or None when it starts from the beginning.
 
-    In a program that is the path of a folder. Outside a search it is None. Raises RuntimeError in another thread than
-    that of a function trial.
+    In a program that is the path of a folder.
+
+    Returns:
+        The object, or the folder's path, of the last report with a checkpoint; outside a search, None.
+
+    Raises:
+        RuntimeError: In another thread than that of a function trial.
+
+    Examples:
+        >>> state = rubberband.get_checkpoint() or {"epoch": 0}
+        >>> state["epoch"]
+        0
     """
     session = _session("get_checkpoint")
     if session is not None:

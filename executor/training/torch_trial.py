@@ -30,6 +30,10 @@ class Mean(float):
     """A mean over samples that knows its sum and count, so that the parts of several workers can be joined.
 
     It is the float `sum / count`; not a number if the count is 0.
+
+    Examples:
+        >>> rubberband.Mean(45, 60)
+        0.75
     """
 
     sum: float
@@ -60,6 +64,26 @@ class TorchTrial(ABC):
     random states of Python, NumPy and torch are set, so that all ranks agree: for datasets from the experiment's seed,
     the same in all trials, and else from the trial's; before every iteration, from the trial's seed, iteration and
     rank, so that resuming from a checkpoint is exact; on GPUs up to rounding.
+
+    Examples:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> class Line(rubberband.TorchTrial):
+        ...     batch_size = 64
+        ...
+        ...     def build_model(self, config):
+        ...         return torch.nn.Linear(1, 1)
+        ...
+        ...     def build_optimizer(self, config, model):
+        ...         return torch.optim.SGD(model.parameters(), lr=config["lr"])
+        ...
+        ...     def train_dataset(self, config):
+        ...         x = torch.linspace(-1, 1, 512).unsqueeze(1)
+        ...         return TensorDataset(x, 3 * x + 1)
+        ...
+        ...     def loss(self, model, batch):
+        ...         x, y = batch
+        ...         return torch.nn.functional.mse_loss(model(x), y)
     """
 
     batch_size: int = 128
@@ -142,15 +166,28 @@ class TorchTrial(ABC):
 
     @abstractmethod
     def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
-        """Return the model, on the CPU; it is moved to the device afterwards."""
+        """Return the model, on the CPU; it is moved to the device afterwards.
+
+        Args:
+            config: The configuration, a value for each parameter of `search.space`.
+
+        Returns:
+            The model, the same on every rank.
+        """
 
     @abstractmethod
     def build_optimizer(
         self, config: Mapping[str, Any], model: torch.nn.Module
     ) -> torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]:
-        """Return the optimizer over the parameters of `model`, which is on its device.
+        """Return the optimizer.
 
-        A trial that overrides `step` may return several, in a list, tuple or mapping.
+        Args:
+            config: The configuration, a value for each parameter of `search.space`.
+            model: What `build_model` returned, on its device.
+
+        Returns:
+            The optimizer over its parameters. A trial that overrides `step` may return several, in a list, tuple or
+                mapping.
         """
 
     def build_scheduler(
@@ -158,10 +195,14 @@ class TorchTrial(ABC):
     ) -> LRScheduler | Sequence[LRScheduler] | Mapping[str, LRScheduler] | None:
         """Return the LR schedule, or None for a constant learning rate. It steps as `scheduler_step` says.
 
-        `optimizer` is what `build_optimizer` returned. A trial that overrides `step` may return several schedules.
+        Args:
+            config: The configuration, a value for each parameter of `search.space`.
+            optimizer: What `build_optimizer` returned.
+            total_steps: How often the schedule steps in a trial that trains to the end (adaptive batches: in batches of
+                their initial size), for OneCycleLR or a warm-up. A method without this parameter is called without it.
 
-        `total_steps` is how often it steps in a trial that trains to the end (adaptive batches: in batches of their
-        initial size), for OneCycleLR or a warm-up. A method without this parameter is called without it.
+        Returns:
+            The schedule. A trial that overrides `step` may return several.
         """
         return None
 
@@ -169,14 +210,22 @@ class TorchTrial(ABC):
     def train_dataset(self, config: Mapping[str, Any]) -> Dataset[Any]:
         """Return the training set; the same on every rank.
 
-        It is map-style (`len` and `[i]`), or an IterableDataset that every worker reads from front to end; then set
-        `samples_per_iteration`.
+        Args:
+            config: The configuration, a value for each parameter of `search.space`.
+
+        Returns:
+            A map-style dataset (`len` and `[i]`), or an IterableDataset that every worker reads from front to end; then
+                set `samples_per_iteration`.
         """
 
     def eval_dataset(self, config: Mapping[str, Any]) -> Dataset[Any] | None:
         """Return the map-style evaluation set, the same on every rank.
 
-        None: `evaluate` is not called and `train_loss` is the only metric.
+        Args:
+            config: The configuration, a value for each parameter of `search.space`.
+
+        Returns:
+            The dataset. None: `evaluate` is not called and `train_loss` is the only metric.
         """
         return None
 
@@ -185,6 +234,10 @@ class TorchTrial(ABC):
 
         It is called on every rank, and must do the same on each; random draws are the same. The next checkpoint holds
         which parameters are trained, and by which groups.
+
+        Args:
+            model: Your own model.
+            iterations: Iterations that are done.
         """
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor | tuple[torch.Tensor, Mapping[str, Any]]:
@@ -194,6 +247,13 @@ class TorchTrial(ABC):
         in every batch: `(loss, {"accuracy": …})` is reported as `train_loss` and `train_accuracy`, means over the
         iteration, and by the default `evaluate` as `loss` and `accuracy`. A trial that overrides `step` needs `loss`
         only for the default `evaluate`.
+
+        Args:
+            model: Your own model.
+            batch: What `collate` made, on the model's device.
+
+        Returns:
+            The loss, or the loss and metrics.
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss() for the default evaluate(); write one of them")
 
@@ -202,10 +262,16 @@ class TorchTrial(ABC):
     ) -> torch.Tensor | float | tuple[torch.Tensor | float, Mapping[str, Any]]:
         """Take the step of one batch yourself: several optimizers, closures such as those of LBFGS.
 
-        `optimizers` is what `build_optimizer` returned. Write it as for one process, with `zero_grad()`, `backward()`
-        and `optimizer.step()`; `batch` is this worker's share. After each `backward()`,
-        gradients are those of all workers. Return the mean loss over the batch, and metrics as `loss` may. Batches are
-        fixed then, and a share goes through at once.
+        Write it as for one process, with `zero_grad()`, `backward()` and `optimizer.step()`. After each `backward()`,
+        gradients are those of all workers. Batches are fixed then, and a share goes through at once.
+
+        Args:
+            model: Your own model.
+            optimizers: What `build_optimizer` returned.
+            batch: This worker's share of the batch.
+
+        Returns:
+            The mean loss over the batch, and metrics as `loss` may.
         """
         raise NotImplementedError("step() is not overridden: the gradient of loss() is given to the optimizer")
 
@@ -214,6 +280,12 @@ class TorchTrial(ABC):
 
         `loss` is then the mean over them. Gradients and means over micro-batches, workers and batches are weighted
         by it, so that they are means over all tokens of a step, an iteration or the evaluation set.
+
+        Args:
+            batch: What `collate` made.
+
+        Returns:
+            The weight of the batch.
         """
         raise NotImplementedError("weight() is not overridden: a batch counts its samples")
 
@@ -227,8 +299,12 @@ class TorchTrial(ABC):
     def on_step(self, model: torch.nn.Module, step: int, batch_size: int) -> None:  # noqa: B027 - optional hook
         """Run after every optimizer step on every worker, without gradients: for averages of the weights, and so on.
 
-        `step` counts the trial's optimizer steps from 1; `batch_size` is the number of samples of this one, over the
-        whole gang. It must do the same on every worker.
+        It must do the same on every worker.
+
+        Args:
+            model: Your own model.
+            step: The number of the trial's optimizer step, from 1.
+            batch_size: Samples of this step, over the whole gang.
         """
 
     def state_dict(self) -> Any:
@@ -245,25 +321,40 @@ class TorchTrial(ABC):
         """Return metrics over the evaluation set; by default the mean loss as `loss`, and the metrics of `loss()`.
 
         It is called in evaluation mode and without gradients: on rank 0 with the whole set,
-        while the others wait; the default, and one with `eval_on_all_ranks`, on each rank with its part. `loader` is
-        an iterable of batches on the model's device, in the order of the set, with `len` (batches), `sizes` (samples
-        of each batch) and `dataset`. `train_loss`, the mean loss of the iteration's training samples, is added to the
-        result.
+        while the others wait; the default, and one with `eval_on_all_ranks`, on each rank with its part. `train_loss`,
+        the mean loss of the iteration's training samples, is added.
+
+        Args:
+            model: Your own model, in evaluation mode.
+            loader: An iterable of batches on the model's device, in the order of the set, with `len` (batches), `sizes`
+                (samples of each batch) and `dataset`.
+
+        Returns:
+            The metrics by name.
         """
         from rubberband.executor.training.metrics import mean_loss
 
         return mean_loss(self, model, loader)
 
     def collate(self, samples: list[Any]) -> Any:
-        """Make a batch from samples of a dataset; by default torch's `default_collate`."""
+        """Make a batch from samples of a dataset; by default torch's `default_collate`.
+
+        Args:
+            samples: What `dataset[i]` returned, in order.
+
+        Returns:
+            The batch.
+        """
         from torch.utils.data import default_collate
 
         return default_collate(samples)
 
     def worker_init(self, worker: int, dataset: Dataset[Any]) -> None:  # noqa: B027 - optional hook
-        """Prepare loader worker number `worker`, in its own process.
+        """Prepare a loader worker, in its own process.
 
-        `dataset` is its copy of the training set, or of the evaluation set.
+        Args:
+            worker: The number of the loader worker, from 0.
+            dataset: Its copy of the training set, or of the evaluation set.
         """
 
     def global_batch_size(self, config: Mapping[str, Any]) -> int:

@@ -30,7 +30,13 @@ TrainFunction = Callable[[dict[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialContext:
-    """Identity and place of a running `Trial`."""
+    """Identity and place of a running `Trial`.
+
+    Examples:
+        >>> class Sharded(rubberband.Trial):
+        ...     def setup(self, config, context):
+        ...         self.part = range(context.rank, 1000, context.num_workers)
+    """
 
     trial: int
     """Number of the trial in its experiment."""
@@ -55,6 +61,21 @@ class Trial(ABC):
     one object per worker; the trial itself shares the work among them. Before `setup` and every `iterate`, the random
     states of Python and NumPy are set from the trial's seed, the iteration and the rank. So data that `setup` makes at
     random differ between trials; pass a generator with a seed of your own.
+
+    Examples:
+        >>> class Halving(rubberband.Trial):
+        ...     def setup(self, config, context):
+        ...         self.factor, self.loss = config["factor"], 1.0
+        ...
+        ...     def iterate(self):
+        ...         self.loss *= self.factor
+        ...         return {"loss": self.loss}
+        ...
+        ...     def save(self):
+        ...         return self.loss
+        ...
+        ...     def load(self, state):
+        ...         self.loss = state
     """
 
     checkpoint_every: ClassVar[int] = 1

@@ -129,6 +129,11 @@ class Client(_Connected):
 
     Every method raises the same errors as without a service (InputError, NameTakenError, InfeasibleError, …), and
     ServiceError if the service does not answer or fails. Calls are retried a few times where that is safe.
+
+    Examples:
+        >>> with rubberband.Client() as client:  # RUBBERBAND_SERVER, or http://127.0.0.1:8265
+        ...     for experiment in client.experiments():
+        ...         print(experiment["name"], experiment["state"])
     """
 
     def __init__(
@@ -401,6 +406,14 @@ class AsyncClient(_Connected):
 
     Every method raises the same errors as without a service (InputError, NameTakenError, InfeasibleError, …), and
     ServiceError if the service does not answer or fails. Calls are retried a few times where that is safe.
+
+    Examples:
+        >>> import asyncio
+        >>> async def names():
+        ...     async with rubberband.AsyncClient() as client:
+        ...         return [experiment["name"] async for experiment in client.experiments()]
+        >>> asyncio.run(names())
+        []
     """
 
     def __init__(

@@ -84,12 +84,37 @@ def estimate(
 ) -> PlanEstimate:
     """Predict the time and cost of an experiment, as `rubberband estimate` does. Nothing is started or spent.
 
-    `words` are those of `rubberband.tune`, also `experiment=`. With `size` the search is sized to the limits. Where
-    times vary, `seed` is that of the samples. The profile is the experiment's, or one that a run of the same trial has
-    measured in `home` (default: RUBBERBAND_HOME, or `~/.rubberband`).
+    Args:
+        entrypoint: The trial, as for `rubberband.tune`; it may be left out.
+        policy: `optimal`, `static`, `naive_elastic` or `greedy`.
+        size: Whether the search is sized to the limits.
+        seed: Seed of the samples, where times vary.
+        home: Where profiles are that earlier runs of the trial measured; by default RUBBERBAND_HOME, or
+            `~/.rubberband`.
+        words: The keys of the experiment file, or a whole `experiment=`.
 
-    Without a plan within the limits the estimate is not `feasible`, and shows remedies. Raises InputError for wrong
-    words, ProfileMissingError without a profile.
+    Returns:
+        The estimate. `print` shows its tables. Without a plan within the limits it is not `feasible`, and has remedies.
+
+    Raises:
+        InputError: For wrong words.
+        ProfileMissingError: Without a profile.
+
+    Examples:
+        >>> found = rubberband.estimate(
+        ...     name="first",
+        ...     search={
+        ...         "space": {"lr": rubberband.loguniform(1e-4, 1e-1)},
+        ...         "scheduler": {"type": "sha", "num_samples": 8, "max_t": 4, "reduction_factor": 2},
+        ...         "metric": "loss",
+        ...         "mode": "min",
+        ...     },
+        ...     constraints={"deadline": "10m", "max_cost": 1},
+        ...     resources={"provider": "virtual", "gpus_per_instance": 1, "price_per_hour": 3, "max_instances": 2},
+        ...     profile={"seconds_per_iteration": {1: 10}},
+        ... )
+        >>> found.feasible, found.prediction.cost_usd < 1
+        (True, True)
     """
     place = home_at(home)
     experiment = on_cluster(with_trial(experiment_of(entrypoint, words, "estimate", place)))

@@ -130,21 +130,51 @@ def tune(
 ) -> Result:
     """Tune `entrypoint` (a trial class, a function, or `module:attribute`) and return the result.
 
-    `words` are those of the experiment file: `name`, `search`, `constraints`, `resources`, `profile`, …; or, as
-    `experiment=`, a whole `rubberband.Experiment`. Without a name it is called by its trial and the time, such as
-    `train-20261125-1903`. If the name is taken, `new` uses the next free one (`digits-2`, `digits-3`).
+    Without a profile one is measured first. It is kept, and used again while trial, space and hardware are the same.
 
-    Without a profile one is measured first. `home` is where the experiment is kept (default: RUBBERBAND_HOME, or
-    `~/.rubberband`). With `check`, a trial that is new or has changed
-    trains one iteration in a process of its own before anything is started. A measured profile is kept and used again
-    while trial, space and hardware are the same; `profile_again` measures it afresh. `callbacks` are called while the
-    experiment runs.
+    Args:
+        entrypoint: The trial: a class, a function, or `module:attribute`.
+        home: Where the experiment is kept; by default RUBBERBAND_HOME, or `~/.rubberband`.
+        check: Whether a trial that is new or has changed first trains one iteration, in a process of its own.
+        profile_again: Whether the profile is measured afresh.
+        new: Whether a name that is taken is replaced by the next free one (`digits-2`, `digits-3`).
+        verbose: 0 is silent. 1 shows the plan, and the progress as a table (on a terminal, on stderr), a display (in a
+            notebook) or a line for each stage. 2 also shows lines about instances.
+        callbacks: Called while the experiment runs.
+        words: The keys of the experiment file: `name`, `search`, `constraints`, `resources`, `profile`, …; or, as
+            `experiment=`, a whole `rubberband.Experiment`. The default name is the trial's with the time, such as
+            `train-20261125-1903`.
 
-    `verbose` is what is shown meanwhile: 0 is silent; 1 shows the plan, and the progress as a table (on a terminal, on
-    stderr), a display (in a notebook) or a line for each stage; 2 shows also lines about instances.
+    Returns:
+        The result, also of a run that Ctrl-C ended (its `outcome` is `cancelled`).
 
-    Raises InputError for wrong words (NameTakenError for a name that is taken), InfeasibleError if no plan meets the
-    constraints.
+    Raises:
+        InputError: For wrong words; NameTakenError for a name that is taken.
+        InfeasibleError: If no plan meets the constraints.
+        ProviderError: If the provider refuses a request or breaks.
+
+    Examples:
+        >>> def train(config):
+        ...     state = rubberband.get_checkpoint() or {"epoch": 0}
+        ...     while True:  # RubberBand ends the loop
+        ...         state["epoch"] += 1
+        ...         rubberband.report({"loss": config["lr"] / state["epoch"]}, checkpoint=state)
+        >>> result = rubberband.tune(
+        ...     train,
+        ...     name="first",
+        ...     search={
+        ...         "space": {"lr": rubberband.loguniform(1e-4, 1e-1)},
+        ...         "scheduler": {"type": "sha", "num_samples": 8, "max_t": 4, "reduction_factor": 2},
+        ...         "metric": "loss",
+        ...         "mode": "min",
+        ...     },
+        ...     constraints={"deadline": "10m", "max_cost": 1},
+        ...     resources={"provider": "virtual", "gpus_per_instance": 1, "price_per_hour": 3, "max_instances": 2},
+        ...     profile={"seconds_per_iteration": {1: 10}},
+        ...     verbose=0,
+        ... )
+        >>> result.outcome, list(result.best_config)
+        ('done', ['lr'])
     """
     place = home_at(home)
     experiment = experiment_of(entrypoint, words, "tune", place, began=f"-{datetime.now():%Y%m%d-%H%M}")
@@ -190,8 +220,20 @@ def _shown(verbose: int) -> tuple[Announce, View]:
 def load_result(name: str, *, home: str | os.PathLike[str] | None = None) -> Result:
     """Return the result of an experiment that was run in `home`, also while it runs or after it was cut off.
 
-    `home` is by default RUBBERBAND_HOME, or `~/.rubberband`. Raises InputError if it is not found,
-    JournalError if it cannot be read.
+    Args:
+        name: The experiment's name.
+        home: By default RUBBERBAND_HOME, or `~/.rubberband`.
+
+    Returns:
+        The result; its `outcome` is `unfinished` while the experiment runs.
+
+    Raises:
+        InputError: If it is not found.
+        JournalError: If it cannot be read.
+
+    Examples:
+        >>> rubberband.load_result("first").best.iterations
+        4
     """
     return read(open_folder(name, home_at(home)))
 

@@ -262,6 +262,20 @@ class Experiment(Words):
 
     `Experiment(name=..., entrypoint=..., search={...}, constraints={...}, resources={...}, profile={...})` takes the
     words of the experiment file. Raises InputError (one line, with the key path) for a value that does not fit.
+
+    Examples:
+        >>> experiment = rubberband.Experiment(
+        ...     name="digits",
+        ...     search={
+        ...         "space": {"lr": rubberband.loguniform(1e-4, 1e-1)},
+        ...         "scheduler": {"type": "asha", "num_samples": 64, "max_t": 81},
+        ...         "metric": "accuracy",
+        ...         "mode": "max",
+        ...     },
+        ...     constraints={"deadline": "2h", "max_cost": 20},
+        ... )
+        >>> experiment.constraints.deadline
+        7200.0
     """
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = 1

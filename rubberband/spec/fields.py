@@ -75,7 +75,10 @@ class Words(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         found = handler(schema)
-        properties = handler.resolve_ref_schema(found)["properties"]
+        resolved = handler.resolve_ref_schema(found)
+        if "description" in resolved:
+            resolved["description"] = resolved["description"].partition("\n\nExamples:")[0]
+        properties = resolved["properties"]
         for name, description in _docstrings(cls).items():
             properties[cls.model_fields[name].alias or name].setdefault("description", description)
         return found

@@ -254,7 +254,20 @@ def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ())
     or `resources.catalogue` is taken from the file's folder. Without a profile, the file that `rubberband profile`
     writes by default (`default_profile_path`) is used if it exists.
 
-    Raises InputError (one line, with file and line where they are known) for whatever does not fit.
+    Args:
+        path: The YAML or JSON file.
+        overrides: Values that replace those of the file, as after `-s`.
+
+    Returns:
+        The experiment, for `rubberband.tune(experiment=...)` and `rubberband.estimate(experiment=...)`.
+
+    Raises:
+        InputError: In one line, with file and line where they are known, for what does not fit.
+
+    Examples:
+        >>> experiment = rubberband.load_experiment("experiment.yaml", ["constraints.deadline=30m"])
+        >>> experiment.constraints.deadline
+        1800.0
     """
     where = Path(path)
     words, origins = _document(_read(where), where.name)

@@ -103,8 +103,22 @@ def command(
 ) -> Program:
     """Return a program as a trial, for `rubberband.tune`: `command("python train.py ${args}")`.
 
-    `line` is its command line, as a text or as words; `metrics` is "report", "stdout", {"file": …} or {"pattern": …};
-    see docs/commands.md. Raises InputError.
+    [Run any program](../commands.md) describes it.
+
+    Args:
+        line: The command line, as a text or as words. `${lr}` is a parameter, `${args}` all of them as options.
+        metrics: `"report"`, `"stdout"`, `{"file": …}` or `{"pattern": …}`.
+        launch: `"worker"`: once for each worker of a gang; `"machine"`: once for each machine.
+
+    Returns:
+        The program, in place of a trial class.
+
+    Raises:
+        InputError: For words that do not fit.
+
+    Examples:
+        >>> rubberband.command("python train.py --lr ${lr}", metrics="stdout").command
+        'python train.py --lr ${lr}'
     """
     try:
         return Program(command=line, metrics=metrics, launch=launch)

@@ -52,7 +52,9 @@ def _model_of(row: DomainType) -> type[BaseModel]:
     types: dict[str, Any] = {"values": list[Any], "base": float}
     fields: dict[str, Any] = {"type": (Literal[kind], kind)}
     fields |= {name: (types.get(name, number), default) for name, default in row.arguments.items()}
-    return create_model(row.name, __doc__=row.make.__doc__, __config__=ConfigDict(extra="forbid"), **fields)
+    return create_model(
+        row.name, __doc__=str(row.make.__doc__).partition("\n")[0], __config__=ConfigDict(extra="forbid"), **fields
+    )
 
 
 Parameter = Annotated[Any, PlainValidator(input_checked(parse)), PlainSerializer(to_words), _ParameterSchema()]

@@ -101,62 +101,249 @@ class Domain:
 
 
 def uniform(lower: float, upper: float) -> Domain:
-    """A float between `lower` and `upper`, uniformly."""
+    """A float between `lower` and `upper`, uniformly.
+
+    Args:
+        lower: The least value.
+        upper: The largest value.
+
+    Returns:
+        The domain; in a file, `{type: uniform, lower: 0.5, upper: 0.99}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.uniform(0.5, 0.99)
+        Domain(kind='uniform', arguments={'lower': 0.5, 'upper': 0.99})
+    """
     return Domain("uniform", {"lower": lower, "upper": upper})
 
 
 def quniform(lower: float, upper: float, q: float) -> Domain:
-    """A multiple of `q` from `lower` to `upper`, uniformly."""
+    """A multiple of `q` from `lower` to `upper`, uniformly.
+
+    Args:
+        lower: The least value.
+        upper: The largest value.
+        q: The step between values.
+
+    Returns:
+        The domain; in a file, `{type: quniform, lower: 0, upper: 0.5, q: 0.1}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.quniform(0.0, 0.5, 0.1)
+        Domain(kind='quniform', arguments={'lower': 0.0, 'upper': 0.5, 'q': 0.1})
+    """
     return Domain("quniform", {"lower": lower, "upper": upper, "q": q})
 
 
 def loguniform(lower: float, upper: float, base: float = 10) -> Domain:
-    """A float between `lower` and `upper`, uniformly in its logarithm; `base` is Ray Tune's and changes nothing."""
+    """A float between `lower` and `upper`, uniformly in its logarithm; `base` is Ray Tune's and changes nothing.
+
+    Args:
+        lower: The least value, more than 0.
+        upper: The largest value.
+        base: Has no effect; Ray Tune has it.
+
+    Returns:
+        The domain; in a file, `{type: loguniform, lower: 1e-4, upper: 1e-1}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.loguniform(1e-4, 1e-1)
+        Domain(kind='loguniform', arguments={'lower': 0.0001, 'upper': 0.1, 'base': 10})
+    """
     return Domain("loguniform", {"lower": lower, "upper": upper, "base": base})
 
 
 def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Domain:
-    """A multiple of `q` from `lower` to `upper`, uniformly in its logarithm; `base` changes nothing."""
+    """A multiple of `q` from `lower` to `upper`, uniformly in its logarithm; `base` changes nothing.
+
+    Args:
+        lower: The least value, more than 0.
+        upper: The largest value.
+        q: The step between values.
+        base: Has no effect; Ray Tune has it.
+
+    Returns:
+        The domain; in a file, `{type: qloguniform, lower: 0.001, upper: 1, q: 0.001}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.qloguniform(0.001, 1.0, 0.001)
+        Domain(kind='qloguniform', arguments={'lower': 0.001, 'upper': 1.0, 'q': 0.001, 'base': 10})
+    """
     return Domain("qloguniform", {"lower": lower, "upper": upper, "q": q, "base": base})
 
 
 def randn(mean: float = 0.0, sd: float = 1.0) -> Domain:
-    """A normally distributed float."""
+    """A normally distributed float.
+
+    Args:
+        mean: The mean.
+        sd: The standard deviation.
+
+    Returns:
+        The domain; in a file, `{type: randn, mean: 0, sd: 1}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.randn(0.0, 1.0)
+        Domain(kind='randn', arguments={'mean': 0.0, 'sd': 1.0})
+    """
     return Domain("randn", {"mean": mean, "sd": sd})
 
 
 def qrandn(mean: float, sd: float, q: float) -> Domain:
-    """A normally distributed float, rounded to a multiple of `q`."""
+    """A normally distributed float, rounded to a multiple of `q`.
+
+    Args:
+        mean: The mean.
+        sd: The standard deviation.
+        q: The step between values.
+
+    Returns:
+        The domain; in a file, `{type: qrandn, mean: 0, sd: 1, q: 0.5}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.qrandn(0.0, 1.0, 0.5)
+        Domain(kind='qrandn', arguments={'mean': 0.0, 'sd': 1.0, 'q': 0.5})
+    """
     return Domain("qrandn", {"mean": mean, "sd": sd, "q": q})
 
 
 def randint(lower: int, upper: int) -> Domain:
-    """A whole number from `lower` to `upper - 1`, uniformly."""
+    """A whole number from `lower` to `upper - 1`, uniformly.
+
+    Args:
+        lower: The least value.
+        upper: One more than the largest value.
+
+    Returns:
+        The domain; in a file, `{type: randint, lower: 1, upper: 9}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.randint(1, 9)
+        Domain(kind='randint', arguments={'lower': 1, 'upper': 9})
+    """
     return Domain("randint", {"lower": lower, "upper": upper})
 
 
 def lograndint(lower: int, upper: int, base: float = 10) -> Domain:
-    """A whole number from `lower` to `upper - 1`, uniformly in its logarithm; `base` changes nothing."""
+    """A whole number from `lower` to `upper - 1`, uniformly in its logarithm; `base` changes nothing.
+
+    Args:
+        lower: The least value, at least 1.
+        upper: One more than the largest value.
+        base: Has no effect; Ray Tune has it.
+
+    Returns:
+        The domain; in a file, `{type: lograndint, lower: 16, upper: 1025}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.lograndint(16, 1025)
+        Domain(kind='lograndint', arguments={'lower': 16, 'upper': 1025, 'base': 10})
+    """
     return Domain("lograndint", {"lower": lower, "upper": upper, "base": base})
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Domain:
-    """A multiple of `q` from `lower` to `upper` (included), uniformly."""
+    """A multiple of `q` from `lower` to `upper` (included), uniformly.
+
+    Args:
+        lower: The least value.
+        upper: The largest value.
+        q: The step between values.
+
+    Returns:
+        The domain; in a file, `{type: qrandint, lower: 16, upper: 256, q: 16}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.qrandint(16, 256, 16)
+        Domain(kind='qrandint', arguments={'lower': 16, 'upper': 256, 'q': 16})
+    """
     return Domain("qrandint", {"lower": lower, "upper": upper, "q": q})
 
 
 def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Domain:
-    """A multiple of `q` from `lower` to `upper` (included), uniformly in its logarithm; `base` changes nothing."""
+    """A multiple of `q` from `lower` to `upper` (included), uniformly in its logarithm; `base` changes nothing.
+
+    Args:
+        lower: The least value, at least 1.
+        upper: The largest value.
+        q: The step between values.
+        base: Has no effect; Ray Tune has it.
+
+    Returns:
+        The domain; in a file, `{type: qlograndint, lower: 16, upper: 1024, q: 16}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.qlograndint(16, 1024, 16)
+        Domain(kind='qlograndint', arguments={'lower': 16, 'upper': 1024, 'q': 16, 'base': 10})
+    """
     return Domain("qlograndint", {"lower": lower, "upper": upper, "q": q, "base": base})
 
 
 def choice(categories: Sequence[Any]) -> Domain:
-    """One of the values, each as likely as the next."""
+    """One of the values, each as likely as the next.
+
+    Args:
+        categories: The values: numbers, texts, lists, or options with a `name` and a `space` of their own.
+
+    Returns:
+        The domain; in a file, `{type: choice, values: [sgd, adam]}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.choice(["sgd", "adam"])
+        Domain(kind='choice', arguments={'values': ('sgd', 'adam')})
+    """
     return Domain("choice", {"values": categories})
 
 
 def grid_search(values: Sequence[Any]) -> Domain:
-    """Every one of `values`, under the grid sampler."""
+    """Every one of `values`, under the grid sampler.
+
+    Args:
+        values: The values, each of which is tried.
+
+    Returns:
+        The domain; in a file, `{type: grid, values: [0.01, 0.1]}`.
+
+    Raises:
+        InputError: For bounds that leave no value.
+
+    Examples:
+        >>> rubberband.grid_search([0.01, 0.1])
+        Domain(kind='grid', arguments={'values': (0.01, 0.1)})
+    """
     return Domain("grid", {"values": values})
 
 
