@@ -5,6 +5,7 @@ A hook of MkDocs (see mkdocs.yml). The Python reference is made by mkdocstrings.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,12 @@ FILE: Schema = SCHEMA["$defs"]
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to those of the folder."""
     api = json.loads((ROOT / "tests/unit/openapi.json").read_text(encoding="utf-8"))
-    pages = {"cli": commands(), "experiment-file": experiment_file(SCHEMA), "rest": rest(api)}
+    pages = {
+        "cli": commands(),
+        "experiment-file": experiment_file(SCHEMA),
+        "rest": rest(api),
+        "messages": messages(),
+    }
     for name, lines in pages.items():
         content = "\n".join(["---", "search: {boost: 0.5}", "---", *lines])  # guides come first
         files.append(File.generated(config, f"reference/{name}.md", content=content))
@@ -130,6 +136,75 @@ def _in_words(name: str) -> str:
 
 TITLES = _titles()
 """Object of the file -> the title of its section."""
+
+
+_PARTS = {
+    "Experiment and pool files": ("rubberband/spec", "rubberband/values", "rubberband"),
+    "Commands": ("rubberband/commands", "rubberband/running", "rubberband/views"),
+    "Plans": ("rubberband/planning", "planner"),
+    "Trials": ("executor/training", "rubberband/integrations"),
+    "Runs": ("executor",),
+    "EC2, local instances and clusters": ("cloud",),
+    "Service": ("api", "rubberband/client"),
+}
+"""Section of the messages -> the folders whose errors it has. The longest folder that a file is in counts."""
+
+
+def messages() -> Iterator[str]:
+    """Generate the page of all messages, from the errors that the source raises."""
+    yield "# Messages\n"
+    yield "The errors that RubberBand raises, each with its fix; made from the program. Search the page for words"
+    yield "of your message. `…` stands for your own values. [Troubleshooting](../troubleshooting.md) explains some.\n"
+    found: dict[str, dict[str, None]] = {part: {} for part in _PARTS}
+    homes = {folder: part for part, folders in _PARTS.items() for folder in folders}
+    for folder in ("rubberband", "planner", "executor", "cloud", "api"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            where = path.relative_to(ROOT).as_posix()
+            home = max((each for each in homes if where.startswith(f"{each}/")), key=len)
+            if not where.startswith(tuple(f"rubberband/{link}/" for link in ("planner", "executor", "cloud", "api"))):
+                found[homes[home]] |= dict.fromkeys(_raised(path))
+    for part, texts in found.items():
+        yield f"## {part}\n"
+        yield "| message | fix |\n|---|---|"
+        for text in sorted(texts, key=lambda text: text.strip("… :`").lower()):
+            wrong, _, fix = text.partition("; ")
+            yield f"| {_plain(wrong)} | {_plain(fix)} |"
+        yield ""
+
+
+def _raised(path: Path) -> Iterator[str]:
+    """Iterate over the texts of the errors that a module raises; what is put into them is `…`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            given = [*node.exc.args, *(each.value for each in node.exc.keywords)]
+            texts = [max(map(_template, given), key=len, default="")]
+            for call in given:
+                if isinstance(call, ast.Call) and (made := functions.get(getattr(call.func, "attr", _id(call.func)))):
+                    inner = (each.value for each in ast.walk(made) if isinstance(each, ast.Return) and each.value)
+                    texts += map(_template, inner)
+            yield from (" ".join(text.split()) for text in texts if len(re.findall(r"[A-Za-z]{2,}", text)) > 1)
+
+
+def _id(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _template(node: ast.expr) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(_template(part) or "…" for part in parts)
+        case ast.BinOp(left=left, right=right):
+            return f"{_template(left)}{_template(right)}"
+    return ""
+
+
+def _plain(text: str) -> str:
+    """Return a text whose characters are no Markdown."""
+    return re.sub(r"([\\`*_{}\[\]<>#|$])", r"\\\1", text)
 
 
 def _examples(found: re.Match[str]) -> str:

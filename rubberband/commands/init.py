@@ -12,7 +12,6 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -382,7 +381,7 @@ def text_of(seen: TrialFindings, path: Path) -> str:
     )
     measured = "guessed" if seen.iteration_s is None else "one iteration on this machine"
     return _FILE.format(
-        schema=files("rubberband") / "experiment.schema.json",
+        schema=Path(__file__).parents[1] / "experiment.schema.json",
         name=_key(seen.name),
         entrypoint=seen.entrypoint if seen.entrypoint.startswith("\n") else f" {seen.entrypoint}",
         remarks="".join(f"# Note: {remark}.\n" for remark in seen.remarks),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import json
 import os
 import re
@@ -226,6 +227,28 @@ def test_the_messages_of_troubleshooting_are_ours() -> None:
     for heading in {*re.findall(r"^### `(.*)`$", page, re.MULTILINE)} - FROM_TORCH:
         longest = max(heading.removeprefix("error: ").split("…"), key=len).strip()
         assert longest in source, f"no message has {longest!r}: {heading}"
+
+
+def test_all_messages_are_listed_with_their_fixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mkdocs", reason="the pages are made by MkDocs; pip install -e '.[docs]'")
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    listed = list(importlib.import_module("reference").messages())
+    rows = [line for line in listed if line.startswith("| ") and line != "| message | fix |"]
+    assert len(rows) > 800
+    assert sum(line.endswith("|  |") for line in rows) < len(rows) / 4, "most messages have a fix"
+    text = re.sub(r"\\\\(.)", r"\\1", " ".join(listed))
+    for words in (
+        "is taken by another experiment",
+        "has no profile",
+        "not YAML",
+        "no module",
+        "does not end with a format",
+        "listens on every address",
+        "there are no AWS credentials",
+        "is not a duration",
+        "occurs twice",
+    ):
+        assert words in text, f"no message has {words!r}"
 
 
 def test_the_states_of_an_experiment_are_all_reported() -> None:
