@@ -67,12 +67,12 @@ EXPLAINED = frozenset(
 """States whose reason says more than the state."""
 
 Action = Literal["cancel", "resume", "extend", "limit", "delete"]
-Fact = Literal["here", "measured", "begun", "limited", "open"]
+Fact = Literal["here", "measured", "begun", "limited", "open", "ended"]
 """Facts that a state does not have.
 
 here: it did not begin in another home. measured: no profile was lost that would be paid for again. begun: its journal
 has begun, or it waits with a profile, so that the rest can be planned. limited: it has a deadline or a max_cost. open:
-a resume continues it, with the limits granted since.
+a resume continues it, with the limits granted since. ended: its journal says so, if it has one.
 """
 
 
@@ -94,7 +94,9 @@ _UNREADABLE = _never("its journal cannot be read")
 _UNDER_WAY = _never("it is already running")
 _HERE = Condition("here", "it was started in another home; resume it there")
 _THERE = Condition("here", "it was started in another home; delete it there")
-_ENDED = _never("only an experiment that has ended is deleted; cancel it, and delete it then")
+_INSTANCES = "it may still hold instances; resume it and cancel it or await its end, and delete it then"
+_RELEASED = (_THERE, Condition("ended", _INSTANCES))
+_RUNS = _never("only an experiment that has ended is deleted; cancel it, and delete it then")
 _MEASURED = Condition("measured", "it ended while its profile was measured; submit it again")
 _BEGUN = Condition("begun", "it has not started, so its rest cannot be planned; try again once it runs")
 _LIMITED = Condition("limited", "it has neither a deadline nor a max_cost; there is nothing to extend")
@@ -110,53 +112,53 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "resume": _never("it starts automatically as soon as a slot is free"),
         "extend": (_BEGUN, _LIMITED),
         "limit": _SOON,
-        "delete": _ENDED,
+        "delete": _RUNS,
     },
     ExperimentState.STARTING: {
         "cancel": (),
         "resume": _UNDER_WAY,
         "extend": (_BEGUN, _LIMITED),
         "limit": _SOON,
-        "delete": _ENDED,
+        "delete": _RUNS,
     },
     ExperimentState.RUNNING: {
         "cancel": (),
         "resume": _UNDER_WAY,
         "extend": (_BEGUN, _LIMITED),
         "limit": (),
-        "delete": _ENDED,
+        "delete": _RUNS,
     },
     ExperimentState.INTERRUPTED: {
         "cancel": _never("it is not running; to end what is left at once, resume it and then cancel it"),
         "resume": (_HERE, _MEASURED),
         "extend": (_BEGUN, _LIMITED),
         "limit": _STILL,
-        "delete": _never("it may still hold instances; resume it and cancel it or await its end, and delete it then"),
+        "delete": _never(_INSTANCES),
     },
-    ExperimentState.DONE: {**dict.fromkeys(_ACTIONS, _OVER), "delete": (_THERE,)},
+    ExperimentState.DONE: {**dict.fromkeys(_ACTIONS, _OVER), "delete": _RELEASED},
     # To cancel it again is answered as before (the same request may arrive twice), and is not offered.
     ExperimentState.CANCELLED: {
         "cancel": _OVER,
         "resume": (_HERE, _MEASURED),
         "extend": (_BEGUN, _LIMITED),
         "limit": _STILL,
-        "delete": (_THERE,),
+        "delete": _RELEASED,
     },
     ExperimentState.BUDGET: {
         "cancel": _OVER,
         "resume": (_HERE, _RAISED),
         "extend": (_LIMITED,),
         "limit": _STILL,
-        "delete": (_THERE,),
+        "delete": _RELEASED,
     },
     ExperimentState.FAILED: {
         "cancel": _OVER,
         "resume": (_HERE, _BLAMELESS),
         "extend": (_BLAMELESS, _LIMITED),
         "limit": _STILL,
-        "delete": (_THERE,),
+        "delete": _RELEASED,
     },
-    ExperimentState.REFUSED: {**dict.fromkeys(_ACTIONS, _REFUSED), "delete": (_THERE,)},
+    ExperimentState.REFUSED: {**dict.fromkeys(_ACTIONS, _REFUSED), "delete": _RELEASED},
     ExperimentState.UNREADABLE: dict.fromkeys(_ACTIONS, _UNREADABLE),
 }
 

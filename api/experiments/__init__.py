@@ -131,6 +131,9 @@ class Journals:
                 return self.exists(row.name) or (waits(row) and row.words.get("profile") is not None)
             case "measured":
                 return not loses_profile(row) or self.exists(row.name)
+            case "ended":
+                settled = self.settled(row)
+                return settled is None or settled.result.outcome != "unfinished"
             case "open":
                 settled = self.settled(row)
                 if settled is not None and not Inbox(self._watcher.folder(row.name).inbox).pending():
