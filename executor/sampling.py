@@ -115,7 +115,8 @@ def _results(
 
 def _values(objectives: Sequence[tuple[str, str]], trial: TrialState, iterations: int) -> tuple[float, ...] | None:
     """Return the trial's metrics after `iterations`, or at its end: None if they may come, nan if they never will."""
-    if len(trial.reports) >= iterations or (trial.ended and trial.reports):
+    is_over = trial.ended or trial.stopped_at is not None
+    if len(trial.reports) >= iterations or (is_over and trial.reports):
         metrics = trial.reports[min(iterations, len(trial.reports)) - 1].metrics
         return tuple(metrics.get(metric, math.nan) for metric, _ in objectives)
     return (math.nan,) * len(objectives) if trial.status is TrialStatus.FAILED else None

@@ -36,6 +36,7 @@ _PANELS = {
         "status": ("experiment", "Show an experiment's status."),
         "logs": ("experiment", "Print the output and the errors of trials."),
         "cancel": ("experiment", "Cancel a running experiment."),
+        "stop": ("experiment", "Stop single trials of a running experiment."),
         "extend": ("experiment", "Give a later deadline or a larger budget."),
         "scale": ("experiment", "Limit a running experiment's instances."),
     },

@@ -66,7 +66,7 @@ EXPLAINED = frozenset(
 )
 """States whose reason says more than the state."""
 
-Action = Literal["cancel", "resume", "extend", "limit", "delete"]
+Action = Literal["cancel", "resume", "extend", "limit", "stop", "delete"]
 Fact = Literal["here", "measured", "begun", "limited", "open", "ended"]
 """Facts that a state does not have.
 
@@ -112,6 +112,7 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "resume": _never("it starts automatically as soon as a slot is free"),
         "extend": (_BEGUN, _LIMITED),
         "limit": _SOON,
+        "stop": _SOON,
         "delete": _RUNS,
     },
     ExperimentState.STARTING: {
@@ -119,6 +120,7 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "resume": _UNDER_WAY,
         "extend": (_BEGUN, _LIMITED),
         "limit": _SOON,
+        "stop": _SOON,
         "delete": _RUNS,
     },
     ExperimentState.RUNNING: {
@@ -126,6 +128,7 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "resume": _UNDER_WAY,
         "extend": (_BEGUN, _LIMITED),
         "limit": (),
+        "stop": (),
         "delete": _RUNS,
     },
     ExperimentState.INTERRUPTED: {
@@ -133,6 +136,7 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "resume": (_HERE, _MEASURED),
         "extend": (_BEGUN, _LIMITED),
         "limit": _STILL,
+        "stop": _STILL,
         "delete": _never(_INSTANCES),
     },
     ExperimentState.DONE: {**dict.fromkeys(_ACTIONS, _OVER), "delete": _RELEASED},
@@ -142,6 +146,7 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "resume": (_HERE, _MEASURED),
         "extend": (_BEGUN, _LIMITED),
         "limit": _STILL,
+        "stop": _STILL,
         "delete": _RELEASED,
     },
     ExperimentState.BUDGET: {
@@ -149,6 +154,7 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "resume": (_HERE, _RAISED),
         "extend": (_LIMITED,),
         "limit": _STILL,
+        "stop": _STILL,
         "delete": _RELEASED,
     },
     ExperimentState.FAILED: {
@@ -156,6 +162,7 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "resume": (_HERE, _BLAMELESS),
         "extend": (_BLAMELESS, _LIMITED),
         "limit": _STILL,
+        "stop": _STILL,
         "delete": _RELEASED,
     },
     ExperimentState.REFUSED: {**dict.fromkeys(_ACTIONS, _REFUSED), "delete": _RELEASED},

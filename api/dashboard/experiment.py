@@ -270,7 +270,7 @@ def result_of(service: Service, experiment: Submission) -> Result | None:
         raise
 
 
-def _possible(service: Service, experiment: Submission) -> frozenset[Action]:
+def possible(service: Service, experiment: Submission) -> frozenset[Action]:
     try:
         return service.runs.possible(experiment)
     except HttpProblem:  # its journal cannot be read now
@@ -303,7 +303,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "state": state,
         "is_active": experiment.state in ACTIVE,
         "sentence": words.sentence(experiment, result),
-        "actions": _possible(service, experiment),
+        "actions": possible(service, experiment),
         "charts": CHARTS,
         "expected": charts_to_expect(result) if begun and result is not None else {},
         "address": f"/fragments/experiments/{experiment.name}",

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
 from rubberband.api.dashboard import render
-from rubberband.api.dashboard.experiment import Top, download_address, json_of, result_of, top_of
+from rubberband.api.dashboard.experiment import Top, download_address, json_of, possible, result_of, top_of
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import Known, Reader, Service, Serving
 from rubberband.api.routes.trials import trial_of
@@ -88,6 +88,7 @@ def _shown(service: Service, experiment: Submission, number: str) -> dict[str, A
         "expected": {name: height_px for name, height_px in heights_px.items() if height_px},
         "gangs": gangs(result, trial),
         "download": download_address(experiment.name, trial),
+        "is_stoppable": not trial.is_over and "stop" in possible(service, experiment),
         "before": f"{here}/{trial.trial - 1}" if trial.trial else "",
         "after_it": f"{here}/{trial.trial + 1}" if trial.trial + 1 < len(result.trials) else "",
         "address": f"/fragments{here}/{trial.trial}",

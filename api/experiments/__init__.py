@@ -46,6 +46,7 @@ from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, 
 from rubberband.units import shown
 from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission, Summary
+from rubberband.views.trial import why_not_stopped
 
 KEPT_RESULTS = 16
 """Results of experiments that do not run are cached up to this number."""
@@ -306,6 +307,24 @@ class ExperimentRuns:
             raise conflict(row, pool_sets_instances(self._settings.pool.name))
         asked = DriverRequest(id=id, kind="limit", asked_at=self._settings.clock(), max_instances=max_instances)
         with raised_as_problems():
+            Inbox(self._watcher.folder(name).inbox).put(asked)
+        self._watcher.kick(name)
+        return row
+
+    def stop(self, name: str, *, trial: int, request: str = "") -> Submission:
+        """Ask a running experiment to train a trial no more. Raises Problem for one that is over or unknown.
+
+        A repeated `request` has no second effect.
+        """
+        row = self._journals.row(name)
+        id = f"stop-{request or secrets.token_hex(8)}"
+        if self._has_acted(request) or (request and self._has_taken(name, id)):
+            return row
+        self._journals.require(row, "stop")
+        if why := why_not_stopped(self.result(name), trial):
+            raise conflict(row, why)
+        with raised_as_problems():
+            asked = DriverRequest(id=id, kind="stop", asked_at=self._settings.clock(), trial=trial)
             Inbox(self._watcher.folder(name).inbox).put(asked)
         self._watcher.kick(name)
         return row

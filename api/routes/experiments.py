@@ -299,8 +299,8 @@ def get_experiment(service: Serving, _reader: Reader, experiment: Known) -> Resp
     return json_answer(views_json.experiment_detail(experiment, result))
 
 
-def _action(
-    path: str, summary: str, operation_id: str, accepted: str, *refused: Kind, **more: Any
+def action(
+    router: APIRouter, path: str, summary: str, operation_id: str, accepted: str, *refused: Kind, **more: Any
 ) -> Callable[[_Route], _Route]:
     """Return the decorator of an action that is asked of an experiment's process; `accepted` is the meaning of 202."""
     return router.post(
@@ -323,7 +323,8 @@ def json_body(model: type[BaseModel], examples: dict[str, Any]) -> dict[str, Any
     return {"requestBody": {"required": True, "content": content}}
 
 
-@_action(
+@action(
+    router,
     "cancel",
     "Cancel an experiment",
     "cancelExperiment",
@@ -333,20 +334,25 @@ async def cancel(
     request: Request, service: Serving, principal: Submitter, experiment: Known, key: IdempotencyKey = None
 ) -> Response:
     """Its instances are given back and the best trial so far is kept. Asking twice asks once."""
-    return await _acted(request, service, principal, key, service.runs.cancel, experiment.name)
+    return await acted(request, service, principal, key, service.runs.cancel, experiment.name)
 
 
-@_action(
-    "resume", "Resume an experiment", "resumeExperiment", "Accepted; it resumes as soon as a slot is free.", REFUSED
+@action(
+    router,
+    "resume",
+    "Resume an experiment",
+    "resumeExperiment",
+    "Accepted; it resumes as soon as a slot is free.",
+    REFUSED,
 )
 async def resume(
     request: Request, service: Serving, principal: Submitter, experiment: Known, key: IdempotencyKey = None
 ) -> Response:
     """Go on with one that was interrupted or cancelled, or that its budget ended and that was extended since."""
-    return await _acted(request, service, principal, key, service.runs.resume, experiment.name)
+    return await acted(request, service, principal, key, service.runs.resume, experiment.name)
 
 
-async def _acted(
+async def acted(
     request: Request,
     service: Service,
     principal: Principal,
@@ -354,6 +360,7 @@ async def _acted(
     effect: Callable[..., Submission],
     name: str,
 ) -> Response:
+    """Have the effect once for each key, and return the experiment as it is then."""
     given = asked(request, principal, key, await request.body())
 
     async def act() -> Response:
@@ -399,7 +406,8 @@ async def extend(
     return await once(service.store, service.settings.clock, given, act)
 
 
-@_action(
+@action(
+    router,
     "limit",
     "Limit a running experiment's instances",
     "limitExperiment",
@@ -420,7 +428,7 @@ async def limit(
     require_json(request.headers.get("content-type", ""))
     asked_for = read_object(LimitBody, body, "a limit; send an object with max_instances")
     effect = partial(service.runs.limit, max_instances=asked_for.max_instances)
-    return await _acted(request, service, principal, key, effect, experiment.name)
+    return await acted(request, service, principal, key, effect, experiment.name)
 
 
 # Details of one experiment: allocations, costs, decisions, logs, and the report.

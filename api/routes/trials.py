@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import Response, StreamingResponse
 
 from rubberband.api.problems import CONFLICT, INVALID, NOT_FOUND, UNAVAILABLE, HttpProblem
-from rubberband.api.routes import Known, Reader, Serving
-from rubberband.api.routes.answers import json_answer, only_documented, refusals
-from rubberband.api.routes.experiments import begun, part
+from rubberband.api.routes import Known, Reader, Serving, Submitter
+from rubberband.api.routes.answers import IdempotencyKey, json_answer, only_documented, refusals
+from rubberband.api.routes.experiments import acted, action, begun, part
 from rubberband.client import models
 from rubberband.errors import CheckpointError, InputError
 from rubberband.executor.checkpoints import store_of
@@ -23,9 +24,10 @@ from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result import rows
 from rubberband.executor.result.result import Result, TrialResult
-from rubberband.units import shown
+from rubberband.units import counted, shown
 from rubberband.values.submission import Submission
 from rubberband.views import experiment as views_json
+from rubberband.views.formatting import listed
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])
 _CSV = "text/csv"
@@ -106,6 +108,29 @@ def get_trial(_reader: Reader, found: KnownTrial) -> Response:
     return json_answer(views_json.trial_detail(*found))
 
 
+@action(
+    router,
+    "trials/{trial}/stop",
+    "Stop a trial",
+    "stopTrial",
+    "Asked of the experiment's driver; `stopped_s` of the trial shows when it has stopped.",
+)
+async def stop_trial(
+    request: Request,
+    service: Serving,
+    principal: Submitter,
+    experiment: Known,
+    found: KnownTrial,
+    key: IdempotencyKey = None,
+) -> Response:
+    """The trial trains no more and is not promoted; its GPUs are free for others. The experiment goes on.
+
+    Its latest report and checkpoint are kept: it is the best trial if its metric is the best.
+    """
+    effect = partial(service.runs.stop, trial=found[1].trial)
+    return await acted(request, service, principal, key, effect, experiment.name)
+
+
 @router.get(
     "/{name}/trials/{trial}/checkpoint",
     summary="Download a trial's checkpoint",
@@ -117,19 +142,34 @@ def get_trial(_reader: Reader, found: KnownTrial) -> Response:
             "description": "The file: a tar archive of the files that the trial saved, or what its trial pickled.",
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
         },
-        **refusals(NOT_FOUND, CONFLICT, UNAVAILABLE),
+        **refusals(NOT_FOUND, CONFLICT, INVALID, UNAVAILABLE),
     },
 )
-def get_checkpoint(_reader: Reader, experiment: Known, found: KnownTrial) -> Response:
-    """The latest one that is kept, compared by its SHA-256 first. A pickle may run code when it is loaded."""
+def get_checkpoint(
+    _reader: Reader,
+    experiment: Known,
+    found: KnownTrial,
+    iterations: Annotated[
+        int | None, Query(ge=1, description="Iterations of one of `checkpoints`; the latest one by default.")
+    ] = None,
+) -> Response:
+    """One that is kept, compared by its SHA-256 first. A pickle may run code when it is loaded."""
     _, trial = found
-    ref = trial.checkpoint
-    if ref is None or ref.url.startswith("virtual:"):
-        why = "it did not finish an iteration" if ref is None else "a virtual run trains no model"
+    kept = {saved.iterations: saved.checkpoint for saved in trial.checkpoints}
+    if not kept or trial.checkpoints[0].checkpoint.url.startswith("virtual:"):
+        why = "a virtual run trains no model" if kept else "it did not finish an iteration"
         raise HttpProblem(CONFLICT, f"trial {trial.trial} of {experiment.name!r} has no checkpoint: {why}")
+    done = trial.checkpoints[0].iterations if iterations is None else iterations
+    if done not in kept:
+        raise HttpProblem(
+            NOT_FOUND,
+            f"trial {trial.trial} of {experiment.name!r} has no checkpoint of {counted(done, 'iteration')}; it has "
+            f"those of {listed(sorted(kept))}",
+        )
+    ref = kept[done]
     path, chunks = _opened(ref)
     kind = "tar" if is_archive(path) else "ckpt"
-    name = f"{experiment.name}-trial-{trial.trial}-iterations-{trial.iterations}.{kind}"
+    name = f"{experiment.name}-trial-{trial.trial}-iterations-{done}.{kind}"
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Length": str(ref.size_bytes)}
     return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
 

@@ -38,12 +38,13 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialsDrawn,
     TrialStarted,
+    TrialStopRequested,
 )
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import LimitsExtended, Pause
 from rubberband.executor.core.instances import INSTANCE_EVENTS, sort_out
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import GroupState, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.state import UNDER_WAY, GroupState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import rank, starts
 from rubberband.units import format_usd
 
@@ -51,7 +52,7 @@ PAUSE_S = 30.0
 """A Tick that is later than this was delayed by more than a busy driver."""
 
 
-_ASKED = (LimitsChanged, AllotmentChanged, CancelRequested)
+_ASKED = (LimitsChanged, AllotmentChanged, CancelRequested, TrialStopRequested)
 _PROGRESS = (TrialStarted, TrialRepeated, TrialReported)
 
 
@@ -177,6 +178,8 @@ class Controller:
                 self._note_configs(event)
             case CancelRequested():
                 self._end("cancelled", event.reason or "cancelled by the user")
+            case TrialStopRequested():
+                return self._stop_trial(event)
             case Tick():
                 pass
             case _:
@@ -205,6 +208,23 @@ class Controller:
                 self._fail(trial, event.kind, event.message)
             case CheckpointLost():
                 attempts.go_back(self.state, trial, event.occurred_at, event.message)
+
+    def _stop_trial(self, event: TrialStopRequested) -> GroupState | None:
+        """Stop a trial for good; a stage that waits for instances needs fewer of them then."""
+        state = self.state
+        trial = state.trials[event.trial] if event.trial < len(state.trials) else None
+        if trial is None or trial.status not in UNDER_WAY or trial.ended:
+            return None
+        lane = state.lane_of_trial(trial)
+        self._commands += attempts.withdraw(lane, trial)
+        if state.course != "running":
+            return lane
+        if lane.phase is Phase.PLANNING:
+            self._go_to(lane, lane.next_stage)
+        elif lane.phase is Phase.SCALING and not lane.is_idle:
+            lane.needs = lane.needed_instances
+            self._commands += instances.release_surplus(lane)
+        return lane
 
     def _note_resumed(self, event: DriverResumed) -> None:
         state = self.state
@@ -243,6 +263,8 @@ class Controller:
                     lane.phase = Phase.SCALING
                 elif lane.phase is not Phase.FINISHED:
                     lane.phase = Phase.PLANNING
+                    if self._passes(lane, lane.next_stage):
+                        self._begin_stage(lane, lane.next_stage)
             instance_cap.share_out(state)  # lanes that had ended have no share of a cap that came since
 
     def _try_again(self, trials: Sequence[TrialState]) -> None:
@@ -336,10 +358,10 @@ class Controller:
         while phase is not lane.phase and state.course == "running":
             phase = lane.phase
             self._commands += instances.release_left(lane)
-            if phase in (Phase.SCALING, Phase.TRAINING):
+            if phase in (Phase.SCALING, Phase.TRAINING) and not lane.is_idle:
                 self._commands += instances.fit_instance_cap(lane)
                 self._commands += launching.launch_missing(lane)
-            if phase is Phase.SCALING and not launching.awaited(lane):
+            if phase is Phase.SCALING and (lane.is_idle or not launching.awaited(lane)):
                 self._begin_training(lane)
             elif phase is Phase.TRAINING:
                 self._train(lane)
@@ -390,11 +412,15 @@ class Controller:
             self._strand(lane)
 
     def _sync(self, lane: GroupState) -> None:
-        """Rank the stage's trials; promote the best, stop the rest; go to the lane's next stage or end."""
+        """Rank the stage's trials; promote the best, stop the rest; go to the lane's next stage or end.
+
+        Those that the user has stopped are not ranked.
+        """
         state, stage = self.state, lane.stage
         stage.ended_at = state.now
         contenders = [state.trials[trial] for trial in stage.trials]
-        ranked = [trial for trial in contenders if trial.status is not TrialStatus.FAILED]
+        over = (TrialStatus.FAILED, TrialStatus.STOPPED)
+        ranked = [trial for trial in contenders if trial.status not in over]
         if lane.rungs is not None:
             ranked = self._stop_asha(ranked)
         stage.ranking = rank(ranked, self.job.metric, self.job.mode)
@@ -435,16 +461,23 @@ class Controller:
         return all(self.state.trials[trial].ended for trial in lane.begins_with(stage))
 
     def _fail_bracket(self, lane: GroupState, contenders: Sequence[TrialState]) -> None:
-        """All trials of a bracket failed: other brackets go on, unless none of their trials has ever reported."""
+        """All trials of a bracket failed, or were stopped by the user: other brackets go on.
+
+        Unless all of them failed and no trial has ever reported, or it is the last bracket and there is no result.
+        """
         state, stage = self.state, lane.stage
-        kind, message = next(trial.failure for trial in contenders if trial.failure is not None)
-        reason = f"every trial of {self.job.stage_name(stage.stage)} failed; the first one {kind}: {message}"
-        has_reported = any(trial.reports for trial in state.trials)
+        failed = [trial.failure for trial in contenders if trial.status is TrialStatus.FAILED and trial.failure]
         is_last = len(state.active()) == 1 and lane.bracket.end_stage == lane.end_stage
-        if has_reported and (not is_last or any(trial.status is TrialStatus.COMPLETED for trial in state.trials)):
+        goes_on = len(failed) < len(contenders) or not contenders or any(trial.reports for trial in state.trials)
+        if goes_on and (not is_last or any(map(attempts.is_result, state.trials))):
             self._go_to(lane, lane.bracket.end_stage)
             return
         lane.phase = Phase.FINISHED
+        name, stopped = self.job.stage_name(stage.stage), "" if len(failed) == len(contenders) else " or was stopped"
+        reason = f"every trial of {name} was stopped before its first report"
+        if failed:
+            kind, message = failed[0]
+            reason = f"every trial of {name} failed{stopped}; the first one {kind}: {message}"
         if limits.failed_blameless(state):
             reason += f"; `rubberband resume {self.job.name}` tries again"
         self._end("failed", reason)

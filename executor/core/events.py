@@ -335,6 +335,16 @@ class CancelRequested(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrialStopRequested(Event):
+    """The user wants a trial to train no more; its latest report still counts for the best one."""
+
+    request: str
+    """Its id; what was asked twice by the same one was asked once."""
+    trial: int
+    """Its number; one that is over, or that the job does not have, is left alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsChanged(Event):
     """The user grants more time or money: the limits in force from then on, as in `Job`; None is no limit.
 

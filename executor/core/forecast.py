@@ -230,7 +230,8 @@ def _to_come(state: State, ladder: Ladder) -> list[tuple[int, int]]:
 
     Those are the fewest: more do only where a result is among the best for a while.
     """
-    wanted = zip(ladder.fewest(state.job.num_trials), ladder.gains, strict=True)
+    left = sum(t.stopped_at is None or t.rung > 0 for t in state.trials)
+    wanted = zip(ladder.fewest(left), ladder.gains, strict=True)
     found = [(fewest - sum(t.rung >= rung for t in state.trials), gain) for rung, (fewest, gain) in enumerate(wanted)]
     return [(trials, gain) for trials, gain in found if trials > 0]
 
@@ -238,18 +239,24 @@ def _to_come(state: State, ladder: Ladder) -> list[tuple[int, int]]:
 def expected_iterations(state: State) -> int:
     """Return the iterations of all trials at the end, as far as they are known; those of the stages without rungs.
 
-    A trial that has ended by itself does none of those that its stages had left for it.
+    A trial that has ended by itself, or was stopped by the user, does none of those that its stages had left for it.
     """
     job = state.job
     ladder = job.ladder
     if ladder is None:
-        left_out = sum(job.iterations_by(t.last_stage) - t.iterations for t in state.trials if t.ended)
+        left_out = sum(_left_out(state, t) for t in state.trials if t.ended or t.stopped_at is not None)
         return sum(stage.trials * stage.iterations for stage in job.stages) - left_out
     active = (TrialStatus.QUEUED, TrialStatus.RUNNING)
     begun = sum(ladder.totals[t.rung] if t.status in active else t.iterations for t in state.trials)
     if state.course in ("ending", "finished"):
         return begun
     return begun + sum(trials * gain for trials, gain in _to_come(state, ladder))
+
+
+def _left_out(state: State, trial: TrialState) -> int:
+    """Return the iterations that its stage, or the first one of its bracket, had left for a trial that is over."""
+    begins = next(b.first_stage for b in state.job.all_brackets() if trial.trial in state.job.trials_of(b))
+    return state.job.iterations_by(max(begins, trial.last_stage)) - trial.iterations
 
 
 def _asha_left_s(lane: GroupState, now: float, num_slots: int, known_s: Mapping[int, float]) -> float:

@@ -29,10 +29,11 @@ def can_go_on(state: State) -> bool:
 
 
 def failed_blameless(state: State) -> list[TrialState]:
-    """The trials that a resume tries again where all of a stage failed: what failed them is not their own code."""
+    """The trials that a resume tries again where none of a stage is left: what failed them is not their own code."""
     over = [lane.stage for lane in state.lanes if lane.stages and lane.stage.ended_at is not None]
     contenders = [state.trials[trial] for stage in over if not stage.ranking for trial in stage.trials]
-    return [trial for trial in contenders if trial.failure is not None and trial.failure[0] in BLAMELESS_FAILURES]
+    failed = [trial for trial in contenders if trial.failure is not None and trial.stopped_at is None]
+    return [trial for trial in failed if trial.failure is not None and trial.failure[0] in BLAMELESS_FAILURES]
 
 
 def stop_at(state: State) -> float:

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.forecast import gang_factor
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
-from rubberband.executor.core.state import GangRun, GroupState, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.state import UNDER_WAY, GangRun, GroupState, State, TrialReport, TrialState, TrialStatus
 from rubberband.planner.goodput.planning import at_noise_scale
 from rubberband.planner.queueing import recalibrated, updates_per_s
 from rubberband.units import counted, format_duration, format_usd
@@ -90,7 +90,8 @@ def present_noise_scale(lane: GroupState) -> float | None:
 def _left(lane: GroupState) -> list[TrialState]:
     if lane.stages and lane.stage.ranking:
         return [lane.state.trials[trial] for trial in _next(lane)]
-    return [trial for trial in lane.state.trials if trial.status is not TrialStatus.FAILED and not trial.ended]
+    left = [trial for trial in lane.state.trials if trial.status is not TrialStatus.FAILED and not trial.ended]
+    return [trial for trial in left if trial.stopped_at is None]
 
 
 def _next(lane: GroupState) -> tuple[int, ...]:
@@ -98,7 +99,8 @@ def _next(lane: GroupState) -> tuple[int, ...]:
     job = lane.job
     following, bracket = lane.stage.stage + 1, lane.bracket
     if following < bracket.end_stage or following == lane.end_stage:
-        return tuple(trial for trial in job.promoted(lane.stage) if not lane.state.trials[trial].ended)
+        promoted = [lane.state.trials[trial] for trial in job.promoted(lane.stage)]
+        return tuple(trial.trial for trial in promoted if not trial.ended and trial.stopped_at is None)
     return job.trials_of(job.bracket_of(following))
 
 
@@ -218,9 +220,6 @@ _LEAST_RATIO = 0.1
 """An iteration that is shorter than its part of a start is taken for this much of the expected one."""
 SMALLEST_REPORTED_S = 1.0
 """A delay that differs by less is corrected and not reported."""
-
-
-_GOING_ON = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,7 +445,7 @@ def _survivors(own: OwnSpeeds, going_on: Mapping[int, OwnSpeed]) -> str:
 
 def unsaved_iterations(state: State) -> int:
     """Iterations that a trial which goes on has to train again, since its checkpoint does not hold them; the most."""
-    going_on = [trial for trial in state.trials if trial.status in _GOING_ON and not trial.ended]
+    going_on = [trial for trial in state.trials if trial.status in UNDER_WAY and not trial.ended]
     latest = [trial.reports[-1] for trial in going_on if trial.reports]
     return max([report.unsaved_iterations for report in latest], default=0)
 

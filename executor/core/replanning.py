@@ -261,7 +261,8 @@ def remaining(lane: GroupState) -> tuple[Stage, ...]:
     job = lane.job
     known = job.promoted(lane.stage) if lane.stage.ranking else lane.stage.trials
     trials = [lane.state.trials[trial] for trial in known]
-    left = sum(trial.status is not TrialStatus.FAILED and not trial.ended for trial in trials)
+    over = (TrialStatus.FAILED, TrialStatus.STOPPED)
+    left = sum(trial.status not in over and not trial.ended for trial in trials)
     done, end = lane.next_stage, lane.bracket.end_stage
     later = (replace(stage, trials=min(stage.trials, left)) for stage in job.stages[done:end])
     return (*job.stages[:done], *later, *job.stages[max(done, end) : lane.end_stage])

@@ -37,9 +37,13 @@ class TrialStatus(StrEnum):
     PAUSED = "paused"
     """Its iterations of the stage are done, and it waits for SYNC."""
     STOPPED = "stopped"
-    """Not promoted."""
+    """Not promoted, or stopped by the user (`TrialState.stopped_at`)."""
     COMPLETED = "completed"
     FAILED = "failed"
+
+
+UNDER_WAY = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
+"""Statuses of trials that are not over."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +101,8 @@ class TrialState:
     """How often it was promoted, where trials climb rungs (asha)."""
     ended: bool = False
     """Whether it has ended by itself: it trains no more, and its latest report counts at every SYNC or rung."""
+    stopped_at: float | None = None
+    """Instant at which the user stopped it: it ranks at no SYNC, and may still be the best. None: not by the user."""
 
     def metric(self, name: str) -> float | None:
         """The latest value of a metric; None before the first report."""
@@ -185,10 +191,10 @@ class GroupState:
     """The stage that was planned again within it: its trials take gangs of another width from checkpoint to
     checkpoint."""
     needs: int | None = None
-    """Most instances that the trials under way may use, if trials climb rungs or ended by themselves. None: as many as
-    are planned."""
+    """Most instances that the trials under way may use, if trials climb rungs, ended by themselves or were stopped by
+    the user. None: as many as are planned."""
     has_ended: bool = False
-    """Whether any of its trials has ended by itself."""
+    """Whether any of its trials has ended by itself, or was stopped by the user."""
     rungs: Rungs | None = field(default=None, init=False, repr=False, compare=False)
     """Results in every rung, if trials climb rungs (asha)."""
     target: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)
@@ -258,7 +264,7 @@ class GroupState:
 
     @property
     def next_stage(self) -> int:
-        """The stage that follows its current one; past its bracket, if all trials of that failed."""
+        """The stage that follows its current one; past its bracket, if no trial of that is left."""
         failed = self.stage.ended_at is not None and not self.stage.ranking
         return self.bracket.end_stage if failed else self.stage.stage + 1
 
@@ -338,10 +344,21 @@ class GroupState:
         return self.target[1]
 
     def begins_with(self, stage: int) -> tuple[int, ...]:
-        """The trials that train in its next stage, by number: the promoted ones, or those of another bracket."""
+        """The trials that train in its next stage, by number: the promoted ones, or those of another bracket.
+
+        Without those that the user has stopped.
+        """
         job = self.job
         bracket = job.bracket_of(stage)
-        return job.trials_of(bracket) if stage == bracket.first_stage else tuple(sorted(job.promoted(self.stage)))
+        trials = job.trials_of(bracket) if stage == bracket.first_stage else sorted(job.promoted(self.stage))
+        return tuple(trial for trial in trials if self.state.trials[trial].stopped_at is None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the user's stops have left no trial of its current stage to train."""
+        if self.runners or self.waiters or (self.rungs is not None and self.rungs.highest() is not None):
+            return False
+        return any(self.state.trials[trial].stopped_at is not None for trial in self.stage.trials)
 
     def begin(self, record: StageRecord, trials: Iterable[TrialState]) -> None:
         """Another stage begins; its `trials` wait."""

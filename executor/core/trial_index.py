@@ -123,8 +123,8 @@ class WaitingTrials(_Trials):
             heapq.heappush(self._order, trial.trial)
 
     def remove(self, trial: TrialState) -> None:
-        """Remove a trial that no longer waits."""
-        del self._trials[trial.trial]
+        """Remove a trial that no longer waits; one whose bracket has not begun is not among them."""
+        self._trials.pop(trial.trial, None)
         self._sorted = None
 
     def first(self, count: int) -> list[TrialState]:

@@ -156,6 +156,16 @@ def stop(state: State, trial: TrialState, *, at: float | None = None, preempted:
     return StopTrial(trial=trial.trial, attempt=trial.attempt)
 
 
+def withdraw(lane: GroupState, trial: TrialState) -> list[Command]:
+    """The user stops a trial: it gives its gang back, and is neither started nor promoted again."""
+    orders: list[Command] = [stop(lane.state, trial)] if trial.status is TrialStatus.RUNNING else []
+    if lane.rungs is not None and trial.status is TrialStatus.PAUSED:
+        lane.rungs.withdraw(trial.rung, trial.trial)
+    lane.state.put(trial, TrialStatus.STOPPED)
+    trial.stopped_at, lane.has_ended = lane.state.now, True
+    return orders + let_go(trial)
+
+
 def note_failure(state: State, trial: TrialState, kind: FailureKind, message: str) -> None:
     """The attempt ended in a failure of the trial's own: try again, or give the trial up."""
     free(state, trial)
@@ -296,14 +306,20 @@ def _key(metric: str, mode: Literal["max", "min"]) -> Callable[[TrialState], tup
     return key
 
 
+def is_result(trial: TrialState) -> bool:
+    """Whether a trial may be the best of a finished experiment: it was trained to the end, or until the user's stop."""
+    return trial.status is TrialStatus.COMPLETED or (trial.stopped_at is not None and bool(trial.reports))
+
+
 def best_trial(state: State, metric: str, mode: Literal["max", "min"]) -> TrialState | None:
     """The winner, or the best so far; None before any report.
 
     After a finished experiment it is the best of the last stages' first ones: each bracket has a winner of its own.
+    Trials that the user stopped compete with them, by their latest reports.
     After one that was cut short it is the best latest metric of all trials that did not fail.
     """
     if state.outcome == "done":
-        candidates = [trial for trial in state.trials if trial.status is TrialStatus.COMPLETED]
+        candidates = [trial for trial in state.trials if is_result(trial)]
     else:
         candidates = [trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED]
     return min(candidates, key=_key(metric, mode), default=None)

@@ -1,4 +1,4 @@
-"""Requests to a running driver: to cancel, for other limits, or for another instance cap.
+"""Requests to a running driver: to cancel, to stop a trial, for other limits, or for another instance cap.
 
 They come by a signal, or as files in its folder. Each request is a file that appears whole. The driver journals it as
 an event with the request's id, so that it is not applied twice if it is found again after a crash.
@@ -20,7 +20,14 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from rubberband.errors import InputError
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import AllotmentChanged, CancelRequested, Event, LimitsChanged, Recall
+from rubberband.executor.core.events import (
+    AllotmentChanged,
+    CancelRequested,
+    Event,
+    LimitsChanged,
+    Recall,
+    TrialStopRequested,
+)
 from rubberband.executor.core.job import Job, raised
 from rubberband.files import make_directories, write_atomically
 
@@ -36,7 +43,7 @@ class DriverRequest:
 
     id: str
     """Up to 80 letters, digits and -. Two requests of one id are one."""
-    kind: Literal["cancel", "extend", "limit"]
+    kind: Literal["cancel", "extend", "limit", "stop"]
     asked_at: float
     """Unix time; in an inbox, later than that of every request before it."""
     deadline_s: float | None = None
@@ -49,6 +56,8 @@ class DriverRequest:
     """For `limit`: the most that a pool promises it at any time, as in `AllotmentChanged`; None: no promise."""
     recall: Recall = "at_checkpoint"
     """For `limit`: when trials stop on the instances beyond it."""
+    trial: int = 0
+    """For `stop`: the trial."""
     reason: str = ""
     """For `cancel`: why the service asks; empty: the user does."""
 
@@ -129,7 +138,8 @@ _stored: TypeAdapter[DriverRequest] = TypeAdapter(DriverRequest)
 
 def _is_sound(request: DriverRequest) -> bool:
     limits = [limit for limit in (request.deadline_s, request.max_cost_usd) if limit is not None]
-    if any(count is not None and count < 0 for count in (request.max_instances, request.promised_instances)):
+    counts = (request.max_instances, request.promised_instances, request.trial)
+    if any(count is not None and count < 0 for count in counts):
         return False
     return math.isfinite(request.asked_at) and all(math.isfinite(limit) and limit > 0.0 for limit in limits)
 
@@ -171,7 +181,7 @@ Asked = LimitsChanged | AllotmentChanged
 
 def asked_limits(requests: Requests, controller: Controller, now: float) -> list[Asked]:
     """Return the requested limits and instance caps that are not applied yet."""
-    limits = (asked for asked in requests.pending(controller.state.requests) if asked.kind != "cancel")
+    limits = (asked for asked in requests.pending(controller.state.requests) if asked.kind in ("extend", "limit"))
     return [event for event in _as_events(limits, controller.job, now) if isinstance(event, Asked)]
 
 
@@ -222,6 +232,9 @@ def _as_events(requests: Iterable[DriverRequest], job: Job, now: float) -> list[
     for asked in requests:
         if asked.kind == "cancel":
             events.append(CancelRequested(occurred_at=now, request=asked.id, reason=asked.reason))
+            continue
+        if asked.kind == "stop":
+            events.append(TrialStopRequested(occurred_at=now, request=asked.id, trial=asked.trial))
             continue
         if asked.kind == "limit":
             events.append(

@@ -6,7 +6,7 @@ A view of the journal at any moment, also while the experiment runs or after a c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -25,7 +25,7 @@ from rubberband.executor.core.budget import (
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.history import DecisionResult, LimitsExtended, Pause, Replacement, RungResult, Setback
 from rubberband.executor.core.limits import can_go_on, not_started
-from rubberband.executor.core.state import GangRun, GroupState, Phase, State
+from rubberband.executor.core.state import GangRun, GroupState, Phase, State, TrialState
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.result.batch_history import (
     BalanceStretch,
@@ -97,6 +97,17 @@ SCHEMA = "rubberband.report/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """A checkpoint of a trial that its store still has."""
+
+    checkpoint: CheckpointRef
+    iterations: int
+    """Iterations after which it was written."""
+    saved_s: float
+    """From the start of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
     """One trial, with its learning curve."""
 
@@ -124,15 +135,26 @@ class TrialResult:
     """The seed of its initial weights and the order of its data."""
     ended: bool = False
     """Whether it has ended by itself, after its `iterations`."""
+    stopped_s: float | None = None
+    """Time at which the user stopped it, from the start; None: not by the user."""
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
+    """The checkpoints that are kept, the latest first: two at most while it trains, one once it is stopped."""
 
     @property
     def status_text(self) -> str:
-        """Return its status, with its end by itself: `completed (ended at 5)`."""
+        """Return its status, with its end by itself or by the user: `completed (ended at 5)`."""
         return self.with_end(self.status)
 
     def with_end(self, status: str) -> str:
-        """Return a status with the trial's end by itself."""
+        """Return a status with the trial's end, by itself or by the user."""
+        if self.stopped_s is not None:
+            return f"{status} (by the user at {self.iterations})" if status == "stopped" else f"{status} (stopped)"
         return f"{status} (ended at {self.iterations})" if self.ended else status
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it trains no more, whatever happens: then there is nothing to stop."""
+        return self.ended or self.status in ("completed", "failed", "stopped")
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -538,7 +560,17 @@ def _trial(state: State, trial: int, config: Mapping[str, Any], seed: int) -> Tr
         updates=tuple(report.updates for report in record.reports if report.updates is not None),
         seed=seed,
         ended=record.ended,
+        stopped_s=None if record.stopped_at is None else record.stopped_at - state.started_at,
+        checkpoints=tuple(_saved(state, record)),
     )
+
+
+def _saved(state: State, trial: TrialState) -> Iterator[SavedCheckpoint]:
+    kept = (trial.checkpoint, trial.checkpoint_iterations), (trial.before, trial.before_iterations)
+    for checkpoint, iterations in kept:
+        if checkpoint is not None:
+            saved_s = trial.reports[iterations - 1].reported_at - state.started_at
+            yield SavedCheckpoint(checkpoint=checkpoint, iterations=iterations, saved_s=saved_s)
 
 
 def _stage(state: State, index: int, at: float) -> StageResult:

@@ -25,6 +25,7 @@ _OF_TRIALS = (
     "status",
     "iterations",
     "ended",
+    "stopped_s",
     "failures",
     "failure",
     "bracket",
@@ -53,7 +54,7 @@ def trial_rows(result: Result) -> list[Row]:
         row |= {"bracket": trial.bracket} if several else {}
         row |= {f"config.{name}": value for name, value in _flat(trial.configuration)}
         row |= {_column(name): trial.metrics.get(name) for name in metrics}
-        row |= {"iterations": trial.iterations, "ended": trial.ended}
+        row |= {"iterations": trial.iterations, "ended": trial.ended, "stopped_s": trial.stopped_s}
         row |= {"failures": trial.failures, "failure": trial.failure}
         row |= {"gpu_s": gpu_s[trial.trial], "cost_usd": cost_usd[trial.trial]}
         row["checkpoint"] = None if trial.checkpoint is None else trial.checkpoint.url

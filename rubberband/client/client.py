@@ -308,6 +308,13 @@ class Client(_Connected):
         body = {"max_instances": max_instances}
         return self._send(calls.act(calls.path(name, "/limit"), body, key=idempotency_key))
 
+    def stop(self, name: str, trial: int, *, idempotency_key: str | None = None) -> models.ExperimentView:
+        """Stop one trial of a running experiment for good; its latest report and checkpoint are kept.
+
+        Raises InputError for a trial that is over or unknown.
+        """
+        return self._send(calls.act(calls.path(name, f"/trials/{trial}/stop"), key=idempotency_key))
+
     def prices(self, *types: str, region: str = "us-east-1") -> models.PriceList:
         """Return the resources and prices of instance types."""
         return self._send(calls.get("/v1/prices", type=types, region=region))
@@ -446,6 +453,7 @@ class AsyncClient(_Connected):
     resume = _awaited(Client.resume)
     extend = _awaited(Client.extend)
     limit = _awaited(Client.limit)
+    stop = _awaited(Client.stop)
     tag = _awaited(Client.tag)
     delete = _awaited(Client.delete)
     prices = _awaited(Client.prices)

@@ -225,7 +225,17 @@ class StoryEntry(Answer):
     what: str
     text: str
     kind: str
-    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `pause` or `replaced`."""
+    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `pause`, `replaced` or `stopped`."""
+
+
+class SavedCheckpoint(Answer):
+    """A checkpoint of a trial that its store still has."""
+
+    checkpoint: dict[str, Any]
+    iterations: int
+    """Iterations after which it was written."""
+    saved_s: float
+    """From the start of the run."""
 
 
 class TrialView(Answer):
@@ -246,6 +256,10 @@ class TrialView(Answer):
     """The seed of its initial weights and the order of its data."""
     ended: bool
     """Whether it has ended by itself, after its iterations."""
+    stopped_s: float | None
+    """Time at which the user stopped it, from the start; null: not by the user."""
+    checkpoints: list[SavedCheckpoint]
+    """The latest first; older ones than these are deleted as newer ones are written."""
 
 
 class GangView(Answer):

@@ -33,6 +33,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "rubberband status": ("rubberband status digits", "rubberband status digits --watch"),
     "rubberband logs": ("rubberband logs digits", "rubberband logs digits 12 --follow"),
     "rubberband cancel": ("rubberband cancel digits",),
+    "rubberband stop": ("rubberband stop digits 12", "rubberband stop digits 3 5 8"),
     "rubberband extend": (
         "rubberband extend digits --deadline 2h --dry-run",
         "rubberband extend digits --max-cost 20",

@@ -1,10 +1,10 @@
-"""`rubberband status`, `logs`, `cancel`, `extend` and `scale`: an experiment on this machine or at a service."""
+"""`rubberband status`, `logs`, `cancel`, `stop`, `extend`, `scale`: an experiment on this machine or at a service."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,6 +133,23 @@ def cancel(name: Name, server: ServerOption = None, on: OnOption = None) -> None
         print(experiment.cancel(), file=sys.stderr)
 
 
+def stop(
+    name: Name,
+    trials: Annotated[list[int], argument("TRIAL", "Numbers of trials.")],
+    server: ServerOption = None,
+    on: OnOption = None,
+) -> None:
+    """Stop single trials of a running experiment.
+
+    They train no more, also after a resume, and are not promoted; their GPUs are free for the others. The latest report
+    and checkpoint of each are kept, and it is the best trial if its metric is the best. The experiment goes on.
+    """
+    with open_experiment(name, server) as experiment:
+        experiment.stop(trials)
+    stopped = f"trial{'s' * (len(trials) > 1)} {', '.join(map(str, trials))}"
+    print(f"{name}: stop of {stopped} requested", file=sys.stderr)
+
+
 def extend(
     name: Name,
     deadline: Annotated[
@@ -232,6 +249,11 @@ class RemoteExperiment:
     def limit(self, max_instances: int | None) -> None:
         """Limit its instances from now on."""
         self._client.limit(self._name, max_instances)
+
+    def stop(self, trials: Sequence[int]) -> None:
+        """Stop trials, one after another."""
+        for trial in trials:
+            self._client.stop(self._name, trial)
 
     def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[tuple[int | None, str]]:
         """Iterate over the output as (trial, text); with `follow`, wait for more until it has ended."""

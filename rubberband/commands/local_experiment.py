@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rubberband.files import write_atomically
 from rubberband.states import OVER, Action, ExperimentState, Fact, obstacle, pool_sets_instances
 from rubberband.values.submission import Submission
 from rubberband.views.experiment import experiment_detail, experiment_view, extension_view, to_bytes
+from rubberband.views.trial import why_not_stopped
 
 PAGE_LINES = 10_000
 FOLLOW_EVERY_S = 0.5
@@ -95,6 +96,17 @@ class LocalExperiment:
         if (pool := pool_of(self._folder)) is not None:
             raise InputError(f"experiment {view['name']!r} is {view['state']}: {pool_sets_instances(Path(pool).name)}")
         self._ask("limit", max_instances=max_instances)
+
+    def stop(self, trials: Sequence[int]) -> None:
+        """Ask its driver to train trials no more: all of them or, if one cannot be stopped, none. Raises InputError."""
+        view = self.look()
+        why = self._obstacle(view, "stop")
+        result = None if why else self._follower.result()
+        for trial in trials:
+            if why := why or why_not_stopped(result, trial):
+                raise InputError(f"experiment {view['name']!r} is {view['state']}: {why}")
+        for trial in trials:
+            self._ask("stop", trial=trial)
 
     def _obstacle(self, view: ExperimentDetail, action: Action) -> str:
         """Return the reason why the action is not possible; empty if it is."""

@@ -219,7 +219,7 @@ def _words(context: typer.Context, names: Collection[str]) -> list[str]:
         if param.name in ("html", "file"):
             value = f"{NEEDS_FILE}{Path(value).suffix}"
         if param.param_type_name == "argument":
-            arguments.append(str(value))
+            arguments += map(str, value if isinstance(value, list | tuple) else [value])
         elif isinstance(value, bool):
             options.append((param.opts if value else param.secondary_opts)[0])
         else:

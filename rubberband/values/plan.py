@@ -294,6 +294,12 @@ class Rungs:
         trial: int = heapq.heappop(self._left[rung])[1]
         return trial
 
+    def withdraw(self, rung: int, trial: int) -> None:
+        """Take a trial off its rung without a promotion; its result stays among those of the rung."""
+        if rung < len(self._left):
+            self._left[rung] = [one for one in self._left[rung] if one[1] != trial]
+            heapq.heapify(self._left[rung])
+
     def highest(self) -> int | None:
         """Return the highest rung with a trial that was not promoted; None without any."""
         return next((rung for rung in range(len(self._left) - 1, -1, -1) if self._left[rung]), None)

@@ -31,7 +31,7 @@ class StoryEntry:
     what: str
     text: str
     kind: str
-    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `pause` or `replaced`."""
+    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `pause`, `replaced` or `stopped`."""
 
 
 StoryRecord = Setback | Pause | LimitsExtended | Replacement | HungInstance
@@ -101,10 +101,20 @@ def decided(changed: bool, reason: str) -> str:
 
 
 def story(result: Result) -> list[StoryEntry]:
-    """Return ends of stages, replans, extensions, resumes, setbacks, pauses and replacements, in order."""
+    """Return ends of stages, replans, extensions, resumes, setbacks, pauses, replacements and stops, in order."""
     restarted = "its process restarted from its journal"
     found = [*_syncs(result)]
     found += [StoryEntry(at_s=at_s, what="resumed", text=restarted, kind="resumed") for at_s in result.resumed_s]
+    found += [
+        StoryEntry(
+            at_s=trial.stopped_s,
+            what="trial stopped",
+            text=f"trial {trial.trial} stopped by the user after {counted(trial.iterations, 'iteration')}",
+            kind="stopped",
+        )
+        for trial in result.trials
+        if trial.stopped_s is not None
+    ]
     found += [_decided(result, decision) for decision in result.decisions]
     for what, kind, records in (
         ("extended", "extended", result.extensions),

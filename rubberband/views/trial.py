@@ -47,6 +47,16 @@ def lead(result: Result, trial: TrialResult) -> str:
     return f"{number(float(f'{abs(better):.3g}'))}{percent} {than}"
 
 
+def why_not_stopped(result: Result | None, number: int) -> str:
+    """Return why a trial of a running experiment cannot be stopped, in one line; empty if it can."""
+    if result is None or not result.trials:
+        return "it has no trials yet; try again once it runs"
+    if not 0 <= number < len(result.trials):
+        return f"it has no trial {number}; it has 0 to {len(result.trials) - 1}"
+    trial = result.trials[number]
+    return f"trial {number} is over ({trial.status_text}); there is nothing to stop" if trial.is_over else ""
+
+
 def _value(result: Result, trial: TrialResult) -> float | None:
     return finite(trial.metrics.get(result.metric))
 

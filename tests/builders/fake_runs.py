@@ -14,7 +14,7 @@ from typing import Any, cast
 from rubberband.api.app import app_of
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments.admission import Admission
-from rubberband.api.experiments.starting import raised_as_problems
+from rubberband.api.experiments.starting import conflict, raised_as_problems
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
 from rubberband.api.plans.process import planned, question_of
 from rubberband.api.problems import CONFLICT, NAME_TAKEN, NOT_FOUND, HttpProblem
@@ -28,10 +28,11 @@ from rubberband.executor.logs.pages import TAIL, PrintedLine
 from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.run.removing import Removal
 from rubberband.spec.experiment import Experiment
-from rubberband.states import ACTIVE, OVER, Action, ExperimentState, possible
+from rubberband.states import ACTIVE, OVER, Action, ExperimentState, obstacle, possible
 from rubberband.values.labels import LabelChange
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.submission import Submission
+from rubberband.views.trial import why_not_stopped
 from tests.builders.clocks import Clock
 from tests.builders.jobs import JOB
 from tests.builders.service_client import Client, served
@@ -50,6 +51,8 @@ class FakeRuns:
     """The ids of requests that changed limits."""
     limited: list[int | None] = field(default_factory=list)
     """The instances that experiments were limited to."""
+    stopped: list[int] = field(default_factory=list)
+    """The trials that were to stop."""
     alive: bool = True
     admission: Admission | None = None
     failure: Exception | None = None
@@ -97,6 +100,14 @@ class FakeRuns:
         self._fail()
         self.limited.append(max_instances)
         return self._known(name)
+
+    def stop(self, name: str, *, trial: int, request: str = "") -> Submission:
+        self._fail()
+        row, why = self._known(name), why_not_stopped(self.results.get(name), trial)
+        if why := obstacle(row.state, "stop", lambda fact: True) or why:
+            raise conflict(row, why)
+        self.stopped.append(trial)
+        return row
 
     @property
     def care(self) -> FakeRuns:

@@ -11,6 +11,7 @@ from rubberband.executor.core.fleet import GONE, InstanceStatus
 from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import GroupState, Phase, State, TrialStatus
+from rubberband.executor.core.trials import is_result
 
 
 def validate(controller: Controller, *, is_informed: bool = True) -> None:
@@ -53,6 +54,8 @@ def validate(controller: Controller, *, is_informed: bool = True) -> None:
     open_uses = [use for use in state.allocations if use.ended_at is None]
     assert sorted(use.trial for use in open_uses) == sorted(t.trial for t in state.running()), "an allocation leaks"
     for trial in state.trials:
+        by_user = trial.stopped_at is not None
+        assert not by_user or trial.status is TrialStatus.STOPPED, f"trial {trial.trial} goes on after its stop"
         goes_on = trial.status in (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.FAILED)
         assert not (trial.ended and goes_on), f"trial {trial.trial} has ended by itself, and is {trial.status}"
         assert not trial.ended or trial.reports, f"trial {trial.trial} has ended without a report"
@@ -69,9 +72,9 @@ def validate(controller: Controller, *, is_informed: bool = True) -> None:
         held_still = [r.instance for r in state.instances.values() if r.status not in GONE]
         assert not held_still, f"finished with {held_still} held"
         if state.outcome == "done":
-            winners = [trial for trial in state.trials if trial.status is TrialStatus.COMPLETED]
+            winners = [trial for trial in state.trials if is_result(trial)]
             assert winners, "there is no winner"
-            for winner in winners:
+            for winner in (one for one in winners if one.stopped_at is None):
                 last = job.bracket_of(winner.last_stage).end_stage - 1
                 complete = winner.ended or winner.iterations == job.iterations_by(last)
                 assert complete, f"the winner {winner.trial} is not complete"
@@ -107,7 +110,10 @@ def _validate_rungs(job: Job, state: State, lane: GroupState) -> None:
             best = lane.rungs.promotable()
             assert best is None or not lane.room, f"{best} may go on, and a slot is free"
         assert above <= count, f"{above} trials left rung {rung} of {count}"
-        assert above >= count // eta or lane.rungs.may_promote(rung), f"rung {rung} has promoted {above} of {count}"
+        stopped = any(trial.stopped_at is not None for trial in state.trials)
+        assert stopped or above >= count // eta or lane.rungs.may_promote(rung), (
+            f"rung {rung} has promoted {above} of {count}"
+        )
 
 
 def _validate_lane(job: Job, state: State, lane: GroupState) -> None:

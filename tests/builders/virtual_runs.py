@@ -10,6 +10,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, Finish
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import State
+from rubberband.executor.journal.inbox import Requests
 from rubberband.executor.journal.journal import EventLog
 from rubberband.executor.run.driver import Draw, Observer, drive
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
@@ -52,7 +53,12 @@ class Killed(Exception):
 
 
 def run_until_killed(
-    controller: Controller, backend: VirtualBackend, journal: EventLog, num_events: int, draw: Draw | None = None
+    controller: Controller,
+    backend: VirtualBackend,
+    journal: EventLog,
+    num_events: int,
+    draw: Draw | None = None,
+    requests: Requests | None = None,
 ) -> None:
     left = [num_events]
 
@@ -62,4 +68,4 @@ def run_until_killed(
             raise Killed
 
     with contextlib.suppress(Killed):
-        drive(controller, backend, journal, observers=[kill], draw=draw)
+        drive(controller, backend, journal, observers=[kill], draw=draw, requests=requests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,11 @@ import yaml
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
+from rubberband.executor.core.events import TrialStopRequested
 from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.journal.journal import Journal, sqlite_url
+from rubberband.executor.journal.reading import read
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
@@ -141,3 +145,40 @@ def test_a_trial_fits_a_phone(browser: Any, site: tuple[str, ExperimentFolder], 
         drawn(page, "curves")
         assert visit.overflow_px() <= 0
         visit.shot(f"trial-phone-{'dark' if dark else 'light'}")
+
+
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_trial_is_stopped_by_a_button_after_a_question(
+    browser: Any, tmp_path: Path, run: Recorded, dark: bool
+) -> None:
+    with ExitStack() as stack:
+        half = len(run.events) // 2
+        folder = run.put(tmp_path, half)
+        stack.enter_context(folder.driving())
+        store = open_store(None, tmp_path)
+        address = stack.enter_context(served(create_app(Settings(home=tmp_path), store=store)))
+        eventually(lambda: (row := store.submission("grown")) is not None and row.state is ExperimentState.RUNNING)
+        result = read(folder)
+        over = next(trial.trial for trial in result.trials if trial.is_over)
+        going = next(trial.trial for trial in result.trials if trial.status == "running")
+        visit = stack.enter_context(visiting(browser, address, dark=dark))
+        page = visit.open(f"/experiments/grown/trials/{over}")
+        button = page.get_by_role("button", name="Stop", exact=True)
+        expect(button).to_have_count(0)
+        page = visit.open(f"/experiments/grown/trials/{going}")
+        button.click()
+        visit.shot(f"trial-stop-{'dark' if dark else 'light'}", whole=False)
+        page.get_by_role("button", name="Keep it running").click()
+        assert Inbox(folder.inbox).pending() == []
+        button.click()
+        page.get_by_role("button", name="Stop the trial").click()
+        expect(page.get_by_role("status").get_by_text("The trial stops.")).to_be_visible()
+        (asked,) = Inbox(folder.inbox).pending()
+        assert (asked.kind, asked.trial) == ("stop", going)
+        with closing(Journal(sqlite_url(folder.journal), "grown")) as journal:
+            now = list(journal.events())[-1][1].occurred_at
+            journal.append([TrialStopRequested(occurred_at=now, request=asked.id, trial=going)])
+        expect(page.locator("h1 .badge")).to_have_text("stopped")
+        expect(button).to_have_count(0)
+        expect(page.locator("#checkpoints li")).to_have_count(1)

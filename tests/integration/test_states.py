@@ -28,7 +28,8 @@ from tests.builders.fake_runs import NearPlans
 from tests.builders.journalled_runs import Recorded, recorded, words
 from tests.builders.service_client import served
 
-ACTIONS: tuple[Action, ...] = get_args(Action)
+ACTIONS: tuple[Action, ...] = tuple(action for action in get_args(Action) if action != "stop")
+"""Those of an experiment; a trial is stopped on its own page."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,13 +150,13 @@ def test_requests_that_spend_money_or_delete_take_a_key(document: dict[str, Any]
         if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", []))
     }
     acts = ("submit", "cancel", "resume", "extend", "limit", "delete")
-    assert keyed == {f"{act}Experiment" for act in acts}
+    assert keyed == {f"{act}Experiment" for act in acts} | {"stopTrial"}
 
 
 MADE_UP = {"/v1/pool", "/v1/plans/{id}", "/v1/tokens/{id}"}
 """Their examples are random ids: nothing is there."""
-REFUSED = {"getCheckpoint", "deleteExperiment"}
-"""A virtual run has no checkpoint, and an experiment that waits is not deleted."""
+REFUSED = {"getCheckpoint", "deleteExperiment", "stopTrial"}
+"""A virtual run has no checkpoint, and an experiment that waits is not deleted; none of its trials is stopped."""
 
 
 def test_every_example_of_a_request_is_answered_as_the_document_says(

@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from rubberband.api.security import Tokens
+from rubberband.api.store.schema import SCOPES
 from rubberband.executor.checkpoints import make_store
 from rubberband.executor.checkpoints.folders import pack
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.logs.pages import page, trial_files
+from rubberband.executor.result.result import SavedCheckpoint
+from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.results import FAULTS, a_result, cut_short
 
@@ -69,17 +73,22 @@ def test_before_the_start_there_are_no_trials(service: FakeService) -> None:
     assert "has not started" in service.client.get("/v1/experiments/two/trials/0").json()["detail"]
 
 
-def with_checkpoint(service: FakeService, ref: CheckpointRef | None) -> None:
+def with_checkpoints(service: FakeService, *refs: CheckpointRef) -> None:
+    """Give trial 0 checkpoints, the latest first."""
     result = a_result()
-    trials = (dataclasses.replace(result.trials[0], checkpoint=ref), *result.trials[1:])
-    service.runs.results["one"] = dataclasses.replace(result, trials=trials)
+    kept = (
+        SavedCheckpoint(checkpoint=ref, iterations=len(refs) - place, saved_s=10.0 * (len(refs) - place))
+        for place, ref in enumerate(refs)
+    )
+    first = dataclasses.replace(result.trials[0], checkpoint=refs[0] if refs else None, checkpoints=tuple(kept))
+    service.runs.results["one"] = dataclasses.replace(result, trials=(first, *result.trials[1:]))
 
 
 def test_a_checkpoint_is_downloaded_as_it_was_saved(service: FakeService, tmp_path: Path) -> None:
     store = make_store(str(tmp_path / "store"))
     content = b"weights" * 400_000
     ref = store.save(0, 1, content)
-    with_checkpoint(service, ref)
+    with_checkpoints(service, ref)
     answer = service.client.get(f"{ONE}/0/checkpoint")
     assert answer.content == content
     assert answer.headers["content-disposition"].endswith('.ckpt"')
@@ -96,18 +105,84 @@ def test_a_folder_is_downloaded_as_an_archive(service: FakeService, tmp_path: Pa
     (tmp_path / "model" / "weights.txt").write_text("1 2 3")
     archive = tmp_path / "archive"
     pack(tmp_path / "model", archive, iterations=1, metrics={})
-    with_checkpoint(service, make_store(str(tmp_path / "store")).save(0, 1, archive.read_bytes()))
+    with_checkpoints(service, make_store(str(tmp_path / "store")).save(0, 1, archive.read_bytes()))
     answer = service.client.get(f"{ONE}/0/checkpoint")
     assert answer.headers["content-disposition"].endswith('.tar"')
     assert b"weights.txt" in answer.content
 
 
+def test_each_checkpoint_that_is_kept_is_downloaded(service: FakeService, tmp_path: Path) -> None:
+    store = make_store(str(tmp_path / "store"))
+    with_checkpoints(service, store.save(0, 2, b"second"), store.save(0, 1, b"first"))
+    listed = trial(service, 0)["checkpoints"]
+    assert [(one["iterations"], one["saved_s"], one["checkpoint"]["size_bytes"]) for one in listed] == [
+        (2, 20.0, 6),
+        (1, 10.0, 5),
+    ]
+    page = service.client.get("/experiments/one/trials/0", headers={"Accept": "text/html"}).text
+    for query, content, done in (("", b"second", 2), ("?iterations=2", b"second", 2), ("?iterations=1", b"first", 1)):
+        answer = service.client.get(f"{ONE}/0/checkpoint{query}")
+        assert answer.content == content
+        assert f"-iterations-{done}.ckpt" in answer.headers["content-disposition"]
+        assert not query or f'href="{ONE}/0/checkpoint{query}"' in page
+    answer = service.client.get(f"{ONE}/0/checkpoint?iterations=3")
+    assert answer.status_code == 404
+    assert answer.json()["detail"].endswith("has no checkpoint of 3 iterations; it has those of 1, 2")
+
+
+ROUTES = (f"{ONE}/0", f"{ONE}/0/checkpoint", ONE, "/experiments/one/trials/0", "/fragments/experiments/one/trials/0")
+ROUTES = (*ROUTES, "/experiments/one/trials/0/figures/curves", "/v1/experiments/one/export")
+
+
+def test_tokens_open_the_routes_of_a_trial_and_only_those_that_may_act_stop_it(tmp_path: Path) -> None:
+    with fake_service(tmp_path, auth=True) as service:
+        service.add("one")
+        going = dataclasses.replace(a_result(), outcome="unfinished")
+        first = dataclasses.replace(going.trials[0], status="running")
+        service.runs.results["one"] = dataclasses.replace(going, trials=(first, *going.trials[1:]))
+        tokens = Tokens(service.store)
+        kept = {scope: tokens.create(scope, scope)[1] for scope in SCOPES}
+        for path in ROUTES:
+            for headers in ({}, bearer("wrong")):
+                assert service.client.get(path, headers=headers).status_code in (401, 303), path
+        for token in kept.values():
+            for path in ROUTES:
+                expected = 409 if path.endswith("/checkpoint") else 200
+                assert service.client.get(path, headers=bearer(token)).status_code == expected
+        for scope, token in kept.items():
+            page = service.client.get("/experiments/one/trials/0", headers=bearer(token)).text
+            assert ('data-dialog="stop"' in page) == ('<dialog id="stop"' in page) == (scope != "read")
+        assert service.client.post(f"{ONE}/0/stop").status_code == 401
+        assert service.client.post(f"{ONE}/0/stop", headers=bearer(kept["read"])).status_code == 403
+        assert service.runs.stopped == []
+        for scope in ("submit", "admin"):
+            assert service.client.post(f"{ONE}/0/stop", headers=bearer(kept[scope])).status_code == 202
+        assert service.runs.stopped == [0, 0]
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def test_a_trial_that_is_over_is_not_stopped(service: FakeService) -> None:
+    over = service.client.post(f"{ONE}/0/stop")
+    assert over.status_code == 409
+    status = service.runs.results["one"].trials[0].status_text
+    assert over.json()["detail"] == f"experiment 'one' is running: trial 0 is over ({status}); there is nothing to stop"
+    assert service.client.post(f"{ONE}/99/stop").status_code == 404
+    service.add("two", state=ExperimentState.DONE)
+    service.runs.results["two"] = a_result()
+    ended = service.client.post("/v1/experiments/two/trials/0/stop")
+    assert ended.status_code == 409
+    assert "is done: it is over" in ended.json()["detail"]
+
+
 @pytest.mark.parametrize(
-    ("ref", "why"),
-    [(None, "did not finish"), (CheckpointRef(url="virtual:0/1", digest="", size_bytes=0), "trains no model")],
+    ("refs", "why"),
+    [([], "did not finish"), ([CheckpointRef(url="virtual:0/1", digest="", size_bytes=0)], "trains no model")],
 )
-def test_a_missing_checkpoint_is_refused(service: FakeService, ref: CheckpointRef | None, why: str) -> None:
-    with_checkpoint(service, ref)
+def test_a_missing_checkpoint_is_refused(service: FakeService, refs: list[CheckpointRef], why: str) -> None:
+    with_checkpoints(service, *refs)
     answer = service.client.get(f"{ONE}/0/checkpoint")
     assert answer.status_code == 409
     assert why in answer.json()["detail"]

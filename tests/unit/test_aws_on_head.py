@@ -461,6 +461,7 @@ def test_commands_that_ask_for_experiments_are_sent_to_the_head(account: Account
         ("best", "digits", "-o", "json"): ["best", "--output", "json", "digits"],
         ("export", "digits", "t.csv", "--reports"): ["export", "--reports", "digits", "{file}.csv"],
         ("scale", "digits", "--max-instances", "2"): ["scale", "--max-instances", "2", "digits"],
+        ("stop", "digits", "3", "8"): ["stop", "digits", "3", "8"],
         ("cancel", "digits"): ["cancel", "digits"],
         ("extend", "digits", "--deadline", "2h", "-n"): ["extend", "--deadline", "2h", "--dry-run", "digits"],
     }.items():

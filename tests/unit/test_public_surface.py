@@ -110,6 +110,7 @@ COMMANDS = {
     "status": {"name", "--on", "--output", "-o", "--server", "--watch", "-w"},
     "logs": {"name", "trial", "--follow", "-f", "--on", "--process", "--server"},
     "cancel": {"name", "--on", "--server"},
+    "stop": {"name", "trials", "--on", "--server"},
     "extend": {
         "name",
         "--deadline",

@@ -9,6 +9,14 @@ const dialog = (id) => document.getElementById(id);
 
 export function offerActions(name, changed) {
   const address = `/v1/experiments/${name}`;
+  offerDialogs(address, changed);
+  offerExtension(address, changed);
+  offerLimit(address, changed);
+  offerDeletion(address);
+}
+
+// Buttons that open dialogs, and those within that ask for what needs no more words.
+export function offerDialogs(address, changed) {
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-dialog]");
     if (opener) open(dialog(opener.dataset.dialog));
@@ -17,9 +25,6 @@ export function offerActions(name, changed) {
   for (const button of document.querySelectorAll("[data-do]")) {
     button.addEventListener("click", () => act(button, `${address}/${button.dataset.do}`, changed));
   }
-  offerExtension(address, changed);
-  offerLimit(address, changed);
-  offerDeletion(address);
 }
 
 function open(element) {
@@ -33,7 +38,7 @@ async function act(button, address, changed) {
   const answer = await busy(button, () => send("POST", address, null, freshKey()));
   if (!answer.ok) return complain(element, answer.body);
   element.close();
-  say(button.dataset.do === "cancel" ? "Cancellation requested." : "It resumes as soon as a slot is free.");
+  say(button.dataset.said);
   changed();
 }
 

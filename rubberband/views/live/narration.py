@@ -22,6 +22,7 @@ from rubberband.executor.core.events import (
     Tick,
     TrialReported,
     TrialsDrawn,
+    TrialStopRequested,
 )
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast
@@ -37,7 +38,7 @@ from rubberband.executor.core.history import (
     Setback,
 )
 from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import GroupState, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.state import UNDER_WAY, GroupState, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.units import counted, duration, format_usd, gpus_each, in_unit
 from rubberband.values.offer import slots
@@ -50,9 +51,6 @@ from rubberband.views.formatting import (
     unequal,
 )
 from rubberband.views.story import decided, instance_cap_changed, sentence
-
-_UNDER_WAY = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
-
 
 T = TypeVar("T")
 Slow = tuple[Sequence[int], Sequence[int]]
@@ -104,11 +102,11 @@ class Narrator:
             return [
                 f"instance cap: {instance_cap_changed(change, deadline_s, is_begun=is_begun)}" for change in changes
             ]
+        said = self._stopped(event, state) if isinstance(event, TrialStopRequested) else []
         if isinstance(event, DriverStopped):
             return [f"stopped: {printable(event.reason)}"]
         if isinstance(event, TrialsDrawn):
             return [_drawn(event)] if self._begun else []
-        said: list[str] = []
         if not self._begun:
             self._begun = True
             said.append(self._introduction(event, state))
@@ -393,6 +391,8 @@ class Narrator:
             parts.append(f"promoted {len(promoted)} of {len(stage.trials)} ({_trials(promoted)})")
             parts.append(f"stopped {stopped}" if stopped else "")
         parts.append(f"{failed} failed" if failed else "")
+        by_user = sum(state.trials[trial].stopped_at is not None for trial in stage.trials)
+        parts.append(f"{by_user} stopped by the user" if by_user else "")
         ended = sum(state.trials[trial].ended for trial in stage.trials)
         parts.append(f"{ended} ended early" if ended else "")
         expected = forecast(state, state.now)
@@ -419,6 +419,12 @@ class Narrator:
                     then = "given up" if trial.failures == 1 else f"given up after {trial.failures} failures"
                 said.append(f"trial {trial.trial} failed, {kind.replace('_', ' ')}: {printable(message)}; {then}")
         return said
+
+    def _stopped(self, event: TrialStopRequested, state: State) -> list[str]:
+        trial = state.trials[event.trial] if event.trial < len(state.trials) else None
+        if trial is None or trial.stopped_at is None or trial.stopped_at < event.occurred_at:
+            return []
+        return [f"trial {trial.trial} stopped by the user after {counted(trial.iterations, 'iteration')}"]
 
     def _went_back(self, state: State) -> list[str]:
         return [sentence(setback) for setback in self._fresh("setbacks", state.history.of(Setback))]
@@ -453,7 +459,7 @@ def _to_train(stage: StageRecord, state: State) -> str:
 def _left(state: State) -> str:
     """Return what a resuming driver finds, without the instances that it has just requested."""
     held = [record for record in state.fleet.live() if record.requested_at < state.now]
-    going = [trial for trial in state.trials if trial.status in _UNDER_WAY]
+    going = [trial for trial in state.trials if trial.status in UNDER_WAY]
     return f"{counted(len(held), 'instance')} held, {counted(len(going), 'trial')} to continue"
 
 

@@ -128,7 +128,7 @@ class Progress:
 
 def observe(job: Job, state: State) -> Progress:
     """Return the progress of `state`, without references to parts that will change."""
-    best = best_trial(state, job.metric, job.mode) if state.outcome != "done" or state.stages[-1].ranking else None
+    best = best_trial(state, job.metric, job.mode)
     value = None if best is None else best.metric(job.metric)
     return Progress(
         job=job,
@@ -218,15 +218,18 @@ def _stage(job: Job, state: State, index: int) -> StageProgress:
 
 
 def _unneeded(state: State, trials: Sequence[int], before: int, iterations: int) -> int:
-    """Return the iterations of a stage that trials leave out which have ended by themselves."""
-    done = [state.trials[trial].iterations for trial in trials if state.trials[trial].ended]
+    """Return the iterations of a stage that trials leave out which ended by themselves, or which the user stopped."""
+    over = [state.trials[trial] for trial in trials if state.trials[trial].ended]
+    over += [state.trials[trial] for trial in trials if state.trials[trial].stopped_at is not None]
+    done = [trial.iterations for trial in over]
     return sum(max(0, before + iterations - max(before, each)) for each in done)
 
 
 def _trials(state: State, record: StageRecord) -> Counter[str]:
     """Count the stage's trials that run, wait, are done and have failed."""
     if record.ended_at is not None and not state.history.of(Promotion):
-        return Counter(done=len(record.ranking), failed=len(record.trials) - len(record.ranking))
+        failed = sum(state.trials[trial].status is TrialStatus.FAILED for trial in record.trials)
+        return Counter(done=len(record.trials) - failed, failed=failed)
     names = {TrialStatus.RUNNING: "running", TrialStatus.QUEUED: "queued", TrialStatus.FAILED: "failed"}
     return Counter(names.get(state.trials[trial].status, "done") for trial in record.trials)
 

@@ -1,0 +1,209 @@
+"""A trial that the user stops trains no more, is not promoted, and may still be the best one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from rubberband.executor.core.events import (
+    CancelRequested,
+    Command,
+    DiscardCheckpoint,
+    DriverResumed,
+    InstanceReleased,
+    LaunchInstance,
+    LiveInstance,
+    ReleaseInstance,
+    Started,
+    StartTrial,
+    StopTrial,
+    TrialReported,
+    TrialStopRequested,
+)
+from rubberband.executor.core.forecast import expected_iterations
+from rubberband.executor.core.job import Job
+from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.core.trials import best_trial
+from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.journal.journal import decode_event
+from rubberband.executor.result import rows
+from rubberband.executor.result.result import summarise
+from rubberband.planner.exact.model import predict
+from rubberband.values.plan import Plan, Stage, StagePlan
+from rubberband.views.live.narration import Narrator
+from rubberband.views.live.view import observe
+from rubberband.views.story import story as story_of
+from tests.builders.jobs import JOB, OFFER
+from tests.builders.stories import Story, begun, checkpoint, kinds
+
+STAGES = (Stage(trials=4, iterations=3), Stage(trials=2, iterations=2))
+PLAN = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instances=1, gpus_per_trial=1)))
+
+
+def job(stages: tuple[Stage, ...] = STAGES, plan: Plan = PLAN) -> Job:
+    return dataclasses.replace(JOB, stages=stages, plan=plan, prediction=predict(stages, plan, JOB.profile, OFFER))
+
+
+def stop(story: Story, trial: int, request: str = "") -> list[Command]:
+    return story.tell(TrialStopRequested, request=request or f"s-{story.at}", trial=trial)
+
+
+def sync(story: Story, *trials: int) -> list[Command]:
+    """Let trials do the three iterations of the first stage; the higher the number, the better."""
+    commands: list[Command] = []
+    for trial in trials:
+        for _ in range(3):
+            commands = story.report(trial, trial / 10)
+    return commands
+
+
+def test_a_running_trial_ends_at_once_and_its_latest_checkpoint_is_kept() -> None:
+    story = begun(job())
+    story.report(0, 0.5)
+    story.report(0, 0.6)
+    assert stop(story, 0) == [StopTrial(trial=0, attempt=1), DiscardCheckpoint(checkpoint=checkpoint(0, 1))]
+    trial = story.state.trials[0]
+    assert (trial.status, trial.stopped_at, trial.iterations) == (TrialStatus.STOPPED, story.at, 2)
+    late = {"trial": 0, "attempt": 1, "iterations": 3, "metrics": {"score": 0.7}, "checkpoint": checkpoint(0, 3)}
+    assert story.tell(TrialReported, **late) == []
+    assert (trial.iterations, trial.checkpoint) == (2, checkpoint(0, 2))
+
+
+def test_instances_that_no_trial_needs_go_back() -> None:
+    story = begun(job())
+    on = {trial.trial: trial.gang[0].instance for trial in story.state.running()}
+    first, second = (trial for trial, instance in on.items() if instance == "i-001")
+    assert kinds(stop(story, first)) == ["StopTrial"]
+    assert stop(story, second) == [StopTrial(trial=second, attempt=1), ReleaseInstance(instance="i-001")]
+
+
+def test_it_is_not_promoted_and_others_are_in_its_place() -> None:
+    story = begun(job())
+    sync(story, 3)
+    stop(story, 3)
+    commands = sync(story, 0, 1, 2)
+    assert [command.trial for command in commands if isinstance(command, StartTrial)] == [1, 2]
+    assert story.state.stages[0].ranking == (2, 1, 0)
+
+
+@pytest.mark.parametrize("metric", [0.05, 0.95])
+def test_it_is_the_best_if_its_metric_is(metric: float) -> None:
+    story = begun(job())
+    story.report(0, metric)
+    stop(story, 0)
+    sync(story, 1, 2, 3)
+    for _ in range(2):
+        story.report(2, 0.5)
+        story.report(3, 0.6)
+    assert story.state.outcome == "done"
+    best = best_trial(story.state, "score", "max")
+    assert best is story.state.trials[0 if metric > 0.6 else 3]
+
+
+def test_a_waiting_trial_never_starts_and_its_instance_is_given_up() -> None:
+    story = Story(job())
+    assert len(story.tell(Started)) == 2
+    assert stop(story, 3) == []
+    assert kinds(stop(story, 2)) == ["ReleaseInstance"]
+    commands = story.ready("i-002")
+    assert [command.trial for command in commands if isinstance(command, StartTrial)] == [0, 1]
+
+
+def test_without_any_trial_left_it_is_done_if_one_reported_and_else_failed() -> None:
+    story = begun(job())
+    story.report(2, 0.5)
+    for trial in range(4):
+        stop(story, trial)
+    assert story.state.outcome == "done"
+    assert best_trial(story.state, "score", "max") is story.state.trials[2]
+
+    story = Story(job())
+    story.tell(Started)
+    for trial in range(4):
+        commands = stop(story, trial)
+    assert kinds(commands) == ["ReleaseInstance"]
+    assert story.state.outcome == "failed"
+    assert story.state.reason == "every trial of stage 0 was stopped before its first report"
+    for instance in ("i-001", "i-002"):
+        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    assert story.controller.is_over
+
+
+def test_the_same_request_counts_once_and_one_for_a_trial_that_is_over_not_at_all() -> None:
+    story = begun(job())
+    sync(story, 0)
+    assert stop(story, 0, "s") == [DiscardCheckpoint(checkpoint=checkpoint(0, 2))]
+    stopped_at = story.state.trials[0].stopped_at
+    for request, trial in (("s", 1), ("t", 0), ("u", 99)):
+        assert stop(story, trial, request) == []
+    assert story.state.trials[0].stopped_at == stopped_at
+    assert story.state.trials[1].status is TrialStatus.RUNNING
+
+
+def test_it_is_not_started_by_a_resume_of_a_cancelled_run() -> None:
+    story = begun(job())
+    sync(story, 0, 1)
+    story.tell(CancelRequested)
+    stop(story, 2)
+    stop(story, 3)
+    for instance in ("i-001", "i-002"):
+        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    assert story.state.course == "finished"
+    commands = story.tell(DriverResumed, live=(), ended=())
+    assert [one for one in commands if isinstance(one, LaunchInstance)] == [
+        LaunchInstance(instance="i-003", market="on_demand")
+    ]
+    commands = story.ready("i-003")
+    assert [command.trial for command in commands if isinstance(command, StartTrial)] == [0, 1]
+
+
+def test_a_request_that_a_dead_driver_left_is_taken_in_by_the_next_one(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.put(DriverRequest(id="stop-1", kind="stop", asked_at=1.0, trial=2))
+    (tmp_path / "stop-2.json").write_text('{"id": "stop-2", "kind": "stop", "asked_at": 1.0, "trial": -2}')
+    assert [(request.id, request.trial) for request in inbox.pending()] == [("stop-1", 2)]
+    story = begun(job())
+    story.tell(DriverResumed, live=(LiveInstance(instance="i-001", running_at=100.0),), ended=())
+    stop(story, 2)
+    commands = story.ready("i-001")
+    assert [command.trial for command in commands if isinstance(command, StartTrial)] == [0, 1]
+
+
+def test_reports_tables_and_lines_say_who_stopped_it() -> None:
+    story = begun(job())
+    narrator = Narrator(story.controller.job)
+    narrator.lines(Started(occurred_at=story.at), story.controller)
+    story.report(0, 0.5)
+    whole = expected_iterations(story.state)
+    event = TrialStopRequested(occurred_at=story.at + 1.0, request="s", trial=0)
+    stop(story, 0, "s")
+    assert "trial 0 stopped by the user after 1 iteration" in narrator.lines(event, story.controller)
+    assert expected_iterations(story.state) == whole - 2
+    progress = observe(story.controller.job, story.state).stages[0]
+    assert (progress.iterations, progress.failed) == (10, 0)
+    result = summarise(story.state, {"configurations": [{"x": n} for n in range(4)]}, story.at)
+    trial = result.trials[0]
+    assert trial.status_text == "stopped (by the user at 1)"
+    assert trial.stopped_s == story.at - story.state.started_at
+    assert rows.trial_rows(result)[0]["stopped_s"] == trial.stopped_s
+    assert [(one.what, one.text) for one in story_of(result)] == [
+        ("trial stopped", "trial 0 stopped by the user after 1 iteration")
+    ]
+    sync(story, 1, 2, 3)
+    assert any("1 stopped by the user" in line for line in narrator.lines(event, story.controller))
+
+
+def test_checkpoints_that_are_kept_have_their_iterations_and_times() -> None:
+    story = begun(job())
+    for _ in range(3):
+        story.report(3, 0.5)
+    kept = summarise(story.state, {"configurations": [{}] * 4}, story.at).trials[3].checkpoints
+    assert [(one.checkpoint, one.iterations) for one in kept] == [(checkpoint(3, 3), 3), (checkpoint(3, 2), 2)]
+    assert kept[0].saved_s - kept[1].saved_s == 1.0
+
+
+def test_the_journal_has_the_stop() -> None:
+    event = TrialStopRequested(occurred_at=4.0, request="s", trial=2)
+    assert decode_event("TrialStopRequested", '{"occurred_at": 4.0, "request": "s", "trial": 2}') == event
