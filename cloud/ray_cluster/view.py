@@ -57,9 +57,12 @@ class ClusterView:
 
 
 def resolve(address: str) -> str:
-    """Return HOST:PORT of the head that `resources.address` means. Raises InputError if `auto` means none."""
+    """Return HOST:PORT of the head that `resources.address` means. Raises InputError if `auto` means none.
+
+    This machine is meant by its IP address, as Ray names it, and not as localhost.
+    """
     if address != "auto":
-        return address
+        return _reachable(address)
     given = os.environ.get(ADDRESS_VARIABLE, "")
     if given.startswith("ray://"):
         raise InputError(
@@ -74,7 +77,13 @@ def resolve(address: str) -> str:
             "resources.address: this machine is a node of no Ray cluster; run `ray start --head` or `ray start "
             f"--address=HOST:6379` first, or give address: HOST:PORT (or {ADDRESS_VARIABLE})"
         )
-    return str(found)
+    return _reachable(str(found))
+
+
+def _reachable(address: str) -> str:
+    from ray._private.services import canonicalize_bootstrap_address
+
+    return str(canonicalize_bootstrap_address(address))
 
 
 def view(address: str) -> ClusterView:

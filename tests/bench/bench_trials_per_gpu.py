@@ -31,7 +31,7 @@ import rubberband
 def train(config):
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    device, steps = ("cuda", 2000) if torch.cuda.is_available() else ("cpu", 200)
+    device, steps = ("cuda", 500) if torch.cuda.is_available() else ("cpu", 200)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
     inputs = torch.randn(256, 64, device=device)
@@ -78,7 +78,7 @@ def print_run(shared: int, trials: int, iterations: int, place: Path) -> None:
     (place / "small.py").write_text(TRIAL)
     (place / "shared.yaml").write_text(EXPERIMENT.format(trials=trials, iterations=iterations, shared=shared))
     home, said = place / "home", place / "said"
-    environment = os.environ | {"RUBBERBAND_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"RUBBERBAND_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
     command = [sys.executable, "-m", "rubberband.cli", "run", "shared.yaml"]
     with open(said, "w") as output:
         code = subprocess.run(command, cwd=place, env=environment, stdout=output, stderr=output).returncode

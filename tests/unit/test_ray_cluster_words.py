@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private.services import get_node_ip_address
 
 from rubberband.cloud.ray_cluster import view
 from rubberband.cloud.ray_cluster.view import ClusterNode, ClusterView, require_versions, share
@@ -271,3 +272,12 @@ def test_a_cluster_that_is_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert view.resolve("auto") == "head:6379"
     assert view.resolve("other:6379") == "other:6379"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_this_machine_has_the_address_that_a_connected_process_reports(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", f"{host}:6379")
+    expected = f"{get_node_ip_address()}:6379"
+    assert view.resolve("auto") == view.resolve(f"{host}:6379") == expected != f"{host}:6379"
