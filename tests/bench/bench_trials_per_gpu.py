@@ -78,7 +78,8 @@ def print_run(shared: int, trials: int, iterations: int, place: Path) -> None:
     (place / "small.py").write_text(TRIAL)
     (place / "shared.yaml").write_text(EXPERIMENT.format(trials=trials, iterations=iterations, shared=shared))
     home, said = place / "home", place / "said"
-    environment = os.environ | {"RUBBERBAND_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"RUBBERBAND_HOME": str(home), "PYTHONPATH": paths}
     command = [sys.executable, "-m", "rubberband.cli", "run", "shared.yaml"]
     with open(said, "w") as output:
         code = subprocess.run(command, cwd=place, env=environment, stdout=output, stderr=output).returncode
