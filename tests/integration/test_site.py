@@ -84,6 +84,26 @@ def test_examples_of_commands_and_of_python_are_copied_without_prompts(address: 
         assert not [line for text in _copied(visit, "reference/python") for line in text.split("\n") if ">>>" in line]
 
 
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("docker", "faq"),
+        ("slurm", "clusters"),
+        ("kubernetes", "faq"),
+        ("windows", "faq"),
+        ("sagemaker", "sagemaker"),
+        ("cite", "citing"),
+        ("upgrade", "upgrading"),
+        ("no plan keeps", "troubleshooting"),
+    ],
+)
+def test_the_search_finds_the_page_of_a_word(words: str, page: str, address: str, browser: Any) -> None:
+    with visiting(browser, address) as visit:
+        shown = visit.open("/index.html")
+        shown.get_by_role("textbox", name="Search").fill(words)
+        shown.locator(f'.md-search-result__link[href*="{page}.html"]').first.wait_for(state="attached")
+
+
 @pytest.mark.parametrize("page", ["experiment-file", "rest", "cli", "python"])
 def test_keys_are_whole_on_a_phone(page: str, address: str, browser: Any) -> None:
     with visiting(browser, address, phone=True) as visit:
