@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +92,9 @@ def remove(folder: ExperimentFolder, going: Removal) -> None:
                 keep_spent(folder, going.created_at, going.spent_usd)
             _take_away(folder, folder.home / f"{_REMOVED}{os.urandom(4).hex()}")
         for left in folder.home.glob(f"{_REMOVED}*"):
-            shutil.rmtree(left)
+            while left.exists():
+                with suppress(FileNotFoundError):  # another one deletes it, too
+                    shutil.rmtree(left)
     except OSError as error:
         raise InputError(f"{folder.path} cannot be deleted ({error.strerror or error}); give access") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,20 @@ def test_an_ended_experiment_is_deleted_and_another_one_of_its_name_runs(house: 
     assert (row.attempt, row.labels) == (1, Labels())
     assert house.seqs("one") == list(range(count_of(house.journal)))
     assert len(house.store.bills(since=0.0, owner="ann")) == 2
+
+
+def test_many_are_deleted_at_once(house: House) -> None:
+    names = [f"e{at}" for at in range(6)]
+    with house.open() as runs, ThreadPoolExecutor(len(names)) as threads:
+        for name in names:
+            runs.submit(experiment(name))
+        for name in names:
+            house.wait(name, DONE)
+            for number in range(300):
+                (house.home / "experiments" / name / f"{number}.log").touch()
+        assert [going.name for going in threads.map(runs.care.delete, names)] == names
+    assert list((house.home / "experiments").iterdir()) == []
+    assert list(house.home.glob(".removed*")) == []
 
 
 def test_one_that_never_began_is_deleted_too(house: House) -> None:
