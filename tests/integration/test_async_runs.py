@@ -224,3 +224,22 @@ def test_a_search_outlives_a_worker_and_a_server_in_each_of_its_stages(tmp_path:
         check_updates(trial)
     assert sum(use.lost for trial in result.trials for use in trial.updates) <= 3
     assert command_line.nothing_left()
+
+
+def test_a_trial_with_servers_is_stopped_and_another_takes_its_gpus(tmp_path: Path) -> None:
+    command_line = CommandLine(tmp_path)
+    scheduler = {"type": "stages", "stages": [{"trials": 2, "iterations": 20}]}
+    write(tmp_path, {**LOCAL, "gpus_per_trial": {"min": 2, "max": 2}}, scheduler, profile=PROFILE)
+    driver = command_line.start("run", "paced.yaml", "--no-check")
+    begun = command_line.wait_for(driver, lambda result: iterations(result) > 2, "paced")
+    going = next(trial.trial for trial in begun.trials if trial.iterations)
+    command_line("stop", "paced", str(going))
+    output, errors = driver.communicate(timeout=300)
+    assert driver.returncode == 0, output + errors
+    result = command_line.result("paced")
+    stopped, other = result.trials[going], result.trials[1 - going]
+    assert (stopped.status, other.status, other.iterations) == ("stopped", "completed", 20)
+    assert 0 < stopped.iterations < 20
+    check_updates(stopped)
+    check_updates(other)
+    assert command_line.nothing_left()

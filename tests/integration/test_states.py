@@ -21,6 +21,8 @@ from rubberband.api.settings import Settings
 from rubberband.api.store import Store, open_store
 from rubberband.client.client import Client
 from rubberband.errors import InputError
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.states import ACTIVE, OVER, Action, ExperimentState, State, obstacle
 from rubberband.values.submission import Submission, Summary
@@ -171,6 +173,29 @@ def test_the_page_offers_and_the_client_is_granted_the_same(house: House, case: 
         why = granted(house, name, action)
         is_repeated = (case.state, action) == (ExperimentState.CANCELLED, "cancel")  # answered as before, not offered
         assert (not why) == (action in case.may.split() or is_repeated), why or action
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.journal], ids=title)
+def test_a_trial_is_stopped_where_its_page_offers_it(house: House, case: Case) -> None:
+    name = f"stop-{CASES.index(case)}"
+    house.put(case, name)
+    with Client("http://127.0.0.1:8265", transport=httpx.MockTransport(house.ask)) as client:
+        trials = list(client.trials(name))
+        going = {one["trial"] for one in trials if one["status"] in ("queued", "running", "paused")}
+        may = "limit" in case.may.split()
+        assert not may or case.journal != "half" or 0 < len(going) < len(trials)
+        for trial in (min(going, default=0), next(one["trial"] for one in trials if one["trial"] not in going)):
+            page = house.ask(httpx.Request("GET", f"http://127.0.0.1:8265/experiments/{name}/trials/{trial}"))
+            is_offered = may and trial in going
+            assert ('data-dialog="stop"' in page.text) == is_offered
+            if is_offered:
+                client.stop(name, trial)
+            else:
+                with pytest.raises(InputError, match="there is nothing to stop" if may else "is "):
+                    client.stop(name, trial)
+        inbox = Inbox(ExperimentFolder(home=house.settings.home, name=name).inbox)
+        asked = [(request.kind, request.trial) for request in inbox.pending()]
+        assert asked == ([("stop", min(going))] if may and going else [])
 
 
 @pytest.mark.parametrize("state", ExperimentState)
