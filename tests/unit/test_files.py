@@ -71,7 +71,7 @@ def test_each_key_of_the_schema_has_an_example_that_fits() -> None:
             if "examples" not in value:
                 assert says_itself or kinds or "$ref" in json.dumps(value), f"{name}.{key} has no example"
             for example in value.get("examples", ()):
-                jsonschema.validate(example, {**value, "$defs": schema["$defs"]})
+                jsonschema.Draft202012Validator({**value, "$defs": schema["$defs"]}).validate(example)
 
 
 def test_the_example_files_name_the_schema() -> None:

@@ -84,6 +84,7 @@ LACKS = {
     "submit virtual.yaml": "client",
     "ps --server http://127.0.0.1:1": "client",
     "extend virtual --deadline 2h --server http://127.0.0.1:1": "client",
+    "stop virtual 0 --server http://127.0.0.1:1": "client",
     "scale virtual --max-instances 1 --server http://127.0.0.1:1": "client",
     "tag virtual +vision --server http://127.0.0.1:1": "client",
     "rm virtual --server http://127.0.0.1:1": "client",
