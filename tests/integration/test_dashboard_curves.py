@@ -23,14 +23,23 @@ expect = playwright.expect
 CURVES = "document.querySelector('#c-curves')"
 
 
+_MANY = {"type": "sha", "num_samples": 540, "grace_period": 4, "max_t": 36, "reduction_factor": 3}
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("home")
     with ExitStack() as stack:
         recorded(words(name="done")).put(home)
+        recorded(words(name="many", search={"scheduler": _MANY}, constraints={"deadline": "9h", "max_cost": 99})).put(
+            home
+        )
         store = open_store(None, home)
         found = stack.enter_context(served(create_app(Settings(home=home), store=store)))
-        eventually(lambda: (row := store.submission("done")) is not None and row.state is ExperimentState.DONE)
+        for name in ("done", "many"):
+            eventually(
+                lambda name=name: (row := store.submission(name)) is not None and row.state is ExperimentState.DONE
+            )
         yield found
 
 
@@ -106,3 +115,35 @@ def test_a_range_of_configurations_filters_the_table_and_is_in_the_link(browser:
         expect(page.locator("#s-parallel [aria-live]")).to_contain_text("pull along")
         expect(page.locator("#trials .head")).to_contain_text("27 trials")
         assert "brush" not in page.url
+
+
+def test_lines_of_many_trials_are_few_elements_that_a_reader_hovers_and_hides(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = visit.open("/experiments/many")
+        drawn(page, "curves")
+        assert page.locator("#c-curves .js-line").count() < 10
+        x, y, trial = page.evaluate(_FIRST_POINT)
+        page.mouse.move(x - 3, y)
+        page.mouse.move(x, y)
+        expect(page.locator("#c-curves .hoverlayer")).to_contain_text("iterations, at")
+        assert trial is not None
+        entry = page.locator("#c-curves .legendtoggle").first
+        entry.scroll_into_view_if_needed()
+        entry.click()
+        page.wait_for_function(f"() => {_PATHS}[0].visible === 'legendonly'")
+        page.wait_for_function(f"() => {_DRAWN} === 2")
+        before = page.evaluate(f"{CURVES}.layout.font.color")
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_function(f"() => {CURVES}.layout.font.color !== '{before}'")
+        assert page.evaluate(f"{_PATHS}[0].visible") == "legendonly", "what is drawn again is still hidden"
+        assert page.evaluate(_DRAWN) == 2
+        visit.shot("curves-many", whole=False)
+
+
+_PATHS = f"{CURVES}._fullLayout.shapes.filter((one) => one.type === 'path')"
+_DRAWN = f"{CURVES}.querySelectorAll('.shapelayer path').length"
+_FIRST_POINT = f"""() => {{
+    const {{ _fullLayout: {{ xaxis, yaxis }}, data: [trace] }} = {CURVES};
+    const box = {CURVES}.querySelector(".nsewdrag").getBoundingClientRect();
+    return [box.x + xaxis.d2p(trace.x[1]), box.y + yaxis.d2p(trace.y[1]), trace.customdata[1][0]];
+}}"""

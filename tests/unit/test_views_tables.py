@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from io import StringIO
+from itertools import chain
+from typing import cast
 
 import pytest
+from rich.console import Console
 
 from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.virtual.backend import VirtualBackend
@@ -17,7 +21,7 @@ from rubberband.views import formatting
 from rubberband.views.experiment import costs
 from rubberband.views.formatting import ranked
 from rubberband.views.report.tables import decisions, failures, incidents, outcome, paid_time, stages, trials
-from rubberband.views.report.text import MOST_TRIALS, tables
+from rubberband.views.report.text import MOST_TRIALS, _print_folded, tables
 from tests.builders.jobs import JOB
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, configurations, cut_short, render
 from tests.builders.virtual_runs import run_virtual
@@ -215,3 +219,17 @@ def test_an_end_is_an_instant_and_the_time_until_then(left_s: float, day: str) -
     now = 86400.0 + 3600.0 * 10
     hour = "10:01" if left_s == 60.0 else "11:00"
     assert formatting.ends(now + left_s, left_s) == f"ends {day}{hour} (in {formatting.duration(left_s)})"
+
+
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 95])
+def test_a_folded_table_loses_no_column_and_cuts_no_figure(width: int) -> None:
+    table = stages(a_result())
+    console = Console(width=width, file=StringIO(), color_system=None)
+    _print_folded(console, table)
+    printed = cast("StringIO", console.file).getvalue()
+    assert max(map(len, printed.splitlines())) <= width
+    words = printed.split()
+    assert {word for name in table.header for word in name.split()} <= set(words)
+    cells = chain.from_iterable([*table.rows, *([table.total] if table.total else [])])
+    assert {word for cell in cells for word in cell.split()} <= set(words)
+    assert "\u2026" not in printed

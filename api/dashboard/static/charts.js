@@ -1,5 +1,7 @@
 // Plotly's figures in the colours of the page: `draw(element, figure)`. The page names plotly's script; it is large, and
 // what is drawn before it came is drawn once it has.
+import { merged } from "./charts_dense.js";
+
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia("(max-width: 720px)");
 const drawn = new Map();
@@ -46,11 +48,16 @@ function themed(layout) {
 // Draws, or changes what was drawn; the promise waits for plotly.
 export async function draw(element, figure) {
   drawn.set(element, figure);
-  const layout = themed(figure.layout);
+  const { data, layout } = merged({ data: figure.data, layout: themed(figure.layout) }, hiddenOf(element, figure.layout));
   element.style.height = `${layout.height}px`;
   if (!window.Plotly) await loaded;
   if (drawn.get(element) !== figure) return;
-  await window.Plotly?.react(element, figure.data, layout, { responsive: true, displayModeBar: false });
+  await window.Plotly?.react(element, data, layout, { responsive: true, displayModeBar: false });
+}
+
+function hiddenOf({ data, layout }, { uirevision }) {
+  const isSame = layout && layout.uirevision === uirevision;
+  return new Set(isSame ? data.filter(({ visible }) => visible === "legendonly").map(({ legendgroup }) => legendgroup) : []);
 }
 
 // Saves a chart as it is now, as a file of a format that plotly knows.

@@ -74,7 +74,7 @@ def allocation(result: Result) -> Figure | None:
         yaxis2=steps,
         barmode="overlay",
         bargap=0.15,
-        uniformtext={"minsize": 8, "mode": "hide"},
+        **({"uniformtext": {"minsize": 8, "mode": "hide"}} if any("text" in bar for bar in bars) else {}),
         annotations=drawn["annotations"],
         shapes=[*_ghosts(result, len(rows), gpus, unit_s), *drawn["shapes"]],
     )
@@ -90,7 +90,8 @@ def gangs(result: Result, trial: int) -> Figure | None:
     unit, unit_s = time_unit(horizon_s)
     bars = _busy_bars(ours, ours.busy, unit_s)
     for bar in bars:
-        bar["text"] = [""] * len(bar["y"])
+        bar.pop("text", None)
+        bar["textposition"] = "none"
     return chart(
         bars,
         _gantt_px(len(rows)) + _AROUND_PX,
@@ -205,6 +206,7 @@ Stretch = tuple[str, float, float, str, str]
 
 def _bar(name: str, colour: str, stretches: Iterable[Stretch], unit_s: float, pattern: str = "") -> Figure:
     every = [stretch for stretch in stretches if stretch[2] > stretch[1]]
+    texts = [text for *_, text in every]
     return {
         "type": "bar",
         "orientation": "h",
@@ -214,8 +216,7 @@ def _bar(name: str, colour: str, stretches: Iterable[Stretch], unit_s: float, pa
         "x": [(end_s - start_s) / unit_s for _, start_s, end_s, *_ in every],
         "hovertext": [f"{hover}<br>{_span(start_s, end_s)}" for _, start_s, end_s, hover, _ in every],
         "hoverinfo": "text",
-        "text": [text for *_, text in every],
-        "textposition": "inside",
+        **({"text": texts, "textposition": "inside"} if any(texts) else {"textposition": "none"}),
         "insidetextanchor": "middle",
         "textangle": 0,
         "cliponaxis": True,

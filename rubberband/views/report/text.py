@@ -144,28 +144,57 @@ def _print_rich(
 
 
 def _print_folded(console: Console, table: TextTable) -> None:
-    """Print a table that is wider than the terminal: headers and words are folded, figures are not."""
+    """Print a table that is wider than the terminal: headers and words are folded, figures are not.
+
+    Columns that have no room even so follow in a table below, which begins with the first column again.
+    """
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(
-        box=box.SIMPLE_HEAD,
-        show_footer=table.total is not None,
-        padding=(0, 1 if console.width >= WIDTH else 0),
-        pad_edge=False,
-    )
-    for column, name in enumerate(table.header):
-        words = column in table.words
-        cells = [row[column] for row in table.rows] + ([table.total[column]] if table.total else [])
-        drawn.add_column(
-            Text(name if words else "\n".join(name.split())),
-            footer=Text(table.total[column] if table.total else ""),
-            justify="left" if words else "right",
-            overflow="fold",
-            no_wrap=not words,
-            min_width=max(len(text) for text in [*name.split(), *([] if words else cells), ""]),
+    padding = 1 if console.width >= WIDTH else 0
+    for columns in _columns_that_fit(table, console.width, padding):
+        drawn = RichTable(
+            box=box.SIMPLE_HEAD,
+            show_footer=table.total is not None,
+            padding=(0, padding),
+            pad_edge=False,
         )
-    for row in table.rows:
-        drawn.add_row(*(Text(cell) for cell in row))
-    console.print(drawn)
+        for column in columns:
+            name, words = table.header[column], column in table.words
+            drawn.add_column(
+                Text(name if words else "\n".join(name.split())),
+                footer=Text(table.total[column] if table.total else ""),
+                justify="left" if words else "right",
+                overflow="fold",
+                no_wrap=not words,
+                min_width=_least_width(table, column),
+            )
+        for row in table.rows:
+            drawn.add_row(*(Text(row[column]) for column in columns))
+        console.print(drawn)
+
+
+_FOLDED = 16
+"""Width of a column of words below which its cells are not folded."""
+
+
+def _least_width(table: TextTable, column: int) -> int:
+    cells = [row[column] for row in [*table.rows, *([table.total] if table.total else [])]]
+    widest = max(map(len, cells), default=0)
+    return max(*map(len, table.header[column].split()), min(widest, _FOLDED) if column in table.words else widest, 1)
+
+
+def _columns_that_fit(table: TextTable, width: int, padding: int) -> list[list[int]]:
+    """Return the columns of one table, or of several that each begin with the first column."""
+    parts = [[0]]
+    around = 1 + 2 * padding
+    first = left = width - _least_width(table, 0) - around
+    for column in range(1, len(table.header)):
+        need = _least_width(table, column) + around
+        if need > left and len(parts[-1]) > 1:
+            parts.append([0])
+            left = first
+        parts[-1].append(column)
+        left -= need
+    return parts
