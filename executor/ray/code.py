@@ -79,7 +79,7 @@ def pack(folders: Sequence[str]) -> Code:
 def unsent(entrypoint: Entrypoint, *, installs: bool = False) -> str:
     """Return why instances could not run the entry point, in one line: too much code, or files that are not sent.
 
-    `installs`: instances have packages beside rubberband's, of which a program may import modules that lie elsewhere
+    `installs`: instances have packages beside rubberband's, of which a trial may import modules that lie elsewhere
     here. Nothing is packed. Empty if they could, as far as files say.
     """
     folders = [
@@ -89,22 +89,42 @@ def unsent(entrypoint: Entrypoint, *, installs: bool = False) -> str:
         sent = {path.resolve() for _, path in _files([place for place in _places(folders) if "/" not in place[1]])}
     except InputError as error:
         return str(error)
-    if entrypoint.command is None:
-        return ""
-    folder = Path(entrypoint.search_path[0])
-    faults = (_fault_of(word, folder, sent, is_first=not at) for at, word in enumerate(entrypoint.command.words))
-    if fault := next(filter(None, faults), ""):
-        return f"entrypoint.command: {fault}"
-    if installs:
-        return ""
-    named = files_named(entrypoint.command.words, folder)
-    imported = [path for path in map(Path, files_of(entrypoint)) if path not in named and path.suffix == ".py"]
-    if elsewhere := [path for path in imported if path.resolve() not in sent and not str(path).startswith(_SYSTEM)]:
+    if entrypoint.command is not None:
+        folder = Path(entrypoint.search_path[0])
+        faults = (_fault_of(word, folder, sent, is_first=not at) for at, word in enumerate(entrypoint.command.words))
+        if fault := next(filter(None, faults), ""):
+            return f"entrypoint.command: {fault}"
+    if not installs and (elsewhere := unsent_modules(entrypoint)):
+        what = "entrypoint" if entrypoint.command is None else "entrypoint.command: its program"
         return (
-            f"entrypoint.command: its program imports {elsewhere[0]}, which is not sent to the instances: they get "
-            f"{folder} less {IGNORE_FILE}; move it there, or install it on them (resources.aws.install)"
+            f"{what} imports {next(iter(elsewhere.values()))}, which is not sent to the instances: they get "
+            f"{entrypoint.search_path[0]} less {IGNORE_FILE}; move it there, or install it on them "
+            "(resources.aws.install)"
         )
     return ""
+
+
+def unsent_modules(entrypoint: Entrypoint) -> dict[str, str]:
+    """Return module -> file of each top-level module of the user's that it imports, and that is not sent.
+
+    Modules of installed packages are left out. Raises InputError if there is too much code.
+    """
+    folders = [folder for folder in map(os.path.abspath, entrypoint.search_path) if _is_the_users(folder)]
+    sent = {path.resolve() for _, path in _files([place for place in _places(folders) if "/" not in place[1]])}
+    named = files_named(entrypoint.command.words, Path(folders[0])) if entrypoint.command is not None else []
+    found: dict[str, str] = {}
+    for file in files_of(entrypoint):
+        path = Path(file)
+        if path.suffix == ".py" and path not in named and path.resolve() not in sent and not file.startswith(_SYSTEM):
+            found.setdefault(_top_level(path), file)
+    return found
+
+
+def _top_level(path: Path) -> str:
+    """Return the name by which a program imports a file, up to the first dot."""
+    folders = [Path(folder) for folder in sys.path if path.is_relative_to(Path(folder).absolute())]
+    place = max(folders, key=lambda folder: len(folder.parts), default=path.parent)
+    return path.relative_to(place.absolute()).parts[0].removesuffix(".py")
 
 
 def _fault_of(word: str, folder: Path, sent: Collection[Path], *, is_first: bool) -> str:

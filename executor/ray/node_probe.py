@@ -1,8 +1,8 @@
-"""A probe of a borrowed cluster's nodes, before GPUs are claimed: does each have rubberband, and see the store?"""
+"""A probe of a borrowed cluster's nodes, before GPUs are claimed: have they what a trial needs, and see the store?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ class NodeProbe:
 
     provider: BorrowedProvider
     store: CheckpointStore
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Module -> file here of each that trials import and that is not sent, so that a node must have it."""
     brings: bool = field(default=False, init=False)
     """Whether processes on nodes get the rubberband of this one."""
 
@@ -69,7 +71,9 @@ class NodeProbe:
         """Ask nodes, side by side."""
         given = {"num_cpus": 0, "max_retries": 0, **self.options()}
         asked = {
-            node: ray.remote(_probe()).options(label_selector={NODE_LABEL: node}, **given).remote(self.store)
+            node: ray.remote(_probe())
+            .options(label_selector={NODE_LABEL: node}, **given)
+            .remote(self.store, dict(self.modules))
             for node in nodes
         }
         if asked:
@@ -105,13 +109,15 @@ def _answer(reference: Any) -> _Answer:
 _INSTALL = f"pip install 'rubberband-tune[ray]=={rubberband.__version__}'"
 
 
-def _probe() -> Callable[[CheckpointStore], tuple[str, str]]:
+def _probe() -> Callable[[CheckpointStore, Mapping[str, str]], tuple[str, str]]:
     """Return the function that a node runs. It is sent by value, for nodes without rubberband.
 
     It returns the version of rubberband, and why a trial could not train there.
     """
 
-    def probe(store: Any) -> tuple[str, str]:
+    def probe(store: Any, modules: Any) -> tuple[str, str]:
+        import importlib.util
+
         import rubberband
         from rubberband.errors import RubberbandError
         from rubberband.executor import checkpoints
@@ -124,6 +130,12 @@ def _probe() -> Callable[[CheckpointStore], tuple[str, str]]:
                 f"does not share the checkpoint store {store.url} with this machine ({error}); name one that all nodes "
                 "see as resources.checkpoints: a directory of a shared file system, or a bucket"
             )
+        for module, file in modules.items():
+            if importlib.util.find_spec(module) is None:
+                return rubberband.__version__, (
+                    f"has no module {module}, which the trial imports from {file}, and which is not sent; start "
+                    "rubberband in the folder of that module, or install it there"
+                )
         return rubberband.__version__, ""
 
     return probe

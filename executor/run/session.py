@@ -36,6 +36,7 @@ from rubberband.executor.run.driver import Draw, Observer, drive
 from rubberband.executor.run.follower import open_journal
 from rubberband.executor.run.notices import notice_threads
 from rubberband.executor.run.trackers import callback_threads
+from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run_spec import RunSpec
 from rubberband.executor.virtual.backend import VirtualBackend, curves
 from rubberband.executor.virtual.fleet import Noise
@@ -294,7 +295,7 @@ def make_ray_backend(
     Raises InputError for what cannot be rented or sent to instances, before anything is.
     """
     from rubberband.executor.ray.backend import RayBackend
-    from rubberband.executor.ray.code import pack
+    from rubberband.executor.ray.code import pack, unsent_modules
     from rubberband.executor.ray.fork_server import ForkServer
     from rubberband.executor.ray.node_probe import NodeProbe
 
@@ -305,7 +306,7 @@ def make_ray_backend(
     node_probe = None
     if spec.kind.is_borrowed:
         store = store or make_store(spec.checkpoints)
-        node_probe = NodeProbe(cast(BorrowedProvider, provider), store)
+        node_probe = NodeProbe(cast(BorrowedProvider, provider), store, unsent_modules(spec.entrypoint))
         node_probe.require_nodes()
     # A pool has a fork server of its own: its experiments have different code.
     fork_server = None
@@ -394,14 +395,15 @@ def _with_joins(request: ClusterRequest) -> ClusterRequest:
     return replace(request, join_s=join_s, on_join=partial(startup_history.record_join, home, address))
 
 
-def require_cluster(experiment: Experiment, home: Path) -> None:
+def require_cluster(experiment: Experiment, home: Path, entrypoint: Entrypoint | None) -> None:
     """Raise InputError unless the nodes of an experiment's Ray cluster, if it is on one, can train; claims nothing.
 
     A run asks again when it begins, but its name is taken by then.
     """
     resources = experiment.resources
-    if not resources.kind.is_borrowed:
+    if not resources.kind.is_borrowed or entrypoint is None:
         return
+    from rubberband.executor.ray.code import unsent_modules
     from rubberband.executor.ray.node_probe import NodeProbe
 
     (offer,) = offers(resources)
@@ -412,7 +414,8 @@ def require_cluster(experiment: Experiment, home: Path) -> None:
             experiment=experiment.name, run="probe", directory=place, home=home, resources=resources, offer=offer
         )
         store = make_store(resources.checkpoints or str(place / "checkpoints"))
-        NodeProbe(cast(BorrowedProvider, open_provider(request)), store).require_nodes()
+        provider = cast(BorrowedProvider, open_provider(request))
+        NodeProbe(provider, store, unsent_modules(entrypoint)).require_nodes()
 
 
 @contextmanager

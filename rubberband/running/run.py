@@ -291,7 +291,7 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
         if options.check and entrypoint is not None:
             start.check(entrypoint, profiles)
         if profiles is not None:  # measuring one asks the nodes as well
-            require_cluster(experiment, folder.home)
+            require_cluster(experiment, folder.home, entrypoint)
         else:
             start.ask(f"; {'measuring the profile again' if start.again else UNMEASURED} comes first and counts")
             began_s = elapsed_s()  # the time of the answer is not the run's

@@ -16,7 +16,8 @@ def unsent_of(experiment: Experiment, entrypoint: Entrypoint) -> str:
     resources = experiment.resources
     if not resources.kind.is_elsewhere:
         return ""
-    return unsent(entrypoint, installs=bool(resources.aws.install or resources.aws.setup or resources.aws.image))
+    aws = resources.aws
+    return unsent(entrypoint, installs=resources.kind.is_borrowed or bool(aws.install or aws.setup or aws.image))
 
 
 def require_sent(experiment: Experiment, entrypoint: Entrypoint) -> None:

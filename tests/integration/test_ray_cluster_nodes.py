@@ -93,6 +93,9 @@ def test_nodes_that_lack_the_store_or_have_another_rubberband_are_refused(cluste
     cluster.add_node(num_cpus=1, num_gpus=1)
     store = make_store(str(tmp_path / "store"))
     NodeProbe(provider(cluster, tmp_path), store).require_nodes()
+    NodeProbe(provider(cluster, tmp_path), store, {"yaml": "yaml.py"}).require_nodes()
+    with pytest.raises(InputError, match=r"has no module mine, which the trial imports from .*, and which is not sent"):
+        NodeProbe(provider(cluster, tmp_path), store, {"mine": "/home/me/mine.py"}).require_nodes()
     (tmp_path / "store").rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match=r"does not share the checkpoint store .* as resources\.checkpoints"):
         NodeProbe(provider(cluster, tmp_path), store).require_nodes()

@@ -166,6 +166,25 @@ def test_a_module_that_a_program_imports_from_elsewhere_is_found_before_any_is_r
     assert code.unsent(program, installs=True) == ""
 
 
+def test_a_module_that_a_trial_imports_from_elsewhere_is_found_before_any_is_rented(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.parent / "mine" / "library" / "deep").mkdir(parents=True)
+    (project.parent / "mine" / "library" / "deep" / "losses.py").write_text("import numpy\n")
+    (other := project.parent / "mine" / "other.py").touch()
+    monkeypatch.syspath_prepend(project.parent / "mine")
+    trial = Entrypoint(module="trial", attribute="Trial", search_path=(str(project),))
+    (project / "trial.py").write_text("import json, numpy, lib.deep.helper\n")
+    assert code.unsent(trial) == ""
+    assert code.unsent_modules(trial) == {}
+    (project / "trial.py").write_text("from library.deep import losses\nimport lib.deep.helper\nimport other\n")
+    assert f"entrypoint imports {other}, which is not sent to the instances" in code.unsent(trial)
+    assert code.unsent(trial, installs=True) == ""
+    assert code.unsent_modules(trial).keys() == {"library", "other"}
+    elsewhere = Entrypoint(module="other", attribute="Trial", search_path=(str(project),))
+    assert code.unsent_modules(elsewhere) == {"other": str(other)}
+
+
 def test_a_script_can_be_started_on_the_instance(project: Path) -> None:
     (project / "run").write_text("#!/bin/sh\n")
     (project / "run").chmod(0o755)
