@@ -116,8 +116,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="ended-trials-are-planned-for",
         harm="the rest is planned, and instances are rented, for trials that train no more",
         file="executor/core/replanning.py",
-        old="left = sum(trial.status is not TrialStatus.FAILED and not trial.ended for trial in trials)",
-        new="left = sum(trial.status is not TrialStatus.FAILED for trial in trials)",
+        old="left = sum(trial.status not in over and not trial.ended for trial in trials)",
+        new="left = sum(trial.status not in over for trial in trials)",
         tests=_ENDED,
     ),
     Mutant(

@@ -321,7 +321,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="failed-trials-rank",
         harm="a trial that failed is promoted, or wins",
         file="executor/core/controller.py",
-        old="ranked = [trial for trial in contenders if trial.status is not TrialStatus.FAILED]",
+        old="ranked = [trial for trial in contenders if trial.status not in over]",
         new="ranked = contenders",
         tests=("tests/unit/test_controller.py",),
     ),

@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="ended-trials-teach-nothing",
         harm="a sampler takes the best trials, which ended by themselves, for bad ones",
         file="executor/sampling.py",
-        old="or (trial.ended and trial.reports)",
+        old="or (is_over and trial.reports)",
         new="",
         tests=("tests/unit/test_sampling.py",),
     ),

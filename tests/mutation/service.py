@@ -268,8 +268,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="one-key-for-all-requests",
         harm="the second submission of a script is answered with the first",
         file="rubberband/client/calls.py",
-        old="key=key or str(uuid.uuid4())",
-        new='key=key or "always"',
+        old="body, key=key or str(uuid.uuid4())",
+        new='body, key=key or "always"',
         tests=(_CLIENT,),
     ),
     Mutant(
