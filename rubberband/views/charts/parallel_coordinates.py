@@ -174,8 +174,10 @@ def parallel_coordinates(result: Result, space: Mapping[str, Any] | None = None)
         return None
     shown, axes, values = drawn
     groups: dict[int | None, list[TrialResult]] = {}
+    good = sorted(values, reverse=result.mode == "min")
+    low, high = good[len(good) // 10], good[-1]
     for trial in reversed(shown):
-        groups.setdefault(_shade(result, trial, values), []).append(trial)
+        groups.setdefault(_shade(finite(trial.metrics.get(result.metric)), low, high), []).append(trial)
     order = sorted(groups, key=lambda shade: -1 if shade is None else shade)
     traces = [_trace(result, axes, shade, groups[shade]) for shade in order]
     layout = {
@@ -231,13 +233,10 @@ def within(result: Result, ranges: Sequence[Range], space: Mapping[str, Any] | N
     return frozenset(trial.trial for trial in shown if passes(trial))
 
 
-def _shade(result: Result, trial: TrialResult, values: Sequence[float]) -> int | None:
-    """Return the index of a shade from 0 (the worst tenth and below) to the best; None without a metric."""
-    value = finite(trial.metrics.get(result.metric))
+def _shade(value: float | None, low: float, high: float) -> int | None:
+    """Return the index of a shade from 0 (`low`, the worst tenth, and below) to the best, `high`; None without one."""
     if value is None:
         return None
-    good = sorted(values, reverse=result.mode == "min")
-    low, high = good[len(good) // 10], good[-1]
     share = 1.0 if high == low else (value - low) / (high - low)
     return max(0, min(len(SHADES) - 1, math.floor(share * len(SHADES))))
 
