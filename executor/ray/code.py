@@ -82,11 +82,8 @@ def unsent(entrypoint: Entrypoint, *, installs: bool = False) -> str:
     `installs`: instances have packages beside rubberband's, of which a trial may import modules that lie elsewhere
     here. Nothing is packed. Empty if they could, as far as files say.
     """
-    folders = [
-        folder for folder in dict.fromkeys(map(os.path.abspath, entrypoint.search_path)) if _is_the_users(folder)
-    ]
     try:
-        sent = {path.resolve() for _, path in _files([place for place in _places(folders) if "/" not in place[1]])}
+        sent = _sent(entrypoint)
     except InputError as error:
         return str(error)
     if entrypoint.command is not None:
@@ -109,15 +106,23 @@ def unsent_modules(entrypoint: Entrypoint) -> dict[str, str]:
 
     Modules of installed packages are left out. Raises InputError if there is too much code.
     """
-    folders = [folder for folder in map(os.path.abspath, entrypoint.search_path) if _is_the_users(folder)]
-    sent = {path.resolve() for _, path in _files([place for place in _places(folders) if "/" not in place[1]])}
-    named = files_named(entrypoint.command.words, Path(folders[0])) if entrypoint.command is not None else []
+    sent = _sent(entrypoint)
+    folder = Path(next(iter(entrypoint.search_path), os.getcwd()))
+    named = files_named(entrypoint.command.words, folder) if entrypoint.command is not None else []
     found: dict[str, str] = {}
     for file in files_of(entrypoint):
         path = Path(file)
         if path.suffix == ".py" and path not in named and path.resolve() not in sent and not file.startswith(_SYSTEM):
             found.setdefault(_top_level(path), file)
     return found
+
+
+def _sent(entrypoint: Entrypoint) -> set[Path]:
+    """Return the files that instances get. Raises InputError if there is too much code."""
+    folders = [
+        folder for folder in dict.fromkeys(map(os.path.abspath, entrypoint.search_path)) if _is_the_users(folder)
+    ]
+    return {path.resolve() for _, path in _files([place for place in _places(folders) if "/" not in place[1]])}
 
 
 def _top_level(path: Path) -> str:

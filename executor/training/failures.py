@@ -14,6 +14,8 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from itertools import islice
+from linecache import getline
 from typing import TYPE_CHECKING, Any
 
 from rubberband.errors import CheckpointError, CheckpointLostError
@@ -144,10 +146,15 @@ def _remedy(error: BaseException) -> str:
 
 
 def _of_configuration(error: KeyError) -> str:
-    """Return the fix for a parameter that the configuration lacks, which is `config` where the line failed."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__) if error.__traceback__ else [(None, 0)]
-    config = None if frame is None else frame.f_locals.get("config")
-    if not isinstance(config, Mapping) or not error.args or error.args[0] in config:
+    """Return the fix for a parameter that the configuration lacks, where `config[...]` failed."""
+    if (last := error.__traceback__) is None:
+        return ""
+    while last.tb_next is not None:
+        last = last.tb_next
+    config, code = last.tb_frame.f_locals.get("config"), last.tb_frame.f_code
+    line, end, start, _ = next(islice(code.co_positions(), last.tb_lasti // 2, None))
+    failed = getline(code.co_filename, line or 0).encode()[start or 0 :]
+    if line != end or not failed.startswith(b"config[") or not isinstance(config, Mapping) or error.args[0] in config:
         return ""
     known = [str(key) for key in config]
     has = did_you_mean(str(error.args[0]), known) or f"; it has {', '.join(known) or 'nothing'}"

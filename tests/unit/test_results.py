@@ -57,7 +57,7 @@ def test_columns_come_in_the_order_in_which_people_look() -> None:
     found = rows.trial_rows(a_result())
     assert list(found[0]) == [
         *("trial", "status", "config.lr", "config.n", "score"),
-        *("iterations", "ended", "failures", "failure", "gpu_s", "cost_usd", "checkpoint"),
+        *("iterations", "ended", "stopped_s", "failures", "failure", "gpu_s", "cost_usd", "checkpoint"),
     ]
 
 

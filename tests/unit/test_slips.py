@@ -81,6 +81,12 @@ def test_a_parameter_of_the_configuration_is_meant() -> None:
     )
     assert _raised(lambda config: config["depth"], {"lr": 1}).endswith("search.space gives; it has lr")
     assert _raised(lambda config: {"a": config["lr"]}["b"], {"lr": 1, "b": 2}) == "KeyError: 'b'"
+    assert _raised(lambda config: {"é": config["lr"]}["b"] + config["c"], {"lr": 1}) == "KeyError: 'b'"
+
+    def looks_up(config: dict[str, Any]) -> None:
+        raise KeyError(f"no sample for {config}")
+
+    assert _raised(looks_up, {"lr": 1}) == "KeyError: \"no sample for {'lr': 1}\""
 
 
 @pytest.mark.parametrize(
