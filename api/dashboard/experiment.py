@@ -271,9 +271,10 @@ def result_of(service: Service, experiment: Submission) -> Result | None:
 
 
 def possible(service: Service, experiment: Submission) -> frozenset[Action]:
+    """Return the actions that an experiment's state allows; none if its journal cannot be read now."""
     try:
         return service.runs.possible(experiment)
-    except HttpProblem:  # its journal cannot be read now
+    except HttpProblem:
         return frozenset()
 
 

@@ -134,7 +134,7 @@ def _probe() -> Callable[[CheckpointStore, Mapping[str, str]], tuple[str, str]]:
             if importlib.util.find_spec(module) is None:
                 return rubberband.__version__, (
                     f"has no module {module}, which the trial imports from {file}, and which is not sent; start "
-                    "rubberband in the folder of that module, or install it there"
+                    "rubberband in the folder that has it, or install it there"
                 )
         return rubberband.__version__, ""
 

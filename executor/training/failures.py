@@ -147,7 +147,7 @@ def _remedy(error: BaseException) -> str:
 
 def _of_configuration(error: KeyError) -> str:
     """Return the fix for a parameter that the configuration lacks, where `config[...]` failed."""
-    if (last := error.__traceback__) is None:
+    if (last := error.__traceback__) is None or not error.args:
         return ""
     while last.tb_next is not None:
         last = last.tb_next
