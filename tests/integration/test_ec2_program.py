@@ -23,8 +23,9 @@ from lib.words import WORDS
 out, machine, machines, address, port, until = pathlib.Path(sys.argv[1]), *sys.argv[2:5], *map(int, sys.argv[5:7])
 place = f"machine {machine} of {machines}, {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')}"
 print(place, "in", os.getcwd(), WORDS, os.environ["DATA"], "token", os.environ["HF_TOKEN"], flush=True)
-if machines != "1":  # as init_process_group does: the first one listens, and the others connect
-    if machine == "0":
+rank, size = os.environ.get("RANK", machine), os.environ.get("WORLD_SIZE", machines)
+if size != "1":  # as init_process_group does: the first one listens, and the others connect
+    if rank == "0":
         server = socket.create_server((address, port))
         connection, _ = server.accept()
     else:
@@ -36,9 +37,9 @@ if machines != "1":  # as init_process_group does: the first one listens, and th
             except ConnectionRefusedError:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-    connection.sendall(machine.encode())
-    print("machine", machine, "met machine", connection.recv(1).decode(), flush=True)
-if machine != "0":
+    connection.sendall(rank.encode())
+    print("process", rank, "met process", connection.recv(1).decode(), flush=True)
+if rank != "0":
     time.sleep(600)
 begin = int((out / "n").read_text()) if (out / "n").exists() else 0
 for iteration in range(begin + 1, until + 1):
@@ -96,7 +97,7 @@ def test_a_program_trains_on_two_instances_and_nothing_keeps_its_secret(
     assert result.best.metrics["accuracy"] == len(TOKEN)
     log = command_line.shows("logs", "digits", str(result.best.trial))
     assert re.search(r"machine 0 of 1, .* in \S+/code/\w+/0 imported words /data token \*\*\*", log)
-    assert "machine 0 met machine 1" in log
+    assert "process 0 met process 1" in log
     report = command_line.shows("report", "digits", "--verbose")
     command_line.shows("report", "digits", "--html", "report.html")
     told = {"output": output, "errors": errors, "log": log, "report": report}
