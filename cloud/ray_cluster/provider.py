@@ -25,7 +25,16 @@ from rubberband.cloud.provider import (
     InstanceDescription,
     InstanceState,
 )
-from rubberband.cloud.ray_cluster.view import Bundle, ClusterNode, ClusterView, require_versions, resolve, share, view
+from rubberband.cloud.ray_cluster.view import (
+    Bundle,
+    ClusterNode,
+    ClusterView,
+    require_versions,
+    resolve,
+    rooms,
+    share,
+    view,
+)
 from rubberband.cloud.ray_head.ray_node import answers
 from rubberband.errors import InputError, ProviderError
 from rubberband.files import make_directories, write_atomically
@@ -130,12 +139,8 @@ class RayClusterProvider:
 
     @property
     def slots_on_machine(self) -> int:
-        """Most slots that instances may have on one of its nodes, whose CPUs they share."""
-        amounts = self._bundles[0].items()
-        rooms = [
-            min(int({"GPU": node.gpus, "CPU": node.cpus}[key] / each) for key, each in amounts) for node in self.nodes
-        ]
-        return max(len(self._bundles), *rooms, 0)
+        """Most slots that instances may have on one machine, whose CPUs they share."""
+        return max(len(self._bundles), *rooms(self.nodes, self._bundles[0]).values(), 0)
 
     def node(self, instance: str) -> str:
         """Return Ray's id of the node of an instance; empty while it has none."""

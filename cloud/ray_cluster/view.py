@@ -174,6 +174,27 @@ class Share:
     line: str
     """The cluster in words: `10.0.0.5: 8 nodes x 4 GPUs, 6 free now`."""
 
+    @property
+    def free_together(self) -> int:
+        """Most instances that have room on one machine now, where they slow each other; 0 if all are taken."""
+        found: Counter[str] = Counter()
+        for node in self.nodes:
+            free = _fitting({"GPU": node.free_gpus, "CPU": node.free_cpus}, self.bundle)
+            found[node.address] += free // self.gpus_per_instance
+        return max(found.values(), default=0)
+
+
+def rooms(nodes: Sequence[ClusterNode], bundle: Bundle) -> Counter[str]:
+    """Return IP address -> bundles that fit on that machine when it is idle; it may run several nodes."""
+    found: Counter[str] = Counter()
+    for node in nodes:
+        found[node.address] += _fitting({"GPU": node.gpus, "CPU": node.cpus}, bundle)
+    return found
+
+
+def _fitting(amounts: Mapping[str, int], bundle: Bundle) -> int:
+    return min(int(amounts[key] / amount) for key, amount in bundle.items())
+
 
 def share(found: ClusterView, resources: Resources) -> Share:
     """Return the nodes that an experiment may use, and the size of its instances.

@@ -8,6 +8,7 @@ from rubberband.errors import InputError
 from rubberband.installation import require_ray
 from rubberband.planning.startup_history import StartTimes, join_times
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.resources import Resources
 from rubberband.units import counted, format_usd
 
 
@@ -46,6 +47,13 @@ def joining(experiment: Experiment, home: Path) -> StartTimes | None:
     if resources.max_instances <= view.share(view.view(address), resources).fitting:
         return None
     return join_times(home, address)
+
+
+def free_together(resources: Resources) -> int:
+    """Return how many instances one machine of a Ray cluster has room for now. Raises InputError as `on_cluster`."""
+    from rubberband.cloud.ray_cluster import view
+
+    return view.share(view.view(view.resolve(resources.address)), resources).free_together
 
 
 def _in_gpu_hours(experiment: Experiment) -> Experiment:

@@ -27,10 +27,12 @@ from rubberband.interrupts import uninterrupted
 from rubberband.planner.goodput.planning import scaled_size
 from rubberband.planner.queueing import curve, knee, scaled
 from rubberband.planning.candidates import POOR_FIT
+from rubberband.planning.clusters import free_together
 from rubberband.planning.startup_history import record, start_of
 from rubberband.running.profile_cache import SHARED_INSTANCES, Announce, ProfileContent, cache_path, content_to_measure
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import save_profile
+from rubberband.spec.resources import Resources
 from rubberband.units import counted, format_duration, format_usd, gpus_each
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.offer import Offer
@@ -241,7 +243,8 @@ def measure_profile(
         raise ProfileMissingError("provider virtual has nothing to measure; write a profile into the experiment file")
     rented = offer(experiment.resources, table=table)
     limits = experiment.planning_constraints(time.time(), rented.gpus)
-    num_instances = _num_instances(experiment, rented, limits)
+    together = _together(experiment.resources)
+    num_instances = _num_instances(experiment, rented, limits, together)
     bounds = _profiling_limits(experiment, rented, num_instances, limits)
     if entrypoint.command is not None or not isinstance(entrypoint.load(), type):  # each start is an iteration's begin
         bounds = replace(bounds, least_iterations=2)
@@ -262,7 +265,7 @@ def measure_profile(
             gpus_per_trial_sizes=limits.gpus_per_trial_sizes,
             iterations=iterations,
             least_trials=least_trials,
-            one_machine=experiment.resources.kind.is_this_machine,
+            one_machine=together > 1,
             sweep=experiment.batch.policy == "goodput",
             # Where all workers share each batch, they wait for each other: the model does not hold.
             models_updates=training.mode == "async" and training.max_staleness != 0,
@@ -270,7 +273,8 @@ def measure_profile(
             on_point=lambda point: announce(point_line(point, rented.trials_per_gpu)),
             cancelled=cancelled,
         )
-    _note_start(folder.home, entrypoint, found.starts)
+    if experiment.resources.kind.is_this_machine:
+        _note_start(folder.home, entrypoint, found.starts)
     return _measured(found, entrypoint, rented, content_to_measure(experiment, entrypoint))
 
 
@@ -328,8 +332,6 @@ def _measured(
 
 def _note_start(home: Path, entrypoint: Entrypoint, starts: InstanceStarts) -> None:
     """Record the start times of instances of this machine, for later plans."""
-    if not starts.one_machine:
-        return
     instants = [(0.0, each.provision_s, each.provision_s + each.init_s) for each in starts.instances]
     with suppress(OSError):  # a full disk
         record(home, [start_of(str(entrypoint), instants)], time.time())
@@ -349,13 +351,18 @@ def _end_leftovers(scratch: ExperimentFolder, spec: RunSpec, rented: Offer) -> N
     note.write_text(spec.run)
 
 
-def _num_instances(experiment: Experiment, rented: Offer, limits: PlanningConstraints) -> int:
+def _num_instances(experiment: Experiment, rented: Offer, limits: PlanningConstraints, together: int) -> int:
     """Return the number of instances: enough for the widest gang, and for its neighbours on a shared machine."""
     widest = max(1, limits.max_gpus_per_trial // rented.gpus)
-    if not experiment.resources.kind.is_this_machine:
-        return widest
     needed = -(-max(bracket[0].trials for bracket in experiment.brackets()) * limits.min_gpus_per_trial // rented.slots)
-    return max(widest, min(rented.max_instances, needed, SHARED_INSTANCES))
+    return max(widest, min(rented.max_instances, needed, together))
+
+
+def _together(resources: Resources) -> int:
+    """Return how many instances are measured on one machine, where they slow each other."""
+    if resources.kind.is_rented:
+        return 1
+    return min(SHARED_INSTANCES, free_together(resources) if resources.kind.is_borrowed else SHARED_INSTANCES)
 
 
 def _measuring_usd(rented: Offer, held_s: float) -> float:

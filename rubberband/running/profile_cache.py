@@ -28,7 +28,7 @@ from rubberband.values.profile import Profile, wide_spread
 Announce = Callable[[str], None]
 
 SHARED_INSTANCES = 4
-"""Instances of one machine share its cores, so up to this many are kept busy while measuring."""
+"""Instances on one machine share its cores, so up to this many are kept busy while measuring."""
 AFRESH = "--profile-again measures it afresh"
 
 

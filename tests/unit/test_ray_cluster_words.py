@@ -104,6 +104,23 @@ def test_an_instance_may_be_a_part_of_a_node() -> None:
 
 
 @pytest.mark.parametrize(
+    ("nodes", "words", "together"),
+    [
+        ([node(0, 1, 1), node(1, 1, 1), node(2, 1, 0)], {}, 2),  # three Ray nodes on one machine
+        ([node(0, 4, 4), replace(node(1, 8, 3), address="10.0.0.6")], {"gpus_per_instance": 1}, 4),
+        ([node(0, 4, 4), replace(node(1, 4, 4), address="10.0.0.6")], {}, 1),
+        ([node(0, 4, 3)], {"gpus_per_instance": 2}, 1),
+        ([node(0, 0, 4, cpus=4), node(1, 0, 4, cpus=4)], {"slots": 2}, 2),
+        ([node(0, 4, 0)], {}, 0),
+    ],
+)
+def test_instances_on_one_machine_are_counted_by_its_address(
+    nodes: list[ClusterNode], words: dict[str, Any], together: int
+) -> None:
+    assert share(of_nodes(*nodes), resources(**words)).free_together == together
+
+
+@pytest.mark.parametrize(
     ("found", "words", "reason"),
     [
         (cluster(0, 0), {}, "has no GPUs on its 2 nodes"),
