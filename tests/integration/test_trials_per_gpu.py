@@ -1,15 +1,22 @@
-"""A real run in which two trials share a logical GPU: where they train, and what a resume makes of it."""
+"""Real runs in which trials share logical GPUs: through a resume, on a shared pool, at a service and on EC2."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from rubberband import Client
 from rubberband.executor.result.result import Result
 from tests.builders.command_line import CommandLine
+from tests.builders.ec2_runs import ON_EC2, each_iteration_once, ec2, words
+from tests.builders.pool_team import PRICE_USD, Team, ended
+from tests.builders.server_process import serving
 
 pytestmark = pytest.mark.ray
 
@@ -63,6 +70,14 @@ def at_once(result: Result) -> int:
     return max(sum(change for at_s, change in changes if at_s <= now_s) for now_s, _ in changes)
 
 
+def first_gpus(seen: Path, *, trials: int) -> Counter[str]:
+    """GPU -> the number of the first trials that began on it; each saw one GPU, and none in a check."""
+    lines = [(gpus, number) for gpus, number in map(json.loads, seen.read_text().splitlines()) if gpus]
+    assert {len(gpus) for gpus, _ in lines} == {1}
+    first = {number: gpus for gpus, number in reversed(lines)}
+    return Counter(first[trial][0] for trial in range(trials))
+
+
 @pytest.mark.long
 def test_two_trials_train_on_each_of_two_gpus_through_a_kill_and_a_resume(
     command_line: CommandLine, tmp_path: Path
@@ -82,14 +97,91 @@ def test_two_trials_train_on_each_of_two_gpus_through_a_kill_and_a_resume(
     assert all(new.curve[: old.iterations] == old.curve for old, new in zip(cut.trials, result.trials, strict=True))
     assert {use.gpu for use in result.busy} == {0, 1, 2, 3}
     assert at_once(result) == 4
-
-    lines = [json.loads(line) for line in seen.read_text().splitlines()]
-    first = {number: gpus for gpus, number in reversed(lines)}
-    assert Counter(gpu for trial in range(4) for gpu in first[trial]) == {"0": 2, "1": 2}, "two to a GPU"
-    assert {len(gpus) for gpus, _ in lines} == {1}
+    assert first_gpus(seen, trials=4) == {"0": 2, "1": 2}
     held_s = [one.ended_s - one.running_s for one in result.instances if one.running_s is not None]
     assert result.actual_cost_usd == pytest.approx(sum(held_s) * 36 / 3600, rel=0.01)
     assert result.paid.total_gpu_s == pytest.approx(2 * sum(held_s), rel=0.01)
     assert command_line.nothing_left()
     command_line("report", "pairs", "--html", "page.html")
     assert "instance : slot" in (tmp_path / "page.html").read_text()
+
+
+def of_the_team(name: str, seen: Path, **resources: Any) -> dict[str, Any]:
+    """The experiment, on instances whose price and number the pool sets."""
+    content: dict[str, Any] = yaml.safe_load(EXPERIMENT.replace("SEEN_PATH", str(seen)))
+    own = {key: content["resources"][key] for key in ("provider", "trials_per_gpu", "lease", "env")}
+    return content | {"name": name, "entrypoint": "trials:train", "resources": own | resources}
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Iterator[Team]:
+    found = Team(tmp_path, instances=1, gpus_per_instance=2, trials=TRIAL)
+    yield found
+    found.end()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_experiments_share_an_instance_of_a_pool_each_with_its_own_number_of_trials_on_a_gpu(team: Team) -> None:
+    each = {"halves": 2, "thirds": 3}
+    for name, trials in each.items():
+        own = {"pool": "team", "gpus_per_instance": 1, "trials_per_gpu": trials}
+        content = of_the_team(name, team.folder / f"{name}.jsonl", **own)
+        (team.folder / f"{name}.yaml").write_text(json.dumps(content))
+    team.command("pool", "up", "team.yaml")
+    drivers = [team.start("run", f"{name}.yaml", "--no-check") for name in each]
+    for driver in drivers:
+        _, errors = driver.communicate(timeout=400)
+        assert driver.returncode == 0, errors
+    for name, trials in each.items():
+        result = team.result(name)
+        assert [trial.iterations for trial in result.trials] == [8] * 6
+        assert at_once(result) == result.stages[0].trials_per_gpu == trials
+        [(_, number)] = first_gpus(team.folder / f"{name}.jsonl", trials=trials).items()
+        assert number == trials
+        [held] = result.instances
+        assert held.price_usd_per_hour == PRICE_USD / 2
+    assert len(team.instance_records) == 1
+    team.check(*each)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shares_pool", [True, False], ids=["pool", "alone"])
+def test_a_service_runs_two_trials_on_each_gpu(team: Team, shares_pool: bool) -> None:
+    own = {} if shares_pool else {"gpus_per_instance": 2, "price_per_hour": PRICE_USD, "max_instances": 1}
+    content = of_the_team("pairs", team.folder / "seen.jsonl", **own)
+    content["constraints"] = {"deadline": "10m"}
+    options = () if shares_pool else ("--allow", "trials:*", "--code", str(team.folder))
+    serve = team.serve if shares_pool else lambda *more: serving(team.home, *options, *more)
+    with serve("--env", "SEEN") as server, Client(server.address) as client:
+        client.submit(content)
+        row = ended(client, ["pairs"])["pairs"]
+        report = client.report("pairs")
+    assert row["state"] == "done"
+    assert report["stages"][0]["trials_per_gpu"] == 2
+    result = team.result("pairs")
+    assert [trial.iterations for trial in result.trials] == [8] * 6
+    assert at_once(result) == 4
+    assert first_gpus(team.folder / "seen.jsonl", trials=4) == {"0": 2, "1": 2}
+    if shares_pool:
+        team.check("pairs")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_two_trials_share_the_gpu_of_an_ec2_instance(tmp_path: Path) -> None:
+    with ec2(tmp_path) as command_line:
+        seen, folder = tmp_path / "seen.jsonl", command_line.folder
+        (folder / "pairs.py").write_text(TRIAL)
+        (folder / "pairs.yaml").write_text(EXPERIMENT.replace("SEEN_PATH", str(seen)))
+        own = ("name=digits", "resources.minimum_billed=60s", "resources.lease=10m", "constraints.max_cost=5")
+        command_line("run", "pairs.yaml", "--no-check", "-y", *words(*ON_EC2, *own))
+        result = command_line.result("digits")
+        assert result.outcome == "done"
+        assert each_iteration_once(result)
+        assert [trial.iterations for trial in result.trials] == [8] * 6
+        assert at_once(result) == 2
+        assert first_gpus(seen, trials=2) == {"0": 2}
+        assert len(command_line.lines_of_the_bill()) == 1
+        assert command_line.nothing_left()
