@@ -58,6 +58,8 @@ FEW = (
     "resources.max_instances=2",
 )
 SPOT = ("resources.market=spot",)
+MEASURED = ("profile=",)
+"""The profile of the example is left out, so that an instance is measured first."""
 USUAL_PENDING_S = 20.0
 """From a request until EC2 calls the instance running, as RubberBand assumes without a profile."""
 USUAL_BOOT_S = 22.8

@@ -21,9 +21,8 @@ from tests.ec2.faults import FakeCall, FakeError, Fault
 from tests.ec2.rehearsal import Rehearsal, rehearsal
 
 FILE = "examples/digits-aws.yaml"
-PROFILE = ("-s", "profile={seconds_per_iteration: {1: 5}, trial_startup: 10s}")
 DOORS = {
-    "plan": ("estimate", "--live", FILE, *PROFILE),
+    "plan": ("estimate", "--live", FILE),
     "run": ("run", FILE, "--no-check"),
     "run --on head": ("run", FILE, "--on", "head", "-y"),
     "status --on head": ("status", "digits-aws", "--on", "head"),

@@ -17,6 +17,7 @@ from rubberband.executor.result.result import Result
 from tests.builders.command_line import ROOT
 from tests.builders.ec2_runs import (
     FEW,
+    MEASURED,
     ON_EC2,
     SPOT,
     TALKATIVE,
@@ -100,8 +101,8 @@ def test_a_run_on_spot_of_which_an_instance_is_taken_away_with_notice(command_li
 
 
 @pytest.mark.long
-def test_the_digits_as_they_are_in_the_examples(command_line: Ec2CommandLine) -> None:
-    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2))
+def test_the_digits_of_the_examples_are_measured_first(command_line: Ec2CommandLine) -> None:
+    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *MEASURED))
     output, result = finished(command_line, driver)
     assert "deadline 5m" in output
     assert (len(result.trials), result.interruptions) == (64, 0)
@@ -292,7 +293,7 @@ def test_a_rehearsal_in_bad_weather_as_a_user_types_it(tmp_path: Path) -> None:
     (tmp_path / "digits.yaml").write_text((ROOT / "examples" / "digits.yaml").read_text())
     weather = ("--faults", "0.15", "--interrupt-every", "15", "--notice", "20", "--invisible", "5")
     limits = ("constraints.deadline=30m", "constraints.objective=min_cost", "constraints.confidence=0.5")
-    changes = words(*ON_EC2, *SPOT, *limits)
+    changes = words(*ON_EC2, *MEASURED, *SPOT, *limits)
     command = (sys.executable, "-m", "rubberband.cli", "run", "digits.yaml", *changes)
     text = ran(
         {**os.environ, "PYTHONPATH": str(ROOT)},

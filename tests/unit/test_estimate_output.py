@@ -192,10 +192,6 @@ def test_a_row_that_looks_better_than_the_chosen_one_says_what_is_against_it(obj
 
 
 SCREENS = Path(__file__).with_name("screens")
-PROFILES = {
-    "digits": "profile={seconds_per_iteration: {1: 0.2}}",
-    "digits-aws": "profile={seconds_per_iteration: {1: 5}, trial_startup: 10s}",
-}
 
 
 @pytest.mark.parametrize("name", ["digits", "digits-aws"])
@@ -204,7 +200,7 @@ def test_the_screens_of_an_example(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(Path(__file__).parents[2])
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
     market = ["-s", "resources.market=on_demand"] if name == "digits-aws" else []
-    words = [f"examples/{name}.yaml", *market, "-s", PROFILES[name]]
+    words = [f"examples/{name}.yaml", *market]
     screens = []
     for arguments in (
         ["estimate", *words],

@@ -22,9 +22,9 @@ def blocks(language: str) -> list[str]:
 
 
 def without_place(experiment: Experiment) -> dict[str, Any]:
-    """What the experiment says, whatever its name, entry point and profile."""
+    """The experiment without its name and its entry point."""
     words = experiment.to_words()
-    return {key: words[key] for key in words if key not in ("name", "entrypoint", "profile")}
+    return {key: words[key] for key in words if key not in ("name", "entrypoint")}
 
 
 def test_the_file_is_the_example() -> None:
