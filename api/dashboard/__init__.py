@@ -40,7 +40,7 @@ from rubberband.units import counted, duration, format_bytes, format_duration, f
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission, Summary, search_words
 from rubberband.views.formatting import number, printable, usd, usd_decimals
-from rubberband.views.report.page import PLOTLY
+from rubberband.views.report.page import DENSE, PLOTLY
 
 # Static files of the dashboard, and plotly's script: read once, versioned by their content.
 
@@ -66,13 +66,13 @@ def asset_names() -> frozenset[str]:
     """Return all file names; nothing else is ever opened."""
     here = resources.files(__package__).joinpath("static")
     own = {file.name for file in here.iterdir() if Path(file.name).suffix in _TYPES}
-    return frozenset(own | {PLOTLY})
+    return frozenset(own | {DENSE, PLOTLY})
 
 
 @cache
 def asset(name: str) -> Asset:
     """Return one of `asset_names()`."""
-    place = resources.files(views) if name == PLOTLY else resources.files(__package__).joinpath("static")
+    place = resources.files(views) if name in (DENSE, PLOTLY) else resources.files(__package__).joinpath("static")
     body = place.joinpath(name).read_bytes()
     return Asset(
         body=body,

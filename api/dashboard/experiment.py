@@ -51,6 +51,7 @@ from rubberband.views.report.page import (
     render_html,
     result_drawings,
     script_json,
+    short,
 )
 from rubberband.views.report.tables import failures, incidents, pareto, updates, workers
 from rubberband.views.story import story
@@ -233,8 +234,8 @@ def experiment_importance(request: Request, service: Serving, _reader: Reader, e
 
 
 def json_of(request: Request, value: Mapping[str, Any], unit: str = "USD") -> Response:
-    """Return JSON whose amounts count in `unit`, with its version."""
-    text = in_unit(script_json(value), unit).encode()
+    """Return charts as JSON whose amounts count in `unit`, with its version."""
+    text = in_unit(script_json(short(value)), unit).encode()
     version = f'"{hashlib.sha256(text).hexdigest()[:20]}"'
     cached = {"ETag": version, "Cache-Control": "private, no-cache"}
     if request.headers.get("if-none-match") == version:

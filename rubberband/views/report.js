@@ -1,4 +1,4 @@
-"use strict";
+// The page of a report, in one module with charts_dense.js.
 const figures = JSON.parse(document.getElementById("figures").textContent);
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia("(max-width: 700px)").matches;
@@ -21,7 +21,7 @@ function theme(layout) {
     hoverlabel: { align: "left" },
   };
   for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
-    themed[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid, automargin: true };
+    themed[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid, automargin: layout[name].automargin ?? true };
   }
   if (layout.annotations) {
     // The red of limits is too dark on a dark page; whole names of stages need a wide one.
@@ -36,20 +36,47 @@ function theme(layout) {
   return themed;
 }
 
+const pressed = new Map(); // chart -> number of the pressed button, where lines are paths
+
 function draw() {
-  for (const [name, figure] of Object.entries(figures)) {
-    const element = document.getElementById(name);
-    element.style.height = `${height(figure.layout)}px`;
-    Plotly.react(element, figure.data, theme(figure.layout), { responsive: true, displayModeBar: false });
-    element.removeAllListeners("plotly_click");
-    element.on("plotly_click", ({ points: [point] }) => toTrial(point));
-  }
+  for (const [name, figure] of Object.entries(figures)) drawOne(name, figure);
+}
+
+function drawOne(name, figure) {
+  const element = document.getElementById(name);
+  element.style.height = `${height(figure.layout)}px`;
+  const whole = turned({ data: figure.data, layout: theme(figure.layout) }, pressed.get(name));
+  const { data, layout } = merged(whole, hiddenOf(element));
+  const skips = (menu) => ({ ...menu, buttons: menu.buttons.map((button) => ({ ...button, method: "skip" })) });
+  if (data !== whole.data) layout.updatemenus = layout.updatemenus?.map(skips);
+  Plotly.react(element, data, layout, { responsive: true, displayModeBar: false });
+  element.removeAllListeners("plotly_click");
+  element.on("plotly_click", ({ points: [point] }) => toTrial(point));
+  element.removeAllListeners("plotly_buttonclicked");
+  element.on("plotly_buttonclicked", ({ button, active }) => {
+    if (button.method !== "skip") return;
+    pressed.set(name, active);
+    drawOne(name, figure);
+  });
+}
+
+// The figure with a button pressed. Plotly changes traces by itself, and not the paths that stand for them.
+function turned({ data, layout }, at = 0) {
+  if (!at) return { data, layout };
+  const [{ x }, changes] = layout.updatemenus[0].buttons[at].args;
+  const xaxis = { ...layout.xaxis, title: { text: changes["xaxis.title.text"] }, dtick: changes["xaxis.dtick"] };
+  return { data: data.map((trace, index) => ({ ...trace, x: x[index] })), layout: { ...layout, xaxis } };
+}
+
+// The groups that a reader has taken out by the legend stay out.
+function hiddenOf({ data = [] }) {
+  return new Set(data.filter(({ visible }) => visible === "legendonly").map(({ legendgroup }) => legendgroup));
 }
 
 // A point, a curve or a bar of a trial leads to its page, where the report is a service's.
-function toTrial({ customdata, data, text }) {
+function toTrial({ customdata }) {
   const { trials } = document.querySelector("main").dataset;
-  const [first] = Array.isArray(customdata) ? customdata : [data.type === "scatter" ? customdata : text];
+  const [first] = Array.isArray(customdata) ? customdata : [customdata];
   if (trials && /^\d+$/.test(String(first))) window.location.assign(`${trials}/${first}`);
 }
 

@@ -140,6 +140,48 @@ def test_lines_of_many_trials_are_few_elements_that_a_reader_hovers_and_hides(br
         visit.shot("curves-many", whole=False)
 
 
+@pytest.mark.parametrize(("kind", "begin"), [("PNG", b"\x89PNG"), ("SVG", b"<svg")])
+def test_lines_of_many_trials_are_saved_as_a_file(browser: Any, address: str, kind: str, begin: bytes) -> None:
+    with visiting(browser, address) as visit:
+        page = visit.open("/experiments/many")
+        drawn(page, "curves")
+        with page.expect_download() as download:
+            page.locator("#s-curves").get_by_role("button", name=f"Save as {kind}").click()
+        saved = Path(download.value.path()).read_bytes()
+    assert saved.startswith(begin)
+    if kind == "SVG":
+        longest = max(re.findall(r' d="([^"]*)"', saved.decode()), key=len)
+        assert longest.count("M") > 300, "the lines of the trials are in the picture"
+
+
+def test_a_point_among_the_lines_of_many_trials_leads_to_its_trial(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = visit.open("/experiments/many")
+        drawn(page, "curves")
+        x, y, _ = page.evaluate(_FIRST_POINT)
+        page.mouse.move(x - 3, y)
+        page.mouse.move(x, y)
+        hover = page.locator("#c-curves .hoverlayer .hovertext").first
+        expect(hover).to_contain_text("iterations, at")
+        trial = re.match(r"trial (\d+): ", hover.text_content() or "")
+        assert trial is not None
+        page.mouse.click(x, y)
+        page.wait_for_url(f"**/experiments/many/trials/{trial[1]}")
+
+
+def test_the_report_draws_the_lines_of_many_trials_as_paths_over_each_axis(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = visit.open("/experiments/many/report")
+        page.locator("#curves .main-svg").first.wait_for()
+        path = "document.querySelector('#curves').layout.shapes.find((one) => one.type === 'path').path"
+        over_iterations = page.evaluate(path)
+        assert over_iterations.count("M") > 300
+        assert page.locator("#curves .js-line").count() < 10
+        page.locator("#curves .updatemenu-button").nth(1).click()
+        page.wait_for_function(f"(before) => {path} !== before", arg=over_iterations)
+        assert page.evaluate("document.querySelector('#curves').layout.xaxis.title.text").startswith("time since")
+
+
 _PATHS = f"{CURVES}._fullLayout.shapes.filter((one) => one.type === 'path')"
 _DRAWN = f"{CURVES}.querySelectorAll('.shapelayer path').length"
 _FIRST_POINT = f"""() => {{

@@ -30,7 +30,7 @@ function themed(layout) {
     hoverlabel: { align: "left", bgcolor: colour("--raised"), bordercolor: grid, font: { color: text } },
   };
   for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
-    whole[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid, automargin: true };
+    whole[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid, automargin: layout[name].automargin ?? true };
   }
   if (layout.annotations) {
     const readable = (font) => (font?.color === LIMIT ? { ...font, color: colour("--bad") } : font);

@@ -76,8 +76,8 @@ function leadToTrials(element) {
   });
 }
 
-function trialOf({ customdata, data, text }) {
-  const [first] = Array.isArray(customdata) ? customdata : [data.type === "scatter" ? customdata : text];
+function trialOf({ customdata }) {
+  const [first] = Array.isArray(customdata) ? customdata : [customdata];
   return /^\d+$/.test(String(first)) ? Number(first) : null;
 }
 

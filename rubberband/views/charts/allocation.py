@@ -10,6 +10,7 @@ from itertools import pairwise
 from rubberband.executor.result.result import Busy, InstanceResult, Result
 from rubberband.units import duration, format_duration
 from rubberband.views.charts.parts import (
+    LEGEND,
     LOST,
     PLANNED,
     STAGE_COLOURS,
@@ -32,7 +33,12 @@ GHOST = "rgba(128,128,128,0.10)"
 SEVERAL = -1
 """Number in place of a trial for a bar of several trials."""
 _ROW_PX, _SMALL_ROW_PX, _TINY_ROW_PX, _STEPS_PX, _AROUND_PX = 22, 14, 6, 130, 150
-_MOST_ROWS, _MOST_BARS = 160, 600
+_MOST_ROWS, _MOST_BARS, _MOST_LABELS = 160, 600, 60
+_LETTER_PX, _BESIDE_LABELS_PX = 6.5, 38
+_TEXT_SHARE = 0.008
+"""Part of the chart's width that a letter in a bar takes; measuring texts that have no room takes most of a drawing."""
+_GAP = 0.15
+"""Part of a row that is no bar."""
 ALLOCATION_NOTE = (
     "Above: instances planned and held. Below: what each GPU did; the number in a bar is the trial, its colour the "
     "stage (or bracket, or rung); the dashed areas behind are the plan. Dotted lines are the ends of stages."
@@ -53,7 +59,10 @@ def allocation(result: Result) -> Figure | None:
     if len(rented) * gpus > _MOST_ROWS:
         gpus, result = 1, replace(result, busy=tuple(replace(use, gpu=0) for use in result.busy))
     rows = [_row(instance.instance, gpu) for instance in rented for gpu in range(gpus)]
-    bars = _held_bars(result, rented, gpus, unit_s) + _busy_bars(result, _joined(result.busy, horizon_s), unit_s)
+    busy = _busy_bars(result, _joined(result.busy, horizon_s), unit_s)
+    for bar in busy:
+        _keep_texts(bar, horizon_s / unit_s, len(rows))
+    bars = _held_bars(result, rented, gpus, unit_s) + busy
     gantt_px = _gantt_px(len(rows))
     drawn = marks(result, horizon_s, unit_s)
     share = gantt_px / (gantt_px + _STEPS_PX + 30)
@@ -66,17 +75,19 @@ def allocation(result: Result) -> Figure | None:
         "nticks": 5 if most > 4 else most + 1,
         "fixedrange": True,
     }
+    slots = _slot_axis(rows, gpus, "GPU" if result.trials_per_gpu == 1 else "slot")
     return chart(
         [*bars, *_lost(rented, gpus, unit_s), *_steps(result, rented, unit_s)],
         gantt_px + _STEPS_PX + 30 + _AROUND_PX,
         time_axis(unit, horizon_s / unit_s),
-        _slot_axis(rows, gpus, "GPU" if result.trials_per_gpu == 1 else "slot") | {"domain": [0, share]},
+        slots | {"domain": [0, share], "automargin": False},
         yaxis2=steps,
         barmode="overlay",
-        bargap=0.15,
+        bargap=_GAP,
         **({"uniformtext": {"minsize": 8, "mode": "hide"}} if any("text" in bar for bar in bars) else {}),
         annotations=drawn["annotations"],
         shapes=[*_ghosts(result, len(rows), gpus, unit_s), *drawn["shapes"]],
+        margin=LEGEND["margin"] | {"l": _LETTER_PX * max(map(len, rows)) + _BESIDE_LABELS_PX, "b": 112},
     )
 
 
@@ -98,7 +109,7 @@ def gangs(result: Result, trial: int) -> Figure | None:
         time_axis(unit, horizon_s / unit_s),
         _slot_axis([_row(instance, gpu) for instance, gpu in rows], 1, "GPU") | {"title": {"text": ""}},
         barmode="overlay",
-        bargap=0.15,
+        bargap=_GAP,
         showlegend=True,
         **marks(result, horizon_s, unit_s),
     )
@@ -124,8 +135,19 @@ def allocation_px(result: Result) -> int:
 
 
 def _gantt_px(rows: int) -> int:
-    row_px = _TINY_ROW_PX if rows > 120 else _SMALL_ROW_PX if rows > 40 else _ROW_PX
-    return row_px * rows + 10
+    return _row_px(rows) * rows + 10
+
+
+def _row_px(rows: int) -> int:
+    return _TINY_ROW_PX if rows > 120 else _SMALL_ROW_PX if rows > 40 else _ROW_PX
+
+
+def _keep_texts(bar: Figure, horizon: float, rows: int) -> None:
+    """Keep the texts that have room in their bars."""
+    is_high = _row_px(rows) > _TINY_ROW_PX
+    sized = zip(bar.pop("text", []), bar["x"], strict=False)
+    texts = [text if is_high and long > _TEXT_SHARE * (1 + len(text)) * horizon else "" for text, long in sized]
+    bar |= {"text": texts, "textposition": "inside"} if any(texts) else {"textposition": "none"}
 
 
 def _ghosts(result: Result, rows: int, gpus: int, unit_s: float) -> list[Figure]:
@@ -192,7 +214,7 @@ def _slot_axis(rows: list[str], slots: int, name: str) -> Figure:
         "fixedrange": True,
         "title": {"text": f"instance : {name}" if slots > 1 else "instance", "standoff": 14},
         "tickmode": "array",
-        "tickvals": rows[:: 1 + len(rows) // 120],
+        "tickvals": rows[:: 1 + len(rows) // _MOST_LABELS],
     }
 
 
@@ -216,7 +238,7 @@ def _bar(name: str, colour: str, stretches: Iterable[Stretch], unit_s: float, pa
         "x": [(end_s - start_s) / unit_s for _, start_s, end_s, *_ in every],
         "hovertext": [f"{hover}<br>{_span(start_s, end_s)}" for _, start_s, end_s, hover, _ in every],
         "hoverinfo": "text",
-        **({"text": texts, "textposition": "inside"} if any(texts) else {"textposition": "none"}),
+        **({"text": texts, "customdata": texts, "textposition": "inside"} if any(texts) else {"textposition": "none"}),
         "insidetextanchor": "middle",
         "textangle": 0,
         "cliponaxis": True,
@@ -229,6 +251,7 @@ def _span(start_s: float, end_s: float) -> str:
 
 
 def _held_bars(result: Result, rented: Sequence[InstanceResult], gpus: int, unit_s: float) -> list[Figure]:
+    """Return the bars behind the others: an instance has one, across the rows of its GPUs."""
     waiting: list[Stretch] = []
     starting: list[Stretch] = []
     held: list[Stretch] = []
@@ -237,16 +260,17 @@ def _held_bars(result: Result, rented: Sequence[InstanceResult], gpus: int, unit
         running_s = until_s if instance.running_s is None else min(instance.running_s, until_s)
         ready_s = until_s if instance.ready_s is None else min(instance.ready_s, until_s)
         name = chart_text(instance.instance)
-        for row in (_row(instance.instance, gpu) for gpu in range(gpus)):
-            waiting.append((row, instance.requested_s, running_s, f"{name} asked for, not billed yet", ""))
-            starting.append((row, running_s, max(running_s, ready_s), f"{name} runs, its workers start", ""))
-            held.append((row, max(running_s, ready_s), until_s, f"{name} held", ""))
+        row = _row(instance.instance, 0)
+        waiting.append((row, instance.requested_s, running_s, f"{name} asked for, not billed yet", ""))
+        starting.append((row, running_s, max(running_s, ready_s), f"{name} runs, its workers start", ""))
+        held.append((row, max(running_s, ready_s), until_s, f"{name} held", ""))
     bars = [
         _bar("asked for, not billed", STARTING, waiting, unit_s, pattern="/"),
         _bar("instance starts up", STARTING, starting, unit_s),
         _bar("held, idle", IDLE, held, unit_s),
     ]
-    return [bar for bar in bars if bar["y"]]
+    across = {"offset": (_GAP - 1) / 2, "width": gpus - _GAP}
+    return [bar | across for bar in bars if bar["y"]]
 
 
 def _busy_bars(result: Result, busy: Sequence[Busy], unit_s: float) -> list[Figure]:

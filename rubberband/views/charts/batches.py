@@ -17,6 +17,7 @@ from rubberband.values.adaptive import GoodputProfile
 from rubberband.views.charts.parts import (
     ALONE,
     CURVES,
+    LABELS_PX,
     LEGEND,
     MANY_POINTS,
     STAGE_COLOURS,
@@ -123,7 +124,7 @@ def batches_over_time(result: Result) -> Figure | None:
         **stages,
         "updatemenus": [SWITCH | {"y": 1 + 24 / _ROWS_PX, "buttons": buttons}],
         **LEGEND,
-        "margin": {"l": 10, "r": 10, "t": 70, "b": 90},
+        "margin": {"l": LABELS_PX, "r": 10, "t": 70, "b": 90},
     }
     return {"data": traces, "layout": layout}
 

@@ -11,6 +11,7 @@ from rubberband.executor.result.result import Objective, Result, TrialResult
 from rubberband.units import counted, duration
 from rubberband.views.charts.parts import (
     CURVES,
+    LABELS_PX,
     MANY_POINTS,
     SWITCH,
     Figure,
@@ -144,7 +145,7 @@ def curves_chart(
         {"title": {"text": chart_text(printable(metric)), "standoff": 8}, "exponentformat": "e"},
         showlegend=True,
         updatemenus=[SWITCH | {"buttons": buttons}],
-        margin={"l": 10, "r": 10, "t": 50, "b": 90},
+        margin={"l": LABELS_PX, "r": 10, "t": 56, "b": 90},
     )
 
 

@@ -37,9 +37,11 @@ ALONE = ("winner", "best so far")
 MANY_POINTS = 2000
 """Number of points from which on they are thinned out or have no dots."""
 
+LABELS_PX = 56
+"""Room for the labels and the title of a y axis. One that needs more is drawn twice, which takes as long again."""
 LEGEND: Figure = {
     "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
-    "margin": {"l": 10, "r": 10, "t": 24, "b": 90},
+    "margin": {"l": LABELS_PX, "r": 10, "t": 24, "b": 90},
     "hovermode": "closest",
 }
 

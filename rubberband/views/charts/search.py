@@ -36,7 +36,7 @@ from rubberband.views.charts.parallel_coordinates import (
     parameters,
     short_label,
 )
-from rubberband.views.charts.parts import LEGEND, SHADES, Figure, chart_text
+from rubberband.views.charts.parts import LABELS_PX, LEGEND, SHADES, Figure, chart_text
 from rubberband.views.formatting import finite, listed, number, printable, ranked, setting
 
 Space = Mapping[str, Any] | None
@@ -45,7 +45,7 @@ Space = Mapping[str, Any] | None
 ENOUGH = 20
 """Trials after which further training counts for more than further trials."""
 _MOST_PANELS, _PANELS_IN_A_ROW = 12, 4
-_MOST_DRAWN, _MOST_DOTS = 4000, 400
+_MOST_DRAWN, _MOST_DOTS = 1600, 400
 """Points in all panels together, and in a contour."""
 _MOST_GROUPS = 8
 _MOST_POINTS = 2000
@@ -136,7 +136,7 @@ def slices(result: Result, space: Space = None) -> Figure | None:
         **LEGEND,
         "height": slices_px(len(axes)),
         "showlegend": True,
-        "margin": {"l": 10, "r": 10, "t": 10, "b": 90},
+        "margin": {"l": LABELS_PX, "r": 10, "t": 12, "b": 90},
         "meta": {"least_width_px": 180 * wide, "note": _slices_note(shown, drawn, varying)},
     }
     for at, axis in enumerate(axes):
@@ -241,7 +241,7 @@ def _panel_axes(result: Result, at: int, axis: Axis, wide: int, rows: int, is_lo
     y |= {"type": "log"} if is_log else {}
     y |= {"matches": "y"} if at else {}
     title = chart_text(printable(result.metric))
-    y |= {"title": {"text": title, "standoff": 8}} if column == 0 else {"showticklabels": False}
+    y |= {"title": {"text": title, "standoff": 8}} if column == 0 else {"showticklabels": False, "automargin": False}
     left = column * (across + gap)
     return {f"xaxis{name}": _scale(axis) | {"domain": [left, left + across], "anchor": f"y{name}"}, f"yaxis{name}": y}
 
@@ -281,7 +281,7 @@ def contour(result: Result, space: Space = None, *, x: str = "", y: str = "") ->
         "barmode": "overlay",
         "bargap": 0,
         "hovermode": "closest",
-        "margin": {"l": 10, "r": 10, "t": 16, "b": 40},
+        "margin": {"l": LABELS_PX, "r": 116, "t": 16, "b": 44},
         "xaxis": _scale(across) | {"showgrid": False},
         "yaxis": _scale(up) | {"showgrid": False},
         "meta": {

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
+from types import NoneType
 from typing import Any
 
 from rubberband import views
@@ -57,7 +58,13 @@ from rubberband.views.report.tables import (
 )
 
 PLOTLY = "plotly-basic.min.js"
-"""Basic bundle of plotly.js (lines and bars), from npm's plotly.js-basic-dist-min."""
+"""Basic bundle of plotly.js (lines and bars), from npm's plotly.js-basic-dist-min.
+
+Its first line is ours: browsers that know it compile the script beside the page, which then starts it in 30 ms of CPU
+time instead of 200.
+"""
+DENSE = "charts_dense.js"
+"""Script for charts of very many trials, of the report and of the service's pages."""
 MOST_TRIALS = 200
 """Limit of trials in the tables of the page, as a row takes 250 bytes; `rubberband export` has all."""
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -170,7 +177,7 @@ _BY_MODEL = " Dashed: the best batch by the profile's model, at the median noise
 def page(title: str, body: str, figures: Mapping[str, Any], trials_at: str = "") -> str:
     """Return a page around `body`, with the script that draws the figures if there are any. `trials_at`: see above."""
     script = f'<script type="text/plain" id="plotly">{_packed(PLOTLY)}</script>' if figures else ""
-    data = f'<script type="application/json" id="figures">{script_json(_short(figures))}</script>'
+    data = f'<script type="application/json" id="figures">{script_json(short(figures))}</script>'
     led = f' data-trials="{html.escape(trials_at)}"' if trials_at else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -187,7 +194,7 @@ def page(title: str, body: str, figures: Mapping[str, Any], trials_at: str = "")
 {body}
 </main>
 {data}
-<script>{asset("report.js")}</script>
+<script type="module">{asset(DENSE)}{asset("report.js")}</script>
 </body>
 </html>
 """
@@ -204,13 +211,18 @@ def _packed(name: str) -> str:
     return base64.b64encode(gzip.compress(asset(name).encode(), mtime=0)).decode()
 
 
-def _short(value: Any) -> Any:
+_WHOLE = (str, int, NoneType)
+
+
+def short(value: Any) -> Any:
     """Return figures with numbers of six digits, which is finer than any screen."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {name: _short(one) for name, one in value.items()}
-    return [_short(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: short(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [one if isinstance(one, _WHOLE) else short(one) for one in value]
+    return value
 
 
 def script_json(value: Any) -> str:
