@@ -1,20 +1,29 @@
-"""A parameter server and its workers, event by event, in many replicas at once.
+"""A parameter server and its workers: simulated, by the paper's equations 2 to 4, and as a program that sleeps.
 
-The simulation knows nothing of the planner's formulae: updates move through worker, uplink, server and downlink, and
-are counted.
+The paper is "A model-based approach to streamlining distributed training for asynchronous SGD" (Lin et al.).
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Thread
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
+
+from rubberband.planner.queueing import Floats, Network, Numbers
+from rubberband.values.asynchronous import AsyncTimes
+
+Links = Literal["in turn", "shared"]
+"""Whether a link carries one transfer after another, or all of them at an equal share."""
 
 Discipline = Literal["delay", "shared", "in turn"]
 """All at once at full speed; all at once at an equal share; or one after another."""
-Floats = npt.NDArray[np.float64]
 Law = Callable[[np.random.Generator, int], Floats]
 """(random, size) -> factors with mean 1."""
 
@@ -44,7 +53,7 @@ def simulated_throughputs(
     warm_up: int = 1000,
     seed: int = 0,
 ) -> Floats:
-    """Return (workers,) updates per second, for mean times `demands_s` of (workers, stations).
+    """Return (workers,) updates per second, counted event by event, for mean times `demands_s` of (workers, stations).
 
     Every worker visits the stations in their order, for ever. Of `steps` events per replica, `warm_up` do not count.
     """
@@ -83,3 +92,176 @@ def simulated_throughputs(
             elapsed_s += passed_s.sum()
             updates += np.bincount(who[new == 0], minlength=workers)
     return updates / (elapsed_s / replicas) / replicas
+
+
+# X(K) by the other forms of the paper (eqs. 2 to 4). The product plans with a band instead.
+
+SHARING_BEGINS = 0.8
+"""Utilisation of a link from which on its transfers overlap (eq. 4)."""
+_MOST_STEPS = 20
+_SETTLED = 1e-13
+Pair = tuple[Numbers, Numbers]
+"""Values at the uplink and at the downlink."""
+
+
+def printed(network: Network, workers: int) -> Floats:
+    """Return X(1), …, X(workers) by eq. 2 as printed: with links in turn, and without the bound."""
+    return _recursion(network, workers, np.inf, lambda n, waits_s, under_way_s: (0.5, 0.5))
+
+
+def first_come(network: Network, workers: int) -> Floats:
+    """Return X(1), …, X(workers) by eq. 2, at most 1 / max S: as printed it exceeds that by up to a third."""
+    return _recursion(network, workers, network.ceiling, lambda n, waits_s, under_way_s: (0.5, 0.5))
+
+
+def hybrid(network: Network, workers: int, begins: float = SHARING_BEGINS) -> Floats:
+    """Return the same where transfers overlap on links that are busier than `begins`, below 1 (eqs. 3 and 4).
+
+    The overlap on a link follows from its total utilisation by all n workers. That depends on X(n) itself, which is a
+    fixed point. The utilisation by single workers, as printed, never reaches 0.8; with that at n - 1, X falls for some
+    n.
+    """
+    return _recursion(network, workers, network.ceiling, lambda *waits: _hybrid_shares(network, begins, *waits))
+
+
+def _recursion(
+    network: Network, workers: int, ceiling: Numbers, passed: Callable[[int, Numbers, Pair], Pair]
+) -> Floats:
+    """X(n): `passed` gives the share of the transfer under way that has passed on each link."""
+    up_s, server_s, down_s, found = network.up_s, network.server_s, network.down_s, []
+    up: Numbers = 0.0  # mean tasks at the stations, and X, with one worker less
+    server, down, throughput = up, up, up
+    for n in range(1, workers + 1):
+        up_wait_s, server_wait_s, down_wait_s = up_s * (1.0 + up), server_s * (1.0 + server), down_s * (1.0 + down)
+        under_way_s = throughput * up_s**2, throughput * down_s**2
+        shares = passed(n, network.delay_s + up_wait_s + server_wait_s + down_wait_s, under_way_s)
+        up_wait_s, down_wait_s = up_wait_s - shares[0] * under_way_s[0], down_wait_s - shares[1] * under_way_s[1]
+        throughput = np.minimum(n / (network.delay_s + up_wait_s + server_wait_s + down_wait_s), ceiling)
+        up, server, down = throughput * up_wait_s, throughput * server_wait_s, throughput * down_wait_s
+        found.append(throughput)
+    return np.asarray(found)
+
+
+def _hybrid_shares(network: Network, begins: float, n: int, waits_s: Numbers, under_way_s: Pair) -> Pair:
+    """(1 - gamma) / 2 of the links at the fixed point X = n / T(gamma(X S^U), gamma(X S^D)), by Newton's method.
+
+    X T(X) - n is convex and rises up to 1 / max S. The search begins where it is positive, or at 1 / max S.
+    """
+    up_s, down_s, ceiling = network.up_s, network.down_s, network.ceiling
+    most_s = 0.5 * under_way_s[0], 0.5 * under_way_s[1]
+
+    def overlap(utilisation: Numbers) -> Numbers:
+        """Return g (eq. 4): the share of overlapping transfers on a link."""
+        return np.minimum(np.maximum((utilisation - begins) / (1.0 - begins), 0.0), 1.0)
+
+    throughput = np.minimum(n / (waits_s - most_s[0] - most_s[1]), ceiling)
+    for _ in range(_MOST_STEPS):
+        gamma = overlap(throughput * up_s), overlap(throughput * down_s)
+        takes_s = waits_s - (1.0 - gamma[0]) * most_s[0] - (1.0 - gamma[1]) * most_s[1]
+        slope = (gamma[0] > 0.0) * most_s[0] * up_s + (gamma[1] > 0.0) * most_s[1] * down_s
+        step = (throughput * takes_s - n) / (takes_s + throughput * slope / (1.0 - begins))
+        found = np.minimum(throughput - step, ceiling)
+        if (abs(found - throughput) <= _SETTLED * throughput).all():
+            break
+        throughput = found
+    return 0.5 * (1.0 - gamma[0]), 0.5 * (1.0 - gamma[1])
+
+
+# The paper's own check of §III-A: a program that sends as much and sleeps in place of computing.
+
+CHUNKS = 24
+"""Parts of a transfer, between which those that share a link take turns."""
+CHUNK_BYTES = 4096
+LATE_S = 2e-3
+"""By so much a sleep may end late on a busy machine: a link makes up for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Seconds at which a worker's transfer began and ended on a link."""
+
+    worker: int
+    began_s: float
+    ended_s: float
+
+
+class Link:
+    """Direction of the server's network: one transfer after another, or the chunks of all by turns."""
+
+    def __init__(self, transfer_s: float, links: Links) -> None:
+        self._chunk_s, self._free_at, self._lock = transfer_s / CHUNKS, 0.0, threading.Lock()
+        self._turn = threading.Lock() if links == "in turn" else contextlib.nullcontext()
+        self.transfers: list[Transfer] = []
+
+    def carry(self, end: socket.socket, worker: int) -> None:
+        """Send a worker's gradient or parameters, at the speed of the link."""
+        with self._turn:
+            began_s = self._chunk(end) - self._chunk_s
+            for _ in range(CHUNKS - 2):
+                self._chunk(end)
+            self.transfers.append(Transfer(worker=worker, began_s=began_s, ended_s=self._chunk(end)))
+
+    def _chunk(self, end: socket.socket) -> float:
+        with self._lock:
+            now = time.perf_counter()
+            self._free_at = until = max(self._free_at, now - LATE_S) + self._chunk_s
+        time.sleep(max(0.0, until - now))
+        end.sendall(bytes(CHUNK_BYTES))
+        return until
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slept:
+    """Measurement of real connections."""
+
+    updates_per_s: float
+    up: Sequence[Transfer]
+    down: Sequence[Transfer]
+
+
+def slept(times: AsyncTimes, workers: int, links: Links, updates: int) -> Slept:
+    """Train nothing with a server and `workers` threads over TCP, for `updates` updates, and time the transfers.
+
+    The times are real; the bytes are few, so that the processors do not become the bottleneck.
+    """
+    up, down, serving = Link(times.up_s, links), Link(times.down_s, links), threading.Lock()
+    applied: list[float] = []
+
+    def serve(end: socket.socket, worker: int) -> None:
+        while _received(end):
+            with serving:
+                time.sleep(times.server_s)
+                applied.append(time.perf_counter())
+            down.carry(end, worker)
+
+    def work(end: socket.socket, worker: int) -> None:
+        while len(applied) < updates:
+            time.sleep(times.compute_s)
+            up.carry(end, worker)
+            _received(end)
+        end.shutdown(socket.SHUT_WR)
+
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threads = []
+        for worker in range(workers):
+            near = sockets.enter_context(socket.create_connection(listener.getsockname()))
+            far = sockets.enter_context(listener.accept()[0])
+            threads += [Thread(target=serve, args=(far, worker)), Thread(target=work, args=(near, worker))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    counted = sorted(applied)[min(2 * workers, updates // 2) : updates]
+    return Slept(updates_per_s=(len(counted) - 1) / (counted[-1] - counted[0]), up=up.transfers, down=down.transfers)
+
+
+def _received(end: socket.socket) -> bool:
+    """Read a whole transfer; return False at the end of all."""
+    left = CHUNKS * CHUNK_BYTES
+    while left:
+        found = len(end.recv(left))
+        if not found:
+            return False
+        left -= found
+    return True

@@ -410,22 +410,21 @@ def _shortest_first(table: Table, counts: Ints, scores: Floats, resizing: Resizi
         free -= count - int(gpus[row])
         gpus[row] = count
         waiting[row] = False
-    return _filled(table, gpus, free)
+    return filled(table, gpus, free)
 
 
-def _filled(table: Table, gpus: Ints, free: int) -> Ints:
+def filled(table: Table, gpus: Ints, free: int) -> Ints:
     """Give what is left, the fewest GPUs at a time, to whoever thereby ends before all others would (eq. 5)."""
     rows = np.arange(len(gpus))
     while free > 0 and len(gpus):
         first_s = table.seconds[rows, gpus].min()
-        reach = np.minimum(gpus + free, table.gpus)
-        able = np.flatnonzero(table.seconds[rows, reach] < first_s)
-        if not len(able):
-            break
-        needed = [int(np.argmax(table.seconds[row, gpus[row] :] < first_s)) for row in able]
+        needed = (table.seconds >= first_s).sum(axis=1) - gpus  # times never rise: as many counts are too few
+        needed = np.where(gpus + needed <= table.gpus, needed, free + 1)
         best = int(np.argmin(needed))
-        gpus[able[best]] += needed[best]
-        free -= needed[best]
+        if needed[best] > free:
+            break
+        gpus[best] += needed[best]
+        free -= int(needed[best])
     return gpus
 
 

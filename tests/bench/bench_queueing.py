@@ -13,12 +13,13 @@ import numpy as np
 
 from rubberband.planner.queueing import Network, blended, calibrated, curve, exact, highest, linearizer, proportional
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
-from tests.builders.paper import first_come, hybrid
 from tests.builders.parameter_server import (
     balanced_throughputs,
     constant,
     exponential,
+    first_come,
     gamma,
+    hybrid,
     simulated_throughputs,
     subset_throughputs,
 )

@@ -25,8 +25,6 @@ def _loaded(name: str) -> ModuleType:
     return module
 
 
-_MVA = _loaded("mva")
-first_come, hybrid = _MVA.first_come, _MVA.hybrid
 Arima = _loaded("arima").Arima
 
 

@@ -20,8 +20,9 @@ assert _SPEC.loader is not None
 _MODULE = sys.modules[_SPEC.name] = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(_MODULE)
 
-simulated_throughputs, exponential, constant, gamma = (
-    getattr(_MODULE, name) for name in ("simulated_throughputs", "exponential", "constant", "gamma")
+simulated_throughputs, exponential, constant, gamma, first_come, hybrid = (
+    getattr(_MODULE, name)
+    for name in ("simulated_throughputs", "exponential", "constant", "gamma", "first_come", "hybrid")
 )
 Floats = npt.NDArray[np.float64]
 

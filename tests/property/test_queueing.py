@@ -21,12 +21,13 @@ from rubberband.planner.queueing import (
 )
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from tests.builders.budget import examples
-from tests.builders.paper import first_come, hybrid
 from tests.builders.parameter_server import (
     balanced_throughputs,
     constant,
     exponential,
+    first_come,
     gamma,
+    hybrid,
     simulated_throughputs,
     subset_throughputs,
 )

@@ -1,6 +1,7 @@
 """The paper's simulated experiments run, on reduced sizes, and have the shape that the paper gives them."""
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +19,13 @@ NAMES = (
     "figure_12",
     "table_2",
     "table_3",
-    "async_sgd_07",
-    "async_sgd_10",
-    "async_sgd_12",
-    "async_sgd_15",
     "lb_bsp_cpus",
     "lb_bsp_gpus",
     "lb_bsp_overhead",
     "pollux",
 )
+ROWS = [("async_sgd", part) for part in ("figure_1", "figure_5", "figure_10", "figure_13", "figure_15", "table_2")]
+"""Script and part."""
 TINY = 1e-9
 
 
@@ -51,12 +50,9 @@ def reduced(load: dict[str, ModuleType], name: str, folder: Path | None = None) 
         "figure_10": {"prices_usd_per_gb": (0.0, 0.16)},
         "figure_11": {"trials": (16, 64)},
         "figure_12": {"deadlines_min": (90, 160)},
-        "async_sgd_07": {"workers": 3},
-        "async_sgd_10": {"cpu_workers": 2, "gpu_workers": 2},
         "lb_bsp_cpus": {"steps": 120, "first": 60},
         "lb_bsp_gpus": {"steps": 200},
         "lb_bsp_overhead": {"workers": (4, 8), "looks": 20},
-        "async_sgd_12": {"loads": (0.2, 0.7), "num_jobs": 40},
         "pollux": {"folder": folder and write_data(folder, num_jobs=4)},
     }
     return load[name].compute(**arguments.get(name, {}))
@@ -151,18 +147,70 @@ def test_the_plan_has_the_papers_gangs_and_the_papers_own_cannot_cost_what_it_sa
     assert found.ours.prediction.cost_usd <= found.trimmed.cost_usd + TINY < found.paper.cost_usd < table.PAPER_USD
 
 
-def test_two_workers_on_links_used_in_turn_do_not_wait_and_a_sixth_one_does(load: dict[str, ModuleType]) -> None:
-    figure = load["async_sgd_07"]
+@pytest.mark.by_default(4)
+@pytest.mark.parametrize(("name", "part"), ROWS)
+def test_a_row_has_a_verdict_statements_and_cpu_seconds(
+    load: dict[str, ModuleType], name: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load["rows"].show(load[name].PARTS, "Rows.", [part, "--small"])
 
-    assert abs(figure.waiting(2, "in turn")) < 0.01 < 0.15 < figure.waiting(2, "shared")
-    assert figure.speedups(6)[4:] == pytest.approx([5.0, 5.0], rel=0.02)
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"(agrees|partly|differs) +(Figure|Table) \d+: .* \(\d+\.\d CPU s\)$", lines[0])
+    assert re.match(r"  \[(agrees|partly|differs)\] “", lines[1])
+    assert re.fullmatch(r"\d agrees, \d partly, \d differs; \d+ CPU s in \d+ s", lines[-1])
+
+
+def test_an_unknown_row_is_refused_with_the_known_ones(
+    load: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        load["rows"].show(load["async_sgd"].PARTS, "Rows.", ["figure_99"])
+
+    assert "no part 'figure_99'; choose from figure_1, figure_3" in capsys.readouterr().err
+
+
+def test_a_row_that_is_not_measured_is_the_same_again(load: dict[str, ModuleType]) -> None:
+    part = load["async_sgd"].figure_9
+
+    once = part(True)
+    load["async_sgd"].simulated.cache_clear()
+
+    assert part(True) == once
 
 
 def test_eq_2_exceeds_a_link_by_up_to_a_third_and_falls(load: dict[str, ModuleType]) -> None:
-    share, over = load["async_sgd_10"].faults()
+    share, over = load["async_sgd"].faults()
 
     assert share < 0.5
     assert over == pytest.approx(1 / 3, rel=1e-6)
+
+
+def test_a_threshold_of_eq_4_lies_between_links_that_share_and_that_do_not(load: dict[str, ModuleType]) -> None:
+    server, station = load["parameter_server"], load["async_sgd"].network(load["async_sgd"].SMALL)
+    early, late = (server.hybrid(station, 10, begins) for begins in (0.3, 0.95))
+
+    assert (early <= late + TINY).all()
+    assert (late <= server.first_come(station, 10) + TINY).all()
+
+
+def test_jobs_join_the_shortest_of_the_chunks_and_wait_their_turn(load: dict[str, ModuleType]) -> None:
+    scheduling = load["scheduling"]
+    jobs = [
+        scheduling.CurveJob(name=f"job-{at}", submitted_at=float(at), kind="any", seconds=[10.0] * 100)
+        for at in range(3)
+    ]
+
+    scheduling.chunked(50, jobs)
+
+    assert [job.done_at for job in jobs] == [10.0, 11.0, 20.0]
+
+
+def test_transfers_of_two_workers_that_use_a_link_in_turn_never_overlap(load: dict[str, ModuleType]) -> None:
+    example = load["async_sgd"]
+    turns, shares = (load["parameter_server"].slept(example.SMALL, 2, links, 8) for links in ("in turn", "shared"))
+
+    assert example.overlap(turns) == pytest.approx(0.0, abs=TINY)
+    assert example.overlap(shares) > 0.0
 
 
 @pytest.mark.parametrize(
@@ -206,12 +254,12 @@ def test_forecasts_from_resources_beat_those_from_past_speeds_alone(load: dict[s
         assert cpus.clairvoyant_time(made, 200) < found[name].time < 0.6
 
 
-def test_knee_and_hell_are_alike_at_low_load_and_srpt_is_the_worst(load: dict[str, ModuleType]) -> None:
-    example = load["async_sgd_12"]
-    curves = example.malleable((0.2, 0.7), 40, tuple(example.DNNS))
-    low, high = ({name: points[at].mean_h for name, points in curves.items()} for at in (0, 1))
+def test_knee_and_hell_are_alike_at_low_load_and_srpt_and_waterfill_are_the_worst(load: dict[str, ModuleType]) -> None:
+    scheduling = load["scheduling"]
+    found = scheduling.sweep(tuple(scheduling.DNNS), False, True)
 
-    assert low["knee"] == pytest.approx(low["hell"], rel=0.2)
-    for means in (low, high):
-        assert max(means, key=lambda name: means[name]) == "srpt"
-        assert means["default"] < means["hell"]
+    assert found.over("knee", "hell")[0] == pytest.approx(1.0, rel=0.2)
+    for at in range(2):
+        order = sorted(found.means, key=lambda name: found.means[name][at])
+        assert order[-2:] == ["waterfill", "srpt"]
+        assert found.means["default"][at] < found.means["hell"][at]

@@ -20,7 +20,7 @@ from rubberband.planner.queueing import (
 )
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.profile import Profile
-from tests.builders.paper import first_come, hybrid
+from tests.builders.parameter_server import first_come, hybrid
 
 TIMES = AsyncTimes(compute_s=0.029, up_s=0.072, server_s=0.018, down_s=0.072)
 EXAMPLE = Network(delay_s=0.029, up_s=0.072, server_s=0.018, down_s=0.072)
