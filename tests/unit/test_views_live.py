@@ -12,11 +12,13 @@ from rich.console import Console
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import DriverResumed, Event, TrialReported
+from rubberband.executor.core.forecast import Forecast, forecast
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import Phase, State
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.values.profile import Profile
 from rubberband.views.live import view as live
 from rubberband.views.live.narration import Narrator
 from rubberband.views.live.view import Progress, TerminalView, observe, open_view, stage_table, summary
@@ -195,6 +197,21 @@ def test_time_and_money_continue_between_events_and_stop_at_the_end() -> None:
     now, over = taken[-1]
     assert over.elapsed_s(now + 99.0) == over.elapsed_s(now)
     assert over.spent_usd(now + 99.0) == over.spent_usd(now)
+
+
+def test_a_picture_forecasts_as_the_run_does_where_trials_have_their_own_speeds() -> None:
+    """The redrawing of a table ended with an IndexError: it looked for reports and allocations that were left out."""
+    noisy = Profile(seconds_per_iteration={1: 10.0, 2: 6.0}, trial_startup_s=1.5, trial_cv=0.2, iteration_cv=0.05)
+    job = a_job(profile=noisy)
+    seen: list[tuple[Forecast, Forecast]] = []
+
+    def compare(event: Event, controller: Controller) -> None:
+        now = event.occurred_at
+        seen.append((observe(job, controller.state).expected(now), forecast(controller.state, now)))
+
+    watch(job, [compare])
+    assert [taken for taken, _ in seen] == [of_the_run for _, of_the_run in seen]
+    assert len(seen) > 20
 
 
 def test_a_picture_does_not_change_with_the_state() -> None:

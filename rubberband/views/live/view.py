@@ -149,13 +149,15 @@ def observe(job: Job, state: State) -> Progress:
             for trial in state.running()
             if trial.reports and (made := trial.reports[-1].updates) is not None
         ),
-        state=_copy(job, state),
+        state=_copy(state),
     )
 
 
-def _copy(job: Job, state: State) -> State:
-    functions = job.offer.billing == "per_function"
-    trials = [replace(trial, reports=[]) for trial in state.trials]
+def _copy(state: State) -> State:
+    trials = [
+        replace(trial, reports=[*trial.reports] if trial.status is TrialStatus.RUNNING else [])
+        for trial in state.trials
+    ]
     records = {id(stage): replace(stage) for stage in state.stages}
     instances = {name: replace(record) for name, record in state.instances.items()}
     return replace(
@@ -163,7 +165,7 @@ def _copy(job: Job, state: State) -> State:
         trials=trials,
         lanes=[_copy_of_lane(lane, trials, records) for lane in state.lanes],
         fleet=replace(state.fleet, instances=instances),
-        allocations=[replace(use) for use in state.allocations if functions or use.ended_at is None],
+        allocations=[replace(use) if use.ended_at is None else use for use in state.allocations],
         stages=[records[id(stage)] for stage in state.stages],
         decisions=list(state.decisions),
     )
