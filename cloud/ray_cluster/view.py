@@ -17,9 +17,9 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from rubberband.cloud.provider import NODE_LABEL
-from rubberband.cloud.ray_head.ray_node import answers
+from rubberband.cloud.ray_head.ray_node import LOOPBACK, answers
 from rubberband.errors import InputError
-from rubberband.spec.resources import Resources
+from rubberband.spec.resources import Resources, cluster_address
 from rubberband.units import counted
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
@@ -64,20 +64,28 @@ def resolve(address: str) -> str:
     if address != "auto":
         return _reachable(address)
     given = os.environ.get(ADDRESS_VARIABLE, "")
-    if given.startswith("ray://"):
-        raise InputError(
-            f"{ADDRESS_VARIABLE} is {given}, an address of Ray Client, whose driver is not on the cluster; run "
-            "rubberband on the head, or submit it there (`ray job submit -- rubberband run FILE`)"
-        )
+    if given not in ("", "auto", "local"):
+        try:
+            return _reachable(cluster_address(given))
+        except InputError as error:
+            raise InputError(f"{ADDRESS_VARIABLE}: {error}") from None
     from ray._private.utils import read_ray_address
 
-    found = given if given not in ("", "auto", "local") else read_ray_address()
+    found = read_ray_address()
     if not found:
         raise InputError(
             "resources.address: this machine is a node of no Ray cluster; run `ray start --head` or `ray start "
-            f"--address=HOST:6379` first, or give address: HOST:PORT (or {ADDRESS_VARIABLE})"
+            f"--address=HOST:6379` first, or give address: HOST:PORT (or {ADDRESS_VARIABLE}){_elsewhere()}"
         )
     return _reachable(str(found))
+
+
+def _elsewhere() -> str:
+    """Return the addresses of clusters whose nodes on this machine have a folder of their own (`--temp-dir`)."""
+    from ray._private.services import find_gcs_addresses
+
+    found = sorted(each for each in find_gcs_addresses() if not each.startswith(LOOPBACK))
+    return f"; Ray runs here with a --temp-dir of its own, of the cluster at {' or '.join(found)}" if found else ""
 
 
 def _reachable(address: str) -> str:
@@ -90,15 +98,22 @@ def view(address: str) -> ClusterView:
     """Return the cluster whose head is at `address` (HOST:PORT). Raises InputError if it does not answer."""
     require_answer(address)
     from ray.core.generated import gcs_pb2
+    from ray.exceptions import AuthenticationError
 
     core, messages = cast(Any, import_module("ray._raylet")), cast(Any, gcs_pb2)
     options = core.GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
-    accessor = core.GlobalStateAccessor(options)
     try:
-        accessor.connect()
+        metadata = json.loads(core.GcsClient(address=address).internal_kv_get(b"CLUSTER_METADATA", b"cluster") or b"{}")
+        accessor = core.GlobalStateAccessor(options)  # without the head's leave it would end or block this process
+        if not accessor.connect():
+            raise ConnectionError("it does not let this process in")
         table = [node for node in accessor.get_node_table() if node["Alive"]]
         parsed = [messages.AvailableResources.FromString(each) for each in accessor.get_all_available_resources()]
-        metadata = json.loads(core.GcsClient(address=address).internal_kv_get(b"CLUSTER_METADATA", b"cluster") or b"{}")
+    except AuthenticationError:
+        raise InputError(
+            f"resources.address: the Ray cluster at {address} asks for a token, and this process has none or another; "
+            "run `export RAY_AUTH_MODE=token` first, with the token of the head in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+        ) from None
     except Exception as error:
         raise InputError(
             f"resources.address: {address} does not answer as the head of a Ray cluster ({_first_line(error)})"

@@ -179,15 +179,17 @@ _ADDRESS = re.compile(r"(auto|[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5})")
 _LABEL = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 
-def _cluster_address(address: str) -> str:
-    """Raise a fault for another address than one that a driver on a node of the cluster connects to."""
+def cluster_address(address: str) -> str:
+    """Raise InputError for another address than one that a driver on a node of the cluster connects to."""
     if address.startswith("ray://"):
-        raise fault(
+        raise InputError(
             f"{shown(address)} is for Ray Client, whose driver is not on the cluster; run rubberband on the head with "
             "address: auto, or submit it there (`ray job submit -- rubberband run FILE`)"
         )
     if not _ADDRESS.fullmatch(address):
-        raise fault(f"{shown(address)} is no address of a Ray cluster; write auto, or HOST:PORT, such as 10.0.0.5:6379")
+        raise InputError(
+            f"{shown(address)} is no address of a Ray cluster; write auto, or HOST:PORT, such as 10.0.0.5:6379"
+        )
     return address
 
 
@@ -275,7 +277,7 @@ class Resources(Words):
     pool: Annotated[str, Field(min_length=1)] | None = None
     """A pool (`rubberband pool up`) whose instances this experiment shares with others. It sets provider, region, type,
     price and the most instances; `gpus_per_instance` below the pool's asks for parts of its instances."""
-    address: Annotated[str, AfterValidator(_cluster_address)] = "auto"
+    address: Annotated[str, AfterValidator(input_checked(cluster_address))] = "auto"
     """Address of a Ray cluster that is there, with provider `ray`: HOST:PORT of its head, or `auto` for that of
     RAY_ADDRESS, or the one that this machine is a node of."""
     node_labels: Annotated[

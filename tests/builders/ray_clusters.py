@@ -60,18 +60,39 @@ def started(nodes: int, **words: Any) -> Cluster:
     return made
 
 
-class AutoscaledCluster:
+class StartedHead:
+    """A head that `ray start` starts, with a folder of its own. Closed in the end."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="rb-", dir="/tmp")  # short: it is a part of the names of sockets
+        with socket.socket() as taken:
+            taken.bind(("", 0))
+            self._port = taken.getsockname()[1]
+        self.address = f"{get_node_ip_address()}:{self._port}"
+
+    def start(self, *words: str, **environment: str) -> None:
+        """Run `ray start --head` with further words and variables."""
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--num-cpus=1", "--num-gpus=0"]
+        command += [f"--port={self._port}", f"--temp-dir={self._folder}/ray", "--include-dashboard=false", *words]
+        subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True)
+
+    def close(self) -> None:
+        """End all of its processes, which name its folder or its address."""
+        for process in psutil.process_iter(["cmdline"]):
+            if any(self._folder in word or self.address in word for word in process.info["cmdline"] or ()):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class AutoscaledCluster(StartedHead):
     """A head without GPUs, whose autoscaler adds nodes of two GPUs, 4 at most: processes of this machine.
 
     It is what `ray.cluster_utils.AutoscalingCluster` starts, which ends all other clusters of the machine first.
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="rb-", dir="/tmp")  # short: it is a part of the names of sockets
-        with socket.socket() as taken:
-            taken.bind(("", 0))
-            port = taken.getsockname()[1]
-        self.address = f"{get_node_ip_address()}:{port}"
+        super().__init__()
         types = {
             "head": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
             "gpu": {"resources": {"CPU": 2, "GPU": 2}, "node_config": {}, "min_workers": 0, "max_workers": 4},
@@ -91,18 +112,7 @@ class AutoscaledCluster:
         }
         path = Path(self._folder) / "cluster.json"
         path.write_text(json.dumps(words))
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--num-cpus=1", "--num-gpus=0"]
-        command += [f"--port={port}", f"--autoscaling-config={path}", f"--temp-dir={self._folder}/ray"]
-        environment = {**os.environ, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
-        subprocess.run([*command, "--include-dashboard=false"], env=environment, check=True, capture_output=True)
-
-    def close(self) -> None:
-        """End all of its processes, which name its folder or its address."""
-        for process in psutil.process_iter(["cmdline"]):
-            if any(self._folder in word or self.address in word for word in process.info["cmdline"] or ()):
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.start(f"--autoscaling-config={path}", AUTOSCALER_UPDATE_INTERVAL_S="1", RAY_FAKE_CLUSTER="1")
 
 
 _COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")

@@ -17,6 +17,7 @@ from rubberband.cloud.ray_cluster import RayClusterProvider, view
 from rubberband.errors import InputError
 from rubberband.executor.checkpoints import make_store
 from rubberband.executor.ray.node_probe import NodeProbe
+from tests.builders.ray_clusters import StartedHead
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -105,3 +106,29 @@ def test_nodes_that_lack_the_store_or_have_another_rubberband_are_refused(cluste
     remedy = rf"has rubberband-tune 0.0.1 and this process {rubberband.__version__}; .* pip install"
     with pytest.raises(InputError, match=remedy):
         NodeProbe(provider(cluster, tmp_path), store).require_nodes()
+
+
+def test_a_cluster_that_asks_for_a_token_is_refused_in_one_line() -> None:
+    head = StartedHead()
+    try:
+        head.start(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 64)
+        # In a process of its own: Ray reads the mode once, and ends or blocks processes that it did not let in.
+        ask = f"from rubberband.cloud.ray_cluster import view; print(len(view.view({head.address!r}).nodes))"
+        asked = [
+            subprocess.run(
+                [sys.executable, "-c", ask],
+                env={**os.environ, **words},
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+            for words in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64})
+        ]
+    finally:
+        head.close()
+    without, with_token = asked
+    assert f"the Ray cluster at {head.address} asks for a token" in without.stderr
+    assert "run `export RAY_AUTH_MODE=token` first" in without.stderr
+    assert without.returncode == 1
+    assert with_token.stdout == "1\n"
