@@ -84,7 +84,8 @@ def _elsewhere() -> str:
     """Return the addresses of clusters whose nodes on this machine have a folder of their own (`--temp-dir`)."""
     from ray._private.services import find_gcs_addresses
 
-    found = sorted(each for each in find_gcs_addresses() if not each.startswith(LOOPBACK))
+    addresses: frozenset[str] = find_gcs_addresses()  # type: ignore[no-untyped-call]
+    found = sorted(each for each in addresses if not each.startswith(LOOPBACK))
     return f"; Ray runs here with a --temp-dir of its own, of the cluster at {' or '.join(found)}" if found else ""
 
 
@@ -217,11 +218,14 @@ def share(found: ClusterView, resources: Resources) -> Share:
     Raises InputError if there are none, or none with as many GPUs as it asks for. If there are none now, both sizes in
     the file say that an autoscaler adds them.
     """
+    asked, labelled = resources.gpus_per_instance, _labelled(resources)
+    may_grow = resources.slots is None and asked is not None and "max_instances" in resources.model_fields_set
+    if not may_grow:
+        _require_labels(found, resources)
     if resources.slots is not None:
         return _cpu_share(found, resources, resources.slots)
-    asked, labelled = resources.gpus_per_instance, _labelled(resources)
     nodes = found.usable(resources.node_labels, 1)
-    if not nodes and (asked is None or "max_instances" not in resources.model_fields_set):
+    if not nodes and not may_grow:
         raise InputError(
             f"resources.provider: the Ray cluster at {found.address} has no GPUs on its "
             f"{counted(len(found.nodes), 'node')}{labelled}; on CPU nodes, write slots: N (trials side by side on a "
@@ -239,7 +243,7 @@ def share(found: ClusterView, resources: Resources) -> Share:
         bundle={"GPU": 1.0, "CPU": 1.0} if has_cpus else {"GPU": 1.0},  # one CPU, as any Ray worker has
         fitting=sum(node.gpus // gpus for node in nodes),
         nodes=tuple(node for node in nodes if node.gpus >= gpus),
-        line=_line(found, "GPU", [node.gpus for node in nodes], labelled, sum(node.free_gpus for node in nodes)),
+        line=_line(found, "GPU", nodes, labelled),
     )
 
 
@@ -260,7 +264,21 @@ def _cpu_share(found: ClusterView, resources: Resources, slots: int) -> Share:
         bundle={"CPU": float(cpus)},
         fitting=sum(node.cpus // (slots * cpus) for node in wide),
         nodes=tuple(wide),
-        line=_line(found, "CPU", [node.cpus for node in nodes], labelled, sum(node.free_cpus for node in nodes)),
+        line=_line(found, "CPU", nodes, labelled),
+    )
+
+
+def _require_labels(found: ClusterView, resources: Resources) -> None:
+    """Raise InputError if no node has the labels that the file asks for."""
+    if found.usable(resources.node_labels, 0):
+        return
+    there = sorted(
+        {f"{key}={value}" for node in found.nodes for key, value in node.labels.items() if key != NODE_LABEL}
+    )
+    raise InputError(
+        f"resources.node_labels: no node of the Ray cluster at {found.address} is one{_labelled(resources)}; "
+        f"{'there are ' + ', '.join(there) if there else 'nodes have none'}; correct them, or start nodes with `ray "
+        "start --labels=KEY=VALUE`"
     )
 
 
@@ -274,10 +292,16 @@ def _commonest(sizes: Sequence[int]) -> int:
     return max(counts, key=lambda size: (counts[size], size))
 
 
-def _line(found: ClusterView, what: str, sizes: Sequence[int], labelled: str, free: int) -> str:
-    """Return the cluster in words; `sizes` are those of the nodes that may be used."""
-    if not sizes:
+def _line(found: ClusterView, what: str, nodes: Sequence[ClusterNode], labelled: str) -> str:
+    """Return the cluster in words; `nodes` are those that may be used."""
+    if not nodes:
         return f"{found.address}: no node{labelled} with {what}s now"
+    sizes = [(node.gpus, node.accelerator) if what == "GPU" else (node.cpus, "") for node in nodes]
+    free = sum(node.free_gpus if what == "GPU" else node.free_cpus for node in nodes)
     counts = Counter(sizes)
-    parts = " + ".join(f"{counted(counts[size], 'node')} x {counted(size, what)}" for size in sorted(counts)[::-1])
-    return f"{found.address}: {parts}{labelled}, {free} free now"
+    parts = " + ".join(
+        f"{counted(counts[size, kind], 'node')} x {counted(size, what)}{kind and f' ({kind})'}"
+        for size, kind in sorted(counts, key=lambda each: (-each[0], each[1]))
+    )
+    busy = " (the plan counts on all of them)" if free < sum(size for size, _ in sizes) else ""
+    return f"{found.address}: {parts}{labelled}, {free} free now{busy}"

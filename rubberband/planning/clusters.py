@@ -28,6 +28,9 @@ def on_cluster(experiment: Experiment) -> Experiment:
     view.require_versions(found)
     part = view.share(found, resources)
     note, most = f"cluster: {part.line}.", part.fitting
+    kinds = sorted({node.accelerator for node in part.nodes} - {""})
+    if len(kinds) > 1 and resources.slots is None:
+        note += f" The plan takes {' and '.join(kinds)} to be equally fast; resources.node_labels keeps to one kind."
     if "max_instances" in resources.model_fields_set:
         most = resources.max_instances
         if most > part.fitting:

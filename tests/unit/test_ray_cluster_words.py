@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,13 @@ from rubberband.views.estimate.tables import tables
 from rubberband.views.report.page import render_html
 from rubberband.views.report.text import print_report
 from tests.builders.results import a_result
+
+SEARCH: Mapping[str, Any] = {
+    "space": {"lr": {"type": "uniform", "lower": 0, "upper": 1}},
+    "scheduler": {"type": "sha", "num_samples": 4, "max_t": 4, "reduction_factor": 2},
+    "metric": "loss",
+    "mode": "min",
+}
 
 
 def node(at: int, gpus: int = 0, free: int = 0, cpus: int = 8, labels: dict[str, str] | None = None) -> ClusterNode:
@@ -82,21 +89,17 @@ def test_a_pool_is_not_made_of_a_ray_cluster() -> None:
 
 
 def test_words_of_a_journal_are_read_again() -> None:
-    search = {
-        "space": {"lr": {"type": "uniform", "lower": 0, "upper": 1}},
-        "scheduler": {"type": "sha", "num_samples": 4, "max_t": 4, "reduction_factor": 2},
-        "metric": "loss",
-        "mode": "min",
-    }
     resources = {"provider": "ray", "address": "head:6379", "node_labels": {"pool": "a100"}}
-    experiment = Experiment(name="a", search=search, resources=resources)
+    experiment = Experiment(name="a", search=SEARCH, resources=resources)
     assert Experiment(**experiment.to_words()) == experiment
 
 
 def test_an_instance_has_the_commonest_number_of_gpus() -> None:
     found = share(cluster(8, 4, 4, 0, free=1), resources())
     assert (found.gpus_per_instance, found.fitting) == (4, 4)
-    assert found.line == "10.0.0.5:6379: 1 node x 8 GPUs + 2 nodes x 4 GPUs, 3 free now"
+    assert (
+        found.line == "10.0.0.5:6379: 1 node x 8 GPUs + 2 nodes x 4 GPUs, 3 free now (the plan counts on all of them)"
+    )
 
 
 def test_an_instance_may_be_a_part_of_a_node() -> None:
@@ -124,7 +127,9 @@ def test_instances_on_one_machine_are_counted_by_its_address(
     ("found", "words", "reason"),
     [
         (cluster(0, 0), {}, "has no GPUs on its 2 nodes"),
-        (cluster(4, labels={"pool": "b"}), {"node_labels": {"pool": "a"}}, "with labels pool=a"),
+        (cluster(4, labels={"pool": "b"}), {"node_labels": {"pool": "a"}}, "one with labels pool=a; there are pool=b;"),
+        (cluster(4), {"node_labels": {"pool": "a"}, "slots": 2}, "one with labels pool=a; nodes have none;"),
+        (cluster(0, labels={"pool": "b"}), {"node_labels": {"pool": "b"}}, "no GPUs on its 1 node with labels pool=b"),
         (cluster(4, 2), {"gpus_per_instance": 8}, "more than a node"),
         (cluster(4, 2), {"gpus_per_instance": 8, "max_instances": 2}, "more than a node"),
         (cluster(0), {"gpus_per_instance": 8}, "write gpus_per_instance and max_instances"),
@@ -143,6 +148,25 @@ def test_nodes_that_an_autoscaler_adds_may_be_all_of_them() -> None:
     assert found.line == "10.0.0.5:6379: no node with GPUs now"
 
 
+def test_nodes_that_an_autoscaler_adds_may_have_labels_that_no_node_has_yet() -> None:
+    found = share(cluster(4), resources(gpus_per_instance=4, max_instances=2, node_labels={"pool": "a"}))
+    assert found.nodes == ()
+
+
+def test_gpus_of_several_kinds_are_named_and_planned_as_equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [replace(node(at, 4, 4), accelerator=kind) for at, kind in enumerate(("T4", "A100", "A100", ""))]
+    line = "2 nodes x 4 GPUs (A100) + 1 node x 4 GPUs (T4), 12 free now"
+    monkeypatch.setattr(view, "require_versions", lambda found: None)
+    words = {"provider": "ray", "address": "head:6379"}
+    for used, note in [
+        (kinds[:3], f"cluster: 10.0.0.5:6379: {line}. The plan takes A100 and T4 to be equally fast; .*node_labels"),
+        (kinds[1:3], r"cluster: 10.0.0.5:6379: 2 nodes x 4 GPUs \(A100\), 8 free now\.$"),
+    ]:
+        monkeypatch.setattr(view, "view", lambda address, used=used: of_nodes(*used))
+        (first, *_) = on_cluster(Experiment(name="a", search=SEARCH, resources=words)).notes
+        assert re.search(note.replace("(A100) +", r"\(A100\) \+").replace("(T4)", r"\(T4\)"), first)
+
+
 def test_slots_share_the_cpus_of_the_commonest_node_without_gpus() -> None:
     found = share(
         of_nodes(node(0, cpus=16), node(1, cpus=8, free=8), node(2, cpus=9), node(3, gpus=4)), resources(slots=4)
@@ -151,7 +175,7 @@ def test_slots_share_the_cpus_of_the_commonest_node_without_gpus() -> None:
     assert [one.node for one in found.nodes] == ["n0"]
     found = share(of_nodes(node(0, cpus=16), node(1, cpus=8, free=8), node(2, cpus=9), node(3)), resources(slots=4))
     assert (found.bundle, found.fitting, len(found.nodes)) == ({"CPU": 2.0}, 5, 4)
-    assert found.line == "10.0.0.5:6379: 1 node x 16 CPUs + 1 node x 9 CPUs + 2 nodes x 8 CPUs, 8 free now"
+    assert found.line.startswith("10.0.0.5:6379: 1 node x 16 CPUs + 1 node x 9 CPUs + 2 nodes x 8 CPUs, 8 free now (")
 
 
 @pytest.fixture
