@@ -10,7 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rubberband.client.client import AsyncClient, Client
+    from rubberband.client.asynchronous import AsyncClient
+    from rubberband.client.client import Client
     from rubberband.errors import (
         CheckpointError,
         EntrypointError,
@@ -104,7 +105,8 @@ _MODULES = {
         "CheckpointError EntrypointError InfeasibleError InputError JournalError NameTakenError ProfileMissingError "
         "ProviderError RubberbandError ServiceError"
     ),
-    "rubberband.client.client": "AsyncClient Client",
+    "rubberband.client.asynchronous": "AsyncClient",
+    "rubberband.client.client": "Client",
     "rubberband.executor.training.distributed": "distributed per_worker",
     "rubberband.executor.training.torch_trial": "Mean TorchTrial",
     "rubberband.executor.training.reporting": "get_checkpoint report",

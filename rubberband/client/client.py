@@ -1,4 +1,4 @@
-"""Clients of the service: `Client`, and `AsyncClient` for event loops of asyncio.
+"""Client of the service.
 
 with rubberband.Client("http://127.0.0.1:8265") as client:
     print(client.plan("digits.yaml")["prediction"]["cost_usd"]["mean"])
@@ -8,123 +8,31 @@ with rubberband.Client("http://127.0.0.1:8265") as client:
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any, Concatenate, ParamSpec, Self
+from typing import Any, Self
 from urllib.parse import quote
-from weakref import WeakSet
 
 import httpx
-from httpx_sse import SSEError, aconnect_sse, connect_sse
+from httpx_sse import connect_sse
 
-import rubberband
 from rubberband.client import calls, models
-from rubberband.client.calls import Call, T, raise_for, unreachable
+from rubberband.client.calls import Call, T, raise_for
+from rubberband.client.connection import (
+    FEED_FAILURES,
+    RECONNECT_S,
+    STREAM_TIMEOUT,
+    Connected,
+    FeedPlace,
+    connection,
+    require_time,
+)
 from rubberband.client.models import EventView, ExperimentDetail
-from rubberband.errors import InputError, ServiceError
 from rubberband.states import ACTIVE, State
 
-P = ParamSpec("P")
 
-DEFAULT_SERVER = "http://127.0.0.1:8265"
-TIMEOUT = httpx.Timeout(60.0, connect=5.0)
-STREAM_TIMEOUT = httpx.Timeout(5.0, read=45.0)
-"""A stream of events has heartbeats, closer together than this."""
-RECONNECT_S = 0.25
-"""Pause before a stream that the service has closed is opened again."""
-MOST_REOPENED = 30
-"""Attempts to reopen a stream that was open once: they last about as long as the service's store may be away."""
-
-
-def connection(url: str | None, token: str | None, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the options of an httpx client of the service.
-
-    By default, `url` is RUBBERBAND_SERVER and `token` RUBBERBAND_TOKEN. Raises InputError if the URL is invalid.
-    """
-    found = (url or environment.get("RUBBERBAND_SERVER") or DEFAULT_SERVER).rstrip("/")
-    try:
-        parsed = httpx.URL(found)
-    except httpx.InvalidURL as error:
-        raise _no_url(found, str(error)) from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise _no_url(found, "it has no scheme and host")
-    headers = {"User-Agent": f"rubberband/{rubberband.__version__}"}
-    if token := token or environment.get("RUBBERBAND_TOKEN"):
-        headers["Authorization"] = f"Bearer {token}"
-    return {"base_url": found, "headers": headers, "timeout": TIMEOUT}
-
-
-def _no_url(url: str, why: str) -> InputError:
-    return InputError(f"{url!r} is not the address of a service ({why}); write it as {DEFAULT_SERVER}")
-
-
-FEED_FAILURES = (httpx.TransportError, SSEError, ServiceError)
-"""Errors that end a connection to the feed."""
-
-
-@dataclass(slots=True)
-class FeedPlace:
-    """Place of a reader in the feed. Events that are sent again after a reconnection are left out."""
-
-    last_id: int | None
-    url: str
-    was_open: bool = False
-    """Whether the service accepted a connection."""
-    failed: int = 0
-    """Failures since the last event."""
-
-    def request(self, experiment: str | None) -> dict[str, Any]:
-        """Return the options of the next connection."""
-        return {
-            "method": "GET",
-            "url": "/v1/events",
-            "params": {} if experiment is None else {"experiment": experiment},
-            "headers": {} if self.last_id is None else {"Last-Event-ID": str(self.last_id)},
-        }
-
-    def next(self, data: str) -> EventView | None:
-        """Return the event that was sent; None for one that is known, and for control messages such as `retry`."""
-        if not data:
-            return None
-        event: EventView = json.loads(data)
-        if self.last_id is not None and event["id"] <= self.last_id:
-            return None
-        self.last_id, self.failed = event["id"], 0
-        return event
-
-    def pause_s(self, error: httpx.TransportError | SSEError | ServiceError) -> float:
-        """Return the pause before the feed is opened again. Raises ServiceError if that would be in vain."""
-        self.failed += 1
-        is_final = isinstance(error, ServiceError) and error.status not in calls.BUSY
-        if is_final or self.failed >= (MOST_REOPENED if self.was_open else calls.MOST_TRIES):
-            raise error if isinstance(error, ServiceError) else unreachable(self.url, error) from None
-        return calls.varied_s(self.failed)
-
-
-class _Connected:
-    _url: str
-
-    @property
-    def url(self) -> str:
-        """Address of the service."""
-        return self._url
-
-
-def _require_time(found: ExperimentDetail, until: float | None, timeout_s: float | None) -> None:
-    """Raise ServiceError once an experiment was waited for too long."""
-    if until is not None and time.monotonic() >= until:
-        text = f"{found['name']} is still {found['state']} after {timeout_s:g} s; wait longer"
-        raise ServiceError(text, status=None)
-
-
-class Client(_Connected):
+class Client(Connected):
     """Client of a `rubberband serve`, safe to use from several threads. Close it, or use it in a `with`.
 
     Every method raises the same errors as without a service (InputError, NameTakenError, InfeasibleError, …), and
@@ -145,7 +53,18 @@ class Client(_Connected):
         sleep: Callable[[float], None] = time.sleep,
         **options: Any,
     ) -> None:
-        """By default `url` is RUBBERBAND_SERVER, `token` RUBBERBAND_TOKEN; `options` go to httpx.Client."""
+        """Connect to a service, at the first call.
+
+        Args:
+            url: Its address. By default RUBBERBAND_SERVER, or http://127.0.0.1:8265.
+            token: A token of it. By default RUBBERBAND_TOKEN.
+            transport: Transport of httpx, such as one of a test.
+            sleep: Function that pauses between two tries.
+            **options: Further options of `httpx.Client`.
+
+        Raises:
+            InputError: `url` is not the address of a service.
+        """
         found = connection(url, token)
         self._url = found["base_url"]
         self._http = httpx.Client(**{**found, "transport": transport, **options})
@@ -161,16 +80,48 @@ class Client(_Connected):
         size: bool = False,
         seed: int = 0,
     ) -> dict[str, Any]:
-        """Predict the time and cost of an experiment (`rubberband.estimate/1`, with the plan's `id`). Spends nothing.
+        """Predict the time and cost of an experiment. Spends nothing.
 
-        `experiment` is an Experiment, its words as a mapping, or the path of its file. With `size`, its search is
-        first sized to the limits. Raises InfeasibleError, with the nearest limits.
+        Args:
+            experiment: An Experiment, its keys as a mapping, or the path of its file.
+            overrides: Values over those of the file, such as `"constraints.deadline=2h"`.
+            policy: `optimal`, `greedy`, `static` or `naive_elastic`.
+            frontier: Whether the answer has the cheapest plan for each deadline.
+            size: Whether the search is first sized to the limits.
+            seed: Seed of the simulated noise.
+
+        Returns:
+            What `rubberband estimate -o json` prints, with the `id` of the plan.
+
+        Raises:
+            InputError: A key or a value of the experiment is not accepted.
+            InfeasibleError: No plan keeps the limits; it has the nearest ones.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.plan("experiment.yaml", overrides=["constraints.deadline=1h"])["feasible"]
+            True
         """
         words = calls.self_contained(experiment, overrides)
         return self._send(calls.post("/v1/plans", words, policy=policy, frontier=frontier, size=size, seed=seed))
 
     def stored_plan(self, id: str) -> dict[str, Any]:
-        """Return a plan of an earlier preview."""
+        """Return a plan of an earlier preview.
+
+        Args:
+            id: The `id` of a plan that `plan` returned.
+
+        Returns:
+            The plan, as `plan` returned it.
+
+        Raises:
+            InputError: The service has no such plan, or no longer.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.stored_plan(client.plan("experiment.yaml")["id"])["experiment"]
+            'first'
+        """
         return self._send(calls.get(f"/v1/plans/{quote(id, safe='')}"))
 
     def submit(
@@ -182,9 +133,27 @@ class Client(_Connected):
         plan: str | None = None,
         idempotency_key: str | None = None,
     ) -> models.SubmittedView:
-        """Plan an experiment and start it. A submission that is repeated with the same key starts it once.
+        """Plan an experiment and start it.
 
-        Raises InfeasibleError if no plan meets its constraints, NameTakenError if there is one of its name.
+        Args:
+            experiment: An Experiment, its keys as a mapping, or the path of its file.
+            overrides: Values over those of the file.
+            policy: `optimal`, `greedy`, `static` or `naive_elastic`.
+            plan: The `id` of a preview; another plan than that one is refused.
+            idempotency_key: A submission that is repeated with the same key starts one experiment.
+
+        Returns:
+            Its name, state and plan.
+
+        Raises:
+            InputError: A key or a value of the experiment is not accepted.
+            InfeasibleError: No plan keeps the limits.
+            NameTakenError: There is an experiment of its name.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.submit("experiment.yaml", overrides=["name=submitted"])["name"]
+            'submitted'
         """
         words = calls.self_contained(experiment, overrides)
         return self._send(calls.act("/v1/experiments", words, key=idempotency_key, policy=policy, plan=plan))
@@ -192,36 +161,141 @@ class Client(_Connected):
     def experiments(
         self, *states: State, search: str = "", tags: Sequence[str] = (), archived: bool = False
     ) -> Iterator[models.ExperimentView]:
-        """Iterate over the experiments, newest first; only over those in one of `states`, if any are given.
+        """Iterate over the experiments, newest first.
 
-        Every word of `search` is part of the name, owner, state, note or a tag, and each has all `tags`. With
-        `archived`, iterate over those that were archived instead.
+        Args:
+            *states: Only those in one of these states, such as `"running"`; all, if none is given.
+            search: Words, each of which is part of the name, owner, state, note or a tag.
+            tags: Tags, all of which an experiment has.
+            archived: Whether to iterate over the archived ones instead.
+
+        Returns:
+            An iterator, which asks for a page at a time.
+
+        Raises:
+            InputError: A state is unknown.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     all(found["state"] == "done" for found in client.experiments("done", search="digits"))
+            True
         """
         asked = {"search": search or None, "archived": "true" if archived else None, "limit": 100}
         return self._pages("/v1/experiments", state=states, tag=tags, **asked)
 
     def experiment(self, name: str) -> ExperimentDetail:
-        """Return one experiment: its status, stages and forecast."""
+        """Return one experiment: its status, stages and forecast.
+
+        Args:
+            name: Its name.
+
+        Returns:
+            Its `state`, limits, stages, forecast and latest decisions.
+
+        Raises:
+            InputError: There is no experiment of that name.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.experiment("served")["state"]
+            'done'
+        """
         return self._send(calls.get(calls.path(name)))
 
     def trials(self, name: str, *, curves: bool = False) -> Iterator[dict[str, Any]]:
-        """Iterate over the trials of an experiment; with `curves`, each has its learning curve."""
+        """Iterate over the trials of an experiment.
+
+        Args:
+            name: The experiment.
+            curves: Whether each trial has its learning curve.
+
+        Returns:
+            An iterator, which asks for a page at a time.
+
+        Raises:
+            InputError: There is no experiment of that name.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     len(list(client.trials("served", curves=True)))
+            8
+        """
         return self._pages(calls.path(name, "/trials"), curves=curves, limit=500)
 
     def allocations(self, name: str) -> models.Allocations:
-        """Return the instances of an experiment, the use of their GPUs, and the plan."""
+        """Return the instances of an experiment, the use of their GPUs, and the plan.
+
+        Args:
+            name: The experiment.
+
+        Returns:
+            `instances`, the `busy` GPUs over time, and those that were `planned`.
+
+        Raises:
+            InputError: There is no experiment of that name.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     len(client.allocations("served")["instances"]) > 0
+            True
+        """
         return self._send(calls.get(calls.path(name, "/allocations")))
 
     def costs(self, name: str) -> models.Costs:
-        """Return the bill of an experiment, by stage and instance."""
+        """Return the bill of an experiment, by stage and instance.
+
+        Args:
+            name: The experiment.
+
+        Returns:
+            The bill, in US dollars or, on a Ray cluster without a price, in GPU-hours.
+
+        Raises:
+            InputError: There is no experiment of that name.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.costs("served")["cost_usd"] > 0
+            True
+        """
         return self._send(calls.get(calls.path(name, "/costs")))
 
     def decisions(self, name: str) -> models.Decisions:
-        """Return the decisions at each SYNC, and the extensions of the limits."""
+        """Return the decisions at each SYNC, and the extensions of the limits.
+
+        Args:
+            name: The experiment.
+
+        Returns:
+            The decisions as `items`, with their reasons, and the `extensions`.
+
+        Raises:
+            InputError: There is no experiment of that name.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     sorted(client.decisions("served"))
+            ['extensions', 'items']
+        """
         return self._send(calls.get(calls.path(name, "/decisions")))
 
     def report(self, name: str) -> dict[str, Any]:
-        """Return the result of an experiment, as `rubberband report -o json` prints it."""
+        """Return the result of an experiment.
+
+        Args:
+            name: The experiment.
+
+        Returns:
+            What `rubberband report -o json` prints.
+
+        Raises:
+            InputError: There is no experiment of that name.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.report("served")["best"]["iterations"]
+            4
+        """
         return self._send(calls.get(calls.path(name, "/report")))
 
     def logs(
@@ -233,9 +307,25 @@ class Client(_Connected):
         follow: bool = False,
         every_s: float = 1.0,
     ) -> Iterator[models.LogLine]:
-        """Iterate over the output of the trials, or with source="process" of the experiment's process.
+        """Iterate over the lines that trials have printed.
 
-        With `follow`, wait for more lines until the experiment has ended.
+        Args:
+            name: The experiment.
+            trial: Only the lines of this trial.
+            source: `"trials"`, or `"process"` for those of the experiment's own process.
+            follow: Whether to wait for more lines until the experiment has ended.
+            every_s: Seconds between two looks.
+
+        Returns:
+            An iterator over lines, each with its trial and `text`.
+
+        Raises:
+            InputError: There is no experiment of that name.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     for line in client.logs("served", trial=0):
+            ...         print(line["text"])
         """
         cursor: str | None = None
         is_over = not follow
@@ -252,11 +342,45 @@ class Client(_Connected):
                 self._sleep(every_s)
 
     def cancel(self, name: str, *, idempotency_key: str | None = None) -> models.ExperimentView:
-        """Request a clean end: instances are released, and the best result so far is kept."""
+        """Request a clean end: instances are released, and the best result so far is kept.
+
+        Args:
+            name: The experiment.
+            idempotency_key: A request that is repeated with the same key has one effect.
+
+        Returns:
+            The experiment, which has `is_ending` until it has ended.
+
+        Raises:
+            InputError: There is no experiment of that name, or it has ended.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.cancel("served")
+            Traceback (most recent call last):
+            rubberband.errors.InputError: experiment 'served' is done...
+        """
         return self._send(calls.act(calls.path(name, "/cancel"), key=idempotency_key))
 
     def resume(self, name: str, *, idempotency_key: str | None = None) -> models.ExperimentView:
-        """Resume an experiment that was interrupted."""
+        """Resume an experiment that was interrupted.
+
+        Args:
+            name: The experiment.
+            idempotency_key: A request that is repeated with the same key has one effect.
+
+        Returns:
+            The experiment.
+
+        Raises:
+            InputError: There is no experiment of that name, or it is done.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.resume("served")
+            Traceback (most recent call last):
+            rubberband.errors.InputError: experiment 'served' is done...
+        """
         return self._send(calls.act(calls.path(name, "/resume"), key=idempotency_key))
 
     def tag(
@@ -267,18 +391,50 @@ class Client(_Connected):
         note: str | None = None,
         archived: bool | None = None,
     ) -> models.ExperimentView:
-        """Add and remove tags, replace the note, and archive an experiment or undo that; None leaves a value as it is.
+        """Label an experiment, and archive it. Lists leave out archived ones, unless they run.
 
-        Lists leave out what is archived, unless it runs.
+        Args:
+            name: The experiment.
+            *add: Tags to add.
+            remove: Tags to remove.
+            note: A text in place of the note; None leaves it.
+            archived: Whether the experiment is archived; None leaves it.
+
+        Returns:
+            The experiment, with its `tags`.
+
+        Raises:
+            InputError: There is no experiment of that name, or a tag has other characters than it may.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.tag("served", "vision", note="the first one")["tags"]
+            ['vision']
         """
         change = {"add_tags": add, "remove_tags": remove, "note": note, "archived": archived}
         body = {word: value for word, value in change.items() if value not in (None, ())}
         return self._send(calls.patch(calls.path(name), body))
 
     def delete(self, name: str, *, dry_run: bool = False, idempotency_key: str | None = None) -> models.RemovalView:
-        """Delete an experiment that has ended, with its journal, logs and checkpoints; with `dry_run`, only look.
+        """Delete an experiment that has ended, with its journal, logs and checkpoints.
 
         Checkpoints in a bucket stay, and its cost counts on.
+
+        Args:
+            name: The experiment.
+            dry_run: Whether only to say what would be deleted.
+            idempotency_key: A request that is repeated with the same key has one effect.
+
+        Returns:
+            The files and bytes, and what stays.
+
+        Raises:
+            InputError: There is no experiment of that name, or it may hold instances.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.delete("served", dry_run=True)["name"]
+            'served'
         """
         return self._send(calls.delete(calls.path(name), key=idempotency_key, dry_run="true" if dry_run else None))
 
@@ -291,10 +447,27 @@ class Client(_Connected):
         dry_run: bool = True,
         idempotency_key: str | None = None,
     ) -> models.ExtensionView:
-        """Show the effect of a later deadline or a larger budget; with dry_run=False, grant it.
+        """Show the effect of a later deadline or a larger budget; with `dry_run=False`, grant it.
 
-        A `deadline` is a duration from the start, as in the experiment's file, or a time with its zone; `max_cost` is
-        in US dollars, such as 5 or "$5".
+        Args:
+            name: The experiment, which runs.
+            deadline: A duration from the start, as in the file, or a time with its zone.
+            max_cost: US dollars, such as 5 or `"$5"`.
+            dry_run: Whether only to show the effect.
+            idempotency_key: A grant that is repeated with the same key has one effect.
+
+        Returns:
+            The limits before and after, and the forecasts with both.
+
+        Raises:
+            InputError: There is no experiment of that name, or it has ended.
+            InfeasibleError: No plan keeps the new limits either.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.extend("served", deadline="3h")
+            Traceback (most recent call last):
+            rubberband.errors.InputError: experiment 'served' is done...
         """
         limits = {"deadline": deadline, "max_cost": max_cost, "dry_run": dry_run}
         body = {word: value for word, value in limits.items() if value is not None}
@@ -304,36 +477,117 @@ class Client(_Connected):
     def limit(
         self, name: str, max_instances: int | None, *, idempotency_key: str | None = None
     ) -> models.ExperimentView:
-        """Limit the instances of a running experiment from now on: 0 pauses it, None lifts the limit."""
+        """Limit the instances of a running experiment from now on.
+
+        Args:
+            name: The experiment.
+            max_instances: The largest number; 0 pauses it, None lifts the limit.
+            idempotency_key: A request that is repeated with the same key has one effect.
+
+        Returns:
+            The experiment.
+
+        Raises:
+            InputError: There is no experiment of that name, or it has ended.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.limit("served", 2)
+            Traceback (most recent call last):
+            rubberband.errors.InputError: experiment 'served' is done...
+        """
         body = {"max_instances": max_instances}
         return self._send(calls.act(calls.path(name, "/limit"), body, key=idempotency_key))
 
     def stop(self, name: str, trial: int, *, idempotency_key: str | None = None) -> models.ExperimentView:
         """Stop one trial of a running experiment for good; its latest report and checkpoint are kept.
 
-        Raises InputError for a trial that is over or unknown.
+        Args:
+            name: The experiment.
+            trial: The number of the trial.
+            idempotency_key: A request that is repeated with the same key has one effect.
+
+        Returns:
+            The experiment.
+
+        Raises:
+            InputError: The experiment has ended, or the trial is over or unknown.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.stop("served", 3)
+            Traceback (most recent call last):
+            rubberband.errors.InputError: experiment 'served' is done...
         """
         return self._send(calls.act(calls.path(name, f"/trials/{trial}/stop"), key=idempotency_key))
 
     def prices(self, *types: str, region: str = "us-east-1") -> models.PriceList:
-        """Return the resources and prices of instance types."""
+        """Return the resources and prices of instance types.
+
+        Args:
+            *types: Their names; all that are known, if none is given.
+            region: A region of AWS.
+
+        Returns:
+            A row for each type, with USD per hour, GPUs, memory and vCPUs.
+
+        Raises:
+            InputError: A type is unknown.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.prices("p3.2xlarge")["types"][0]["gpus"]
+            1
+        """
         return self._send(calls.get("/v1/prices", type=types, region=region))
 
     def wait(self, name: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
-        """Wait until the experiment has ended, or only a resume continues it. Raises ServiceError after `timeout_s`."""
+        """Wait until the experiment has ended, or only a resume continues it.
+
+        Args:
+            name: The experiment.
+            timeout_s: Seconds to wait; without end by default.
+            every_s: Seconds between two looks.
+
+        Returns:
+            The experiment, as `experiment` returns it.
+
+        Raises:
+            ServiceError: It still runs after `timeout_s`.
+            InputError: There is no experiment of that name.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     client.wait("served", timeout_s=300)["state"]
+            'done'
+        """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             found = self.experiment(name)
             if found["state"] not in ACTIVE:
                 return found
-            _require_time(found, until, timeout_s)
+            require_time(found, until, timeout_s)
             self._sleep(every_s)
 
     def events(self, experiment: str | None = None, *, after: int | None = None) -> Iterator[EventView]:
-        """Iterate without end over the events of the feed after the id `after`, or over all; each once and in order.
+        """Iterate without end over the events of the feed, each once and in order.
 
-        A lost connection is opened again where it was, also while the service's store is away. Raises ServiceError
-        if that fails for long.
+        A lost connection is opened again where it was, also while the service's store is away.
+
+        Args:
+            experiment: Only the events of this experiment.
+            after: The id of an event: only those after it.
+
+        Returns:
+            An iterator that waits for the next event.
+
+        Raises:
+            ServiceError: The connection cannot be opened again.
+
+        Examples:
+            >>> with rubberband.Client() as client:
+            ...     next(client.events("served"))["experiment"]
+            'served'
         """
         place = FeedPlace(after, self.url)
         while True:
@@ -376,7 +630,12 @@ class Client(_Connected):
         return calls.answer_of(call, outcome, self.url)
 
     def close(self) -> None:
-        """Close the connections. Idempotent."""
+        """Close the connections. Idempotent.
+
+        Examples:
+            >>> client = rubberband.Client()
+            >>> client.close()
+        """
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -384,234 +643,3 @@ class Client(_Connected):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _awaited(
-    method: Callable[Concatenate[Client, P], T],
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Return a method of `Client` for the client whose requests are awaited."""
-
-    @wraps(method)
-    async def ask(client: Any, *args: P.args, **options: P.kwargs) -> T:
-        answer: Awaitable[T] = method(client, *args, **options)  # type: ignore[assignment]
-        return await answer
-
-    return ask  # type: ignore[return-value]
-
-
-def _iterated(
-    method: Callable[Concatenate[Client, P], Iterator[T]],
-) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """Return a method of `Client` that iterates over pages for the client that awaits each."""
-    return method  # type: ignore[return-value]
-
-
-class AsyncClient(_Connected):
-    """Client of a `rubberband serve` for an event loop. Close it, or use it in an `async with`.
-
-    Its methods are those of `Client`, to be awaited; those that iterate are for `async for`.
-
-    Every method raises the same errors as without a service (InputError, NameTakenError, InfeasibleError, …), and
-    ServiceError if the service does not answer or fails. Calls are retried a few times where that is safe.
-
-    Examples:
-        >>> import asyncio
-        >>> async def names():
-        ...     async with rubberband.AsyncClient() as client:
-        ...         return [experiment["name"] async for experiment in client.experiments()]
-        >>> asyncio.run(names())
-        []
-    """
-
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        token: str | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        **options: Any,
-    ) -> None:
-        """By default `url` is RUBBERBAND_SERVER, `token` RUBBERBAND_TOKEN; `options` go to httpx.AsyncClient."""
-        found = connection(url, token)
-        self._url = found["base_url"]
-        self._http = httpx.AsyncClient(**{**found, "transport": transport, **options})
-        self._sleep = sleep
-        self._streams = _Streams()
-
-    plan = _awaited(Client.plan)
-    stored_plan = _awaited(Client.stored_plan)
-    submit = _awaited(Client.submit)
-    experiments = _iterated(Client.experiments)
-    experiment = _awaited(Client.experiment)
-    trials = _iterated(Client.trials)
-    allocations = _awaited(Client.allocations)
-    costs = _awaited(Client.costs)
-    decisions = _awaited(Client.decisions)
-    report = _awaited(Client.report)
-    cancel = _awaited(Client.cancel)
-    resume = _awaited(Client.resume)
-    extend = _awaited(Client.extend)
-    limit = _awaited(Client.limit)
-    stop = _awaited(Client.stop)
-    tag = _awaited(Client.tag)
-    delete = _awaited(Client.delete)
-    prices = _awaited(Client.prices)
-
-    async def logs(
-        self,
-        name: str,
-        *,
-        trial: int | None = None,
-        source: str = "trials",
-        follow: bool = False,
-        every_s: float = 1.0,
-    ) -> AsyncIterator[models.LogLine]:
-        """Iterate over the output of the trials, as `Client.logs` does."""
-        cursor: str | None = None
-        is_over = not follow
-        while True:
-            page = await self._send(calls.logs(name, source, trial, cursor))
-            for line in page["lines"]:
-                yield line
-            cursor = page["next"]
-            if page["lines"]:
-                continue
-            if is_over:
-                return
-            is_over = (await self.experiment(name))["state"] not in ACTIVE
-            if not is_over:
-                await self._sleep(every_s)
-
-    async def wait(self, name: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
-        """Wait until the experiment has ended, or only a resume continues it. Raises ServiceError after `timeout_s`."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            found = await self.experiment(name)
-            if found["state"] not in ACTIVE:
-                return found
-            _require_time(found, until, timeout_s)
-            await self._sleep(every_s)
-
-    def events(self, experiment: str | None = None, *, after: int | None = None) -> AsyncIterator[EventView]:
-        """Iterate without end over the events of the feed after the id `after`, or over all; each once and in order.
-
-        A lost connection is opened again where it was, also while the service's store is away. Raises ServiceError
-        if that fails for long.
-        """
-        return self._streams.of(self._events(experiment, FeedPlace(after, self.url)))
-
-    async def _events(self, experiment: str | None, place: FeedPlace) -> AsyncGenerator[EventView]:
-        while True:
-            try:
-                async with aclosing(self._stream(experiment, place)) as events:
-                    async for event in events:
-                        yield event
-                await self._sleep(RECONNECT_S)
-            except FEED_FAILURES as error:
-                await self._sleep(place.pause_s(error))
-
-    async def _stream(self, experiment: str | None, place: FeedPlace) -> AsyncGenerator[EventView]:
-        async with aconnect_sse(self._http, **place.request(experiment), timeout=STREAM_TIMEOUT) as source:
-            if not source.response.is_success:
-                await source.response.aread()
-                raise_for(source.response)
-            place.was_open = True
-            async with aclosing(source.aiter_sse()) as all_sent:
-                async for sent in all_sent:
-                    if (event := place.next(sent.data)) is not None:
-                        yield event
-
-    async def _pages(self, path: str, **params: Any) -> AsyncIterator[Any]:
-        cursor: str | None = None
-        while True:
-            page: dict[str, Any] = await self._send(calls.get(path, cursor=cursor, **params))
-            for item in page["items"]:
-                yield item
-            cursor = page["next"]
-            if cursor is None:
-                return
-
-    async def _send(self, call: Call[T]) -> T:
-        for tried in count(1):
-            outcome: httpx.Response | httpx.TransportError
-            try:
-                outcome = await self._http.request(call.method, call.path, **call.options())
-            except httpx.TransportError as error:
-                outcome = error
-            pause_s = calls.wait_s(call, tried, outcome)
-            if pause_s is None:
-                break
-            await self._sleep(pause_s)
-        return calls.answer_of(call, outcome, self.url)
-
-    async def close(self) -> None:
-        """Close the connections. Idempotent."""
-        await self._streams.close()
-        await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
-class _Streams:
-    """Open streams of a client.
-
-    When a loop leaves an asynchronous generator by `break`, the event loop closes it later. It then also closes the
-    generators inside it at the same time, which fails. Here each is closed in order, and `close` waits for all.
-    """
-
-    def __init__(self) -> None:
-        self._open: WeakSet[_Stream[Any]] = WeakSet()
-        self._closing: set[asyncio.Task[None]] = set()
-
-    def of(self, items: AsyncGenerator[T]) -> _Stream[T]:
-        """Return the generator's items as a stream."""
-        stream = _Stream(items, self)
-        self._open.add(stream)
-        return stream
-
-    def left(self, items: AsyncGenerator[Any]) -> None:
-        """Close a generator that has no reader any more, if an event loop runs."""
-        with suppress(RuntimeError):
-            task = asyncio.get_running_loop().create_task(_close(items))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
-    async def close(self) -> None:
-        """Wait until all are closed. One that is being read at this moment ends with its connection. Idempotent."""
-        for stream in tuple(self._open):
-            with suppress(RuntimeError):
-                await stream.aclose()
-        while self._closing:
-            await asyncio.wait(tuple(self._closing))
-
-
-class _Stream(AsyncIterator[T]):
-    """Items of a generator that holds a connection."""
-
-    def __init__(self, items: AsyncGenerator[T], streams: _Streams) -> None:
-        self._items, self._streams, self._is_over = items, streams, False
-
-    async def __anext__(self) -> T:
-        try:
-            return await anext(self._items)
-        except BaseException:
-            self._is_over = True
-            raise
-
-    async def aclose(self) -> None:
-        """Close it. Idempotent; raises RuntimeError while it is being read."""
-        await self._items.aclose()
-        self._is_over = True
-
-    def __del__(self) -> None:
-        if not self._is_over:
-            self._streams.left(self._items)
-
-
-async def _close(items: AsyncGenerator[Any]) -> None:
-    await items.aclose()

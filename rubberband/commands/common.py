@@ -214,6 +214,7 @@ def open_client(server: str | None) -> Client:
     from rubberband.installation import require
 
     require("asking a service", "httpx", "httpx_sse")
-    from rubberband.client.client import DEFAULT_SERVER, Client
+    from rubberband.client.client import Client
+    from rubberband.client.connection import DEFAULT_SERVER
 
     return Client(DEFAULT_SERVER if server == LOCAL else server)

@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 import rubberband
 from rubberband.cli import app
-from rubberband.client.client import AsyncClient, Client
+from rubberband.client.asynchronous import AsyncClient
+from rubberband.client.client import Client
 from rubberband.errors import InfeasibleError, InputError, NameTakenError, RubberbandError
 from tests.builders.server_process import serving
 from tests.builders.service_runs import experiment

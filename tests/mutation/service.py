@@ -275,7 +275,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="client-tells-events-twice",
         harm="a follower sees an event twice after a reconnection",
-        file="rubberband/client/client.py",
+        file="rubberband/client/connection.py",
         old='if self.last_id is not None and event["id"] <= self.last_id:',
         new="if False:",
         tests=("tests/unit/test_client.py::test_a_stream_that_is_cut_resumes_where_it_was_and_repeats_nothing",),

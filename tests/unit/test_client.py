@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 import rubberband
+from rubberband.client.asynchronous import AsyncClient
 from rubberband.client.calls import self_contained
-from rubberband.client.client import AsyncClient, Client
+from rubberband.client.client import Client
 from rubberband.commands.common import open_client
 from rubberband.errors import InfeasibleError, InputError, NameTakenError, ProfileMissingError, ServiceError
 from tests.builders.experiment_words import words

@@ -92,3 +92,19 @@ def test_the_methods_of_a_torch_trial_say_what_their_parameters_are() -> None:
         written = inspect.getdoc(method) or ""
         if len(parameters) > 0 and name not in ("load_state_dict",):
             assert all(f"\n    {each}: " in written for each in parameters), f"TorchTrial.{name}"
+
+
+METHODS = [name for name, each in vars(rubberband.Client).items() if inspect.isfunction(each) and name[0] != "_"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_of_the_client_says_what_it_takes_returns_and_raises(name: str) -> None:
+    method = getattr(rubberband.Client, name)
+    written, signature = inspect.getdoc(method) or "", inspect.signature(method)
+    for parameter in list(signature.parameters.values())[1:]:
+        stars = "*" * (parameter.kind is inspect.Parameter.VAR_POSITIONAL)
+        assert f"\n    {stars}{parameter.name}: " in written, f"Client.{name}: {parameter.name} is not described"
+    if signature.return_annotation != "None":
+        assert "\nReturns:\n" in written
+        assert "\nRaises:\n" in written
+    assert "\nExamples:\n    >>> " in written
