@@ -163,7 +163,7 @@ def test_a_point_among_the_lines_of_many_trials_leads_to_its_trial(browser: Any,
         page.mouse.move(x, y)
         hover = page.locator("#c-curves .hoverlayer .hovertext").first
         expect(hover).to_contain_text("iterations, at")
-        trial = re.match(r"trial (\d+): ", hover.text_content() or "")
+        trial = re.search(r"trial (\d+): ", hover.text_content() or "")
         assert trial is not None
         page.mouse.click(x, y)
         page.wait_for_url(f"**/experiments/many/trials/{trial[1]}")
