@@ -28,6 +28,7 @@ from markupsafe import Markup, escape
 
 from rubberband import views
 from rubberband.api.body import read_experiment, require_allowed
+from rubberband.api.dashboard.reference import groups, prose, schemas
 from rubberband.api.problems import NOT_FOUND, HttpProblem
 from rubberband.api.routes import NAME_PATTERN, Reader, Service, Serving, authenticator_of, principal_of
 from rubberband.api.security import COOKIE, STRANGER, cookie_of, safe_next
@@ -171,7 +172,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     templates.filters |= {"duration": duration, "usd": usd, "number": number, "counted": counted}
-    templates.filters |= {"instant": instant, "sentence": sentence, "timed": timed, "bytes": format_bytes}
+    templates.filters |= {
+        "instant": instant,
+        "sentence": sentence,
+        "timed": timed,
+        "bytes": format_bytes,
+        "prose": prose,
+    }
     kinds = " ".join(["state", *sorted({kind.__name__ for kind in Event.__subclasses__()})])
     templates.globals |= {"asset": asset_address, "ago": ago, "kinds": kinds}
     return templates
@@ -533,7 +540,9 @@ def plan(request: Request, service: Serving, _reader: Reader, like: Like = "") -
 @router.get("/docs")
 def docs(request: Request, _reader: Reader) -> Response:
     """The REST API, as /openapi.json describes it."""
-    return render(request, "docs.html")
+    document = request.app.openapi()
+    found = groups(document, str(request.base_url).rstrip("/"))
+    return render(request, "docs.html", info=document["info"], groups=found, schemas=schemas(document))
 
 
 @router.get("/login")

@@ -1,14 +1,13 @@
-// The REST API, as RapiDoc shows the OpenAPI document, in the colours of the page.
-const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const shown = document.querySelector("rapi-doc");
+// The page of the REST API: the operation or type that the address names is open.
+import { offerCopies } from "./browser.js";
 
-function paint() {
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  shown.setAttribute("theme", dark.matches ? "dark" : "light");
-  shown.setAttribute("bg-color", colour("--raised"));
-  shown.setAttribute("text-color", colour("--text"));
-  shown.setAttribute("primary-color", colour("--accent"));
+function openNamed() {
+  const named = document.getElementById(decodeURIComponent(window.location.hash.slice(1)));
+  if (named?.tagName !== "DETAILS") return;
+  named.open = true;
+  named.scrollIntoView();
 }
 
-paint();
-dark.addEventListener("change", paint);
+window.addEventListener("hashchange", openNamed);
+openNamed();
+offerCopies();
