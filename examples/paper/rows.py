@@ -57,13 +57,13 @@ class Row:
         return verdicts.pop() if len(verdicts) == 1 else "partly"
 
     def lines(self) -> list[str]:
-        """Return the statements, tables and assumptions as lines of a terminal."""
+        """Return the statements and tables as lines of a terminal."""
         found = []
         for each in self.statements:
             found += [*_wrapped(f"[{each.verdict}] “{each.says}”", "  "), *_wrapped(each.found, "    ")]
         for table in self.tables:
             found += ["", *(f"    {line}" for line in table.lines())]
-        return [*found, *(line for each in self.assumptions for line in _wrapped(f"- {each}", "  "))]
+        return found
 
 
 Part = Callable[[bool], Row]
@@ -76,7 +76,7 @@ def label(part: Part) -> str:
 
 
 def show(parts: Sequence[Part], description: str, argv: Sequence[str] | None = None) -> None:
-    """Print the parts that are asked for, all by default, and the sum."""
+    """Print the parts that are asked for, all by default, each assumption once, and the sum."""
     named = {part.__name__: part for part in parts}
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("part", nargs="*", help=f"one of {', '.join(named)}; all by default")
@@ -85,12 +85,17 @@ def show(parts: Sequence[Part], description: str, argv: Sequence[str] | None = N
     if unknown := [name for name in asked.part if name not in named]:
         parser.error(f"no part {unknown[0]!r}; choose from {', '.join(named)}")
     counts: Counter[Verdict] = Counter()
+    assumed: set[str] = set()
     began_s, began_at = time.process_time(), time.monotonic()
     for name in asked.part or named:
         before_s = time.process_time()
         row = named[name](asked.small)
         spent = f"{time.process_time() - before_s:.1f} CPU s"
-        print(f"{row.verdict:<8} {label(named[name])}: {row.title} ({spent})", *row.lines(), "", sep="\n", flush=True)
+        print(f"{row.verdict:<8} {label(named[name])}: {row.title} ({spent})", *row.lines(), sep="\n")
+        for each in (each for each in row.assumptions if each not in assumed):
+            print(*_wrapped(f"- {each}", "  "), sep="\n")
+        print(flush=True)
+        assumed |= set(row.assumptions)
         counts[row.verdict] += 1
     total = ", ".join(f"{counts[each]} {each}" for each in ("agrees", "partly", "differs"))
     print(f"{total}; {time.process_time() - began_s:.0f} CPU s in {time.monotonic() - began_at:.0f} s")

@@ -1,30 +1,31 @@
-"""The paper's simulated experiments run, on reduced sizes, and have the shape that the paper gives them."""
+"""The papers' experiments run, on reduced sizes, and have the shape that the papers give them."""
 
 import importlib
 import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
+from rubberband.cloud.ray_head.ray_node import free_port
 from tests.builders.adaptdl_data import write_data
 
 FOLDER = Path(__file__).parents[2] / "examples" / "paper"
 NAMES = (
-    "figure_09",
-    "figure_10",
-    "figure_11",
-    "figure_12",
-    "table_2",
-    "table_3",
     "lb_bsp_cpus",
     "lb_bsp_gpus",
     "lb_bsp_overhead",
     "pollux",
 )
-ROWS = [("async_sgd", part) for part in ("figure_1", "figure_5", "figure_10", "figure_13", "figure_15", "table_2")]
+ROWS = [
+    *(("async_sgd", part) for part in ("figure_1", "figure_5", "figure_10", "figure_13", "figure_15", "table_2")),
+    *(("elastic", part) for part in ("figure_4", "figure_9", "figure_10", "figure_11", "figure_12")),
+    *(("elastic", part) for part in ("table_2", "table_3", "table_4")),
+]
 """Script and part."""
 TINY = 1e-9
 
@@ -46,10 +47,6 @@ def load() -> Iterator[dict[str, ModuleType]]:
 def reduced(load: dict[str, ModuleType], name: str, folder: Path | None = None) -> object:
     """The report of an example, smaller where it has a size; one that needs data gets some in `folder`."""
     arguments: dict[str, dict[str, object]] = {
-        "figure_09": {"sigmas_s": (1.0, 4.0), "num_samples": 1000, "readings": ("each stage",)},
-        "figure_10": {"prices_usd_per_gb": (0.0, 0.16)},
-        "figure_11": {"trials": (16, 64)},
-        "figure_12": {"deadlines_min": (90, 160)},
         "lb_bsp_cpus": {"steps": 120, "first": 60},
         "lb_bsp_gpus": {"steps": 200},
         "lb_bsp_overhead": {"workers": (4, 8), "looks": 20},
@@ -78,10 +75,10 @@ def test_prints_tables_findings_and_assumptions_and_writes_one_page(
 
 
 def test_paying_per_instance_is_never_cheaper_and_stragglers_widen_the_gap(load: dict[str, ModuleType]) -> None:
-    figure = load["figure_09"]
+    elastic = load["elastic"]
 
     def bill(policy: str, sigma_s: float, billing: str) -> float:
-        return float(figure.cost_usd("each stage", "no queue", policy, sigma_s, billing, 2000))
+        return float(elastic.bill_usd("stage", "no queue", policy, sigma_s, billing, 2000))
 
     for policy in ("fixed", "elastic"):
         few, many = (bill(policy, s, "per_instance") / bill(policy, s, "per_function") for s in (1.0, 10.0))
@@ -89,62 +86,93 @@ def test_paying_per_instance_is_never_cheaper_and_stragglers_widen_the_gap(load:
 
 
 def test_dear_data_leaves_elastic_little_to_save_and_never_makes_it_dearer(load: dict[str, ModuleType]) -> None:
-    point = load["figure_10"].point
-    for curve in load["common"].CURVES:
+    for curve in load["cases"].CURVES:
         free, paid, small = (
-            point(data, curve, price) for data, price in (("ImageNet", 0.0), ("ImageNet", 0.16), ("CIFAR-10", 0.16))
+            fixed / elastic
+            for fixed, elastic in (
+                load["elastic"].data_costs(data, curve, price)
+                for data, price in (("ImageNet", 0.0), ("ImageNet", 0.16), ("CIFAR-10", 0.16))
+            )
         )
-        assert 1.0 - TINY <= paid.saving < free.saving
-        assert paid.saving < small.saving
+        assert 1.0 - TINY <= paid < free
+        assert paid < small
 
 
 @pytest.mark.parametrize("billing", ["per_instance", "per_function"])
 @pytest.mark.parametrize("curve", ["placed", "scattered"])
 def test_more_trials_widen_the_difference(load: dict[str, ModuleType], billing: str, curve: str) -> None:
-    few, many = (load["figure_11"].point(billing, curve, trials) for trials in (64, 256))
+    few, many = (load["elastic"].trial_costs(billing, curve, trials) for trials in (64, 256))
+    fair, fixed, elastic = few
 
-    assert few.elastic_usd <= few.fixed_usd + TINY
-    assert few.fixed_usd <= few.fair_usd + TINY
-    assert 0.0 < few.saved_usd < many.saved_usd
+    assert elastic <= fixed + TINY
+    assert fixed <= fair + TINY
+    assert 0.0 < fair - elastic < many[0] - many[2]
 
 
 def test_a_fixed_cluster_can_run_every_elastic_plan_where_holding_is_free(load: dict[str, ModuleType]) -> None:
-    point = load["figure_11"].point("per_function", "scattered", 64)
+    fair, fixed, elastic = load["elastic"].trial_costs("per_function", "scattered", 64)
 
-    assert point.fixed_usd == pytest.approx(point.elastic_usd)
-    assert point.fair_usd > 1.1 * point.fixed_usd
+    assert fixed == pytest.approx(elastic)
+    assert fair > 1.1 * fixed
 
 
 def test_start_up_of_instances_makes_plans_dearer_and_the_tightest_deadline_saves_most(
     load: dict[str, ModuleType],
 ) -> None:
-    figure = load["figure_12"]
-    short, long = figure.point(1.0, 90), figure.point(100.0, 90)
+    elastic = load["elastic"]
+    short, long = elastic.pair(1.0, 90), elastic.pair(100.0, 90)
 
     for policy in ("fixed", "elastic"):
         assert getattr(long, policy).prediction.cost_usd > getattr(short, policy).prediction.cost_usd
-    assert figure.tightest(1.0).saving > short.saving > figure.point(1.0, 160).saving > 1.0
+    assert elastic.tightest(1.0).saving > short.saving > elastic.pair(1.0, 160).saving > 1.0
 
 
 def test_no_policy_is_cheaper_than_the_exact_search_and_more_time_never_dearer(load: dict[str, ModuleType]) -> None:
-    table = load["table_2"]
-    cost = {cell: planned.prediction.cost_usd for cell, planned in table.plans().items()}
+    elastic = load["elastic"]
+    cost = {cell: planned.prediction.cost_usd for cell, planned in elastic.table_plans().items()}
 
-    for minutes in table.MINUTES:
-        for policy in table.POLICIES:
-            assert cost[table.EXACT, minutes] <= cost[policy, minutes] + TINY
-    for policy in (table.STATIC, table.NAIVE, table.EXACT):
+    for minutes in elastic.MINUTES:
+        for policy in elastic.ALL_POLICIES:
+            assert cost[elastic.EXACT, minutes] <= cost[policy, minutes] + TINY
+    for policy in (elastic.STATIC, elastic.NAIVE, elastic.EXACT):
         assert cost[policy, 20] >= cost[policy, 30] >= cost[policy, 40]
 
 
 def test_the_plan_has_the_papers_gangs_and_the_papers_own_cannot_cost_what_it_says(load: dict[str, ModuleType]) -> None:
-    table = load["table_3"]
-    found = table.compare()
+    cases, ours = load["cases"], load["elastic"].table_plans()[load["elastic"].EXACT, 20]
+    paper = cases.predict(cases.STAGES, cases.PAPER_PLAN, cases.resnet101(), cases.warm())
 
-    assert [choice.gpus_per_trial for choice in found.ours.plan.stages] == [1, 2, 4, 8]
-    assert [choice.instances for choice in found.ours.plan.stages] == [8, 5, 3, 2]
-    assert found.paper.jct_s == pytest.approx(table.PAPER_JCT_S)
-    assert found.ours.prediction.cost_usd <= found.trimmed.cost_usd + TINY < found.paper.cost_usd < table.PAPER_USD
+    assert [(each.instances, each.gpus_per_trial) for each in ours.plan.stages] == [(8, 1), (5, 2), (3, 4), (2, 8)]
+    assert paper.jct_s == pytest.approx(cases.PAPER_JCT_S)
+    assert ours.prediction.cost_usd < paper.cost_usd < cases.PAPER_USD
+
+
+@pytest.mark.long
+def test_gangs_that_span_instances_are_slower_on_real_local_instances(load: dict[str, ModuleType]) -> None:
+    placed, scattered = (load["local_runs"].step_times(gpus) for gpus in (4, 1))
+
+    assert [each[1] for each in placed.values()] == [1, 1, 1]
+    assert [each[1] for each in scattered.values()] == [1, 2, 4]
+
+
+def test_connections_of_a_ring_know_which_of_them_leave_their_instance(
+    load: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rings: dict[int, Any] = {}
+    place = f"tcp://127.0.0.1:{free_port()}"
+
+    def join(rank: int, instance: str) -> None:
+        context = SimpleNamespace(rank=rank, num_workers=3, rendezvous=place)
+        rings[rank] = load["sleeping"].Ring(context, instance)
+        rings[rank].reduce()
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(join, range(3), ("a", "a", "b")))
+    for ring in rings.values():
+        ring.close()
+
+    assert [rings[rank].leaves for rank in range(3)] == [False, True, True]
+    assert {ring.instances for ring in rings.values()} == {2}
 
 
 @pytest.mark.by_default(4)

@@ -1,0 +1,177 @@
+"""What the cases of the RubberBand paper (EuroSys '21) share: scaling curves, the instance, and plans.
+
+Table 1 has the only throughputs that the paper prints; both curves start there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from rubberband.cloud.catalogue import catalogue
+from rubberband.planner import JobPlan, Objective, Problem, least_instances, plan, predict
+from rubberband.spec.search import sha
+from rubberband.values.offer import Billing, Offer, slots
+from rubberband.values.plan import Plan, Planned, PlanningConstraints, Policy, Prediction, Stage, StagePlan, gang_sizes
+from rubberband.values.profile import Law, Profile
+
+PLACED = {1: 749.58, 2: 1480.07, 4: 2773.04}
+"""GPUs -> samples per second of ResNet-50 with placement control (Table 1)."""
+SCATTERED = {1: 673.76, 2: 947.76, 4: 1209.51}
+"""The same without placement control, which is the flatter curve."""
+CURVES: Mapping[str, Mapping[int, float]] = {"placed": PLACED, "scattered": SCATTERED}
+RESNET_152 = {1: 19.7, 2: 37.6, 4: 74.9, 8: 149.0}
+"""Images per second on K80s of a p2.8xlarge, synthetic data (TensorFlow's benchmarks, 2017)."""
+BERT_BASE = {1: 119.6, 4: 457.72, 8: 921.32, 16: 1499.4}
+"""Samples per second on V100s, batch 32 a GPU, 16 on two machines (OneFlow DLPerf's run of NVIDIA's example, 2020)."""
+POLICIES: Mapping[str, Policy] = {"fixed": "static", "elastic": "optimal"}
+MAX_GPUS_PER_TRIAL = 16
+INSTANCE_TYPE, REGION = "p3.8xlarge", "us-east-1"
+
+
+def undivided_share(samples_per_s: Mapping[int, float]) -> float:
+    """Return the share of an iteration that more GPUs do not shorten (Amdahl's law), from the speed-up with 4 GPUs."""
+    return (4.0 * samples_per_s[1] / samples_per_s[4] - 1.0) / 3.0
+
+
+def profile(
+    samples_per_s: Mapping[int, float],
+    iteration_s: float,
+    *,
+    share: float | None = None,
+    law: Law = "normal",
+    iteration_cv: float = 0.0,
+    trial_cv: float = 0.0,
+) -> Profile:
+    """Return the seconds per iteration with 1 to 16 GPUs, `iteration_s` with one.
+
+    1, 2 and 4 GPUs are as measured; beyond them (and everywhere, if `share` is given) Amdahl's law continues.
+    """
+    undivided = undivided_share(samples_per_s) if share is None else share
+    seconds = {gpus: iteration_s * (undivided + (1.0 - undivided) / gpus) for gpus in (1, 2, 4, 8, 16)}
+    if share is None:
+        seconds |= {gpus: iteration_s * samples_per_s[1] / speed for gpus, speed in samples_per_s.items()}
+    return Profile(seconds_per_iteration=seconds, law=law, iteration_cv=iteration_cv, trial_cv=trial_cv)
+
+
+def p3_8xlarge(
+    *, max_instances: int, billing: Billing = "per_instance", init_delay_s: float = 0.0, data_usd: float = 0.0
+) -> Offer:
+    """Return the paper's instance at the catalogue's price; `data_usd` is for the data set of one instance."""
+    row = catalogue()[INSTANCE_TYPE]
+    return Offer(
+        instance_type=INSTANCE_TYPE,
+        gpus=row.gpus,
+        price_usd_per_hour=row.prices_usd_per_hour[REGION],
+        max_instances=max_instances,
+        billing=billing,
+        init_delay_s=init_delay_s,
+        data_usd_per_instance=data_usd,
+    )
+
+
+def best(
+    stages: Sequence[Stage],
+    job_profile: Profile,
+    offer: Offer,
+    deadline_s: float | None,
+    policy: Policy,
+    objective: Objective = "min_cost",
+) -> Planned | None:
+    """Return the policy's best plan in time (if times vary, with a probability of one half); None without one."""
+    limits = PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=MAX_GPUS_PER_TRIAL, confidence=0.5)
+    found = plan(
+        Problem(
+            brackets=(stages,),
+            profile=job_profile,
+            offer=offer,
+            constraints=limits,
+            policy=policy,
+            objective=objective,
+        )
+    )
+    return found.lanes[0].planned if isinstance(found, JobPlan) else None
+
+
+def fair_fixed(stages: Sequence[Stage], job_profile: Profile, offer: Offer, deadline_s: float) -> Prediction | None:
+    """Return the cheapest fixed cluster in time whose GPUs are divided fairly among trials (§5); None without one."""
+    sizes = gang_sizes(offer.gpus, 1, MAX_GPUS_PER_TRIAL)
+    predictions = [
+        predict(stages, fair_plan([instances] * len(stages), stages, offer, sizes), job_profile, offer)
+        for instances in range(1, offer.max_instances + 1)
+    ]
+    in_time = [each for each in predictions if each.jct_s <= deadline_s + 1e-6]
+    return min(in_time, key=lambda each: (each.cost_usd, each.jct_s), default=None)
+
+
+def fair_plan(instances: Sequence[int], stages: Sequence[Stage], offer: Offer, sizes: Sequence[int]) -> Plan:
+    """Return the plan in which all trials of a stage get the same GPUs at once, or one each if they must queue."""
+    return Plan(
+        stages=tuple(
+            StagePlan(
+                instances=count,
+                gpus_per_trial=max((g for g in sizes if slots(count, offer.gpus, g) >= stage.trials), default=1),
+            )
+            for count, stage in zip(instances, stages, strict=True)
+        )
+    )
+
+
+def fewest_instances(plan: Plan, stages: Sequence[Stage], offer: Offer) -> Plan:
+    """Return the plan without instances that no trial of a stage can use."""
+    choices = []
+    for choice, stage in zip(plan.stages, stages, strict=True):
+        useful = least_instances(stage.trials, offer.gpus, choice.gpus_per_trial)
+        choices.append(replace(choice, instances=min(choice.instances, useful)))
+    return Plan(stages=tuple(choices))
+
+
+def needed(planned: Planned | None) -> Planned:
+    """Return the plan of a case that must have one."""
+    assert planned is not None, "these deadlines leave a plan"
+    return planned
+
+
+def cost_usd(planned: Planned | None) -> float | None:
+    """Return the predicted cost of a plan, if there is one."""
+    return None if planned is None else planned.prediction.cost_usd
+
+
+def usd(amount_usd: float | None) -> str:
+    """Return an amount, or a dash without a plan."""
+    return "-" if amount_usd is None else f"{amount_usd:.2f}"
+
+
+def ratio(over: float | None, under: float | None) -> str:
+    """Return `over` divided by `under`."""
+    return "-" if over is None or under is None else f"{over / under:.2f}x"
+
+
+def cells(*values: str | float | None) -> tuple[str, ...]:
+    """Return text as it is, whole numbers in full, other numbers as amounts, None as a dash."""
+    return tuple(
+        value if isinstance(value, str) else str(value) if isinstance(value, int) else usd(value) for value in values
+    )
+
+
+STAGES = sha(32, 1, 50, 3)
+PAPER_PLAN = Plan(stages=tuple(StagePlan(instances=k, gpus_per_trial=g) for k, g in ((8, 1), (5, 2), (4, 4), (2, 8))))
+PAPER_JCT_S, PAPER_USD, PAPER_FIXED = 18 * 60.0 + 56.0, 15.68, 6
+"""Table 2, RubberBand within 20 minutes (simulated); and the best static cluster that the text names."""
+INIT_S = 15.0
+
+
+def warm() -> Offer:
+    """Return at most 128 instances: the 512 GPUs that the paper names for Table 2."""
+    return p3_8xlarge(max_instances=128, init_delay_s=INIT_S)
+
+
+@lru_cache
+def resnet101(share: float | None = None) -> Profile:
+    """Return the seconds per epoch, by Table 1's scaling or Amdahl's law with `share`.
+
+    The time with one GPU is the one at which Table 3's plan takes Table 2's JCT.
+    """
+    per_second = predict(STAGES, PAPER_PLAN, profile(PLACED, 1.0, share=share), warm()).jct_s - INIT_S
+    return profile(PLACED, (PAPER_JCT_S - INIT_S) / per_second, share=share)
