@@ -147,6 +147,8 @@ def test_an_experiment_keeps_its_words(install: Install) -> None:
         ("no_such_module:RECORD", "ModuleNotFoundError: No module named 'no_such_module'"),
         (f"{__name__}:Options", "is no ProviderKind with open_cluster"),
         (f"{__name__}:SIMULATED", "one of is_this_machine, is_rented and is_borrowed must be True"),
+        (f"{__name__}:NOWHERE", "one of is_this_machine, is_rented and is_borrowed must be True"),
+        (f"{__name__}:TWOFOLD", "one of is_this_machine, is_rented and is_borrowed must be True"),
     ],
 )
 def test_a_broken_package_is_one_line_and_spares_our_own(install: Install, value: str, why: str) -> None:
@@ -161,6 +163,8 @@ def test_a_broken_package_is_one_line_and_spares_our_own(install: Install, value
 
 
 SIMULATED = ProviderKind(open_cluster="a:b", is_simulated=True, release_margin_s=0.0)
+NOWHERE = ProviderKind(open_cluster="a:b", release_margin_s=0.0)
+TWOFOLD = ProviderKind(open_cluster="a:b", is_rented=True, is_borrowed=True, release_margin_s=0.0)
 
 
 def test_two_packages_with_one_name_are_refused(install: Install) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from ray._private.services import get_node_ip_address
 
+from rubberband.cloud.offers import offer
 from rubberband.cloud.ray_cluster import view
 from rubberband.cloud.ray_cluster.view import ClusterNode, ClusterView, require_versions, share
 from rubberband.errors import InputError
@@ -102,8 +104,28 @@ def test_an_instance_has_the_commonest_number_of_gpus() -> None:
     )
 
 
-def test_an_instance_may_be_a_part_of_a_node() -> None:
+def test_an_instance_may_be_a_part_of_a_node_and_not_of_a_smaller_one() -> None:
     assert share(cluster(4, 4), resources(gpus_per_instance=2)).fitting == 4
+    found = share(cluster(8, 4, 2), resources(gpus_per_instance=4))
+    assert (found.fitting, [one.node for one in found.nodes]) == (3, ["n0", "n1"])
+
+
+@pytest.mark.parametrize(("cpus", "bundle"), [(4, {"GPU": 1.0, "CPU": 1.0}), (3, {"GPU": 1.0})])
+def test_each_gpu_comes_with_a_cpu_where_all_nodes_have_as_many(cpus: int, bundle: dict[str, float]) -> None:
+    assert share(of_nodes(node(0, gpus=4, cpus=8), node(1, gpus=4, cpus=cpus)), resources()).bundle == bundle
+
+
+def test_nodes_with_fewer_cpus_than_slots_do_not_count() -> None:
+    found = share(of_nodes(*(node(at, cpus=2) for at in range(3)), node(3, cpus=8)), resources(slots=4))
+    assert (found.bundle, found.fitting, [one.node for one in found.nodes]) == ({"CPU": 2.0}, 1, ["n3"])
+
+
+@pytest.mark.parametrize(
+    ("words", "billed_s"),
+    [({"provider": "ray"}, 0.0), ({"provider": "ray", "minimum_billed": "60s"}, 60.0), ({"provider": "local"}, 60.0)],
+)
+def test_an_instance_of_a_cluster_is_counted_for_as_long_as_it_is_held(words: dict[str, Any], billed_s: float) -> None:
+    assert offer(Resources(**words)).minimum_billed_s == billed_s
 
 
 @pytest.mark.parametrize(
@@ -302,6 +324,17 @@ def test_other_versions_are_refused_with_the_fix() -> None:
     other = ClusterView(address="a:1", nodes=(), ray_version="", python_version="3.9.1")
     with pytest.raises(InputError, match=r"runs Python 3.9.1"):
         require_versions(other)
+
+
+def test_ray_s_own_switch_allows_another_patch_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    major, minor, patch = platform.python_version_tuple()
+    other = ClusterView(address="a:1", nodes=(), ray_version="", python_version=f"{major}.{minor}.{patch}9")
+    with pytest.raises(InputError, match="runs Python"):
+        require_versions(other)
+    monkeypatch.setenv("RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL", "minor")
+    require_versions(other)
+    with pytest.raises(InputError, match="runs Python"):
+        require_versions(replace(other, python_version=f"{major}.{minor}9.1"))
 
 
 def test_a_cluster_that_is_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
