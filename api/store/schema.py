@@ -17,7 +17,7 @@ from sqlalchemy.types import TypeDecorator
 
 from rubberband.errors import InputError
 from rubberband.states import ACTIVE, ExperimentState
-from rubberband.values.labels import Labels
+from rubberband.values.labels import Labels, same_case
 from rubberband.values.submission import Submission, Summary, search_words
 
 Scope = Literal["read", "submit", "admin"]
@@ -288,7 +288,7 @@ def found_by(search: str = "", tags: Sequence[str] = (), archived: bool | None =
     row = SUBMISSIONS.c
     texts = (row.name, row.owner, row.state, row.tags, row.note)
     found = [sql.or_(*(text.icontains(word, autoescape=True) for text in texts)) for word in search_words(search)]
-    found += [row.tags.contains(f" {tag.lower()} ", autoescape=True) for tag in tags]
+    found += [row.tags.contains(f" {same_case(tag)} ", autoescape=True) for tag in tags]
     if archived is not None:
         is_archived = sql.and_(row.archived != 0, row.state.not_in(ACTIVE))
         found.append(is_archived if archived else sql.not_(is_archived))

@@ -171,5 +171,6 @@ def _require_unlisted(folder: ExperimentFolder) -> None:
         if store is not None and store.submission(folder.name) is not None:
             raise InputError(
                 f"experiment {folder.name!r} is listed by the service of this home, which deletes it: start it if it "
-                f"does not run (`rubberband serve`), then `rubberband rm {folder.name} --server http://127.0.0.1:8265`"
+                f"does not run (`rubberband serve`), then `rubberband rm {folder.name} --server URL` with the address "
+                "that it prints (http://127.0.0.1:8265 by default)"
             )

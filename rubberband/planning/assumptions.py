@@ -252,7 +252,7 @@ def _noise(now: Problem) -> _Change:
 
 
 def _percent(cv: float) -> str:
-    return f"{100.0 * cv:.2g} %" if cv < 1.0 else f"{100.0 * cv:.0f} %"
+    return f"{100.0 * cv:.2g} %" if cv < 0.1 else f"{100.0 * cv:.0f} %"
 
 
 def _with_profile(now: Problem, **changes: object) -> Problem:

@@ -53,16 +53,22 @@ class LabelChange:
 
 def checked_tag(tag: str) -> str:
     """Return a tag in lower case. Raises InputError."""
-    if _TAG.fullmatch(tag) is None:
+    checked = same_case(tag)
+    if _TAG.fullmatch(checked) is None:
         raise InputError(
             f"tag {shown(tag)}: a tag has 1 to {LONGEST_TAG} letters, digits and - _ . : / @, and begins with a letter "
             "or digit; write it so"
         )
-    return tag.lower()
+    return checked
+
+
+def same_case(tag: str) -> str:
+    """Return a tag in lower case, with each letter and its accents as one character (macOS has several)."""
+    return unicodedata.normalize("NFC", tag.lower())
 
 
 def _checked_note(note: str) -> str:
-    text = note.strip()
+    text = note.strip().replace("\r\n", "\n")
     if len(text) > LONGEST_NOTE:
         raise InputError(f"the note has {len(text)} characters, and at most {LONGEST_NOTE} are kept; shorten it")
     if any(unicodedata.category(sign) in ("Cc", "Cs") and sign not in "\n\t" for sign in text):
@@ -72,4 +78,4 @@ def _checked_note(note: str) -> str:
 
 def has_tags(labels: Iterable[str], wanted: Iterable[str]) -> bool:
     """Whether all wanted tags, in upper or lower case, are among those of an experiment."""
-    return {tag.lower() for tag in wanted} <= {*labels}
+    return {*map(same_case, wanted)} <= {*labels}

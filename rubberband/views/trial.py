@@ -42,9 +42,13 @@ def lead(result: Result, trial: TrialResult) -> str:
     report = f"{number(theirs)} after {counted(other.iterations, 'iteration')}"
     if better == 0:
         return f"as good as trial {other.trial}, {report}"
-    percent = f" ({100 * abs(better / theirs):.2g} %)" if theirs else ""
+    percent = f" ({_percent(abs(better / theirs))})" if theirs else ""
     than = f"{'better' if better > 0 else 'worse'} than trial {other.trial}, {report}"
     return f"{number(float(f'{abs(better):.3g}'))}{percent} {than}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 def why_not_stopped(result: Result | None, number: int) -> str:
@@ -169,7 +173,7 @@ def trial_cards(result: Result, trial: TrialResult) -> list[Card]:
     """Return its metric with its rank, its iterations, its GPU time and its share of the bill."""
     uses, value, place = gang_uses(result, trial.trial), _value(result, trial), rank(result, trial)
     cost_usd, gpu_s = sum(use.cost_usd for use in uses), sum(use.gpu_s for use in uses)
-    share = f"{100 * cost_usd / result.actual_cost_usd:.2g} % of the bill" if result.actual_cost_usd else ""
+    share = f"{_percent(cost_usd / result.actual_cost_usd)} of the bill" if result.actual_cost_usd else ""
     charged = () if result.is_charged else ("nothing is charged",)
     standing = "no report yet" if place is None else f"rank {place} of {counted(len(result.trials), 'trial')}"
     failures = f"{counted(trial.failures, 'failure')}, tried again" if trial.failures else ""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from rubberband.values.labels import Labels
@@ -83,3 +84,15 @@ def test_one_is_archived_and_deleted_from_its_page(browser: Any, site: Site) -> 
         dialog.get_by_role("button", name="Delete").click()
         expect(page).to_have_url(re.compile(r"/$"))
         assert site.store.submission("leaves") is None
+
+
+def test_a_page_of_one_that_was_deleted_elsewhere_says_so(browser: Any, site: Site) -> None:
+    site.add("gone", "done")
+    with visiting(browser, site.address) as visit:
+        page = visit.open("/experiments/gone")
+        expect(page.get_by_role("heading", name="gone", exact=True)).to_be_visible()
+        assert httpx.delete(f"{site.address}/v1/experiments/gone").is_success
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # someone looks at the tab again
+        expect(page.get_by_role("main")).to_contain_text("experiment 'gone' not found")
+        assert all("404" in error for error in visit.errors)
+        visit.errors.clear()

@@ -26,7 +26,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.labelling import read_labels
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.states import OVER, ExperimentState
-from rubberband.values.labels import LONGEST_NOTE, MOST_TAGS, LabelChange, Labels
+from rubberband.values.labels import LONGEST_NOTE, MOST_TAGS, LabelChange, Labels, has_tags
 from rubberband.values.submission import Submission, Summary
 from tests.builders.fake_runs import FakeService
 from tests.builders.journalled_runs import recorded, words
@@ -82,6 +82,29 @@ def test_labels_beyond_the_limits_are_refused_in_a_line(change: dict[str, Any], 
     with pytest.raises(InputError, match=why) as refused:
         LabelChange(**change).applied(Labels())
     assert "\n" not in str(refused.value)
+
+
+@given(st.text(max_size=34))
+def test_a_tag_that_is_taken_is_read_again_as_it_is(tag: str) -> None:
+    try:
+        once = LabelChange(add_tags=(tag,)).applied(Labels())
+    except InputError:
+        return
+    assert LabelChange(add_tags=once.tags).applied(Labels()) == once
+    assert has_tags(once.tags, [tag])
+
+
+def test_a_tag_whose_lower_case_is_no_tag_is_refused_and_accents_are_one_character(store: Store) -> None:
+    with pytest.raises(InputError, match="a tag has 1 to 32 letters"):
+        LabelChange(add_tags=("\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}zmir",)).applied(Labels())
+    add(store, "one")
+    store.upkeep.label("one", LabelChange(add_tags=("cafe\N{COMBINING ACUTE ACCENT}",)))
+    assert names(store, tags=["caf\N{LATIN SMALL LETTER E WITH ACUTE}"]) == ["one"]
+    assert names(store, tags=["CAFE\N{COMBINING ACUTE ACCENT}"]) == ["one"]
+
+
+def test_lines_of_a_note_from_windows_are_lines() -> None:
+    assert LabelChange(note="one\r\ntwo\r\n").applied(Labels()).note == "one\ntwo"
 
 
 def test_labels_are_found_by_tag_and_by_words(store: Store) -> None:

@@ -3,7 +3,7 @@
 // Puts what the service renders now into `element`. Nodes that are the same stay, and with them focus and selection.
 export async function refresh(element, address) {
   const answer = await fetch(address, { headers: { Accept: "text/html" } });
-  if (answer.redirected || answer.status === 401) {
+  if (answer.redirected || [401, 404].includes(answer.status)) { // signed out, or deleted meanwhile
     window.location.reload();
     return false;
   }
