@@ -21,8 +21,8 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The site as CI builds it, served."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as CI builds it."""
     folder = tmp_path_factory.mktemp("site")
     subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(folder)],
@@ -30,8 +30,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         check=True,
     )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
     app = Starlette()
-    app.mount("/", StaticFiles(directory=folder, html=True))
+    app.mount("/", StaticFiles(directory=site, html=True))
     with served(app) as found:
         yield found
 
@@ -74,6 +79,19 @@ def test_a_button_copies_the_commands_alone(page: Path, address: str, browser: A
             assert [line.rstrip() for line in text.splitlines() if line.strip()] == expected
         else:
             assert text == expected
+
+
+def test_a_button_of_any_page_copies_neither_prompts_nor_output(site: Path, address: str, browser: Any) -> None:
+    copied = 0
+    for file in sorted(site.rglob("*.html")):
+        page = str(file.relative_to(site).with_suffix(""))
+        with visiting(browser, address) as visit:
+            for text in _copied(visit, page):
+                prompts = [line for line in text.split("\n") if line.startswith(("$ ", ">>> ", "... "))]
+                assert prompts == [], f"{page}: {text}"
+                assert text.strip(), page
+                copied += 1
+    assert copied > 300
 
 
 def test_examples_of_commands_and_of_python_are_copied_without_prompts(address: str, browser: Any) -> None:
