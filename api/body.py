@@ -302,7 +302,9 @@ def _require_checkpoints(experiment: Experiment, settings: Settings) -> None:
     plain = "::" not in url and "%" not in url and "\\" not in url and ".." not in url.split("/")
     if not (below and plain):
         allowed = ", ".join(settings.checkpoints)
-        remedy = f"use a plain path below {allowed}" if allowed else "leave it out: they are kept with the experiment"
+        more = "ask the operator to list it (rubberband serve --checkpoints)"
+        kept = more if experiment.resources.kind.is_rented else "leave it out: they are kept with the experiment"
+        remedy = f"use a plain path below {allowed}" if allowed else kept
         raise _refused("resources.checkpoints", f"{shown(url)} is not allowed here; {remedy}")
 
 

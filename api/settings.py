@@ -125,7 +125,7 @@ class Settings:
     providers: Sequence[str] = ("local", "virtual")
     """Providers that submissions may use."""
     checkpoints: Sequence[str] = ()
-    """URL prefixes that a submission may use for checkpoints; without any, only the experiment's folder."""
+    """URLs and folders below which a submission may keep checkpoints; without any, only in the experiment's folder."""
     planners: int = 1
     """Planning processes, and as many again for plans that take long."""
     auto_resume: bool = False

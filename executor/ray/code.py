@@ -1,7 +1,7 @@
 """The user's code for instances that are other machines: packed by the driver, unpacked beside the workers.
 
-It holds the folders of the entry point's search path, links followed, without secrets and without files that no trial
-imports. An instance installs packages itself.
+It holds the folders of the entry point's search path, links followed, without secrets, without files that no trial
+imports, and without RUBBERBAND_HOME. An instance installs packages itself.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import rubberband
 from rubberband.cloud.node import machine_folder
 from rubberband.errors import InputError
 from rubberband.executor.training.entrypoint import Entrypoint, files_named, files_of
+from rubberband.installation import restored_home
 
 MAX_BYTES = 50 * 10**6
 MAX_FILES = 20_000
@@ -37,6 +38,8 @@ _SECRET = (
     "*[aA]ccessKeys.csv", "*credentials.csv", "kaggle.json",
 )  # fmt: skip
 """Private keys, and files in which consoles hand out keys; other credentials are in files that begin with a dot."""
+_OF_A_HOME = ("ray-token", "server.db*", "pools", "profiling", "heads")
+"""Parts of RUBBERBAND_HOME beside experiments: tokens, and what their owners have open."""
 _SYSTEM = ("/usr/", "/bin/", "/sbin/", "/opt/")
 """Programs there may be on the instances too."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -193,7 +196,8 @@ def _holds(top: str, folder: str) -> bool:
         return False
     patterns = _patterns(Path(top))
     parts = path.relative_to(top).parts
-    return not any(_skips(patterns, part, str(PurePosixPath(*parts[: depth + 1]))) for depth, part in enumerate(parts))
+    above = [PurePosixPath(*parts[: depth + 1]) for depth in range(len(parts))]
+    return not any(_skips(patterns, each.name, str(each)) or _is_home(Path(top, each)) for each in above)
 
 
 def _files(tops: Iterable[tuple[str, str]]) -> list[tuple[str, Path]]:
@@ -221,6 +225,8 @@ def _walk(top: Path) -> Iterator[tuple[str, Path, int]]:
             for name in folders
             if not _skips(patterns, name, (inside / name).as_posix())
             and not _is_installed(Path(folder, name))
+            and not _is_home(Path(folder, name))
+            and not (Path(folder, name) / "journal.db").exists()
             and not _leads_back(Path(folder, name), top)
         )
         for name in sorted(files):
@@ -237,6 +243,11 @@ def _is_installed(folder: Path) -> bool:
     return (folder / "pyvenv.cfg").exists() or folder.resolve() == Path(rubberband.__file__).parent.resolve()
 
 
+def _is_home(folder: Path) -> bool:
+    """Whether experiments are kept in it. Journals must not be read: to close a file ends SQLite's locks on it."""
+    return folder.resolve() == restored_home().resolve() or any(folder.glob("experiments/*/journal.db"))
+
+
 def _leads_back(path: Path, top: Path) -> bool:
     """Whether it is a link to a folder that contains it."""
     if not path.is_symlink():
@@ -251,7 +262,7 @@ def _patterns(top: Path) -> tuple[str, ...]:
     with suppress(OSError, UnicodeError):
         lines = (line.strip() for line in (top / IGNORE_FILE).read_text().splitlines())
         ignored = [line.rstrip("/") for line in lines if line and not line.startswith("#")]
-    return (*_SKIPPED, *_SECRET, *ignored)
+    return (*_SKIPPED, *_SECRET, *ignored, *(_OF_A_HOME if _is_home(top) else ()))
 
 
 def _skips(patterns: Iterable[str], name: str, relative: str) -> bool:

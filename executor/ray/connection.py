@@ -423,6 +423,8 @@ class RemoteAgent:
         self.reaches = -math.inf
         """The latest instant at which the machine may end itself, as far as it was given one."""
         self._actor: Any = None
+        self._answers = False
+        """Whether the actor has answered: until then it may take longer to start than the lease is."""
         self._silent = 0
 
     def begin(self) -> None:
@@ -455,8 +457,11 @@ class RemoteAgent:
             try:
                 actor = self._actor or self._post()
                 if actor is not None:
-                    self._ask(actor, self.until(), _PATIENCE_S)
-                    self._silent = 0
+                    has_answered = self._answers
+                    self._ask(actor, self.until() if has_answered else None, _PATIENCE_S)
+                    self._answers, self._silent = True, 0
+                    if not has_answered:
+                        continue
             except Exception as error:
                 _log.debug("instance %s did not answer: %s: %s", self.instance, type(error).__name__, error)
                 self._silent += 1
@@ -479,7 +484,7 @@ class RemoteAgent:
         return self._actor
 
     def _discard(self) -> None:
-        actor, self._actor, self._silent = self._actor, None, 0
+        actor, self._actor, self._answers, self._silent = self._actor, None, False, 0
         with suppress(Exception):
             ray.kill(actor)
 

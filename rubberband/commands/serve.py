@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -83,7 +84,7 @@ CheckpointsOption = Annotated[
     option(
         "--checkpoints",
         "PREFIX",
-        "A URL below which submissions may keep checkpoints, such as s3://bucket/team/. Repeat for more. "
+        "A URL or folder below which submissions may keep checkpoints, such as s3://bucket/team/. Repeat for more. "
         "[default: only in the experiment's folder]",
     ),
 ]
@@ -373,11 +374,13 @@ def _provider(name: str) -> str:
         raise InputError(f"--provider: {error}") from None
 
 
-def _prefix(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    if not separator or not scheme or not rest:
-        raise InputError(f"--checkpoints {shown(url)} is not a URL; write it as s3://bucket/folder/")
-    return url
+def _prefix(prefix: str) -> str:
+    if re.fullmatch(r"(\w+://|/).*[^/].*", prefix) is None:
+        raise InputError(
+            f"--checkpoints {shown(prefix)} is neither a URL nor a folder; write it as s3://bucket/folder/ or "
+            "/shared/folder"
+        )
+    return prefix
 
 
 def _amount(option: str, value: float, *, zero: bool = True) -> float:

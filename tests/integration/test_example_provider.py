@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,14 +15,21 @@ from typing import Any
 
 import pytest
 
+from rubberband import Client
 from rubberband.cloud.offers import offers
 from rubberband.cloud.provider import ClusterRequest
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import tagged
+from rubberband.errors import InputError, RubberbandError
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import read_mark
+from rubberband.executor.journal.reading import read
 from rubberband.spec.resources import Resources
 from rubberband.testing.provider_conformance import ProviderConformance, ProviderUnderTest
 from rubberband.values import kinds
 from tests.builders import fake_nodes
+from tests.builders.server_process import serving
+from tests.builders.waiting import eventually
 
 EXAMPLE = Path(__file__).parents[2] / "examples/provider"
 TRIAL = """
@@ -113,6 +122,26 @@ class TestShed(ProviderConformance):
         assert not tagged(str(tmp_path / "machines"))
 
 
+def started(folder: Path, site: Path, *command: str) -> subprocess.Popen[str]:
+    """A command, where the provider is installed if it is in `site`."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from rubberband.cli import main; main()", *command],
+        cwd=folder,
+        env={**os.environ, "RUBBERBAND_HOME": str(folder / "home"), "PYTHONPATH": str(site)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def printed(folder: Path, site: Path, *command: str, code: int = 0) -> str:
+    """All that a command prints to its end."""
+    process = started(folder, site, *command)
+    text, _ = process.communicate(timeout=250)
+    assert process.returncode == code, text
+    return text
+
+
 @pytest.mark.ray
 def test_an_experiment_is_estimated_run_and_cleaned_up(tmp_path: Path) -> None:
     install(tmp_path / "site")
@@ -121,17 +150,7 @@ def test_an_experiment_is_estimated_run_and_cleaned_up(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(json.dumps(words))
 
     def said(*command: str, site: Path = tmp_path / "site", code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", "from rubberband.cli import main; main()", *command],
-            cwd=tmp_path,
-            env={**os.environ, "RUBBERBAND_HOME": str(tmp_path / "home"), "PYTHONPATH": str(site)},
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        return printed(tmp_path, site, *command, code=code)
 
     assert "price: that of small is from provider shed" in said("estimate", "a.yaml", "--verbose")
     said("check", "a.yaml")
@@ -146,3 +165,83 @@ def test_an_experiment_is_estimated_run_and_cleaned_up(tmp_path: Path) -> None:
     assert json.loads(said("status", "shed", "-o", "json", **without))["summary"]["cost_usd"] == cost_usd
     assert "shed: done" in said("report", "shed", **without)
     assert "'shed' is not installed here; known are local" in said("estimate", "a.yaml", code=2, **without)
+
+
+@pytest.fixture
+def longer(installed: Path, tmp_path: Path) -> tuple[ExperimentFolder, dict[str, Any]]:
+    """The folder, and the words, of an experiment that trains long enough to be killed; its home is beside its code."""
+    (tmp_path / "trial.py").write_text(TRIAL.replace("0.05", "0.5"))
+    scheduler = {"type": "sha", "num_samples": 4, "max_t": 16, "grace_period": 4, "reduction_factor": 2}
+    resources = {key: value for key, value in WORDS["resources"].items() if key != "options"}
+    words = {
+        **WORDS,
+        "search": {**WORDS["search"], "scheduler": scheduler},
+        "resources": {**resources, "checkpoints": str(tmp_path / "checkpoints"), "max_instances": 1, "lease": "5s"},
+        "profile": {"seconds_per_iteration": {1: 0.5}},
+    }
+    return ExperimentFolder(home=tmp_path / "home", name="shed"), words
+
+
+def iterations(folder: ExperimentFolder) -> int:
+    """Those of all trials, as the journal has them."""
+    with contextlib.suppress(RubberbandError):
+        return sum(trial.iterations for trial in read(folder).trials)
+    return 0
+
+
+def holds_one_run(folder: ExperimentFolder, *, instances: int) -> None:
+    """Check that an experiment is done that was resumed once, and rented so many machines, of which none is left."""
+    result = read(folder)
+    assert (result.outcome, result.resumes) == ("done", 1)
+    assert sorted(trial.iterations for trial in result.trials) == [4, 4, 12, 16]
+    assert len(result.instances) == instances
+    assert not tagged(str(folder.path / "local/machines"))
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_run_whose_driver_is_killed_is_resumed_once_leases_have_ended_its_machines(
+    longer: tuple[ExperimentFolder, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, words = longer
+    (tmp_path / "a.yaml").write_text(json.dumps(words))
+    driver = started(tmp_path, tmp_path / "site", "run", "a.yaml", "--yes", "--no-check")
+    eventually(lambda: iterations(folder) >= 6 or driver.poll() is not None, within_s=200.0)
+    assert driver.poll() is None, driver.communicate()
+    driver.kill()
+    driver.communicate()
+    eventually(lambda: not tagged(str(folder.path / "local/machines")), "the machine ends", within_s=60.0)
+    refused = printed(tmp_path, tmp_path / "nothing", "resume", "shed", code=1)
+    assert "'shed' cannot be used here; install the package that brings it" in refused
+    printed(tmp_path, tmp_path / "site", "resume", "shed")
+    holds_one_run(folder, instances=2)
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_service_runs_an_experiment_on_it_and_resumes_one_whose_driver_is_killed(
+    longer: tuple[ExperimentFolder, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, words = longer
+    words["resources"]["lease"] = "60s"
+    options = ("--provider", "shed", "--allow", "trial:*", "--code", str(tmp_path))
+    paths = {"PYTHONPATH": f"{EXAMPLE.parents[1]}{os.pathsep}{tmp_path / 'site'}"}
+    with (
+        serving(folder.home, *options, environment=paths) as server,
+        Client(server.address) as client,
+        pytest.raises(InputError, match=r"checkpoints: .* ask the operator .*rubberband serve --checkpoints"),
+    ):
+        client.submit(words)
+    options += ("--checkpoints", str(tmp_path))
+    with serving(folder.home, *options, environment=paths) as server, Client(server.address) as client:
+        client.submit(words)
+        eventually(lambda: iterations(folder) >= 6, "it trains", within_s=200.0)
+        mark = read_mark(folder)
+        assert mark is not None
+        os.kill(mark.pid, signal.SIGKILL)
+        eventually(lambda: read(folder).outcome == "done", "it is done", within_s=200.0)
+        row = client.wait("shed", timeout_s=60.0)
+    assert row["state"] == "done"
+    holds_one_run(folder, instances=1)

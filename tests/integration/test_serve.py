@@ -125,6 +125,7 @@ def test_tokens_are_made_listed_and_revoked_without_a_server(home: Path) -> None
         (("--code", "/no/such/folder"), "is not a folder"),
         (("--provider", "gcp"), "known are local, aws, ray, virtual"),
         (("--checkpoints", "s3:bucket"), "s3://bucket/folder/"),
+        (("--checkpoints", "/"), "neither a URL nor a folder"),
         (("--max-cost", "nan"), "not an amount of money"),
         (("--max-cost", "0"), "greater than 0"),
         (("--rate", "-1"), "0 or more"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import subprocess
 import sys
 import sysconfig
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +69,34 @@ def test_a_link_to_code_elsewhere_is_sent_as_what_it_leads_to(project: Path, tmp
 def test_private_keys_stay_here(project: Path) -> None:
     for name in ("key.pem", "lib/id_rsa"):
         (project / name).touch()
+    (place,) = _installed([str(project)])
+    assert _files(place) == {"trial.py", "lib/deep/helper.py"}
+
+
+@pytest.mark.parametrize("place", ["", "home", "deep/home"])
+def test_a_home_in_the_folder_stays_here_and_its_journals_keep_their_locks(
+    project: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = project / place
+    home.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setenv("RUBBERBAND_HOME", str(home))
+    (home / "ray-token").touch()
+    folder = home / "experiments" / "digits"
+    folder.mkdir(parents=True)
+    with closing(sqlite3.connect(folder / "journal.db", isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute("CREATE TABLE events (seq)")
+        (copy,) = _installed([str(project)])
+        assert _files(copy) == {"trial.py", "lib/deep/helper.py"}
+        reader = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM events').connection.close()"
+        subprocess.run([sys.executable, "-c", reader, folder / "journal.db"], check=True)
+        assert (folder / "journal.db-wal").exists(), "what the writer adds would be lost"
+
+
+def test_another_home_in_the_folder_stays_here_once_it_has_an_experiment(project: Path) -> None:
+    journal = project / "other" / "experiments" / "digits" / "journal.db"
+    journal.parent.mkdir(parents=True)
+    journal.touch()
     (place,) = _installed([str(project)])
     assert _files(place) == {"trial.py", "lib/deep/helper.py"}
 

@@ -18,7 +18,11 @@ from tests.builders.budget import examples
 from tests.builders.experiment_strategies import experiments, yaml_like
 from tests.builders.experiment_words import EXAMPLE, words
 
-OPEN = Settings(home=Path("/nowhere"), entrypoints=("examples.digits:DigitsTrial", "mine:*"), checkpoints=("s3://b/p",))
+OPEN = Settings(
+    home=Path("/nowhere"),
+    entrypoints=("examples.digits:DigitsTrial", "mine:*"),
+    checkpoints=("s3://b/p", "/shared/team"),
+)
 
 
 def body_of(document: Any) -> bytes:
@@ -209,6 +213,8 @@ def test_no_request_names_a_file_of_the_server(changes: dict[str, Any], key: str
         ({"resources__checkpoints": "s3://b/p/../q"}, "resources.checkpoints"),
         ({"resources__checkpoints": "s3://b/p/%2e%2e/q"}, "resources.checkpoints"),
         ({"resources__checkpoints": "s3://b/p/x::file:///etc"}, "resources.checkpoints"),
+        ({"resources__checkpoints": "/shared/teams"}, "resources.checkpoints"),
+        ({"resources__checkpoints": "/shared/team/../other"}, "resources.checkpoints"),
     ],
 )
 def test_a_forbidden_entry_point_is_previewed_and_not_run(changes: dict[str, Any], key: str) -> None:
@@ -228,6 +234,7 @@ def test_a_forbidden_entry_point_is_previewed_and_not_run(changes: dict[str, Any
         {"resources__aws": {"worker_profile": "rubberband-worker"}},
         {"resources__checkpoints": "s3://b/p"},
         {"resources__checkpoints": "s3://b/p/q"},
+        {"resources__checkpoints": "/shared/team/resnet"},
     ],
 )
 def test_an_allowed_entry_point_is_run(changes: dict[str, Any]) -> None:

@@ -36,8 +36,10 @@ def agent_that_asks(
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_lease_that_may_have_been_put_off_counts_as_put_off(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    first = iter([True])
+
     def get(_is_last: bool, timeout: float) -> Beat:
-        if not answers:
+        if not (answers or next(first, False)):
             raise TimeoutError("the answer was lost")
         return Beat(interruption=None, logs=())
 
@@ -46,6 +48,30 @@ def test_a_lease_that_may_have_been_put_off_counts_as_put_off(monkeypatch: pytes
     agent.begin()
     try:
         eventually(lambda: agent.reaches == 40.0)
+    finally:
+        agent.dismiss()
+
+
+def test_a_machine_keeps_its_first_lease_until_the_agent_has_started_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instant that was given before would have passed by then, and end the machine."""
+    given, is_started = list[float | None](), threading.Event()
+
+    def get(_is_last: bool, timeout: float) -> Beat:
+        if not is_started.is_set():
+            raise TimeoutError("it starts")
+        return Beat(interruption=None, logs=())
+
+    agent = agent_that_asks(monkeypatch, get, logs=None)
+    posted = module.ray.remote(None).options()
+    beat = SimpleNamespace(remote=lambda until, _taken, _is_last: given.append(until))
+    monkeypatch.setattr(posted, "remote", lambda _instance: SimpleNamespace(beat=beat))
+    monkeypatch.setattr(module.ray.remote(None), "options", lambda **_: posted)
+    agent.begin()
+    try:
+        eventually(lambda: len(given) >= 2)
+        assert set(given) == {None}
+        is_started.set()
+        eventually(lambda: given[-1] == 40.0)
     finally:
         agent.dismiss()
 
