@@ -22,7 +22,7 @@ from unittest.mock import patch
 from rubberband import cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/examples").glob("*.md"))]
 PLACES = {
     "": "here",
     "ray": "on local instances",

@@ -18,6 +18,7 @@ from tests.builders.documents import PAGES, ROOT, blocks, commands
 
 pytest.importorskip("mkdocs", reason="the site needs MkDocs; pip install -e '.[docs]'")
 pytestmark = pytest.mark.long
+DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def _copied(visit: Visit, page: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.parent.name == "docs" and list(blocks(page))], ids=lambda page: page.stem
+    "page", [page for page in PAGES if page.is_relative_to(DOCS) and list(blocks(page))], ids=lambda page: page.stem
 )
 def test_a_button_copies_the_commands_alone(page: Path, address: str, browser: Any) -> None:
     wanted = [
@@ -71,7 +72,7 @@ def test_a_button_copies_the_commands_alone(page: Path, address: str, browser: A
         for block in blocks(page)
     ]
     with visiting(browser, address) as visit:
-        copied = _copied(visit, page.stem)
+        copied = _copied(visit, str(page.relative_to(DOCS).with_suffix("")))
     assert len(copied) == len(wanted)
     for text, expected in zip(copied, wanted, strict=True):
         if isinstance(expected, list):

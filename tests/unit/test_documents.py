@@ -53,7 +53,11 @@ def test_readme_fits_two_screens() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
 
 
-@pytest.mark.parametrize("path", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md"))],
+    ids=lambda path: path.name,
+)
 def test_links_to_files_lead_somewhere(path: Path) -> None:
     """Those of the site are checked when it is built, where pages are; README's and those out of docs/ are not."""
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8"))
@@ -171,7 +175,8 @@ LANGUAGES: Mapping[str, Callable[[Reader, Block], None]] = {
     "diff": compile_both,
     "toml": lambda reader, block: agree_with_the_example(block),
     "ini": read_unit,
-    "nginx": lambda reader, block: None,
+    "nginx": lambda reader, block: None,  # tests/integration/test_deploy.py compares it with the file, as the next
+    "docker": lambda reader, block: None,
     "text": look_at_text,
 }
 
@@ -286,10 +291,29 @@ def test_the_quick_start_names_all_extras() -> None:
     assert [extra for extra in found if extra not in ("docs", "test") and f"`{extra}`" not in page] == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.stem)
+EXPERIMENTS = [path for path in sorted((ROOT / "examples").rglob("*.yaml")) if path.parent.name != "deploy"]
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_example_file_is_estimated_as_it_stands(path: Path, tmp_path: Path) -> None:
     printed = Reader(tmp_path).run(_commands(SET_UP[0], f"rubberband estimate {path.relative_to(ROOT)}\n..."))
     assert "within the deadline" in printed, "on a fresh home, without an account or a measurement"
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_an_example_file_is_rehearsed_on_the_virtual_clock(path: Path, tmp_path: Path) -> None:
+    cpus = "-s resources.instance_type=c7i.2xlarge " * (path.stem == "fits")
+    words = f"rubberband run {path.relative_to(ROOT)} -s resources.provider=virtual {cpus}"
+    printed = Reader(tmp_path).run(_commands(SET_UP[0], f"{words}\n..."))
+    assert ": done in " in printed
+
+
+@pytest.mark.parametrize("page", ["docs/examples/index.md", "examples/README.md"])
+def test_every_example_is_listed(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    files = [path.name for path in (ROOT / "examples").iterdir() if path.name not in ("README.md", "__pycache__")]
+    lacking = [name for name in files if f"`{name}" not in text and f"`{Path(name).stem}." not in text]
+    assert lacking == [], "add a row"
 
 
 def test_the_commands_in_the_comments_of_the_examples(tmp_path: Path) -> None:
@@ -306,7 +330,7 @@ def test_the_commands_in_the_comments_of_the_examples(tmp_path: Path) -> None:
                 assert all(f'"{word}"' in script for word in words if word.startswith("--")), found
             elif words[0] == "rubberband" and words[1] in known.commands:
                 if len(words) > 2 and words[2].startswith("examples/"):
-                    asked = [word for word in words[2:] if word not in ("--on", "head")]
+                    asked = [word for word in words[2:] if word not in ("--on", "head", "--live")]
                     reader.run(_commands(SET_UP[0], f"{shlex.join(['rubberband', 'estimate', *asked])}\n..."))
             else:
                 continue

@@ -110,7 +110,7 @@ _READERS = {
 
 def _files() -> list[Path]:
     sources = [path for package in PACKAGES for path in (REPOSITORY / package).rglob("*") if path.suffix in _READERS]
-    prose = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *(REPOSITORY / "docs").glob("*.md")]
+    prose = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *(REPOSITORY / "docs").glob("**/*.md")]
     return sorted(path for path in {*sources, *prose} if "min.js" not in path.name)
 
 
