@@ -453,10 +453,27 @@ def test_a_phone_shows_all_of_it_in_its_width(browser: Any, home: Home) -> None:
 def test_pages_break_no_rule_for_readers_who_do_not_see_them(browser: Any, home: Home, width: int, dark: bool) -> None:
     with visiting(browser, home.address, dark=dark) as visit:
         visit.page.set_viewport_size({"width": width, "height": 900})
-        for path in ("/", "/plan", "/experiments/still", "/compare?name=still&name=asked", "/docs", "/login"):
+        for shot, path in PAGES.items():
             page = visit.open(path)
-            page.wait_for_load_state("networkidle" if path in ("/plan", "/docs", "/login") else "load")
+            page.wait_for_load_state("networkidle" if path in ("/plan", "/login") else "load")
+            for name in DRAWN.get(shot, ()):
+                drawn(page, name)
             assert faults(page) == [], path
+            assert visit.overflow_px() <= 0, path
+            page.evaluate("window.scrollTo(0, 0)")
+            visit.shot(f"{shot}-{width}-{'dark' if dark else 'light'}")
+
+
+PAGES = {
+    "list": "/",
+    "plan": "/plan",
+    "experiment": "/experiments/still",
+    "trial": "/experiments/still/trials/2",
+    "compare": "/compare?name=still&name=asked",
+    "docs": "/docs",
+    "login": "/login",
+}
+DRAWN = {"experiment": ("curves", "spend", "allocation", "parallel", "slices", "contour"), "trial": ("gangs",)}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings, SharedPool
 from rubberband.api.store import open_store
 from rubberband.spec.pool import PoolFile
+from tests.builders.accessibility import faults
 from tests.builders.browser import served, visiting
 from tests.builders.fake_runs import FakeRuns, NearPlans, words
 from tests.builders.pools import broker, lending_pool
@@ -93,3 +94,18 @@ def test_a_preview_shows_its_promise_and_the_deadline_that_would_do(browser: Any
         page.locator("#c-loans .plotly").first.wait_for(state="attached")
         assert visit.overflow_px() <= 0
         visit.shot("pool-phone-dark")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_the_pool_breaks_no_rule_for_readers_who_do_not_see_it(
+    browser: Any, address: str, width: int, dark: bool
+) -> None:
+    with visiting(browser, address, dark=dark) as visit:
+        visit.page.set_viewport_size({"width": width, "height": 900})
+        page = visit.open("/pool")
+        page.locator("#c-loans .plotly").first.wait_for(state="attached")
+        assert faults(page) == []
+        assert visit.overflow_px() <= 0
+        visit.shot(f"pool-{width}-{'dark' if dark else 'light'}")

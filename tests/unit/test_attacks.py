@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.routing import APIRoute
 
+from rubberband.api.settings import ServiceLimits
+from rubberband.executor.logs.pages import PrintedLine
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
-from tests.builders.fake_runs import FakeService, words
+from tests.builders import results
+from tests.builders.dashboard_site import service as live_service
+from tests.builders.fake_runs import FakeService, fake_service, words
 
 MARK = "<script>alert(1)</script>"
 HOSTILE = [
@@ -156,3 +163,117 @@ def test_many_requests_at_once_are_all_answered(service: FakeService) -> None:
     asked = [("GET", fill(path, "one"), {}) for method, path in attacked(service) if method == "GET"]
     for answer in service.client.together(*asked * 3):
         check(answer, str(answer.request.url))
+
+
+_BEGUN = Summary(trials=12, started_at=1000.0, metric="score", best_value=0.5)
+_NUMBERS = {"{trial}": "3", "{chart}": "allocation", "{id}": "1", "{slug}": "invalid"}
+
+
+def _with_results(service: FakeService) -> None:
+    """An experiment whose journal, log and labels hold the attack."""
+    service.add("one", summary=_BEGUN, state=ExperimentState.FAILED, reason=MARK)
+    service.runs.results["one"] = results.hostile()
+    service.runs.printed = [PrintedLine(trial=at % 3, text=text) for at, text in enumerate(HOSTILE)]
+
+
+def test_stored_results_are_text_on_every_deep_page(service: FakeService) -> None:
+    _with_results(service)
+    queries: list[dict[str, Any]] = [
+        {},
+        {"page": 9_999_999, "sort": MARK},
+        {"status": "failed", "brush": f"{MARK}:1-99"},
+    ]
+    served = 0
+    for method, path in attacked(service):
+        if method == "GET" and not path.endswith("/importance"):  # computed by a process of its own
+            for name, value in _NUMBERS.items():
+                path = path.replace(name, value)
+            for query in queries:
+                answer = service.client.get(fill(path, "one"), params=query)
+                check(answer, f"{method} {path} {query}")
+                served += answer.status_code == 200
+                if answer.headers.get("content-type", "").startswith("text/html"):
+                    assert results.ATTACK not in answer.text, path
+    assert served > 40, "most pages have something to show"
+    page = service.client.get("/experiments/one/trials/3")
+    assert page.status_code == 200
+    assert "&lt;/script&gt;" in page.text, "the attack is there, as text"
+
+
+def test_hostile_lines_of_a_log_are_json_that_no_browser_takes_for_a_page(service: FakeService) -> None:
+    _with_results(service)
+    answer = service.client.get("/v1/experiments/one/logs")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("application/json")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert MARK in [line["text"] for line in answer.json()["lines"]]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_tags_and_notes_are_refused_or_text_on_every_page(service: FakeService, text: str) -> None:
+    _with_results(service)
+    body = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    for words_of in ({"add_tags": [body]}, {"note": body}):
+        answer = service.client.request("PATCH", "/v1/experiments/one", json=words_of)
+        check(answer, f"{words_of}")
+        assert answer.status_code in (200, 422)
+    for path in ("/", "/experiments/one", "/v1/experiments", "/v1/experiments/one", "/experiments/one/trials/3"):
+        answer = service.client.get(path)
+        assert answer.status_code == 200
+        check(answer, path)
+    check(service.client.get("/", params={"search": body, "tag": body}), "search")
+
+
+_HOSTS = [
+    "evil.example",
+    "localhost.evil.example",
+    "localhost@evil.example",
+    "127.0.0.1.evil:80",
+    "*",
+    "[::",
+    "a" * 3000,
+]
+
+
+@pytest.mark.parametrize("host", _HOSTS, ids=range(len(_HOSTS)))
+def test_hostile_hosts_are_refused_on_every_route(tmp_path: Path, host: str) -> None:
+    with fake_service(tmp_path, hosts=("localhost",)) as service:
+        service.add("one")
+        for method, path in attacked(service):
+            answer = service.client.request(method, fill(path, "one"), headers={"host": host})
+            assert answer.status_code == 421, f"{method} {path}: {answer.status_code}"
+            assert "evil" not in answer.headers.get("location", "")
+
+
+_ORIGINS = [
+    "https://evil.example",
+    "http://localhost.evil.example",
+    "http://localhost:1@evil",
+    "null",
+    "x" * 3000,
+    "\t",
+]
+
+
+@pytest.mark.parametrize("origin", _ORIGINS, ids=range(len(_ORIGINS)))
+def test_hostile_origins_change_nothing_and_get_no_leave_to_read(service: FakeService, origin: str) -> None:
+    service.add("one")
+    for method, path in attacked(service):
+        answer = service.client.request(method, fill(path, "one"), headers={"origin": origin})
+        assert "access-control-allow-origin" not in answer.headers, f"{method} {path}"
+        if method in ("POST", "PUT", "PATCH", "DELETE"):
+            assert answer.status_code == 403, f"{method} {path}: {answer.status_code}"
+
+
+def test_streams_that_are_held_open_leave_room_for_pages_and_are_given_back(tmp_path: Path) -> None:
+    most = ServiceLimits().streams
+    with live_service(tmp_path) as site, httpx.Client(base_url=site.address, timeout=60) as client:
+        client_limits = httpx.Limits(max_connections=None)
+        with httpx.Client(base_url=site.address, timeout=60, limits=client_limits) as holder, ExitStack() as held:
+            answers = [held.enter_context(holder.stream("GET", "/v1/events")) for _ in range(most + 10)]
+            assert [answer.status_code for answer in answers] == [200] * most + [429] * 10
+            assert "retry-after" in answers[-1].headers
+            assert client.get("/").status_code == 200
+            assert client.get("/v1/experiments").status_code == 200
+        with client.stream("GET", "/v1/events") as again:
+            assert again.status_code == 200

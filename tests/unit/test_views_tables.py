@@ -97,11 +97,28 @@ def test_the_first_line_says_how_it_ended(which: str, said: str) -> None:
 def test_failed_trials_are_named_with_their_reasons() -> None:
     table = failures(a_result(faults=FAULTS))
     assert table.title == "Failures: 2 of 12 trials failed"
-    assert [(row[0], row[1], row[2], row[4]) for row in table.rows] == [
-        ("died", "2", "2", "fault"),
-        ("not a number", "7", "1", "fault"),
+    assert [(row[0], row[1], row[2], row[3], row[5]) for row in table.rows] == [
+        ("died", "1", "2", "2", "fault"),
+        ("not a number", "1", "7", "1", "fault"),
     ]
     assert table.notes == ("Failed and tried again: 1 trial (5).",)
+
+
+def test_failures_that_differ_in_numbers_are_one_row_of_the_table_and_of_the_text() -> None:
+    result = a_result(faults=FAULTS)
+    causes = {2: "raised: ValueError: size 31 > 8", 7: "raised: ValueError: size 6 > 8", 9: "died"}
+    failed = tuple(
+        dataclasses.replace(trial, status="failed", failures=1, failure=causes[trial.trial], iterations=trial.trial)
+        if trial.trial in causes
+        else trial
+        for trial in result.trials
+    )
+    result = dataclasses.replace(result, trials=failed)
+    assert failures(result).rows == (
+        ("raised", "2", "2", "2", "2 to 7", "ValueError: size … > …"),
+        ("died", "1", "9", "1", "9", ""),
+    )
+    assert "ValueError: size … > …" in render(result)
 
 
 def test_lost_and_refused_instances_are_named() -> None:

@@ -1,6 +1,7 @@
 // The charts of an experiment's page. Each is asked for when it is scrolled to, and again when it may have changed.
 import { showFigure } from "./experiment_charts.js";
 import { topAsked } from "./experiment_curves.js";
+import { reachScrolled } from "./live.js";
 
 const NEAR = "200px 0px";
 const LONG = "importance"; // takes seconds to compute: it is read once, and again when the experiment is over
@@ -42,6 +43,7 @@ export function followFigures(live) {
       await ask(name).catch(() => {}); // what cannot be had now is asked for at the next change
       await new Promise(requestAnimationFrame);
     }
+    reachScrolled();
   }
 
   const next = () => sections().map(nameOf).find((name) => near.has(name) && !fresh.has(name));

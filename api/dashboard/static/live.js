@@ -27,13 +27,16 @@ export function showTimes(root) {
   }
 }
 
-// Parts that scroll, on a phone or where they are long, are reached by keyboard too.
-function reachScrolled() {
-  for (const element of document.querySelectorAll("tbody, .charts, .note, .history, .wide, #troubles ul")) {
-    if (element.hasAttribute("tabindex") && !("reached" in element.dataset)) continue;
+// Parts that scroll, on a phone or where they are long, are reached by keyboard too. All are measured before any changes.
+export function reachScrolled() {
+  const parts = [...document.querySelectorAll("tbody, .charts, .note, .history, .wide, #troubles ul")];
+  const own = parts.filter((element) => !element.hasAttribute("tabindex") || "reached" in element.dataset);
+  const measured = own.map((element) => {
     const { overflowX, overflowY } = getComputedStyle(element);
     const isLarger = element.scrollWidth > element.clientWidth + 1 || element.scrollHeight > element.clientHeight + 1;
-    const scrolls = isLarger && /auto|scroll/.test(overflowX + overflowY);
+    return [element, isLarger && /auto|scroll/.test(overflowX + overflowY)];
+  });
+  for (const [element, scrolls] of measured) {
     element.toggleAttribute("data-reached", scrolls);
     if (scrolls) element.setAttribute("tabindex", "0");
     else element.removeAttribute("tabindex");

@@ -117,7 +117,8 @@ def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
         names.append(note(result.deadline_s / unit_s, "deadline") | {"font": {"color": LOST}, "xanchor": "right"})
     if result.outcome == "unfinished":
         lines.append((result.actual_jct_s, "dash"))
-        names.append(note(result.actual_jct_s / unit_s, "now") | {"yanchor": "top", "xanchor": "left"})
+        side = "right" if result.actual_jct_s > 0.9 * horizon_s else "left"
+        names.append(note(result.actual_jct_s / unit_s, "now") | {"yanchor": "top", "xanchor": side})
     shapes = [
         line_at(x / unit_s, "x", {"width": 1, "dash": dash, "color": LOST if dash == "solid" else PLANNED})
         for x, dash in lines

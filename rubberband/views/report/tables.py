@@ -16,6 +16,7 @@ from rubberband.views.formatting import (
     TextTable,
     amount,
     batch_line,
+    causes,
     change,
     config_line,
     difference,
@@ -299,31 +300,39 @@ _PAID = "Where the paid time went"
 
 
 def failures(result: Result) -> TextTable:
-    """Return the failed trials by reason, and the number of those that recovered."""
+    """Return the failed trials by cause, and the number of those that recovered."""
     failed = [trial for trial in result.trials if trial.status == "failed"]
-    recovered = [trial.trial for trial in result.trials if trial.failures and trial.status != "failed"]
-    again = f"Failed and tried again: {counted(len(recovered), 'trial')} ({listed(recovered)})."
-    rows = tuple(
-        (
-            (trial.failure or "").partition(":")[0].replace("_", " "),
-            str(trial.trial),
-            str(trial.failures),
-            str(trial.iterations),
-            printable((trial.failure or "").partition(": ")[2]),
-        )
-        for trial in sorted(failed, key=lambda trial: ((trial.failure or "").partition(":")[0], trial.trial))
+    recovered = [trial for trial in result.trials if trial.failures and trial.status != "failed"]
+    shown = failed or recovered
+    rows = tuple(_cause(result, text, trials, "" if failed else "tried again") for text, trials in causes(shown))
+    again = listed(trial.trial for trial in recovered)
+    notes = [f"Failed and tried again: {counted(len(recovered), 'trial')} ({again})."] if recovered else []
+    notes += (
+        ["The first trial of each cause is named. Causes have … where numbers differ."]
+        if len(rows) < len(shown)
+        else []
     )
-    if not rows and recovered:
-        rows = tuple(
-            ("tried again", str(t), str(result.trials[t].failures), "", printable(result.trials[t].failure or ""))
-            for t in recovered
-        )
     return TextTable(
         title=f"Failures: {len(failed)} of {counted(len(result.trials), 'trial')} failed",
-        header=("reason", "trial", "failures", "iterations", "message"),
+        header=("reason", "trials", "trial", "failures", "iterations", "message"),
         rows=rows,
-        words=frozenset({0, 4}),
-        notes=(again,) if recovered else (),
+        words=frozenset({0, 5}),
+        notes=tuple(notes),
+    )
+
+
+def _cause(result: Result, text: str, trials: Sequence[int], reason: str) -> tuple[str, ...]:
+    """Return the row of trials that failed alike; of their iterations the fewest and the most."""
+    ours = [result.trials[trial] for trial in trials]
+    kind = printable(ours[0].failure or "").partition(":")[0].replace("_", " ")
+    iterations = sorted({trial.iterations for trial in ours})
+    return (
+        reason or kind,
+        str(len(ours)),
+        str(ours[0].trial),
+        str(sum(trial.failures for trial in ours)),
+        " to ".join(map(str, iterations[:: max(1, len(iterations) - 1)])),
+        text.removeprefix(f"{kind}: ") if text != kind else "",
     )
 
 
