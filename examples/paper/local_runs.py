@@ -20,7 +20,11 @@ def run(name: str, policy: Policy, **words: Any) -> Result:
     with tempfile.TemporaryDirectory() as home:
         experiment = Experiment(version=1, name=name, **words)
         options = RunOptions(search_path=(str(Path(__file__).parent),), check=False, policy=policy)
-        return run_experiment(experiment, open_folder(name, Path(home)), options)
+        result = run_experiment(experiment, open_folder(name, Path(home)), options)
+    if result.outcome != "done":
+        failures = {trial.failure for trial in result.trials if trial.failure}
+        raise SystemExit(f"{name}: {result.outcome}, {result.reason}; {'; '.join(sorted(failures))}")
+    return result
 
 
 def step_times(gpus_per_instance: int) -> dict[int, tuple[float, int]]:

@@ -1,7 +1,6 @@
 """The paper's own algorithms: the baseline (LB-BSP, SoCC '20, Algorithms 1 and 2).
 
-Algorithm 1 is as printed but for its network: `Narx` is trained for all workers, and used from 500 samples of all of
-them together on, where the paper has one per worker and 500 iterations.
+Algorithm 1 is as printed: each worker has a NARX network of its own, which is used from the 500th iteration on (§4).
 
 Algorithm 2 keeps the traps of its pseudo-code. Line 5 returns before a fine-tune phase can begin. The phase is entered
 once for all time, and the window is not reset by a move. A step is 5 samples, whatever the batch. There is no dead
@@ -99,7 +98,7 @@ HIDDEN = 10
 LOOK_BACK = 2
 INPUTS = LOOK_BACK + 2 * (LOOK_BACK + 1)
 ENOUGH = 500
-"""Samples of all workers together before the network is used (§4 has the first 500 iterations of each)."""
+"""Samples before a network is used; of one worker, those are its first 500 iterations (§4)."""
 KEPT = 2048
 """Samples to train on."""
 UPDATES, BATCH = 2, 64
@@ -113,9 +112,8 @@ SLOW = 0.02
 class Narx(Remembering):
     """A pooled NARX network.
 
-    v^k = F(v^(k-1), v^(k-2), c^k, c^(k-1), c^(k-2), m^k, m^(k-1), m^(k-2)). The paper trains one F per worker. Here one
-    F is trained for all workers, on logarithms relative to each worker's own means: one network per worker has too few
-    looks to beat the last speed.
+    v^k = F(v^(k-1), v^(k-2), c^k, c^(k-1), c^(k-2), m^k, m^(k-1), m^(k-2)), one F for all its workers, on logarithms
+    relative to each worker's own means. The paper trains one F per worker (`OwnNarx`).
 
     Training is spread: a look adds one sample per worker and does `UPDATES` steps of Adam on samples of the past, so no
     look takes long. Until there are `ENOUGH` samples the forecast is the exponential moving average, as in §4; eight
@@ -216,11 +214,35 @@ class Narx(Remembering):
         return known(np.exp(self.means[:, 0] + np.clip(found, -3.0, 3.0)))
 
 
+class OwnNarx(Remembering):
+    """A NARX network for each worker, as the paper has it. Each is used once it has `ENOUGH` samples."""
+
+    kept = ("networks", "seen")
+
+    def __init__(self, num_workers: int) -> None:
+        self.networks = [Narx(1, seed=rank) for rank in range(num_workers)]
+        self.seen: Floats = np.zeros(num_workers)
+
+    @property
+    def noise_share(self) -> float:
+        return self.networks[0].noise_share
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        self.seen += ~np.isnan(speeds)
+        for rank, network in enumerate(self.networks):
+            own = slice(rank, rank + 1)
+            network.observe(speeds[own], cpu[own], memory[own])
+
+    def forecast(self) -> Floats:
+        found = np.concatenate([network.forecast() for network in self.networks])
+        return known(np.where(self.seen > 0.0, found, np.nan))
+
+
 class PaperCpuBalancer(ForecastBalancer):
     """Algorithm 1 with NARX, at every look, held to the limits."""
 
     def __init__(self, num_workers: int) -> None:
-        super().__init__(num_workers, Narx(num_workers))
+        super().__init__(num_workers, OwnNarx(num_workers))
 
     def shares(self, batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
         """Return shares in proportion to the forecast speeds."""

@@ -25,7 +25,7 @@ def _loaded(name: str) -> ModuleType:
     return module
 
 
-Arima = _loaded("arima").Arima
+Arima = _loaded("predictors").Arima
 
 
 def literal_plan(

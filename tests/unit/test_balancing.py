@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rubberband.planner.balancing import Look, ShareLimits, even_shares, make_balancer
-from rubberband.planner.balancing.paper import ENOUGH, Narx
+from rubberband.planner.balancing.paper import ENOUGH, Narx, OwnNarx
 from rubberband.planner.balancing.speed_balancer import (
     Ema,
     FixedPart,
@@ -354,6 +354,28 @@ def test_the_network_is_used_after_enough_samples_only():
         if step == 50:
             assert narx.forecast().tolist() == ema.forecast().tolist()
     assert narx.forecast().tolist() != ema.forecast().tolist()
+
+
+def test_each_worker_of_the_papers_policy_has_a_network_from_its_500th_iteration_on():
+    own, ema, random = OwnNarx(2), Ema(2), np.random.default_rng(0)
+    for _ in range(ENOUGH + 2):
+        noisy = np.array([10.0, np.nan if own.networks[0].samples < 5 else 20.0]) * np.exp(0.1 * random.normal(size=2))
+        for each in (own, ema):
+            each.observe(noisy, np.ones(2), np.ones(2))
+    again = OwnNarx(2)
+    again.restore(own.state())
+
+    assert [network.samples >= ENOUGH for network in own.networks] == [True, False]
+    assert own.forecast()[0] != ema.forecast()[0]
+    assert own.forecast()[1] == pytest.approx(ema.forecast()[1])
+    assert again.forecast().tolist() == own.forecast().tolist()
+
+
+def test_a_worker_that_was_never_seen_is_as_fast_as_the_others():
+    own = OwnNarx(3)
+    own.observe(np.array([10.0, 20.0, np.nan]), np.ones(3), np.ones(3))
+
+    assert own.forecast().tolist() == pytest.approx([10.0, 20.0, 15.0])
 
 
 class Wrong(NormalisedEma):

@@ -9,22 +9,22 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rubberband.cloud.ray_head.ray_node import free_port
 from tests.builders.adaptdl_data import write_data
 
 FOLDER = Path(__file__).parents[2] / "examples" / "paper"
-NAMES = (
-    "lb_bsp_cpus",
-    "lb_bsp_gpus",
-    "lb_bsp_overhead",
-    "pollux",
-)
+NAMES = ("pollux",)
 ROWS = [
     *(("async_sgd", part) for part in ("figure_1", "figure_5", "figure_10", "figure_13", "figure_15", "table_2")),
     *(("elastic", part) for part in ("figure_4", "figure_9", "figure_10", "figure_11", "figure_12")),
     *(("elastic", part) for part in ("table_2", "table_3", "table_4")),
+    *(
+        ("lb_bsp", part)
+        for part in ("figure_1", "figure_2", "figure_4", "figure_6", "figure_7", "figure_8", "figure_11")
+    ),
 ]
 """Script and part."""
 TINY = 1e-9
@@ -47,9 +47,6 @@ def load() -> Iterator[dict[str, ModuleType]]:
 def reduced(load: dict[str, ModuleType], name: str, folder: Path | None = None) -> object:
     """The report of an example, smaller where it has a size; one that needs data gets some in `folder`."""
     arguments: dict[str, dict[str, object]] = {
-        "lb_bsp_cpus": {"steps": 120, "first": 60},
-        "lb_bsp_gpus": {"steps": 200},
-        "lb_bsp_overhead": {"workers": (4, 8), "looks": 20},
         "pollux": {"folder": folder and write_data(folder, num_jobs=4)},
     }
     return load[name].compute(**arguments.get(name, {}))
@@ -254,7 +251,7 @@ def test_a_verdict_is_computed_from_what_holds(
 def test_both_policies_balance_the_papers_four_gpus_and_the_search_does_it_in_fewer_steps(
     load: dict[str, ModuleType],
 ) -> None:
-    gpus = load["lb_bsp_gpus"]
+    gpus = load["lb_bsp"]
     paper, auto = (gpus.run(policy, 150) for policy in gpus.POLICIES)
 
     for found in (paper, auto):
@@ -265,7 +262,7 @@ def test_both_policies_balance_the_papers_four_gpus_and_the_search_does_it_in_fe
 def test_balanced_gpus_are_faster_than_bsp_and_asp_and_a_cluster_of_likes_gains_less(
     load: dict[str, ModuleType],
 ) -> None:
-    gpus = load["lb_bsp_gpus"]
+    gpus = load["lb_bsp"]
     unlike, alike = gpus.per_update(gpus.GPUS * 4, 32), gpus.per_update(gpus.GPUS[:1] * 16, 32)
 
     assert unlike["LB-BSP"] < unlike["ASP"] < unlike["BSP"]
@@ -273,12 +270,13 @@ def test_balanced_gpus_are_faster_than_bsp_and_asp_and_a_cluster_of_likes_gains_
 
 
 def test_forecasts_from_resources_beat_those_from_past_speeds_alone(load: dict[str, ModuleType]) -> None:
-    cpus = load["lb_bsp_cpus"]
+    cpus = load["shared_cpus"]
     made = cpus.cluster(400)
-    found = {name: cpus.forecast(made, make, 200) for name, make in cpus.PREDICTORS.items()}
+    names = ("Memoryless", "EMA", "ARIMA", "NARX for all", "normalised EMA")
+    found = {name: cpus.forecast(made, cpus.PREDICTORS[name], 200) for name in names}
 
-    for name in ("NARX", "normalised EMA"):
-        assert all(found[name].rmse < found[other].rmse for other in ("Memoryless", "EMA", "ARIMA"))
+    for name in names[3:]:
+        assert all(found[name].rmse < found[other].rmse for other in names[:3])
         assert cpus.clairvoyant_time(made, 200) < found[name].time < 0.6
 
 
@@ -291,3 +289,38 @@ def test_knee_and_hell_are_alike_at_low_load_and_srpt_and_waterfill_are_the_wors
         order = sorted(found.means, key=lambda name: found.means[name][at])
         assert order[-2:] == ["waterfill", "srpt"]
         assert found.means["default"][at] < found.means["hell"][at]
+
+
+@pytest.mark.parametrize("kind", ["RNN", "LSTM"])
+def test_a_recurrent_forecast_is_the_moving_average_at_first_and_its_own_after_enough_samples(
+    load: dict[str, ModuleType], kind: str
+) -> None:
+    predictors = load["predictors"]
+    network, ema, ones = predictors.Recurrent(50, kind), predictors.Ema(50), np.ones(50)
+    random = np.random.default_rng(0)
+    for look in range(14):
+        speeds = 10.0 * np.exp(0.1 * random.normal(size=50))
+        for each in (network, ema):
+            each.observe(speeds, ones, ones)
+        assert (network.forecast().tolist() == ema.forecast().tolist()) is (look < 11)
+
+    assert network.forecast() == pytest.approx(ema.forecast(), rel=0.3)
+
+
+def test_helpers_shorten_an_iteration_and_never_below_that_of_known_speeds(load: dict[str, ModuleType]) -> None:
+    cpus = load["shared_cpus"]
+    speeds = np.array([1.0, 4.0, 4.0, 4.0])
+
+    assert 4.0 / speeds.sum() < cpus.flex_rr_s(speeds) < 0.6
+    assert cpus.flex_rr_s(np.ones(4)) == pytest.approx(1.0)
+
+
+def test_balanced_training_learns_as_bsp_does_in_less_time_and_stale_gradients_are_behind(
+    load: dict[str, ModuleType],
+) -> None:
+    found = load["lb_bsp"].learnt(16 * 60)
+    bsp, balanced = found["BSP"], found["LB-BSP"]
+
+    assert balanced.accuracy == pytest.approx(bsp.accuracy, abs=0.03)
+    assert balanced.seconds[-1] < 0.5 * bsp.seconds[-1]
+    assert found["ASP"].first(0.95)[0] > 1.2 * bsp.first(0.95)[0]
