@@ -90,9 +90,24 @@ def test_a_page_of_one_that_was_deleted_elsewhere_says_so(browser: Any, site: Si
     site.add("gone", "done")
     with visiting(browser, site.address) as visit:
         page = visit.open("/experiments/gone")
-        expect(page.get_by_role("heading", name="gone", exact=True)).to_be_visible()
+        expect(page.get_by_role("heading", name="gone")).to_be_visible()
         assert httpx.delete(f"{site.address}/v1/experiments/gone").is_success
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # someone looks at the tab again
-        expect(page.get_by_role("main")).to_contain_text("experiment 'gone' not found")
+        expect(page.get_by_role("main")).to_contain_text("Experiment 'gone' not found")
         assert all("404" in error for error in visit.errors)
         visit.errors.clear()
+
+
+def test_a_note_that_another_one_changed_meanwhile_is_not_replaced_unseen(browser: Any, site: Site) -> None:
+    site.add("shared", "done")
+    with visiting(browser, site.address) as visit:
+        page = visit.open("/experiments/shared")
+        page.get_by_role("button", name="Add a note").click()
+        page.get_by_role("textbox", name="Note").fill("mine")
+        assert httpx.patch(f"{site.address}/v1/experiments/shared", json={"note": "theirs"}).is_success
+        page.get_by_role("button", name="Save the note").click()
+        expect(page.get_by_role("status").filter(has_text="changed meanwhile, to “theirs”")).to_be_visible()
+        assert labels(site, "shared").note == "theirs"
+        page.get_by_role("button", name="Save the note").click()
+        expect(page.locator("#remark")).to_have_text("mine")
+        assert labels(site, "shared").note == "mine"

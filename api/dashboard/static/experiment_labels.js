@@ -7,9 +7,11 @@ export function offerLabels(live, name, changed) {
   const adding = byId("add-tag");
   if (!adding) return; // this reader changes nothing
   const noting = byId("note-form");
+  const address = `/v1/experiments/${name}`;
+  let before = ""; // the note that is edited
 
   async function change(words) {
-    const answer = await send("PATCH", `/v1/experiments/${name}`, words);
+    const answer = await send("PATCH", address, words);
     if (!answer.ok) say(answer.body.detail ?? answer.body.title);
     await changed();
     return answer.ok;
@@ -27,6 +29,11 @@ export function offerLabels(live, name, changed) {
   });
   noting.addEventListener("submit", async (event) => {
     event.preventDefault();
+    const { ok, body } = await send("GET", address);
+    if (ok && body.note !== before) {
+      before = body.note;
+      return say(`The note was changed meanwhile, to “${before.slice(0, 200)}”. Save again to replace that.`);
+    }
     if (await change({ note: noting.elements.note.value })) edit(false);
   });
   live.addEventListener("click", (event) => {
@@ -35,7 +42,8 @@ export function offerLabels(live, name, changed) {
     if (archive) change({ archived: archive === "true" });
     if ("unchanged" in event.target.dataset) edit(false);
     if (event.target.id !== "edit-note") return;
-    noting.elements.note.value = byId("remark").textContent;
+    before = byId("remark").textContent;
+    noting.elements.note.value = before;
     edit(true);
     noting.elements.note.focus();
   });
