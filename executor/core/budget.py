@@ -62,7 +62,8 @@ def rent_usd_per_hour(job: Job, record: InstanceRecord, at: float) -> float:
     """Return the rent per hour without side costs: the average, if each hour has its own price."""
     offer, billed_s = job.offer, max(held_s(record, at), job.offer.minimum_billed_s)
     if record.hour_prices_usd is not None and billed_s > 0.0:
-        return _rent_usd(job, record, billed_s) / billed_s * SECONDS_PER_HOUR - offer.side_usd_per_hour
+        usd_per_hour = _rent_usd(job, record, billed_s) / billed_s * SECONDS_PER_HOUR
+        return max(0.0, usd_per_hour - offer.side_usd_per_hour)  # the difference of equal sums may be -1e-17
     if record.price_usd_per_hour is not None:
         return record.price_usd_per_hour
     if offer.spot is not None and record.market == "spot":

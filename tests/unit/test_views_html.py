@@ -132,6 +132,19 @@ def test_the_instances_are_drawn_as_planned_and_as_held() -> None:
     assert lines["instances held or asked for"] == [0, 1, 2, 3, 2, 1, 0, 0]
 
 
+def test_instances_that_follow_each_other_are_counted_in_whole_numbers() -> None:
+    """As on the spot market, where one replaces the other: few are held at once."""
+    result = a_result()
+    first, *_ = [one for one in result.instances if one.running_s is not None]
+    in_turn = tuple(
+        dataclasses.replace(first, instance=f"i-{n}", requested_s=60.0 * n, running_s=60.0 * n, ended_s=60.0 * n + 60)
+        for n in range(9)
+    )
+    figure = allocation(dataclasses.replace(result, instances=in_turn, busy=()))
+    assert figure is not None
+    assert figure["layout"]["yaxis2"]["dtick"] == 1
+
+
 def test_the_curves_hold_every_report_and_name_the_winner() -> None:
     result = a_result()
     figure = learning_curves(result)

@@ -66,18 +66,19 @@ def allocation(result: Result) -> Figure | None:
     gantt_px = _gantt_px(len(rows))
     drawn = marks(result, horizon_s, unit_s)
     share = gantt_px / (gantt_px + _STEPS_PX + 30)
-    most = max([len(rented), *(count for _, _, count in _planned_areas(result))])
+    counts = _steps(result, rented, unit_s)
+    most = max(max(line["y"]) for line in counts)
     steps = {
         "domain": [share + (1 - share) * 0.2, 1],
         "title": {"text": "instances", "standoff": 14},
         "rangemode": "tozero",
         "tickformat": "d",
-        "nticks": 5 if most > 4 else most + 1,
+        **({"nticks": 5} if most > 4 else {"dtick": 1}),
         "fixedrange": True,
     }
     slots = _slot_axis(rows, gpus, "GPU" if result.trials_per_gpu == 1 else "slot")
     return chart(
-        [*bars, *_lost(rented, gpus, unit_s), *_steps(result, rented, unit_s)],
+        [*bars, *_lost(rented, gpus, unit_s), *counts],
         gantt_px + _STEPS_PX + 30 + _AROUND_PX,
         time_axis(unit, horizon_s / unit_s),
         slots | {"domain": [0, share], "automargin": False},
