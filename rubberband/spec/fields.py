@@ -90,7 +90,13 @@ class Words(BaseModel):
             return data
         known = cls._keys()
         if not isinstance(data, Mapping):
-            raise fault(f"{shown(data)} is not a mapping; write keys and values, such as {next(iter(known))}: ...")
+            first = next(iter(known))
+            meant = (
+                _of_type(data)
+                if first == "type" and isinstance(data, str)
+                else f"keys and values, such as {first}: ..."
+            )
+            raise fault(f"{shown(data)} is not a mapping; write {meant}")
         for key in data:
             if key not in known:
                 below = [f"{name}.{key}" for name, field in known.items() if key in _keys_of(field.annotation)]
@@ -178,6 +184,11 @@ _LEARNING = ("tpe", "gp", "cmaes", "nsgaii")
 """Samplers of Optuna, which are not types of their own."""
 
 
+def _of_type(name: str) -> str:
+    """Return a mapping as it is written for its type, or for a sampler of Optuna: `{type: sha}`."""
+    return f"{{type: optuna, sampler: {name}}}" if name in _LEARNING else f"{{type: {name}, …}}"
+
+
 def _reason(details: ErrorDetails) -> str:
     kind, context, value = details["type"], details.get("ctx", {}), shown(details["input"])
     match kind:
@@ -189,7 +200,7 @@ def _reason(details: ErrorDetails) -> str:
             allowed = str(context.get("expected") or context.get("expected_tags")).replace("'", "")
             options = [option.strip() for option in allowed.replace(" or ", ", ").split(",")]
             wrong = str(context.get("tag", details["input"]))
-            own = f"; write {{type: optuna, sampler: {wrong}}}" if wrong in _LEARNING else "; write one of them"
+            own = f"; write {_of_type(wrong) if wrong in _LEARNING else 'one of them'}"
             return f"{shown(wrong)} is not one of {', '.join(options)}{did_you_mean(wrong, options) or own}"
         case "union_tag_not_found":
             return "is required; add it, such as type: sha"
@@ -213,6 +224,8 @@ def _reason(details: ErrorDetails) -> str:
             written = "nothing" if details["input"] is None else value
             needed = "mapping; write one, as {key: 1}" if kind == "dict_type" else "list; write one, as [1, 2]"
             return f"{written} is not a {needed}"
+        case "model_attributes_type" if isinstance(details["input"], str):
+            return f"{value} is not a mapping; write {_of_type(details['input'])}"
     message = details["msg"]
     return f"{value} does not fit: {message[:1].lower()}{message[1:]}"
 

@@ -300,6 +300,20 @@ def test_a_sampler_that_is_not_there_is_refused_with_those_that_are() -> None:
     assert "yet" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"search__scheduler": "asha"}, "search.scheduler: 'asha' is not a mapping; write {type: asha, …}"),
+        ({"search__sampler": "quasi"}, "search.sampler: 'quasi' is not a mapping; write {type: quasi, …}"),
+        ({"search__sampler": "tpe"}, "'tpe' is not a mapping; write {type: optuna, sampler: tpe}"),
+    ],
+)
+def test_a_type_without_its_mapping_is_shown_as_it_is_written(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Experiment(**words(**change))
+    assert message in str(caught.value)
+
+
 GRID = {"lr": {"type": "grid", "values": [0.1, 0.01, 0.001]}, "momentum": {"type": "grid", "values": [0, 0.9]}}
 
 

@@ -76,6 +76,8 @@ def test_each_key_of_the_schema_has_an_example_that_fits() -> None:
 
 def test_the_example_files_name_the_schema() -> None:
     for path in (ROOT / "examples").rglob("*.yaml"):
+        if path.parent.name == "deploy":  # of Docker
+            continue
         named = re.match(r"# yaml-language-server: \$schema=(.*)\n", path.read_text(encoding="utf-8"))
         assert named is not None, path
         assert (path.parent / named[1]).resolve() == SCHEMA.resolve()
