@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Answer = Literal["takes", "busy", "gone", "redirects", "dies", "hangs"]
+Answer = Literal["takes", "busy", "gone", "late", "redirects", "dies", "hangs"]
 
 
 class Receiver:
@@ -60,6 +60,8 @@ class Receiver:
                         self._status(503)
                     case "gone":
                         self._status(404)
+                    case "late":  # of a gateway, behind which it may have been taken
+                        self._status(504)
                     case "redirects":
                         self._status(307, Location=receiver.url.replace("/hook", "/other"))
                     case "dies":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,12 @@ def test_labels_beyond_the_limits_are_refused_in_a_line(change: dict[str, Any], 
     with pytest.raises(InputError, match=why) as refused:
         LabelChange(**change).applied(Labels())
     assert "\n" not in str(refused.value)
+
+
+def test_as_many_tags_as_the_limit_are_taken_and_changed() -> None:
+    whole = LabelChange(add_tags=tuple(f"t{at}" for at in range(MOST_TAGS))).applied(Labels())
+    assert len(whole.tags) == MOST_TAGS
+    assert "new" in LabelChange(add_tags=("new",), remove_tags=("t0",)).applied(whole).tags
 
 
 @given(st.text(max_size=34))
@@ -281,6 +287,19 @@ def test_many_are_deleted_at_once(house: House) -> None:
         assert [going.name for going in threads.map(runs.care.delete, names)] == names
     assert list((house.home / "experiments").iterdir()) == []
     assert list(house.home.glob(".removed*")) == []
+
+
+def test_a_deletion_waits_for_a_resume_of_the_same_name_alone(house: House) -> None:
+    with house.open() as runs, ThreadPoolExecutor(1) as threads:
+        for name in ("one", "two"):
+            runs.submit(experiment(name))
+            house.wait(name, DONE)
+        with runs._resuming.of("one"):
+            assert runs.care.delete("two").name == "two"
+            going = threads.submit(runs.care.delete, "one")
+            assert wait([going], timeout=0.3).not_done
+            assert ExperimentFolder(home=house.home, name="one").exists
+        assert going.result(timeout=60.0).name == "one"
 
 
 def test_one_that_never_began_is_deleted_too(house: House) -> None:

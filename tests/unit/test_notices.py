@@ -74,6 +74,7 @@ def test_an_end_is_sent_with_its_figures(tmp_path: Path, monkeypatch: pytest.Mon
         (["busy", "busy", "takes"], 3, "answers 503; it is tried again"),
         (["redirects"], 1, "redirects to 127.0.0.1, which is not followed; use the address behind it"),
         (["gone"], 1, "answers 404; its notices are dropped"),
+        (["late"], 1, "answers 504; its notices are dropped"),
         (["dies"], 1, "the notice is not repeated"),
     ],
 )
@@ -207,6 +208,17 @@ def test_trouble_waits_until_the_last_notice_of_it_is_old(tmp_path: Path) -> Non
         assert found.trouble(module.QUIET_S - 1.0) == []
         assert [notice.kind for notice in found.trouble(module.QUIET_S)] == ["trouble"]
         assert found.trouble(math.inf) == []
+
+
+def test_trouble_just_before_the_end_does_not_wait(tmp_path: Path) -> None:
+    found, follower = source(tmp_path)
+    with closing(follower):
+        found._trouble.update({"lost an instance (x)": 1})
+        assert len(found.trouble(0.0)) == 1
+        found._trouble.update({"lost an instance (y)": 1})
+        trouble, end = found.events()
+        assert (trouble.kind, end.kind) == ("trouble", "done")
+        assert "lost an instance (y)" in trouble.text
 
 
 def looks_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **figures: Any) -> list[Notice]:
