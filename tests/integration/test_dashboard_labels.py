@@ -66,6 +66,22 @@ def test_tags_and_a_hostile_note_are_changed_in_place_and_are_text(browser: Any,
         expect(page.locator("#rows tr")).to_have_count(1)
 
 
+def test_other_tabs_see_labels_at_once(browser: Any, site: Site) -> None:
+    site.add("shared", "done")
+    with visiting(browser, site.address) as visit:
+        page = visit.open("/experiments/shared")
+        others = [visit.page.context.new_page() for _ in range(2)]
+        others[0].goto(f"{site.address}/experiments/shared")
+        others[1].goto(f"{site.address}/")
+        for other in others:
+            other.wait_for_load_state("networkidle")
+        field = page.get_by_role("textbox", name="Add a tag")
+        field.fill("seen")
+        field.press("Enter")
+        for other in others:
+            expect(other.get_by_role("link", name="seen", exact=True)).to_be_visible(timeout=20_000)
+
+
 @pytest.mark.long
 def test_one_is_archived_and_deleted_from_its_page(browser: Any, site: Site) -> None:
     site.add("leaves", "done")

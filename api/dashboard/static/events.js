@@ -8,10 +8,19 @@ const ANSWER_MS = 300; // within which a tab that listens answers one that asks
 const GATHER_MS = 100;
 const PAUSE_MS = 1000;
 
+const CHANNEL = "rubberband-events";
+
+// Says to all tabs that experiments have changed in a way that is no event: their labels, or that they are gone.
+export function announce(experiments) {
+  const channel = new BroadcastChannel(CHANNEL);
+  channel.postMessage({ changed: experiments });
+  channel.close();
+}
+
 // Calls `changed()` soon after events of the experiment (or of any) came, at most once in PAUSE_MS, and never while the
 // page is hidden. This tab listens only while `wanted()`. Who was signed out meanwhile is asked to sign in.
 export function follow({ after, experiment = "", wanted = () => true, changed }) {
-  const channel = new BroadcastChannel("rubberband-events");
+  const channel = new BroadcastChannel(CHANNEL);
   const me = Math.random();
   const tell = throttled(changed);
   let upto = Number(after);
@@ -62,6 +71,8 @@ export function follow({ after, experiment = "", wanted = () => true, changed })
   channel.addEventListener("message", ({ data }) => {
     if (data.asked) {
       if (stream) look();
+    } else if (data.changed) {
+      if (!experiment || data.changed.includes(experiment)) tell();
     } else if (data.left) ask();
     else {
       heardAt = performance.now();

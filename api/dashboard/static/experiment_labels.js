@@ -1,5 +1,6 @@
 // Tags, note and archive of an experiment, changed in place.
 import { byId, show } from "./dom.js";
+import { announce } from "./events.js";
 import { say } from "./live.js";
 import { send } from "./requests.js";
 
@@ -13,6 +14,7 @@ export function offerLabels(live, name, changed) {
   async function change(words) {
     const answer = await send("PATCH", address, words);
     if (!answer.ok) say(answer.body.detail ?? answer.body.title);
+    else announce([name]);
     await changed();
     return answer.ok;
   }

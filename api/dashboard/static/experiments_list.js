@@ -1,7 +1,7 @@
 // The list of experiments, kept up to date; times of day age by themselves.
 import { freshKey, offerCopies } from "./browser.js";
 import { byId, make, show, show_wrong } from "./dom.js";
-import { follow } from "./events.js";
+import { announce, follow } from "./events.js";
 import { refresh, say } from "./live.js";
 import { busy, send } from "./requests.js";
 
@@ -48,6 +48,7 @@ async function archive(event) {
   const archived = event.target.dataset.archived === "true";
   const names = chosen().map((box) => box.value);
   const { problem } = await busy(event.target, () => each(names, (name) => send("PATCH", address(name), { archived })));
+  announce(names);
   say(problem ? problem.detail : archived ? "Archived. The filter “Archived” lists them." : "They are listed again.");
   again();
 }
@@ -75,6 +76,7 @@ function offerDeletion() {
   apply.addEventListener("click", async () => {
     const { problem } = await busy(apply, () => each(wanted, ([name, key]) => send("DELETE", address(name), null, key)));
     again();
+    announce(wanted.map(([name]) => name));
     if (problem) return complain(problem);
     dialog.close();
     say("Deleted.");
