@@ -52,6 +52,16 @@ def test_nothing_of_the_user_s_becomes_markup(service: FakeService) -> None:
     assert service.client.get("/experiments/one/trials/0/figures/none").status_code == 404
 
 
+def test_the_first_trial_has_no_previous_and_the_last_no_next(service: FakeService) -> None:
+    service.add("one", summary=Summary(started_at=1000.0))
+    service.runs.results["one"] = result = hostile()
+    last = len(result.trials) - 1
+    for at, expected in ((0, {"Next": 1}), (1, {"Previous": 0, "Next": 2}), (last, {"Previous": last - 1})):
+        html = service.client.get(f"/experiments/one/trials/{at}", headers={"Accept": "text/html"}).text
+        found = re.findall(r'href="/experiments/one/trials/(\d+)"[^>]*>(Previous|Next)<', html)
+        assert {word: int(number) for number, word in found} == expected
+
+
 def test_a_report_of_the_service_leads_to_the_pages_of_its_trials(service: FakeService) -> None:
     service.add("one", summary=Summary(started_at=1000.0))
     service.runs.results["one"] = result = hostile()
