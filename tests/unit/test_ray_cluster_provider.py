@@ -140,10 +140,14 @@ def test_a_node_that_failed_or_has_gpus_where_slots_are_asked_for_gets_no_group(
     cluster.release("i-000", fault="it hung")
     cluster.launch("i-001")
     assert head.selectors[1] == {"pool": "a", "ray.io/node-id": "!in(g0,n1)"}
+    head.place(1, "n0", "n0")
+    assert states(cluster)[1] == "running"
     cluster.release("i-001")
+    cluster.launch("i-002")
+    assert head.selectors[2] == head.selectors[1], "a node without a fault may be used again"
     plain = provider(tmp_path / "other", Clock(), labels={"pool": "a"})
     plain.launch("i-000")
-    assert head.selectors[2] == {"pool": "a"}
+    assert head.selectors[3] == {"pool": "a"}
 
 
 def test_an_instance_ends_with_its_group_or_its_node(head: Head, tmp_path: Path) -> None:
