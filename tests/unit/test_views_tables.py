@@ -97,9 +97,9 @@ def test_the_first_line_says_how_it_ended(which: str, said: str) -> None:
 def test_failed_trials_are_named_with_their_reasons() -> None:
     table = failures(a_result(faults=FAULTS))
     assert table.title == "Failures: 2 of 12 trials failed"
-    assert [(row[0], row[1], row[2], row[3], row[5]) for row in table.rows] == [
-        ("died", "1", "2", "2", "fault"),
-        ("not a number", "1", "7", "1", "fault"),
+    assert [(row[0], row[1], row[2], row[4]) for row in table.rows] == [
+        ("died", "2", "2", "fault"),
+        ("not a number", "7", "1", "fault"),
     ]
     assert table.notes == ("Failed and tried again: 1 trial (5).",)
 

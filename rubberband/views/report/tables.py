@@ -307,16 +307,17 @@ def failures(result: Result) -> TextTable:
     rows = tuple(_cause(result, text, trials, "" if failed else "tried again") for text, trials in causes(shown))
     again = listed(trial.trial for trial in recovered)
     notes = [f"Failed and tried again: {counted(len(recovered), 'trial')} ({again})."] if recovered else []
-    notes += (
-        ["The first trial of each cause is named. Causes have … where numbers differ."]
-        if len(rows) < len(shown)
-        else []
-    )
+    header: tuple[str, ...] = ("reason", "trial", "failures", "iterations", "message")
+    if len(rows) < len(shown):
+        notes.append("The first trial of each cause is named. Causes have … where numbers differ.")
+        header = ("reason", "trials", *header[1:])
+    else:
+        rows = tuple((row[0], *row[2:]) for row in rows)
     return TextTable(
         title=f"Failures: {len(failed)} of {counted(len(result.trials), 'trial')} failed",
-        header=("reason", "trials", "trial", "failures", "iterations", "message"),
+        header=header,
         rows=rows,
-        words=frozenset({0, 5}),
+        words=frozenset({0, len(header) - 1}),
         notes=tuple(notes),
     )
 
