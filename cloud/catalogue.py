@@ -327,9 +327,10 @@ def types_of(resources: Resources) -> tuple[str, ...]:
     if kind.default_type is not None and (kind.is_free or resources.price_usd_per_hour is not None):
         return (kind.default_type,)
     example = "p3.8xlarge" if resources.provider in OWN else next(iter(table_of(resources)), "NAME")
+    sized = "" if resources.gpus_per_instance is not None else "gpus_per_instance and "
     raise InputError(
         f"resources.instance_type: provider {resources.provider} needs one; add it, such as instance_type: {example}"
-        + (", or give gpus_per_instance and price_per_hour" if kind.default_type is not None else "")
+        + (f", or give {sized}price_per_hour" if kind.default_type is not None else "")
     )
 
 

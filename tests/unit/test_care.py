@@ -76,6 +76,7 @@ def test_a_change_of_tags_that_is_repeated_changes_nothing_more(added: list[str]
         ({"add_tags": tuple(f"t{at}" for at in range(MOST_TAGS + 1))}, "at most 20 tags, and this makes 21"),
         ({"note": "x" * (LONGEST_NOTE + 1)}, "the note has 1001 characters, and at most 1000"),
         ({"note": "a\x1b[2J"}, "control characters"),
+        ({"note": "a \u202egnp.exe"}, "control characters"),
     ],
 )
 def test_labels_beyond_the_limits_are_refused_in_a_line(change: dict[str, Any], why: str) -> None:
