@@ -15,15 +15,16 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import rubberband
-from rubberband.errors import InputError
+from rubberband.errors import Cancelled, InputError, JournalError
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, InstanceLost, InstanceRefused
 from rubberband.executor.core.history import HungInstance, Replacement
@@ -34,6 +35,7 @@ from rubberband.files import write_atomically
 from rubberband.spec.notify import NOTICE_KINDS, NoticeKind, NotifyAddress
 from rubberband.states import ExperimentState
 from rubberband.units import counted, duration, format_usd
+from rubberband.values.submission import Summary
 
 SENDING_S = 10.0
 """The longest that an address may take to connect, and then to answer."""
@@ -447,3 +449,70 @@ def all_of(wanted: Sequence[NotifyAddress], environment: Mapping[str, str]) -> l
     known = {words.url_from for words in wanted}
     names = environment.get(SERVICE_VARIABLE, "").split(",")
     return [*wanted, *(NotifyAddress(url_from=name) for name in names if name and name not in known)]
+
+
+@contextmanager
+def noticed_start(
+    folder: ExperimentFolder, wanted: Sequence[NotifyAddress], environment: Mapping[str, str], *, is_rehearsal: bool
+) -> Iterator[None]:
+    """Send one notice of an error before there is a journal.
+
+    None where the user cancels, and none where the journal's database does not answer: a service tries again then.
+    """
+    try:
+        yield
+    except (Cancelled, JournalError):
+        raise
+    except Exception as error:
+        if not folder.exists:
+            notice = _failed_start(folder.name, error, is_rehearsal=is_rehearsal)
+            _send_at_once(notice, addresses(all_of(wanted, environment), environment))
+        raise
+
+
+def _failed_start(name: str, error: Exception, *, is_rehearsal: bool) -> Notice:
+    reason, spent_usd = _short(str(error) or type(error).__name__), getattr(error, "spent_usd", 0.0)
+    spent = f"; measuring its profile cost at most {format_usd(spent_usd)}" if spent_usd else ""
+    summary = Summary(cost_usd=spent_usd, profiling_cost_usd=spent_usd)
+    return Notice(
+        id=f"{name}-{uuid.uuid4().hex}-start",
+        kind="failed",
+        text=f"{'rehearsal: ' if is_rehearsal else ''}{name} did not start: {reason}{spent}",
+        at=time.time(),
+        facts={
+            "experiment": name,
+            "state": ExperimentState.REFUSED.value,
+            "reason": reason,
+            "summary": {key: _finite(value) for key, value in asdict(summary).items()},
+        },
+    )
+
+
+def _send_at_once(notice: Notice, to: Sequence[Address]) -> None:
+    """Send a notice to all addresses beside each other, within LAST_S."""
+    threads = [
+        threading.Thread(target=_send_patiently, args=(notice, address), daemon=True)
+        for address in to
+        if notice.kind in address.kinds
+    ]
+    until = time.monotonic() + LAST_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+
+
+def _send_patiently(notice: Notice, address: Address) -> None:
+    until, why = time.monotonic() + LAST_S - SENDING_S / 2.0, ""
+    while not why:
+        try:
+            post(address.url, address.body(notice), _headers(notice))
+            return
+        except NotTakenError as error:
+            why = str(error) if time.monotonic() > until else ""
+            time.sleep(LAST_RETRY_S)
+        except RefusedNoticeError as error:
+            why = str(error)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            why = f"did not answer ({_short(str(error)) or type(error).__name__})"
+    _log.warning("notify: %s (%s) %s; it did not get: %s", address.variable, address.host, why, notice.text)

@@ -26,6 +26,7 @@ from rubberband.executor.result.result import Result
 from rubberband.executor.run.allowance import pledged, require_rate, require_runnable
 from rubberband.executor.run.callbacks import Callback, check_callbacks
 from rubberband.executor.run.driver import Observer
+from rubberband.executor.run.notices import noticed_start
 from rubberband.executor.run.session import cancel_on_signals, create, require_cluster, run
 from rubberband.executor.run.trackers import require_trackers
 from rubberband.executor.training.entrypoint import Entrypoint, with_trial
@@ -279,35 +280,40 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
     require_runnable(experiment, folder.home, no_cap=options.no_cap)
     experiment = on_cluster(with_trial(experiment, options.search_path))
     folder.require_free()
-    for note in require_home(folder.home):
-        options.announce(note)
-    prices = cloud_prices_and_quotas(experiment, folder.home, options.announce)
-    require_rate(experiment, folder.home, prices.table)
-    entrypoint = find_entrypoint(experiment, options.search_path, prices.table, experiment.loaded_profiles())
-    announce_device(experiment, options.announce)
-    with cancel_on_signals() as cancelled:
-        start = _Start(experiment, entrypoint, folder, options, prices, cancelled)
-        profiles = start.known_profiles()
-        if options.check and entrypoint is not None:
-            start.check(entrypoint, profiles)
-        if profiles is not None:  # measuring one asks the nodes as well
-            require_cluster(experiment, folder.home, entrypoint)
-        else:
-            start.ask(f"; {'measuring the profile again' if start.again else UNMEASURED} comes first and counts")
-            began_s = elapsed_s()  # the time of the answer is not the run's
-        with pledged(experiment, folder):
-            spent, is_known = Spent(), profiles is not None
-            if profiles is None:
-                measured = start.measured()
-                profiles = measured.profile
-                spent = Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
-            with noting(lambda: spent.cost_usd):
-                sized, job = start.planned(profiles, spent)
-                if is_known or job.max_cost_usd is None:
-                    start.ask(f", about {format_usd(spent.cost_usd + job.prediction.cost_usd)}")
-                start.require_money(job)
-                create(folder, job, RunSpec.of(sized, entrypoint, folder, spent))
-        return run(folder, view=options.view, cancelled=cancelled, callbacks=options.callbacks)
+    with ExitStack() as starting:
+        is_rehearsal = experiment.resources.kind.is_simulated
+        asked = experiment.notify or ()
+        starting.enter_context(noticed_start(folder, asked, os.environ, is_rehearsal=is_rehearsal))
+        for note in require_home(folder.home):
+            options.announce(note)
+        prices = cloud_prices_and_quotas(experiment, folder.home, options.announce)
+        require_rate(experiment, folder.home, prices.table)
+        entrypoint = find_entrypoint(experiment, options.search_path, prices.table, experiment.loaded_profiles())
+        announce_device(experiment, options.announce)
+        with cancel_on_signals() as cancelled:
+            start = _Start(experiment, entrypoint, folder, options, prices, cancelled)
+            profiles = start.known_profiles()
+            if options.check and entrypoint is not None:
+                start.check(entrypoint, profiles)
+            if profiles is not None:  # measuring one asks the nodes as well
+                require_cluster(experiment, folder.home, entrypoint)
+            else:
+                start.ask(f"; {'measuring the profile again' if start.again else UNMEASURED} comes first and counts")
+                began_s = elapsed_s()  # the time of the answer is not the run's
+            with pledged(experiment, folder):
+                spent, is_known = Spent(), profiles is not None
+                if profiles is None:
+                    measured = start.measured()
+                    profiles = measured.profile
+                    spent = Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
+                with noting(lambda: spent.cost_usd):
+                    sized, job = start.planned(profiles, spent)
+                    if is_known or job.max_cost_usd is None:
+                        start.ask(f", about {format_usd(spent.cost_usd + job.prediction.cost_usd)}")
+                    start.require_money(job)
+                    create(folder, job, RunSpec.of(sized, entrypoint, folder, spent))
+            starting.close()  # from here the journal is followed
+            return run(folder, view=options.view, cancelled=cancelled, callbacks=options.callbacks)
 
 
 UNMEASURED = "no profile yet: measuring it"

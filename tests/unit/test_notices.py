@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -19,13 +20,13 @@ from rubberband import cli
 from rubberband.api.body import require_allowed
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
-from rubberband.errors import InputError
+from rubberband.errors import Cancelled, InfeasibleError, InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result.result import Result
 from rubberband.executor.run import notices as module
 from rubberband.executor.run import session
 from rubberband.executor.run.follower import JournalFollower
-from rubberband.executor.run.notices import Address, Notice, NoticeSource, NoticeThread, addresses
+from rubberband.executor.run.notices import Address, Notice, NoticeSource, NoticeThread, addresses, noticed_start
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.notify import NotifyAddress
@@ -317,6 +318,56 @@ def test_a_variable_without_an_address_is_refused_before_the_run(
     assert reason in str(caught.value)
     assert "secret" not in str(caught.value)
     assert not (tmp_path / "experiments" / "digits-sha" / "journal.sqlite").exists()
+
+
+def test_a_start_that_fails_is_one_notice_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"deadline": "1s", "max_cost": 0.01}
+    experiment = rubberband.Experiment(
+        **words(notify=[NAME, {"url_from": "LATE", "kinds": ["late"]}], constraints=limits)
+    )
+    with receiving("busy", "takes") as receiver, receiving() as other:
+        monkeypatch.setenv(NAME, receiver.url)
+        monkeypatch.setenv("LATE", other.url)
+        with pytest.raises(InfeasibleError) as caught:
+            run_experiment(experiment, ExperimentFolder(home=tmp_path, name=experiment.name))
+    refused, body = receiver.bodies
+    assert refused == body, "it is sent again where it was not taken"
+    assert receiver.keys == [body["id"]] * 2
+    assert (body["kind"], body["state"], body["summary"]["cost_usd"]) == ("failed", "refused", 0.0)
+    assert body["text"].startswith(f"rehearsal: digits-sha did not start: {str(caught.value)[:40]}")
+    assert other.bodies == []
+
+
+def test_a_start_that_the_user_ends_is_no_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="one")
+    with receiving() as receiver:
+        monkeypatch.setenv(NAME, receiver.url)
+        for error in (Cancelled("no"), KeyboardInterrupt()):
+            with (
+                pytest.raises(type(error)),
+                noticed_start(folder, [NotifyAddress(url_from=NAME)], os.environ, is_rehearsal=False),
+            ):
+                raise error
+    assert receiver.bodies == []
+
+
+@pytest.mark.parametrize("answer", ["gone", "redirects", "dies", "hangs"])
+def test_an_address_that_does_not_take_a_failed_start_hides_no_error(
+    answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="one")
+    with receiving(answer) as receiver:
+        monkeypatch.setenv(NAME, receiver.url)
+        monkeypatch.setattr(module, "SENDING_S", 0.2)
+        with (
+            pytest.raises(InputError, match="no trial"),
+            noticed_start(folder, [NotifyAddress(url_from=NAME)], os.environ, is_rehearsal=False),
+        ):
+            raise InputError("there is no trial")
+    assert len(receiver.bodies) == 1
+    assert receiver.redirected == 0
+    assert "it did not get: one did not start: there is no trial" in caplog.text
+    assert receiver.url not in caplog.text
 
 
 def test_words_survive_a_journal() -> None:
