@@ -1,4 +1,4 @@
-"""`rubberband tag` and `rm`: tags, notes and archive of experiments, and their end, on this machine or at a service."""
+"""`rubberband tag` and `rm`: tags, notes and archive of experiments, and their end: here, at a service, on a head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import Name, ServerOption, argument, client_of, option
+from rubberband.commands.common import Name, OnOption, ServerOption, argument, client_of, option
 from rubberband.errors import InputError
 from rubberband.units import counted, shown
 
@@ -37,6 +37,7 @@ def tag_(
         ),
     ] = None,
     server: ServerOption = None,
+    on: OnOption = None,
 ) -> None:
     """Show and change tags and a note, or archive.
 
@@ -113,6 +114,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would be deleted.")] = False,
     server: ServerOption = None,
+    on: OnOption = None,
 ) -> None:
     """Delete experiments that have ended.
 

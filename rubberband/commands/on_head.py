@@ -17,7 +17,7 @@ import typer
 from rubberband.commands.common import confirm_bill
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.installation import default_home, require
-from rubberband.units import format_duration, format_usd, parse_usd
+from rubberband.units import counted, format_duration, format_usd, parse_usd
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
@@ -161,7 +161,8 @@ def forward(context: typer.Context) -> int:
     from rubberband.running.run import bound_of
 
     command, params = str(context.info_name), context.params
-    name = str(params.get("name", ""))
+    several = params.get("names") or ()
+    name = str(params.get("name") or next(iter(several), ""))
     names = [str(one.name) for one in context.command.params]
     typed = {one for one in names if getattr(context.get_parameter_source(one), "name", "") == "COMMANDLINE"}
     if "server" in typed:
@@ -191,12 +192,13 @@ def forward(context: typer.Context) -> int:
     _tell_older(made_of)
     if params.get("watch"):
         return _followed(remote, name, None)
-    if command == "extend" and not (params["yes"] or params["dry_run"]):
-        shown = remote.ask(["extend", "--dry-run", *words])
+    if command in ("extend", "rm") and not (params["yes"] or params["dry_run"]):
+        shown = remote.ask([command, "--dry-run", *words])
         if shown.exit_code:
             return _printed(shown)
         print(shown.err, end="", file=sys.stderr)
-        typer.confirm("Apply it?", abort=True, err=True)
+        question = f"Delete {counted(len(several), 'experiment')}?" if command == "rm" else "Apply it?"
+        typer.confirm(question, abort=True, err=True)
         words = ["--yes", *words]
     if params.get("max_cost") is not None and not params["dry_run"]:
         most_usd, spent_usd = _limit_and_bill(_status(remote, name))

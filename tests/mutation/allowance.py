@@ -27,8 +27,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="measures-unasked",
         harm="a profile is measured on rented instances before the user has agreed to the bill",
         file="rubberband/running/run.py",
-        old="        else:\n            start.ask(",
-        new="        else:\n            str(",
+        old="            else:\n                start.ask(",
+        new="            else:\n                str(",
         tests=_ALLOWANCE,
     ),
     Mutant(

@@ -400,7 +400,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/on_head.py",
         old="    if run.exists():\n",
         new="    if False:\n",
-        tests=("tests/unit/test_aws_on_head.py",),
+        tests=("tests/unit/test_aws_head_side.py",),
     ),
     Mutant(
         name="command-not-there-is-an-error",
@@ -432,7 +432,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/on_head.py",
         old="(run / _PID).exists() or _lives(run)",
         new="(run / _PID).exists() or True",
-        tests=("tests/unit/test_aws_on_head.py",),
+        tests=("tests/unit/test_aws_head_side.py",),
     ),
     Mutant(
         name="other-regions-unseen",
@@ -1176,7 +1176,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/on_head.py",
         old="    if made_of is not None and made_of != _read",
         new="    if False and made_of != _read",
-        tests=("tests/unit/test_aws_on_head.py",),
+        tests=("tests/unit/test_aws_head_side.py",),
     ),
     Mutant(
         name="started-and-then-refused",

@@ -6,8 +6,6 @@ import base64
 import io
 import json
 import re
-import subprocess
-import sys
 import time
 import zipfile
 from pathlib import Path
@@ -17,9 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband.cli import app
-from rubberband.cloud.aws import on_head
 from rubberband.cloud.aws.head import ensure_head
-from rubberband.cloud.aws.s3 import S3Folder
 from rubberband.errors import InputError, ProviderError
 from rubberband.executor.run.allowance import committed_usd
 from rubberband.units import month_end
@@ -27,7 +23,6 @@ from tests.builders.aws_account import Account
 from tests.builders.heads import Head, say, sent_made_of, shown
 from tests.builders.heads import account as account
 from tests.builders.heads import file as file
-from tests.builders.waiting import eventually
 from tests.ec2 import Fault
 from tests.ec2.faults import FakeCall, FakeError
 
@@ -376,11 +371,6 @@ def test_more_money_for_a_run_on_the_head_is_within_the_policy_of_here(account: 
     assert say("extend", "digits", "--max-cost", "3", "-y", "--on", "head")[0] == 0
 
 
-def test_a_head_reports_the_bill_of_its_month(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    on_head.main("ask", json.dumps({"words": ["ps"], "store": "s3://b/heads"}))
-    assert json.loads(capsys.readouterr().out)["month"] == [0.0, 0.0]
-
-
 def test_a_head_of_other_code_is_brought_up_to_date_before_a_run(account: Account, file: Path) -> None:
     head = Head(account)
     head.made_of = ["", None]
@@ -463,6 +453,10 @@ def test_commands_that_ask_for_experiments_are_sent_to_the_head(account: Account
         ("scale", "digits", "--max-instances", "2"): ["scale", "--max-instances", "2", "digits"],
         ("stop", "digits", "3", "8"): ["stop", "digits", "3", "8"],
         ("cancel", "digits"): ["cancel", "digits"],
+        ("tag", "digits", "+good", "-old", "--note", "a b"): ["tag", "--note", "a b", "digits", "+good", "-old"],
+        ("tag", "digits", "--unarchive"): ["tag", "--unarchive", "digits"],
+        ("rm", "digits", "other", "-n"): ["rm", "--dry-run", "digits", "other"],
+        ("rm", "digits", "--yes"): ["rm", "--yes", "digits"],
         ("extend", "digits", "--deadline", "2h", "-n"): ["extend", "--deadline", "2h", "--dry-run", "digits"],
     }.items():
         code, text = say(*words, "--on", "head")
@@ -471,8 +465,15 @@ def test_commands_that_ask_for_experiments_are_sent_to_the_head(account: Account
     assert (file.parent / "t.csv").read_bytes() == b"trial\n0\n"
 
 
-def test_an_extension_is_shown_before_it_is_granted(
-    account: Account, file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "question"),
+    [
+        (("extend", "digits", "--deadline", "2h"), "Apply it?"),
+        (("rm", "digits", "other"), "Delete 2 experiments?"),
+    ],
+)
+def test_an_extension_and_a_deletion_are_shown_before_they_are_done(
+    account: Account, file: Path, words: tuple[str, ...], question: str
 ) -> None:
     head = Head(account)
     head.answers = lambda what, words: {"started": True} if what == "start" else ENDED
@@ -480,8 +481,9 @@ def test_an_extension_is_shown_before_it_is_granted(
     head.answers = lambda what, words: {"exit": 0, "out": "", "err": "until 2h\n", "file": None}
     for answer, sent in (("n", ["--dry-run"]), ("y", ["--dry-run", "--yes"])):
         head.asked.clear()
-        result = CliRunner().invoke(app, ["extend", "digits", "--deadline", "2h", "--on", "head"], input=f"{answer}\n")
+        result = CliRunner().invoke(app, [*words, "--on", "head"], input=f"{answer}\n")
         assert "until 2h" in result.output
+        assert question in result.output
         assert [words["words"][1] for _, words in head.asked] == sent
 
 
@@ -515,97 +517,3 @@ def test_down_copies_the_journals_of_a_head_that_runs(account: Account, file: Pa
     assert code == 0, text
     assert f"copied the head's journals to s3://{account.bucket}/heads/copies/i-1.zip" in text
     assert account.fake.living == ()
-
-
-# The head's side.
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    fetches = 'mkdir -p "$RUBBERBAND_ROOT/opt/rubberband/digits"'
-    runs = 'shift 2; while [[ $1 == --* ]]; do shift; done; setsid "$@" &'
-    for name, body in {"systemd-run": runs, "rubberband-fetch": fetches}.items():
-        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setenv("RUBBERBAND_ROOT", str(tmp_path / "root"))
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    return tmp_path / "root"
-
-
-def whole(key: str) -> tuple[bytes, int]:
-    log = b""
-    while True:
-        seen = on_head.look(key=key, name="digits", offset=len(log))
-        log += base64.b64decode(seen["log"])
-        if seen["exit"] is not None and not seen["more"]:
-            return log, seen["exit"]
-
-
-def test_a_command_is_started_once_and_its_output_comes_in_pieces(root: Path) -> None:
-    first = {"key": "0" * 8, "name": "digits", "words": ["--version"], "packed": "s3://b/digits.zip"}
-    assert on_head.start(**first) == {"started": True}
-    assert on_head.start(**first) == {"started": False}
-    log, code = whole("0" * 8)
-    assert code == 0
-    assert log.startswith(b"rubberband ")
-    (root / "opt/rubberband/runs" / ("0" * 8) / "log").write_bytes(b"\xc3\xa4" * 20_000)
-    assert whole("0" * 8)[0] == b"\xc3\xa4" * 20_000
-
-
-def test_a_head_that_was_made_anew_meanwhile_starts_nothing(root: Path) -> None:
-    on_head.folder().mkdir(parents=True, exist_ok=True)
-    (on_head.folder() / "made-of").write_text("other\n")
-    words: dict[str, Any] = {"key": "c" * 8, "name": "digits", "words": ["ps"], "packed": None}
-    with pytest.raises(InputError, match="given other code or packages just now"):
-        on_head.start(**words, made_of="this")
-    assert on_head.start(**words, made_of="other") == {"started": True}
-
-
-def test_a_second_run_of_a_name_is_refused_while_the_first_runs(root: Path) -> None:
-    run = root / "opt/rubberband/runs" / ("1" * 8)
-    run.mkdir(parents=True)
-    (run / "name").write_text("digits")
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()", str(run / "script")], stdin=subprocess.PIPE
-    )
-    try:
-        (run / "pid").write_text(str(process.pid))
-        eventually(lambda: str(run) in Path(f"/proc/{process.pid}/cmdline").read_text(), "the program that it is to be")
-        with pytest.raises(InputError, match="digits runs on the head already"):
-            on_head.start(key="2" * 8, name="digits", words=["--version"], packed=None)
-        assert on_head.look(key=None, name="digits", offset=0)["lives"]
-    finally:
-        process.kill()
-        process.communicate()
-    assert not on_head.look(key=None, name="digits", offset=0)["lives"]
-
-
-def test_a_folder_that_cannot_be_fetched_is_an_error_and_may_be_tried_again(root: Path, tmp_path: Path) -> None:
-    program = tmp_path / "bin" / "rubberband-fetch"
-    fetch = program.read_text()
-    program.write_text("#!/bin/bash\necho 'it is not what the driver put there' >&2; exit 1\n")
-    first = {"key": "3" * 8, "name": "digits", "words": ["--version"], "packed": "s3://b/digits.zip"}
-    with pytest.raises(InputError, match="not what the driver put there"):
-        on_head.start(**first)
-    program.write_text(fetch)
-    assert on_head.start(**first) == {"started": True}
-    assert whole("3" * 8)[1] == 0
-
-
-def test_a_long_answer_goes_through_the_bucket(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put: dict[str, bytes] = {}
-    monkeypatch.setattr(S3Folder, "put", lambda self, name, payload: put.setdefault(name, payload) and f"s3://{name}")
-    assert on_head.ask(words=["--version"], store="s3://b/heads")["out"].startswith("rubberband ")
-    found = on_head.ask(words=["--help"], store="s3://b/heads")
-    assert found.keys() == {"exit", "out", "err", "file"}
-    monkeypatch.setattr(on_head, "MOST_CHARACTERS", 100)
-    (name,) = [on_head.ask(words=["--help"], store="s3://b/heads")["at"].removeprefix("s3://")]
-    assert json.loads(put[name]) == found
-
-
-def test_an_error_is_one_line_of_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    on_head.main("look", json.dumps({"key": None, "name": "digits", "offset": 0}))
-    assert json.loads(capsys.readouterr().out)["error"].startswith("nothing was started for digits on the head")

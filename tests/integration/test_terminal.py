@@ -1,0 +1,62 @@
+"""What a person sees on a real terminal: the story of a run with the best on top, and how it goes on after Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.builders.command_line import CommandLine
+from tests.builders.journalled_runs import recorded, words
+from tests.builders.terminal import CTRL_C, on_terminal
+
+VIRTUAL = ("-s", "resources.provider=virtual", "-s", "resources.instance_type=c7i.2xlarge")
+BEST = r"best +(?:score|accuracy)=[\d.]+ \(trial \d+\) *\n"
+TIME = r"time +\S+ of \S+ \(deadline\); ends \d\d:\d\d \(in \S+\), \S+ to spare; planned \S+ *\n"
+COST = r"cost +[\d.]+ (?:of [\d.]+ )?USD[^;\n]*; forecast [\d.]+; planned [\d.]+"
+
+
+def test_a_status_that_is_watched_shows_the_story_below_the_best_the_end_and_the_cost(tmp_path: Path) -> None:
+    run = recorded(words(name="found"))
+    half = len(run.events) // 2
+    folder = run.put(tmp_path, half)
+    environment = {**os.environ, "RUBBERBAND_HOME": str(tmp_path)}
+    with (
+        folder.driving(),
+        on_terminal("status", "found", "--watch", folder=tmp_path, environment=environment) as terminal,
+    ):
+        terminal.until(rf"found: runs, stage 1 \(2 of 4\)\n{BEST}{TIME}{COST}[^\n]*\nprogress ")
+        terminal.until(r"Decisions\n[^\n]*\n +2m37s  SYNC of stage 0 +9 of 27 trials promoted: ")
+        run.grow(folder, half, len(run.events))
+        terminal.until(rf"found: done\n{BEST}time +19m43s of 25m \(deadline\), 5m17s to spare")
+        assert terminal.end() == 0
+    assert terminal.shown.rstrip().splitlines()[-1].split()[1:5] == ["SYNC", "of", "stage", "3"]
+
+
+def test_a_run_shows_the_same_story_as_it_goes(tmp_path: Path) -> None:
+    command_line = CommandLine(tmp_path)
+    with on_terminal("run", "sleepy.yaml", *VIRTUAL, folder=tmp_path, environment=command_line.environment) as terminal:
+        assert terminal.end() == 0, terminal.shown
+    terminal.until(r"SYNC 0: best score=[\d.]+ \(trial \d\); promoted 2 of 4 .*; spent 0\.0440 USD; forecast 10s")
+    terminal.until(rf"{BEST}{TIME}{COST}")
+    terminal.until(rf"{BEST}time +10s of 10m \(deadline\); planned 10s *\ncost +0\.0850 USD; planned 0\.0850")
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.timeout(420)
+def test_ctrl_c_on_a_run_that_another_terminal_watches_names_how_it_goes_on(tmp_path: Path) -> None:
+    command_line = CommandLine(tmp_path)
+    command_line.hold(after=4)
+    environment = command_line.environment
+    with on_terminal("run", "sleepy.yaml", "--no-check", folder=tmp_path, environment=environment) as run:
+        run.until(rf"{BEST}{TIME}{COST}")
+        with on_terminal("status", "sleepy", "--watch", folder=tmp_path, environment=environment) as watch:
+            watch.until(rf"sleepy: runs, stage \d \(\d of 2\)\n{BEST}{TIME}{COST}")
+            run.type(CTRL_C)
+            assert run.end() == 130, run.shown
+            assert watch.end() == 130, watch.shown
+    assert "`rubberband resume sleepy` continues it" in run.shown
+    assert "sleepy: cancelled" in watch.shown
+    assert command_line.nothing_left()
