@@ -155,8 +155,8 @@ COMMANDS = {
         "--store",
         "--weight",
     },
-    "rm": {"names", "--yes", "-y", "--dry-run", "-n", "--server"},
-    "tag": {"name", "tags", "--note", "--archive", "--server"},
+    "rm": {"names", "--yes", "-y", "--dry-run", "-n", "--server", "--on"},
+    "tag": {"name", "tags", "--note", "--archive", "--server", "--on"},
     "cleanup": {"name"},
     "aws setup": {
         "--region",
