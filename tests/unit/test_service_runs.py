@@ -171,6 +171,7 @@ def test_a_name_is_taken_once(house: House) -> None:
             runs.submit(experiment())
         house.wait("one", DONE)
     assert refused.value.kind.status == 409
+    assert str(house.home) not in str(refused.value), "no path of the server"
     assert len(house.starts()) == 1
 
 
