@@ -159,8 +159,7 @@ def test_a_point_among_the_lines_of_many_trials_leads_to_its_trial(browser: Any,
         page = visit.open("/experiments/many")
         drawn(page, "curves")
         x, y, _ = page.evaluate(_FIRST_POINT)
-        page.mouse.move(x - 3, y)
-        page.mouse.move(x, y)
+        page.mouse.move(x, y)  # once: a text that is of another point would be read
         hover = page.locator("#c-curves .hoverlayer .hovertext").first
         expect(hover).to_contain_text("iterations, at")
         trial = re.search(r"trial (\d+): ", hover.text_content() or "")
