@@ -50,11 +50,11 @@ class Terminal:
         return self.process.wait(_PATIENCE_S)
 
     def _read(self) -> bool:
-        if not select.select([self._ours], [], [], _PATIENCE_S)[0]:
-            raise AssertionError(f"nothing more is shown\n{self.shown}")
         try:
+            if not select.select([self._ours], [], [], _PATIENCE_S)[0]:
+                raise AssertionError(f"nothing more is shown\n{self.shown}")
             piece = os.read(self._ours, 65536)
-        except OSError:  # the last process has closed the terminal
+        except OSError:  # the last process has closed the terminal, or we have
             return False
         self._raw += piece
         self.shown = _ESCAPES.sub("", self._raw.decode(errors="ignore")).replace("\r", "")
