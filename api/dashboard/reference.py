@@ -176,9 +176,7 @@ def _operation(document: Words, address: str, path: str, method: str, words: Wor
         summary=words["summary"],
         text=prose(words.get("description", "")),
         is_open=is_open,
-        command=_command(
-            address + re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), path), method, words, is_open=is_open
-        ),
+        command=_command(address + path, method, words, is_open=is_open),
         parameters=tuple(parameters),
         body=type_of(bodies["application/json"]["schema"]) if bodies else Markup(),
         answers=tuple(one for one in answers if one.status < "400"),
@@ -203,7 +201,7 @@ def _example(content: Words) -> Any:
 
 
 def _command(url: str, method: str, words: Words, *, is_open: bool) -> str:
-    """Return the request as a command of curl, which gives braces a meaning of its own."""
+    """Return the request as a command of curl, with parameters in upper case: braces have a meaning there."""
     url = re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), url)
     parts = [f"-X {method}"] if method not in ("GET", "POST") else []
     parts += [] if is_open else ['-H "Authorization: Bearer $RUBBERBAND_TOKEN"']

@@ -41,7 +41,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """Accuracy on the test images after so many updates (gradients of workers) and seconds."""
+    """Accuracy on the test images after a number of updates (gradients of workers), and after a time in seconds."""
 
     updates: Sequence[int]
     seconds: Sequence[float]
@@ -116,7 +116,7 @@ class Model:
 
 
 def train(scheme: Scheme, gpus: Sequence[Gpu], batch: int, updates: int, seed: int = 0) -> Learnt:
-    """Train until so many gradients are applied; `batch` is each worker's at first."""
+    """Train until this number of gradients is applied; each worker begins with `batch` samples."""
     if scheme in ("ASP", "SSP"):
         return _stale(gpus, batch, updates, SSP_BOUND if scheme == "SSP" else updates, seed)
     model, seconds, found = Model(seed), 0.0, Learnt(updates=[], seconds=[], accuracy=[])

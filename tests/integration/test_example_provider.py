@@ -190,7 +190,7 @@ def iterations(folder: ExperimentFolder) -> int:
 
 
 def holds_one_run(folder: ExperimentFolder, *, instances: int) -> None:
-    """Check that an experiment is done that was resumed once, and rented so many machines, of which none is left."""
+    """Check that an experiment, resumed once, is done, rented this number of machines, and left none."""
     result = read(folder)
     assert (result.outcome, result.resumes) == ("done", 1)
     assert sorted(trial.iterations for trial in result.trials) == [4, 4, 12, 16]
