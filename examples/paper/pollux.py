@@ -1,100 +1,213 @@
-"""Pollux (OSDI '21): Table 2 and Figures 7, 8 and 9, on the public workloads: `python pollux.py DATA`.
+"""Figures and tables of Pollux (OSDI '21) on its public measurements: a row for each.
 
-DATA has the published measurements and workloads, as `traces/MODEL/…` and `workloads/workload-N.csv`.
+Run `python examples/paper/pollux.py --data DIR`, or with the names of some parts, as `figure_7 table_2`. DIR has the
+published measurements and workloads, as `traces/MODEL/…` and `workloads/workload-N.csv`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
-import common
 import numpy as np
-from common import COLOURS, Finding, Report, Table, line, verdict
-from page import Figure, panels
+from rows import Part, Row, Statement, Table, show, verdict
 
 from rubberband.planner.goodput import gain
 from rubberband.planner.goodput.planning import LOWER, UPPER
 from rubberband.planner.sharing import Capacity, Counting, make_policy
-from rubberband.planner.sharing.jobs import Application, Elasticity
-from rubberband.planner.sharing.simulation import Outcome, simulate
-from rubberband.planning.simulating import read_traces
+from rubberband.planner.sharing.jobs import Application
+from rubberband.planner.sharing.simulation import INTERVAL_S, Outcome, simulate
+from rubberband.planning.simulating import ELASTICITY, read_traces
 
 POOL = Capacity(instances=16, gpus_per_instance=4)
 HOUR_S = 3600.0
-INTERVAL_S = 60.0
-LOADS = (0.5, 1.0, 1.5, 2.0)
-SWEPT = 2
-"""Workloads of Figure 8."""
-INTERVALS_S = (30.0, 60.0, 120.0, 240.0, 480.0)
-BASELINES: Mapping[str, Elasticity] = {"tiresias": "rigid", "optimus": "fixed_batch"}
-TABLE: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "Pollux (p = -1)": ("fitness", {"p": -1.0}),
-    "Optimus+Oracle+TunedJobs": ("optimus", {}),
-    "Tiresias+TunedJobs": ("tiresias", {}),
-    "Pollux (p = +1)": ("fitness", {"p": 1.0}),
-    "Pollux (p = -10)": ("fitness", {"p": -10.0}),
-    "default": ("default", {}),
-}
-"""Row of Table 2 -> policy and its options; the last one is ours."""
-PRINTED = {
-    "Pollux (p = -1)": ("0.76", "11", "16"),
-    "Optimus+Oracle+TunedJobs": ("1.5", "15", "20"),
-    "Tiresias+TunedJobs": ("1.2", "15", "24"),
-    "Pollux (p = +1)": ("0.83", "10", "16"),
-    "Pollux (p = -10)": ("0.84", "12", "18"),
-}
-"""Row of Table 2 -> printed hours: mean and 99th percentile of the JCT, makespan; on the testbed, one workload."""
 OURS, THEIRS, OPTIMUS, TIRESIAS = "default", "Pollux (p = -1)", "Optimus+Oracle+TunedJobs", "Tiresias+TunedJobs"
+UNFAIR, FAIRER = "Pollux (p = +1)", "Pollux (p = -10)"
+POLICIES = {
+    THEIRS: "fitness:p=-1",
+    OPTIMUS: "optimus",
+    TIRESIAS: "tiresias",
+    UNFAIR: "fitness:p=1",
+    FAIRER: "fitness:p=-10",
+    OURS: "default",
+}
+"""Row of Table 2 -> policy; the last one is ours."""
 LARGEST = "imagenet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """The folder, and the workloads that are used."""
-
-    folder: Path
-    numbers: tuple[str, ...]
-
-
-def data_of(folder: Path, most: int) -> Data:
+def workloads(folder: Path, most: int) -> list[Path]:
     """Return at most `most` of the workloads in the folder. Exits with one line if there is none."""
-    names = sorted(path.stem.removeprefix("workload-") for path in (folder / "workloads").glob("workload-*.csv"))
-    if not names:
+    found = sorted((folder / "workloads").glob("workload-*.csv"))[:most]
+    if not found:
         raise SystemExit(f"{folder} has no workloads/workload-N.csv; give the folder of the public data")
-    return Data(folder=folder, numbers=tuple(names[:most]))
-
-
-def outcome(data: Data, number: str, row: str, load: float = 1.0, interval_s: float = INTERVAL_S) -> Outcome:
-    """Simulate a row of the table on a workload that is submitted `load` times as fast."""
-    return _outcome(data, number, row, load, interval_s)
+    return found
 
 
 @cache
-def _outcome(data: Data, number: str, row: str, load: float, interval_s: float) -> Outcome:
-    policy, options = TABLE[row]
-    file = data.folder / "workloads" / f"workload-{number}.csv"
-    made = make_policy(policy, **options)
+def outcome(file: Path, row: str, load: float = 1.0, interval_s: float = INTERVAL_S) -> Outcome:
+    """Simulate a row of the table on a workload that is submitted `load` times as fast."""
+    made = make_policy(POLICIES[row])
+    elasticity = ELASTICITY.get(POLICIES[row], "adaptive")
     first_gpus = made.first_gpus if isinstance(made, Counting) else 1
-    jobs = read_traces(file, data.folder / "traces", BASELINES.get(policy, "adaptive"), first_gpus)
+    jobs = read_traces(file, file.parents[1] / "traces", elasticity, first_gpus)
     for job in jobs:
         job.submitted_at /= load
     return simulate(jobs, POOL, made, interval_s=interval_s)
 
 
-def mean_h(data: Data, row: str, figure: str = "mean_jct_s", **more: Any) -> float:
-    """Return the mean over the workloads of a figure, in hours; over the first ones with a load or an interval."""
-    numbers = data.numbers[:SWEPT] if more else data.numbers
-    every = [outcome(data, number, row, **more).summary()[figure] or 0.0 for number in numbers]
-    return float(np.mean(every)) / HOUR_S
+def mean_h(files: Sequence[Path], row: str, figure: str = "mean_jct_s", *varied: float) -> float:
+    """Return the mean over workloads of a figure, in hours; `varied` are the load and the interval."""
+    return float(np.mean([outcome(file, row, *varied).summary()[figure] or 0.0 for file in files])) / HOUR_S
 
 
-def fairness(data: Data, row: str) -> list[float]:
-    """Return rho of every job: its JCT over that alone on an equal part of the pool (Themis; §5.3.1)."""
-    return sorted(rho for number in data.numbers for rho in outcome(data, number, row).fairness)
+WORLD = "The world is that of the published simulation, on its workloads. Printed hours are those of the testbed."
+PRINTED = {
+    THEIRS: ("0.76", "11", "16"),
+    OPTIMUS: ("1.5", "15", "20"),
+    TIRESIAS: ("1.2", "15", "24"),
+    UNFAIR: ("0.83", "10", "16"),
+    FAIRER: ("0.84", "12", "18"),
+}
+"""Row of Table 2 -> printed hours: mean and 99th percentile of the JCT, makespan; on the testbed, one workload."""
+
+
+def table_2(folder: Path, small: bool) -> Row:
+    """Compare the policies on the whole workload."""
+    files = workloads(folder, 1 if small else 4)
+    keys = ("mean_jct_s", "p99_jct_s", "makespan_s")
+    mean, p99, makespan = ({row: mean_h(files, row, key) for row in POLICIES} for key in keys)
+    saved = {row: 100.0 * (1.0 - mean[THEIRS] / mean[row]) for row in (OPTIMUS, TIRESIAS)}
+    return Row(
+        title=f"job completion times and makespan of 160 jobs on 64 GPUs, mean of {len(files)} workloads",
+        statements=[
+            Statement(
+                says="Our simulator ... Pollux reduces the average JCT by 48% and 32% over Optimus+Oracle+TunedJobs "
+                "and Tiresias+TunedJobs.",
+                verdict=verdict(abs(saved[OPTIMUS] - 48.0) < 10.0, abs(saved[TIRESIAS] - 32.0) < 10.0),
+                found=f"By {saved[OPTIMUS]:.0f} % and {saved[TIRESIAS]:.0f} %.",
+            ),
+            Statement(
+                says="Compared with no fairness (p = 1), introducing a moderate degree of fairness (p = -1) improved "
+                "the average job completion time but degraded the tail JCT.",
+                verdict=verdict(mean[THEIRS] < mean[UNFAIR], p99[THEIRS] > p99[UNFAIR]),
+                found=f"Mean {mean[THEIRS]:.2f} against {mean[UNFAIR]:.2f} h, 99th percentile {p99[THEIRS]:.1f} "
+                f"against {p99[UNFAIR]:.1f} h.",
+            ),
+            Statement(
+                says="Further increasing fairness (p = -10) degraded performance in average JCT, tail JCT, and "
+                "makespan.",
+                verdict=verdict(*(each[FAIRER] > each[THEIRS] for each in (mean, p99, makespan))),
+                found=f"Mean {mean[FAIRER]:.2f} h, 99th percentile {p99[FAIRER]:.1f} h, makespan "
+                f"{makespan[FAIRER]:.1f} h.",
+            ),
+            Statement(
+                says="(Ours.) The default policy, which uses the work left, is 10 % better than Pollux, which does "
+                "not.",
+                verdict=verdict(mean[OURS] <= 0.9 * mean[THEIRS], p99[OURS] <= 1.05 * p99[THEIRS]),
+                found=f"{mean[OURS] / mean[THEIRS]:.3f}x its mean as simulated here, {p99[OURS] / p99[THEIRS]:.3f}x "
+                "its tail. The exact division is itself better than the genetic search of the published results.",
+            ),
+        ],
+        tables=[
+            Table(
+                columns=("hours", "mean", "p99", "makespan", "printed mean", "p99", "makespan"),
+                rows=[
+                    (row, *(f"{each[row]:.2f}" for each in (mean, p99, makespan)), *PRINTED.get(row, "---"))
+                    for row in POLICIES
+                ],
+            )
+        ],
+        assumptions=[
+            WORLD,
+            "The rows with untuned jobs need the GPUs of Microsoft's trace, which are not in the data.",
+        ],
+    )
+
+
+def figure_7(folder: Path, small: bool) -> Row:
+    """Compare the policies by finish-time fairness."""
+    files = workloads(folder, 1 if small else 4)
+    rho = {row: np.sort([each for file in files for each in outcome(file, row).fairness]) for row in POLICIES}
+    most = {row: float(each[-1]) for row, each in rho.items()}
+    below_2 = float(np.mean(rho[THEIRS] < 2.0))
+    return Row(
+        title="finish-time fairness",
+        statements=[
+            Statement(
+                says="Pollux with p = -1 provides the best fairness, with 99% of jobs achieving rho < 2.",
+                verdict=verdict(below_2 >= 0.97, most[THEIRS] <= min(most[OPTIMUS], most[TIRESIAS])),
+                found=f"{100.0 * below_2:.0f} % do; the largest rho is {most[THEIRS]:.1f}, of Optimus "
+                f"{most[OPTIMUS]:.1f}, of Tiresias {most[TIRESIAS]:.1f}, of the default {most[OURS]:.1f}.",
+            ),
+        ],
+        tables=[
+            Table(
+                columns=("rho", "median", "p90", "p99", "largest"),
+                rows=[
+                    (row, *(f"{np.percentile(each, share):.2f}" for share in (50, 90, 99, 100)))
+                    for row, each in rho.items()
+                ],
+            )
+        ],
+        assumptions=[
+            "rho: alone, a job has an equal part of the pool for the jobs that were there, from the start on, and "
+            "adapts its batch if it does so under the policy."
+        ],
+    )
+
+
+def figure_8a(folder: Path, small: bool) -> Row:
+    """Vary the load."""
+    files, rows = workloads(folder, 1), (THEIRS, OPTIMUS, TIRESIAS, OURS)
+    loads = (0.5, 1.0) if small else (0.5, 1.0, 1.5, 2.0)
+    means = {row: [mean_h(files, row, "mean_jct_s", load) for load in loads] for row in rows}
+    best = [means[THEIRS][at] < min(means[OPTIMUS][at], means[TIRESIAS][at]) for at in range(len(loads))]
+    return Row(
+        title="mean JCT by the load",
+        statements=[
+            Statement(
+                says="Across all job loads, Pollux maintains similar relative improvements over the baseline "
+                "schedulers.",
+                verdict=verdict(*best),
+                found=f"It is the best of the three at {sum(best)} of {len(loads)} loads.",
+            )
+        ],
+        tables=[
+            Table(
+                columns=("hours at a load of", *(f"{load:g}" for load in loads)),
+                rows=[(row, *(f"{each:.2f}" for each in of)) for row, of in means.items()],
+            )
+        ],
+    )
+
+
+def figure_8b(folder: Path, small: bool) -> Row:
+    """Vary the interval between decisions."""
+    files, intervals_s = workloads(folder, 1), (60.0, 120.0, 480.0) if small else (30.0, 60.0, 120.0, 240.0, 480.0)
+    means = {row: {each: mean_h(files, row, "mean_jct_s", 1.0, each) for each in intervals_s} for row in (THEIRS, OURS)}
+    often, seldom = (means[THEIRS][each] / means[THEIRS][60.0] for each in (120.0, 480.0))
+    return Row(
+        title="mean JCT by the scheduling interval",
+        statements=[
+            Statement(
+                says="Pollux performs similarly well in terms of average JCT for intervals up to 2 minutes, while "
+                "longer intervals result in performance degradation.",
+                verdict=verdict(often < 1.1, seldom > 1.05),
+                found=f"{often:.2f}x the mean with 2 minutes, {seldom:.2f}x with 8.",
+            )
+        ],
+        tables=[
+            Table(
+                columns=("hours, decided every", *(f"{each:g} s" for each in intervals_s)),
+                rows=[(row, *(f"{each:.2f}" for each in of.values())) for row, of in means.items()],
+            )
+        ],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,161 +260,70 @@ def best(
     return max(found, default=(0.0, 1e-9, 0.0))
 
 
-def findings(data: Data, rho: Mapping[str, Sequence[float]], trained: Sequence[Training] | None) -> list[Finding]:
-    """Return the statements of §5.2 to §5.4."""
-    mean, p99 = ({row: mean_h(data, row, key) for row in TABLE} for key in ("mean_jct_s", "p99_jct_s"))
-    makespan = {row: mean_h(data, row, "makespan_s") for row in TABLE}
-    saved = {row: 100.0 * (1.0 - mean[THEIRS] / mean[row]) for row in (OPTIMUS, TIRESIAS)}
-    peers = {load: min(mean_h(data, row, load=load) for row in (OPTIMUS, TIRESIAS)) for load in LOADS}
-    loads = [mean_h(data, THEIRS, load=load) < peer for load, peer in peers.items()]
-    usual, often, seldom = (mean_h(data, THEIRS, interval_s=each) for each in (INTERVAL_S, 120.0, 480.0))
-    below_2 = float(np.mean([each < 2.0 for each in rho[THEIRS]]))
-    found = [
-        Finding(
-            says="Our simulator ... Pollux reduces the average JCT by 48% and 32% over Optimus+Oracle+TunedJobs and "
-            "Tiresias+TunedJobs.",
-            verdict=verdict(abs(saved[OPTIMUS] - 48.0) < 10.0, abs(saved[TIRESIAS] - 32.0) < 10.0),
-            found=f"By {saved[OPTIMUS]:.0f} % and {saved[TIRESIAS]:.0f} % on workloads {', '.join(data.numbers)}.",
-        ),
-        Finding(
-            says="Compared with no fairness (p = 1), introducing a moderate degree of fairness (p = -1) improved the "
-            "average job completion time but degraded the tail JCT.",
-            verdict=verdict(mean[THEIRS] < mean["Pollux (p = +1)"], p99[THEIRS] > p99["Pollux (p = +1)"]),
-            found=f"Mean {mean[THEIRS]:.2f} against {mean['Pollux (p = +1)']:.2f} h, 99th percentile "
-            f"{p99[THEIRS]:.1f} against {p99['Pollux (p = +1)']:.1f} h.",
-        ),
-        Finding(
-            says="Further increasing fairness (p = -10) degraded performance in average JCT, tail JCT, and makespan.",
-            verdict=verdict(*(each["Pollux (p = -10)"] > each[THEIRS] for each in (mean, p99, makespan))),
-            found=f"Mean {mean['Pollux (p = -10)']:.2f} h, 99th percentile {p99['Pollux (p = -10)']:.1f} h, makespan "
-            f"{makespan['Pollux (p = -10)']:.1f} h.",
-        ),
-        Finding(
-            says="Pollux with p = -1 provides the best fairness, with 99% of jobs achieving rho < 2.",
-            verdict=verdict(below_2 >= 0.97, max(rho[THEIRS]) <= min(max(rho[row]) for row in (OPTIMUS, TIRESIAS))),
-            found=f"{100.0 * below_2:.0f} % do; the largest rho is {max(rho[THEIRS]):.1f}, of Optimus "
-            f"{max(rho[OPTIMUS]):.1f}, of Tiresias {max(rho[TIRESIAS]):.1f}, of the default {max(rho[OURS]):.1f}.",
-        ),
-        Finding(
-            says="Across all job loads, Pollux maintains similar relative improvements over the baseline schedulers.",
-            verdict=verdict(*loads),
-            found=f"It is the best of the three at {sum(loads)} of {len(loads)} loads.",
-        ),
-        Finding(
-            says="Pollux performs similarly well in terms of average JCT for intervals up to 2 minutes, while longer "
-            "intervals result in performance degradation.",
-            verdict=verdict(often < 1.1 * usual, seldom > 1.05 * usual),
-            found=f"{often / usual:.2f}x the mean with 2 minutes, {seldom / usual:.2f}x with 8.",
-        ),
-        Finding(
-            says="(Ours.) The default policy, which uses the work left, is 10 % better than Pollux, which does not.",
-            verdict=verdict(mean[OURS] <= 0.9 * mean[THEIRS], p99[OURS] <= 1.05 * p99[THEIRS]),
-            found=f"{mean[OURS] / mean[THEIRS]:.3f}x its mean as simulated here, {p99[OURS] / p99[THEIRS]:.3f}x its "
-            "tail. The exact division is itself better than the genetic search of the published results.",
-        ),
-    ]
-    return found if trained is None else [*found, scaling_finding(*trained)]
+def applications(folder: Path) -> Mapping[str, Application]:
+    """Return the models of the first workload."""
+    jobs = read_traces(workloads(folder, 1)[0], folder / "traces", "adaptive")
+    return {job.kind: job.application for job in jobs}
 
 
-def scaling_finding(by_goodput: Training, by_throughput: Training) -> Finding:
-    """Return the statement on one large training job in a cloud."""
-    cheaper = 100.0 * (1.0 - by_goodput.instance_hours / by_throughput.instance_hours)
-    longer = 100.0 * (by_goodput.hours / by_throughput.hours - 1.0)
-    return Finding(
-        says="Compared to Or et al.'s throughput-based auto-scaling, Pollux trains ImageNet with 25% cheaper cost, "
-        "with only a 6% longer completion time.",
-        verdict=verdict(cheaper > 10.0, longer < 15.0),
-        found=f"{cheaper:.0f} % cheaper and {longer:.0f} % longer.",
-    )
-
-
-def compute(folder: Path, most_workloads: int = 8) -> Report:
-    """Compute everything on at most that many workloads."""
-    data = data_of(folder, most_workloads)
-    rho = {row: fairness(data, row) for row in TABLE}
-    jobs = [job for number in data.numbers for job in outcome(data, number, THEIRS).jobs]
-    trained = None
-    if any(job.kind == LARGEST for job in jobs):
-        file = folder / "workloads" / f"workload-{data.numbers[0]}.csv"
-        read = read_traces(file, folder / "traces", "adaptive")
-        application = next((job.application for job in read if job.kind == LARGEST), None)
-        trained = None if application is None else [scaled(application, by_goodput) for by_goodput in (True, False)]
-    keys = ("mean_jct_s", "p99_jct_s", "makespan_s")
-    rows = [
-        (row, *(f"{mean_h(data, row, key):.2f}" for key in keys), *PRINTED.get(row, ("-",) * len(keys)))
-        for row in TABLE
-    ]
-    three = (THEIRS, OPTIMUS, TIRESIAS, OURS)
-    return Report(
-        title="Pollux: Table 2 and Figures 7 to 9",
+def figure_9(folder: Path, small: bool) -> Row:
+    """Scale the instances of one large training."""
+    models = applications(folder)
+    application = models.get(LARGEST) or next(iter(models.values()))
+    trained = [scaled(application, by_goodput) for by_goodput in (True, False)]
+    cheaper = 100.0 * (1.0 - trained[0].instance_hours / trained[1].instance_hours)
+    longer = 100.0 * (trained[0].hours / trained[1].hours - 1.0)
+    return Row(
+        title=f"scaling the instances of {application.name}",
+        statements=[
+            Statement(
+                says="Compared to Or et al.'s throughput-based auto-scaling, Pollux trains ImageNet with 25% cheaper "
+                "cost, with only a 6% longer completion time.",
+                verdict=verdict(cheaper > 10.0, longer < 15.0),
+                found=f"{cheaper:.0f} % cheaper and {longer:.0f} % longer.",
+            )
+        ],
         tables=[
             Table(
-                title=f"Table 2: hours, mean of workloads {', '.join(data.numbers)}; printed: testbed, one workload",
-                columns=("policy", "mean", "p99", "makespan", "printed mean", "p99 ", "makespan "),
-                rows=rows,
-            ),
-            Table(
-                title="Figure 8a: mean JCT in hours, by the relative load",
-                columns=("load", *three),
-                rows=[(f"{load:g}", *(f"{mean_h(data, row, load=load):.2f}" for row in three)) for load in LOADS],
-            ),
-            Table(
-                title="Figure 8b: mean JCT in hours, by the scheduling interval",
-                columns=("interval (s)", THEIRS, OURS),
+                columns=("rule", "hours", "instance hours", "first epoch", "last epoch", "mean efficiency"),
                 rows=[
-                    (f"{each:g}", *(f"{mean_h(data, row, interval_s=each):.2f}" for row in (THEIRS, OURS)))
-                    for each in INTERVALS_S
+                    (
+                        name,
+                        f"{each.hours:.1f}",
+                        f"{each.instance_hours:.0f}",
+                        *(str(each.instances[at]) for at in (0, -1)),
+                        f"{np.mean(each.efficiencies):.2f}",
+                    )
+                    for name, each in zip(("goodput", "throughput"), trained, strict=True)
                 ],
-            ),
-            *(() if trained is None else (training_table(trained),)),
+            )
         ],
-        figure=figure(data, rho),
-        findings=findings(data, rho, trained),
-        assumptions=[
-            f"The world is that of the published simulation, on the workloads of the folder; Figure 8 on its "
-            f"first {SWEPT}.",
-            "The rows with untuned jobs need the GPUs of Microsoft's trace, which the data do not have.",
-            "rho: alone, a job has an equal part of the pool for the jobs that were there, from the start on, and "
-            "adapts its batch if it does so under the policy.",
-            "Figure 8c is left out: gangs that span never share an instance here, so interference changes nothing.",
-            "Figure 9 chooses among the measured batches by the measured step times; an instance is 4 GPUs.",
-        ],
+        assumptions=["Figure 9 chooses among the measured batches by the measured step times; an instance is 4 GPUs."],
     )
 
 
-def training_table(trained: Sequence[Training]) -> Table:
-    """Return Figure 9 as a table."""
-    rows = [
-        (
-            name,
-            f"{each.hours:.1f}",
-            f"{each.instance_hours:.0f}",
-            *(str(each.instances[at]) for at in (0, -1)),
-            f"{np.mean(each.efficiencies):.2f}",
-        )
-        for name, each in zip(("goodput", "throughput"), trained, strict=True)
-    ]
-    return Table(
-        title="Figure 9: training ImageNet with instances that scale by ...",
-        columns=("rule", "hours", "instance hours", "first epoch", "last epoch", "mean efficiency"),
-        rows=rows,
-    )
+ON_DATA: Sequence[Callable[[Path, bool], Row]] = (table_2, figure_7, figure_8a, figure_8b, figure_9)
+"""Parts that need the measurements."""
+PARTS: Sequence[Part] = ()
+"""Parts that need none."""
 
 
-def figure(data: Data, rho: Mapping[str, Sequence[float]]) -> Figure:
-    """Return Figures 7, 8a and 8b."""
-    colours = dict(zip(TABLE, (*COLOURS, "#c8553d", "#7a6fd0"), strict=True))
-    shares = {row: [100.0 * (at + 1) / len(each) for at in range(len(each))] for row, each in rho.items()}
-    data_lines = [line(row, rho[row], shares[row], colours[row], 1, mode="lines") for row in TABLE]
-    for row in (THEIRS, OPTIMUS, TIRESIAS, OURS):
-        data_lines.append(line(row, LOADS, [mean_h(data, row, load=load) for load in LOADS], colours[row], 2))
-    for row in (THEIRS, OURS):
-        minutes = [each / 60.0 for each in INTERVALS_S]
-        means = [mean_h(data, row, interval_s=each) for each in INTERVALS_S]
-        data_lines.append(line(row, minutes, means, colours[row], 3))
-    titles = ["7: % of jobs by rho", "8a: mean JCT (h) by load", "8b: mean JCT (h) by interval (min)"]
-    return panels(data_lines, titles, x="", y="")
+def parts(folder: Path | None) -> list[Part]:
+    """Return the parts that can run with this folder of data, or without any."""
+    given: list[Any] = [] if folder is None else [update_wrapper(partial(part, folder), part) for part in ON_DATA]
+    return [*given, *PARTS]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Take the folder out of the arguments, and show the parts that are asked for."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--data", metavar="DIR", type=Path)
+    asked, others = parser.parse_known_args(argv)
+    if asked.data is None:
+        names = ", ".join(part.__name__ for part in ON_DATA)
+        print(f"{names} need the public measurements; give their folder with --data DIR", file=sys.stderr)
+    show(parts(asked.data), "Figures and tables of Pollux. --data DIR is the folder of the public data.", others)
 
 
 if __name__ == "__main__":
-    common.show(compute, data="folder of the public workloads and traces")
+    main()

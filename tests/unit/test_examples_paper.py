@@ -16,7 +16,6 @@ from rubberband.cloud.ray_head.ray_node import free_port
 from tests.builders.adaptdl_data import write_data
 
 FOLDER = Path(__file__).parents[2] / "examples" / "paper"
-NAMES = ("pollux",)
 ROWS = [
     *(("async_sgd", part) for part in ("figure_1", "figure_5", "figure_10", "figure_13", "figure_15", "table_2")),
     *(("elastic", part) for part in ("figure_4", "figure_9", "figure_10", "figure_11", "figure_12")),
@@ -27,6 +26,8 @@ ROWS = [
     ),
 ]
 """Script and part."""
+ON_DATA = ("table_2", "figure_7", "figure_8a", "figure_8b", "figure_9")
+"""Parts of `pollux.py` that need measurements."""
 TINY = 1e-9
 
 
@@ -42,33 +43,6 @@ def load() -> Iterator[dict[str, ModuleType]]:
         sys.path.remove(str(FOLDER))
         for name in names:
             sys.modules.pop(name, None)
-
-
-def reduced(load: dict[str, ModuleType], name: str, folder: Path | None = None) -> object:
-    """The report of an example, smaller where it has a size; one that needs data gets some in `folder`."""
-    arguments: dict[str, dict[str, object]] = {
-        "pollux": {"folder": folder and write_data(folder, num_jobs=4)},
-    }
-    return load[name].compute(**arguments.get(name, {}))
-
-
-@pytest.mark.by_default(3)
-@pytest.mark.parametrize("name", NAMES)
-def test_prints_tables_findings_and_assumptions_and_writes_one_page(
-    load: dict[str, ModuleType], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(load["page"], "PLOTLY", "report.js")
-    report = reduced(load, name, tmp_path)
-
-    text = load["common"].as_text(report)
-    load["page"].write_page(str(tmp_path / "page.html"), report)
-
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Assumptions" in text
-    assert text.count("“") >= 2
-    assert "Plotly" in page
-    assert "src=" not in page
-    assert "href=" not in page
 
 
 def test_paying_per_instance_is_never_cheaper_and_stragglers_widen_the_gap(load: dict[str, ModuleType]) -> None:
@@ -179,10 +153,47 @@ def test_a_row_has_a_verdict_statements_and_cpu_seconds(
 ) -> None:
     load["rows"].show(load[name].PARTS, "Rows.", [part, "--small"])
 
-    lines = capsys.readouterr().out.splitlines()
-    assert re.match(r"(agrees|partly|differs) +(Figure|Table) \d+: .* \(\d+\.\d CPU s\)$", lines[0])
+    expect_a_row(capsys.readouterr().out.splitlines())
+
+
+def expect_a_row(lines: list[str]) -> None:
+    """Raise AssertionError unless the lines are those of one part."""
+    assert re.match(r"(agrees|partly|differs) +\w+( \w+)*: .* \(\d+\.\d CPU s\)$", lines[0])
     assert re.match(r"  \[(agrees|partly|differs)\] “", lines[1])
     assert re.fullmatch(r"\d agrees, \d partly, \d differs; \d+ CPU s in \d+ s", lines[-1])
+
+
+@pytest.fixture(scope="module")
+def measurements(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Synthetic data in the format of Pollux's."""
+    return write_data(tmp_path_factory.mktemp("data"), num_jobs=4)
+
+
+@pytest.mark.by_default(3)
+@pytest.mark.parametrize("part", ON_DATA)
+def test_a_row_of_pollux_is_computed_from_the_given_data(
+    load: dict[str, ModuleType], part: str, measurements: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load["pollux"].main([part, "--small", "--data", str(measurements)])
+
+    expect_a_row(capsys.readouterr().out.splitlines())
+
+
+def test_parts_that_need_data_are_named_with_the_remedy_where_it_is_missing(
+    load: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        load["pollux"].main(["figure_7"])
+
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert "figure_7" in first
+    assert first.endswith("need the public measurements; give their folder with --data DIR")
+    assert "no part 'figure_7'" in last
+
+
+def test_a_folder_without_workloads_is_refused_in_one_line(load: dict[str, ModuleType], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"has no workloads/workload-N\.csv; give the folder of the public data"):
+        load["pollux"].main(["figure_7", "--data", str(tmp_path)])
 
 
 def test_an_unknown_row_is_refused_with_the_known_ones(
@@ -240,12 +251,12 @@ def test_transfers_of_two_workers_that_use_a_link_in_turn_never_overlap(load: di
 
 @pytest.mark.parametrize(
     ("holds", "expected"),
-    [((True, True), "agrees"), ((True, False), "agrees in part"), ((False,), "differs")],
+    [((True, True), "agrees"), ((True, False), "partly"), ((False,), "differs")],
 )
 def test_a_verdict_is_computed_from_what_holds(
     load: dict[str, ModuleType], holds: tuple[bool, ...], expected: str
 ) -> None:
-    assert load["common"].verdict(*holds) == expected
+    assert load["rows"].verdict(*holds) == expected
 
 
 def test_both_policies_balance_the_papers_four_gpus_and_the_search_does_it_in_fewer_steps(
