@@ -92,8 +92,9 @@ def app_of(service: Service) -> FastAPI:
     ProcessCollector(registry=registry)
     registry.register(ExperimentMeasures(service.store, service.runs.result))
     registry.register(PoolMeasures(service.settings.home))
+    # As they are: `include_router` would build each route anew for each app, at its first requests.
     for router in _ROUTERS:
-        app.include_router(router)
+        app.router.routes.extend(router.routes)
     answer_errors(app, app.methods_of)
     # The last one added is the outermost.
     app.add_middleware(RequestMeasures(registry).counting)
