@@ -16,6 +16,7 @@ from rubberband.errors import InputError
 from rubberband.planner.sharing.autoscaling import Autoscaling, Scale, within
 from rubberband.planner.sharing.calendar import Calendar, CalendarSlot, Span
 from rubberband.planner.sharing.demand import Allocation, Allocations, Capacity, Demand, Ints, Policy, Table
+from rubberband.planner.sharing.placement import place, place_side_by_side
 from rubberband.planner.sharing.policies import (
     Optimus,
     Resizing,
@@ -26,7 +27,6 @@ from rubberband.planner.sharing.policies import (
     gain,
     hell,
     knee,
-    place,
     ranked,
     srpt,
 )
@@ -47,6 +47,7 @@ __all__ = [
     "keeps_promises",
     "make_policy",
     "place",
+    "place_side_by_side",
     "within",
 ]
 
@@ -58,6 +59,8 @@ class Counting:
     count: Callable[[Table], Ints]
     first_gpus: int = 1
     """Most GPUs that a job begins with whose speed is measured as it runs; then it has at most twice those measured."""
+    share_machines: bool = False
+    """Whether gangs that span instances may share one. By default they avoid it (Pollux §4.2, interference)."""
 
     def allocate(
         self, demands: Sequence[Demand], capacity: Capacity, current: Allocations, now_s: float
@@ -67,6 +70,8 @@ class Counting:
         counted = table.rounded(self.count(table)).tolist()
         assert sum(counted) <= capacity.gpus, f"{sum(counted)} GPUs of {capacity.gpus} are given"
         gpus = {demand.name: count for demand, count in zip(demands, counted, strict=True)}
+        if self.share_machines:
+            return place_side_by_side(gpus, capacity, current)
         least = {demand.name: demand.min_gpus for demand in demands}
         promised = {demand.name: demand.promised_gpus for demand in demands}
         return place(gpus, capacity, current, least, promised)

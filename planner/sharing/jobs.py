@@ -168,6 +168,8 @@ class TracedJob:
     moves: int = -1
     """Changes of its GPUs after the start; -1 before it."""
     attained_gpu_s: float = 0.0
+    speed: float = 1.0
+    """Share of its speed that interference leaves it. Its fit is to times without interference."""
     epoch: int = 0
     progress: float = 0.0
     _resizing_s: float = 0.0
@@ -255,7 +257,7 @@ class TracedJob:
             self._measured[key] = (first_s, first_s - sync_s)
             self._fitted = None
         step_s = first_s + self._accumulation * (first_s - sync_s)
-        return float(gain(self._noise_scale, app.limits.initial, batch_size)) / step_s
+        return self.speed * float(gain(self._noise_scale, app.limits.initial, batch_size)) / step_s
 
     def _choose_batch(self) -> None:
         gpus, app = sum(self.placement), self.application
@@ -363,6 +365,8 @@ class CurveJob:
     done_at: float | None = None
     moves: int = -1
     attained_gpu_s: float = 0.0
+    speed: float = 1.0
+    """Share of its speed that interference leaves it."""
     gpus: int = 0
     started_gpus: int = 0
     left: float = 1.0
@@ -383,7 +387,7 @@ class CurveJob:
 
     def _whole_s(self) -> float:
         usable = min(self.gpus, len(self.seconds), self.max_gpus or self.gpus)
-        return self.seconds[usable - 1] if usable else math.inf
+        return self.seconds[usable - 1] / self.speed if usable else math.inf
 
     def ends_in_s(self) -> float:
         """Return the seconds until its end if nothing changes; inf without GPUs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -28,6 +29,8 @@ class SimulatedJob(Protocol):
     done_at: float | None
     moves: int
     attained_gpu_s: float
+    speed: float
+    """Share of its speed that interference leaves it: 1 without any."""
 
     @property
     def kind(self) -> str:
@@ -150,14 +153,19 @@ def simulate(
     *,
     interval_s: float | None = INTERVAL_S,
     autoscaling: Autoscaling | None = None,
+    interference: float = 0.0,
 ) -> Outcome:
     """Run the jobs, which change, to their ends.
 
     The policy decides at every multiple of `interval_s`; with None, at every arrival and end. With `autoscaling` the
-    pool has no instances at first, and those of `capacity` at most.
+    pool has no instances at first, and those of `capacity` at most. `interference` is the share of its speed that a
+    gang loses while it is `interfering`; at least 0 and below 1.
     """
+    assert 0.0 <= interference < 1.0, f"interference={interference} is not a share that leaves some speed"
     in_order = sorted(jobs, key=lambda job: job.submitted_at)
-    run = _Simulation(jobs=in_order, capacity=capacity, policy=policy, autoscaling=autoscaling)
+    run = _Simulation(
+        jobs=in_order, capacity=capacity, policy=policy, autoscaling=autoscaling, interference=interference
+    )
     began_s = time.process_time()
     while run.waiting or run.active:
         if not run.active:
@@ -171,6 +179,13 @@ def simulate(
             break
         run.advance(step_s)
     return run.outcome(time.process_time() - began_s)
+
+
+def interfering(allocations: Allocations) -> set[str]:
+    """Return the gangs that span instances and share one of these with another such gang (Pollux §4.2, §5.3.2)."""
+    spanning = {name: where for name, where in allocations.items() if len(where) > 1}
+    gangs = Counter(number for where in spanning.values() for number in where)
+    return {name for name, where in spanning.items() if any(gangs[number] > 1 for number in where)}
 
 
 def fair_gpus(jobs: Sequence[SimulatedJob], gpus: int, now_s: float) -> list[int]:
@@ -198,6 +213,7 @@ class _Simulation:
     capacity: Capacity
     policy: Policy
     autoscaling: Autoscaling | None
+    interference: float
     now_s: float = 0.0
     waiting: list[SimulatedJob] = field(default_factory=list)
     active: dict[str, SimulatedJob] = field(default_factory=dict)
@@ -231,6 +247,9 @@ class _Simulation:
                 job.resize(tuple(where[number] for number in sorted(where)))
                 if where:
                     self.started_at.setdefault(name, self.now_s)
+        slowed = interfering(found)
+        for name, job in self.active.items():
+            job.speed = 1.0 - self.interference if name in slowed else 1.0
         self.allocations = found
         self.idle = 0 if found or self.waiting else self.idle + 1
         counts = {name: sum(where.values()) for name, where in found.items()}

@@ -198,6 +198,18 @@ def simulate(
         WorkloadFormat,
         typer.Option("--format", help="rubberband: columns at, name, kind and iterations; adaptdl: that of Pollux."),
     ] = WorkloadFormat.rubberband,
+    interference: Annotated[
+        float,
+        option(
+            "--interference",
+            "SHARE",
+            "Gangs that span instances and share one with another such gang lose this share of their speed: at 0.25 "
+            "they train at 75 % of it.",
+        ),
+    ] = 0.0,
+    share_machines: Annotated[
+        bool, typer.Option("--share-machines", help="Let such gangs share instances. By default, policies avoid it.")
+    ] = False,
     output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
     html: Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")] = None,
 ) -> None:
@@ -215,7 +227,15 @@ def simulate(
         raise InputError("--format adaptdl and TRACES_DIR need each other; give both, or none")
     asked = load_pool(pool)
     policies = list(dict.fromkeys(policy or [asked.policy, "equal"]))
-    found = simulated(asked, workload, policies, traces, lambda line: print(line, file=sys.stderr, flush=True))
+    found = simulated(
+        asked,
+        workload,
+        policies,
+        traces,
+        lambda line: print(line, file=sys.stderr, flush=True),
+        interference=interference,
+        share_machines=share_machines,
+    )
     if output is TableFormat.json:
         print_json(found.to_json())
     else:

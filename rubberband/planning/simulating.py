@@ -247,6 +247,10 @@ class Simulation:
     usd_per_hour: float
     """Price of an instance of the pool."""
     autoscaling: Autoscaling | None = None
+    interference: float = 0.0
+    """Share of its speed that a gang loses while it spans instances and shares one with another such gang."""
+    share_machines: bool = False
+    """Whether policies that avoid this were kept from it."""
     outcomes: Mapping[str, Outcome]
     """Policy -> outcome, in the order asked."""
 
@@ -258,6 +262,8 @@ class Simulation:
             "workload": self.workload,
             "gpus": self.capacity.gpus,
             "autoscale": None if self.autoscaling is None else asdict(self.autoscaling),
+            "interference": self.interference,
+            "share_machines": self.share_machines,
             "policies": {
                 name: {
                     **outcome.summary(self.usd_per_hour),
@@ -274,13 +280,27 @@ def simulated(
     policies: Sequence[str],
     traces: Path | None = None,
     progress: Callable[[str], None] = lambda line: None,
+    *,
+    interference: float = 0.0,
+    share_machines: bool = False,
 ) -> Simulation:
     """Run the workload in `file` under every policy; with `traces` it is one of AdaptDL's.
 
-    `progress` gets a line after each policy. Raises InputError for a policy, pool or file that cannot be used.
+    `progress` gets a line after each policy. Raises InputError for a policy, pool, file or interference that cannot be
+    used.
     """
+    if not 0.0 <= interference < 1.0:
+        raise InputError(
+            f"interference={interference:g} is not a number from 0 to below 1; write 0.25 for gangs that train at 75 % "
+            "of their speed"
+        )
     capacity, usd_per_hour = _capacity(pool)
     made = {name: make_policy(name) for name in policies}
+    if share_machines:
+        made = {
+            name: replace(each, share_machines=True) if isinstance(each, Counting) else each
+            for name, each in made.items()
+        }
     autoscaling = autoscaling_of(pool.autoscale)
     outcomes: dict[str, Outcome] = {}
     for name, policy in made.items():
@@ -292,7 +312,9 @@ def simulated(
             first_gpus = policy.first_gpus if isinstance(policy, Counting) else 1
             jobs = read_traces(file, traces, elasticity, first_gpus)
         interval_s = None if traces is None else INTERVAL_S
-        outcomes[name] = simulate(jobs, capacity, policy, interval_s=interval_s, autoscaling=autoscaling)
+        outcomes[name] = simulate(
+            jobs, capacity, policy, interval_s=interval_s, autoscaling=autoscaling, interference=interference
+        )
         progress(f"{name}: {counted(len(jobs), 'job')} simulated in {outcomes[name].cpu_s:.1f} CPU s")
     return Simulation(
         pool=pool.name,
@@ -300,6 +322,8 @@ def simulated(
         capacity=capacity,
         usd_per_hour=usd_per_hour,
         autoscaling=autoscaling,
+        interference=interference,
+        share_machines=share_machines,
         outcomes=outcomes,
     )
 

@@ -125,7 +125,10 @@ COMMANDS = {
         "-y",
     },
     "scale": {"name", "--max-instances", "--on", "--server"},
-    "simulate": {"pool", "workload", "traces", "--format", "--html", "--output", "-o", "--policy"},
+    "simulate": {
+        *("pool", "workload", "traces", "--format", "--html", "--interference", "--output", "-o", "--policy"),
+        "--share-machines",
+    },
     "serve": {
         "--allow",
         "--allow-commands",

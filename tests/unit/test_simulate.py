@@ -16,6 +16,7 @@ from rubberband.planner.sharing.simulation import fair_gpus
 from rubberband.planning import simulating
 from rubberband.planning.simulating import simulated
 from rubberband.spec.loading import load_pool
+from rubberband.spec.profile_file import load_profile
 from rubberband.views.report.pool import policy_table, render_simulation
 from tests.builders.adaptdl_data import HEADER, write_data
 
@@ -67,6 +68,36 @@ def test_policies_are_compared_in_json(pool: Path, jobs: Path, capsys: pytest.Ca
         *("mean_finish_time_fairness", "max_finish_time_fairness"),
         *("moves_per_job", "mean_instances", "cost_usd", "unfinished", "cpu_s", "sizes"),
     }
+
+
+def test_interference_slows_gangs_that_share_machines(
+    tmp_path: Path, jobs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three = write(tmp_path / "three.yaml", "{instances: 3, gpus_per_instance: 4}")
+    header = "at,name,kind,iterations,gpus,min_gpus\n"
+    both = write(tmp_path / "both.csv", header + "0s,a,resnet,10,6,6\n0s,b,resnet,10,6,6\n")
+
+    def mean_jct_s(*, interference: float = 0.0, share_machines: bool = False) -> float:
+        asked = {"interference": interference, "share_machines": share_machines}
+        simulate(three, both, None, ["equal"], output=TableFormat.json, **asked)  # type: ignore[arg-type]
+        found = json.loads(capsys.readouterr().out)
+        assert {key: found[key] for key in asked} == asked
+        return float(found["policies"]["equal"]["mean_jct_s"])
+
+    alone_s = 10 * simulating._curve(load_profile(tmp_path / "resnet.json"), 12, 4, "adaptive")[5]
+    # with avoidance the second gang waits for the first one
+    assert mean_jct_s() == mean_jct_s(interference=0.5) == pytest.approx(5.0 + alone_s + (5.0 + alone_s) / 2)
+    assert mean_jct_s(share_machines=True) == pytest.approx(5.0 + alone_s)
+    assert mean_jct_s(interference=0.25, share_machines=True) == pytest.approx(5.0 + alone_s / 0.75)
+    shared = simulated(load_pool(three), both, ["equal"], interference=0.25, share_machines=True)
+    assert policy_table(shared).title.endswith("3 instances of 4 GPUs, shared by gangs, 25 % interference")
+    assert "shared by gangs, 25 % interference" in render_simulation(shared)
+
+
+@pytest.mark.parametrize("interference", [-0.1, 1.0, 25.0, math.nan, math.inf])
+def test_a_wrong_interference_is_one_line(interference: float, pool: Path, jobs: Path) -> None:
+    with pytest.raises(InputError, match=r"interference=.* is not a number from 0 to below 1; write 0\.25 for gangs"):
+        simulated(load_pool(pool), jobs, ["equal"], interference=interference)
 
 
 def test_a_pool_that_scales_pays_for_the_instances_in_use(

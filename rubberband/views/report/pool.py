@@ -355,7 +355,9 @@ def policy_table(found: Simulation) -> TextTable:
         notes.append(f"Instances: their mean; the pool {rule} of its ideal. A new instance is there at once.")
     return TextTable(
         title=f"{counted(jobs, 'job')} of {found.workload} on {found.pool}: {'at most ' * scales}"
-        f"{counted(found.capacity.instances, 'instance')} of {counted(found.capacity.gpus_per_instance, 'GPU')}",
+        f"{counted(found.capacity.instances, 'instance')} of {counted(found.capacity.gpus_per_instance, 'GPU')}"
+        f"{', shared by gangs' * found.share_machines}"
+        f"{f', {100.0 * found.interference:g} % interference' * bool(found.interference)}",
         header=tuple(header),
         rows=tuple(rows),
         words=frozenset({0}),

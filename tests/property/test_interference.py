@@ -1,0 +1,169 @@
+"""Gangs that span instances and share one: their places, and what their interference costs (Pollux §4.2, §5.3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rubberband.planner.sharing import POLICIES, Allocations, Capacity, Counting, Demand, keeps_promises, make_policy
+from rubberband.planner.sharing import simulation as simulating
+from rubberband.planner.sharing.jobs import CurveJob
+from rubberband.planner.sharing.placement import place_freely, place_side_by_side
+from rubberband.planner.sharing.simulation import JobOutcome, interfering, simulate
+from rubberband.planning.simulating import read_traces
+from tests.builders.adaptdl_data import HEADER, write_data
+
+Placing = Callable[[Mapping[str, int], Capacity, Allocations], dict[str, dict[int, int]]]
+capacities = st.builds(Capacity, instances=st.integers(1, 6), gpus_per_instance=st.integers(1, 4))
+COUNTING = [name for name in POLICIES if keeps_promises(name)]
+
+
+def divided(draw: st.DrawFn, capacity: Capacity) -> dict[str, int]:
+    """Numbers of GPUs, at least 1, that fit together."""
+    free, gpus = capacity.gpus, {}
+    for name in draw(st.lists(st.sampled_from("abcdefgh"), unique=True)):
+        if free:
+            gpus[name] = draw(st.integers(1, free))
+            free -= gpus[name]
+    return gpus
+
+
+@given(data=st.data(), capacity=capacities, placing=st.sampled_from([place_freely, place_side_by_side]))
+def test_gangs_without_avoidance_all_find_room_and_stay_where_they_are(
+    data: st.DataObject, capacity: Capacity, placing: Placing
+) -> None:
+    before = placing(data.draw(st.composite(divided)(capacity)), capacity, {})
+    gpus = data.draw(st.composite(divided)(capacity))
+    found = placing(gpus, capacity, before)
+    assert {name: sum(where.values()) for name, where in found.items()} == gpus
+    for number in range(capacity.instances):
+        assert sum(where.get(number, 0) for where in found.values()) <= capacity.gpus_per_instance
+    assert all(
+        0 <= number < capacity.instances and held > 0 for where in found.values() for number, held in where.items()
+    )
+    for name, where in before.items():
+        assert sum(where.values()) != gpus.get(name) or found[name] == where
+    assert placing(gpus, capacity, found) == found
+
+
+def test_a_gang_lies_within_the_fullest_instance_that_holds_it_or_on_the_emptiest_ones() -> None:
+    capacity = Capacity(instances=3, gpus_per_instance=4)
+    held = {"a": {0: 3}, "b": {1: 1}}
+    assert place_side_by_side({"a": 3, "b": 1, "c": 1}, capacity, held)["c"] == {0: 1}
+    assert place_side_by_side({"a": 3, "b": 1, "c": 6}, capacity, held)["c"] == {2: 4, 1: 2}
+    assert place_freely({"a": 3, "b": 1, "c": 1}, capacity, held)["c"] == {2: 1}
+
+
+def test_gangs_interfere_where_two_that_span_have_a_part() -> None:
+    meet = {"a": {0: 4, 1: 2}, "b": {1: 2, 2: 4}, "apart": {3: 1, 4: 1}, "within": {2: 1}}
+    assert interfering(meet) == {"a", "b"}
+    assert interfering({"a": {0: 4, 1: 2}, "within": {1: 2}}) == set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """Policy that gives each job the same GPUs as long as it is there."""
+
+    places: Mapping[str, dict[int, int]]
+
+    def allocate(
+        self, demands: Sequence[Demand], capacity: Capacity, current: Allocations, now_s: float
+    ) -> dict[str, dict[int, int]]:
+        """Return the GPUs of those that are there."""
+        return {demand.name: self.places[demand.name] for demand in demands}
+
+
+def curves(capacity: Capacity, works_s: Sequence[float], least: int = 1) -> list[CurveJob]:
+    return [
+        CurveJob(
+            name=name,
+            submitted_at=40.0 * number,
+            kind="curve",
+            seconds=[work_s / count**0.8 for count in range(1, capacity.gpus + 1)],
+            resize_s=5.0,
+            min_gpus=min(least, capacity.gpus),
+        )
+        for number, (name, work_s) in enumerate(zip("abcdefgh", works_s, strict=False))
+    ]
+
+
+works = st.lists(st.floats(10.0, 5000.0), min_size=8, max_size=8)
+
+
+@given(
+    data=st.data(), capacity=capacities, works_s=works, slowdowns=st.tuples(st.floats(0.0, 0.9), st.floats(0.0, 0.9))
+)
+def test_more_interference_makes_no_job_faster_that_keeps_its_place(
+    data: st.DataObject, capacity: Capacity, works_s: list[float], slowdowns: tuple[float, float]
+) -> None:
+    places = place_freely(data.draw(st.composite(divided)(capacity)), capacity, {})
+    ends = []
+    for interference in sorted(slowdowns):
+        jobs = [job for job in curves(capacity, works_s) if job.name in places]
+        outcome = simulate(jobs, capacity, Fixed(places=places), interval_s=None, interference=interference)
+        ends.append([job.done_at for job in outcome.jobs])
+    assert all(less <= more * (1.0 + 1e-9) for less, more in zip(*ends, strict=True) if less and more)
+    assert all(None not in each for each in ends)
+
+
+@given(
+    name=st.sampled_from(COUNTING),
+    capacity=capacities,
+    works_s=works,
+    least=st.integers(1, 6),
+    interference=st.floats(0.0, 0.9),
+)
+def test_with_avoidance_the_outcome_does_not_depend_on_interference(
+    name: str, capacity: Capacity, works_s: list[float], least: int, interference: float
+) -> None:
+    alone, beside = (
+        simulate(curves(capacity, works_s, least), capacity, make_policy(name), interval_s=None, interference=each)
+        for each in (0.0, interference)
+    )
+    assert beside.jobs == alone.jobs
+    assert beside.allocated == alone.allocated
+
+
+@pytest.mark.parametrize("name", ["equal", "fitness", "ranked", "tiresias", "optimus"])
+def test_no_interference_is_that_of_gangs_that_never_meet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    capacity, made = Capacity(instances=5, gpus_per_instance=3), make_policy(name)
+    policy = replace(made, share_machines=True) if isinstance(made, Counting) else made
+
+    def run(interference: float) -> Sequence[JobOutcome]:
+        works_s = [400.0, 900.0, 300.0, 2000.0, 700.0, 100.0, 1200.0, 500.0]
+        jobs = curves(capacity, works_s, least=4)
+        return simulate(jobs, capacity, policy, interval_s=None, interference=interference).jobs
+
+    none, some = run(0.0), run(0.5)
+    monkeypatch.setattr(simulating, "interfering", lambda allocations: set())
+    assert none == run(0.5)
+    assert some != none
+
+
+TWO_OF_SIX = Capacity(instances=3, gpus_per_instance=4)
+"""Two gangs of 6 GPUs share the third instance."""
+
+
+@pytest.mark.parametrize("interference", [0.25, 0.5])
+def test_a_slowdown_is_the_same_for_curves_and_for_traces(interference: float, tmp_path: Path) -> None:
+    traces = write_data(tmp_path) / "traces"
+    rigid = tmp_path / "two.csv"
+    rigid.write_text(f"{HEADER}\ntoy-0,0,toy,6,128\ntoy-1,0,toy,6,128\n")
+    sharing = Counting(count=make_policy("equal").count, share_machines=True)
+
+    def jcts_s(share: float) -> tuple[list[float], list[float]]:
+        six = [
+            CurveJob(name=name, submitted_at=0.0, kind="k", seconds=[600.0] * 6, resize_s=30.0, min_gpus=6)
+            for name in ("a", "b")
+        ]
+        curved = simulate(six, TWO_OF_SIX, sharing, interval_s=None, interference=share)
+        traced = simulate(read_traces(rigid, traces, "rigid"), TWO_OF_SIX, make_policy("tiresias"), interference=share)
+        return curved.jcts_s, traced.jcts_s
+
+    for alone_s, slowed_s in zip(jcts_s(0.0), jcts_s(interference), strict=True):
+        assert slowed_s == pytest.approx([30.0 + (each - 30.0) / (1.0 - interference) for each in alone_s], rel=1e-6)
