@@ -50,7 +50,7 @@ class ByWhatIsShared(xdist.scheduler.LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "gangs" if file.endswith("_gang.py") else file
+        return "gangs" if file.startswith("tests/integration/") and ("gang" in file or "distributed" in file) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByWhatIsShared:

@@ -108,7 +108,7 @@ def test_shares_are_equal_on_demand(workers, store):
     assert [each.batch.balance for each in found] == [None, None]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_balanced_by_speed_they_learn_the_same_through_a_resize_and_a_resume(workers, store, num_workers):
     entrypoint = trials.entrypoint("balance_trials:SleepyLoaded")
     config = {"num_workers": num_workers, "sample_s": [0.0002, 0.003, 0.0005]}

@@ -79,6 +79,7 @@ def test_curves_are_smoothed_on_log_axes_and_the_best_few_and_the_link_shows_the
         expect(page.get_by_role("slider", name="smooth")).to_have_value("0.9")
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(("kind", "begin"), [("PNG", b"\x89PNG"), ("SVG", b"<svg")])
 def test_a_chart_is_saved_as_a_file(browser: Any, address: str, kind: str, begin: bytes) -> None:
     with visiting(browser, address, dark=True) as visit:
@@ -140,6 +141,7 @@ def test_lines_of_many_trials_are_few_elements_that_a_reader_hovers_and_hides(br
         visit.shot("curves-many", whole=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "begin"), [("PNG", b"\x89PNG"), ("SVG", b"<svg")])
 def test_lines_of_many_trials_are_saved_as_a_file(browser: Any, address: str, kind: str, begin: bytes) -> None:
     with visiting(browser, address) as visit:
@@ -154,6 +156,7 @@ def test_lines_of_many_trials_are_saved_as_a_file(browser: Any, address: str, ki
         assert longest.count("M") > 300, "the lines of the trials are in the picture"
 
 
+@pytest.mark.long
 def test_a_point_among_the_lines_of_many_trials_leads_to_its_trial(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         page = visit.open("/experiments/many")
@@ -168,6 +171,7 @@ def test_a_point_among_the_lines_of_many_trials_leads_to_its_trial(browser: Any,
         page.wait_for_url(f"**/experiments/many/trials/{trial[1]}")
 
 
+@pytest.mark.long
 def test_the_report_draws_the_lines_of_many_trials_as_paths_over_each_axis(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         page = visit.open("/experiments/many/report")

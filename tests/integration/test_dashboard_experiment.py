@@ -476,6 +476,7 @@ PAGES = {
 DRAWN = {"experiment": ("curves", "spend", "allocation", "parallel", "slices", "contour"), "trial": ("gangs",)}
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("wrong", "rule"),
     [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rubberband.states import ExperimentState
-from tests.builders.browser import ELSEWHERE, visiting
+from tests.builders.browser import visiting
 from tests.builders.dashboard_site import BEGUN, Site, service
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
@@ -57,14 +57,3 @@ def test_a_page_shows_a_notice_when_its_experiment_is_late_and_when_it_ends(brow
         assert looked_at(page) == [late]
         site.change("digits", state=ExperimentState.DONE, reason="all trials are done")
         assert looked_at(page) == [late, ["digits: done", "all trials are done", "digits end"]]
-
-
-def test_a_page_offers_no_notices_where_the_browser_has_none(browser: Any, tmp_path: Path) -> None:
-    with (
-        service(tmp_path, hosts=("*",)) as site,
-        visiting(browser, site.address.replace("127.0.0.1", ELSEWHERE)) as visit,
-    ):
-        site.add("digits")
-        page = visit.open("/experiments/digits")
-        expect(page.get_by_role("button", name="Cancel")).to_be_visible()
-        expect(page.locator("#notify")).to_be_hidden()

@@ -62,6 +62,7 @@ def test_a_reader_opens_copies_and_follows_an_operation(tmp_path: Path) -> None:
         visit.shot("docs-phone", whole=False)
 
 
+@pytest.mark.long
 def test_the_page_is_read_without_a_script(tmp_path: Path) -> None:
     app: Any = create_app(Settings(home=tmp_path), store=open_store(None, tmp_path))
     with served(app) as address, chromium() as browser, visiting(browser, address, java_script_enabled=False) as visit:

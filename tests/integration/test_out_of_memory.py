@@ -72,8 +72,9 @@ def test_a_step_that_runs_out_of_memory_is_divided_and_learns_the_same(store, un
     assert content(store, limited[-1])["batching"] == {"per_gpu": 2}
 
 
-@pytest.mark.parametrize(("at", "rank"), [*((place, 1) for place in PLACES), ("backward", 0)])
+@pytest.mark.by_default(4)
 @pytest.mark.parametrize("entrypoint", [GROWING, NARROW], ids=["whole", "accumulating"])
+@pytest.mark.parametrize(("at", "rank"), [*((place, 1) for place in PLACES), ("backward", 0)])
 def test_a_gang_in_which_one_worker_runs_out_begins_again_and_learns_the_same(
     workers, store, unlimited, at, entrypoint, rank
 ):
@@ -94,6 +95,7 @@ def test_samples_that_count_unequally_count_the_same_where_a_step_is_done_again(
         assert_same((store, run(counting, replace(SEGMENT, config=config), store)), (store, plenty))
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("at", ["loss", "backward"])
 def test_parameters_that_the_loss_does_not_use_are_left_out_again(workers, store, at):
     segment = replace(SEGMENT, config={"memory": 100, "at": at, "rank": 1})

@@ -112,6 +112,7 @@ def watch(visit: Visit, name: str) -> None:
     visit.shot(f"{name}-5-report")
 
 
+@pytest.mark.long
 def test_a_person_previews_submits_and_watches_a_simulated_experiment(browser: Any, tmp_path: Path) -> None:
     text = DIGITS.replace("provider: local", "provider: virtual").replace("name: digits", "name: simulated")
     with service(tmp_path) as server, visiting(browser, server.address) as visit:

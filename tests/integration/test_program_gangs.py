@@ -188,6 +188,7 @@ def test_workers_that_train_each_on_its_own_are_refused(trial: Trial, workers: l
     assert found[1][-1].secondary
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_raises_is_the_failure(trial: Trial, workers: list[Worker], rank: int) -> None:
     source = f"""

@@ -69,6 +69,7 @@ def repeated(command_line: CommandLine) -> Counter[str]:
     return Counter(line.split()[0] for line, times in Counter(lines).items() if times > 1)
 
 
+@pytest.mark.long
 def test_a_program_trains_on_gangs_that_grow(command_line: CommandLine) -> None:
     command_line(*words(command_line, "grows", "[{trials: 2, iterations: 2}, {trials: 1, iterations: 4}]"))
     result = command_line.result("grows")

@@ -24,7 +24,7 @@ from tests.builders.metadata_service import metadata_service
 from tests.builders.sessions import run_spec
 from tests.builders.waiting import eventually
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 TRIAL = """
     from pathlib import Path

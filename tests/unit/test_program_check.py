@@ -261,7 +261,8 @@ def test_a_script_is_checked_without_a_file() -> None:
     assert "note" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["bash", "plain", pytest.param("ddp", marks=pytest.mark.long)])
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("name", ["bash", "plain", "ddp"])
 def test_the_examples_of_commands_pass_their_check(name: str) -> None:
     file = Path(__file__).parents[2] / f"examples/commands/{name}.yaml"
     done = CliRunner().invoke(cli.app, ["check", str(file)])
