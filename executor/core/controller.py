@@ -292,6 +292,7 @@ class Controller:
             return
         state.decisions.append(event)
         state.plan, state.profile, lane.own = event.plan, event.profile, event.own
+        lane.planned_trials = lane.trials_left if event.stage < lane.bracket.end_stage else math.inf
         lane.replans_at_once = False
         state.predicted = (*state.predicted[: event.stage], *event.predicted, *state.predicted[lane.end_stage :])
         widest = max(choice.instances for choice in event.plan.stages[event.stage : lane.end_stage])

@@ -21,6 +21,7 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
 from rubberband.executor.core.state import GroupState, Phase, State, TrialState, TrialStatus
+from rubberband.planner.exact.model import least_instances as instances_for
 from rubberband.values.offer import slots
 from rubberband.values.plan import Ladder
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, mixture_words
@@ -109,15 +110,33 @@ def forecast(state: State, now: float, instances: Mapping[int, int] | None = Non
 
 
 def later_stages(lane: GroupState) -> Forecast:
-    """Seconds that the lane's stages after the current one take, and what they cost, as predicted.
+    """Seconds that the lane's stages after the current one take, and what they cost, as predicted for the trials left.
 
     Where there are several brackets, that is without the head node.
     """
-    later = lane.state.predicted[lane.stage.stage + 1 : lane.end_stage]
-    return Forecast(
-        jct_s=sum(stage.provisioning_s + stage.duration_s for stage in later),
-        cost_usd=sum(stage.cost_usd for stage in later),
-    )
+    later = [_later_stage(lane, stage) for stage in range(lane.stage.stage + 1, lane.end_stage)]
+    return Forecast(jct_s=sum(stage.jct_s for stage in later), cost_usd=sum(stage.cost_usd for stage in later))
+
+
+def _later_stage(lane: GroupState, stage: int) -> Forecast:
+    """Return the time and cost of a later stage: less than predicted where fewer trials are left than it was planned
+    for, in proportion to its waves and to the instances that they need.
+    """
+    job, predicted = lane.job, lane.state.predicted[stage]
+    planned, left = min(job.stages[stage].trials, lane.planned_trials), lane.trials_left
+    if stage >= lane.bracket.end_stage or left >= planned:
+        return Forecast(jct_s=predicted.provisioning_s + predicted.duration_s, cost_usd=predicted.cost_usd)
+    if left == 0:
+        return Forecast(jct_s=0.0, cost_usd=0.0)
+    chosen, offer = lane.state.plan.stages[stage], job.offer
+    at_once = max(1, slots(chosen.instances, offer.slots, chosen.gpus_per_trial))
+    needed = min(chosen.instances, instances_for(left, offer.slots, chosen.gpus_per_trial))
+    duration_s = predicted.duration_s * math.ceil(left / at_once) / math.ceil(planned / at_once)
+    taken_s = predicted.provisioning_s + duration_s
+    share = needed / chosen.instances * taken_s / (predicted.provisioning_s + predicted.duration_s)
+    if offer.billing == "per_function":
+        share = left / planned
+    return Forecast(jct_s=taken_s, cost_usd=predicted.cost_usd * share)
 
 
 def stage_left(lane: GroupState, now: float, instances: int | None = None) -> Forecast:
@@ -239,18 +258,30 @@ def _to_come(state: State, ladder: Ladder) -> list[tuple[int, int]]:
 def expected_iterations(state: State) -> int:
     """Return the iterations of all trials at the end, as far as they are known; those of the stages without rungs.
 
-    A trial that has ended by itself, or was stopped by the user, does none of those that its stages had left for it.
+    A trial that has ended by itself or failed, or was stopped by the user, does none of those that its stages had left
+    for it, and later stages train no more trials than are left.
     """
     job = state.job
     ladder = job.ladder
     if ladder is None:
-        left_out = sum(_left_out(state, t) for t in state.trials if t.ended or t.stopped_at is not None)
-        return sum(stage.trials * stage.iterations for stage in job.stages) - left_out
+        over = (t for t in state.trials if t.ended or t.stopped_at is not None or t.status is TrialStatus.FAILED)
+        whole = sum(_expected_trials(state, index) * stage.iterations for index, stage in enumerate(job.stages))
+        return whole - sum(_left_out(state, trial) for trial in over)
     active = (TrialStatus.QUEUED, TrialStatus.RUNNING)
     begun = sum(ladder.totals[t.rung] if t.status in active else t.iterations for t in state.trials)
     if state.course in ("ending", "finished"):
         return begun
     return begun + sum(trials * gain for trials, gain in _to_come(state, ladder))
+
+
+def _expected_trials(state: State, stage: int) -> int:
+    """Return how many trials a stage trains, as far as is known: all in the first one of a bracket."""
+    job, record = state.job, state.record_of(stage)
+    bracket, planned = job.bracket_of(stage), job.stages[stage].trials
+    lane = state.lanes[bracket.lane]
+    if stage == bracket.first_stage or not lane.stages or stage >= lane.bracket.end_stage:
+        return planned
+    return min(planned, lane.trials_left) if record is None else len(record.trials)
 
 
 def _left_out(state: State, trial: TrialState) -> int:

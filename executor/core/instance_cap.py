@@ -107,6 +107,7 @@ def note_resized(lane: GroupState, event: RestPlanned) -> None:
     state = lane.state
     state.decisions.append(event)
     state.plan, state.profile = event.plan, event.profile
+    lane.planned_trials = lane.trials_left
     state.predicted = (*state.predicted[: event.stage], *event.predicted, *state.predicted[lane.end_stage :])
     lane.replans_at_once, lane.resized = False, event.stage
     lane.launches_left = lane.job.launch_attempts

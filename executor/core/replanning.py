@@ -17,7 +17,7 @@ from rubberband.executor.core.events import RestPlanned
 from rubberband.executor.core.forecast import assumed, forecast, lane_factor, later_stages, stage_left
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.measured import Measured, measured
-from rubberband.executor.core.state import GroupState, Phase, State, TrialStatus
+from rubberband.executor.core.state import GroupState, Phase, State
 from rubberband.planner import Problem, Replanned, Reserve, replan
 from rubberband.units import counted
 from rubberband.values.offer import Offer
@@ -98,6 +98,7 @@ def decide_within(state: State, now: float) -> RestPlanned:
         profile=remainder.seen.profile,
         predicted=(*state.predicted[:stage], *predicted, *state.predicted[lane.end_stage :]),
     )
+    then.lanes[lane.lane].planned_trials = lane.trials_left
     after = forecast(then, now)
     return RestPlanned(
         occurred_at=now,
@@ -259,10 +260,7 @@ def _most_instances(lane: GroupState) -> int:
 def remaining(lane: GroupState) -> tuple[Stage, ...]:
     """The job's stages up to the lane's last; those that its trials go on to train no more trials than are left."""
     job = lane.job
-    known = job.promoted(lane.stage) if lane.stage.ranking else lane.stage.trials
-    trials = [lane.state.trials[trial] for trial in known]
-    over = (TrialStatus.FAILED, TrialStatus.STOPPED)
-    left = sum(trial.status not in over and not trial.ended for trial in trials)
+    left = lane.trials_left
     done, end = lane.next_stage, lane.bracket.end_stage
     later = (replace(stage, trials=min(stage.trials, left)) for stage in job.stages[done:end])
     return (*job.stages[:done], *later, *job.stages[max(done, end) : lane.end_stage])

@@ -178,6 +178,8 @@ class GroupState:
     phase: Phase = Phase.NEW
     stages: list[StageRecord] = field(default_factory=list)
     """Begun stages, in order."""
+    planned_trials: float = math.inf
+    """The most trials that its latest replan planned later stages of its bracket for; inf before the first one."""
     own: Mapping[int, OwnSpeed] = field(default_factory=dict)
     """How fast its trials are beside the profile, by its latest replan."""
     launches_left: int = 0
@@ -298,6 +300,13 @@ class GroupState:
     def needed_instances(self) -> int:
         """The fewest instances on which the trials under way train at once, as wide as planned."""
         return instances_for(len(self.runners) + len(self.waiters), self.job.offer.slots, self.chosen.gpus_per_trial)
+
+    @property
+    def trials_left(self) -> int:
+        """The trials of its current stage that have not failed, been stopped, or ended by themselves."""
+        over = (TrialStatus.FAILED, TrialStatus.STOPPED)
+        trials = (self.state.trials[trial] for trial in self.stage.trials)
+        return sum(trial.status not in over and not trial.ended for trial in trials)
 
     @property
     def waits_for_instances(self) -> bool:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     CancelRequested,
     Command,
     DiscardCheckpoint,
     DriverResumed,
+    Event,
     InstanceReleased,
     LaunchInstance,
     LiveInstance,
@@ -22,7 +24,7 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStopRequested,
 )
-from rubberband.executor.core.forecast import expected_iterations
+from rubberband.executor.core.forecast import expected_iterations, forecast
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.core.trials import best_trial
@@ -30,13 +32,18 @@ from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.journal import decode_event
 from rubberband.executor.result import rows
 from rubberband.executor.result.result import summarise
+from rubberband.executor.run.driver import drive
+from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.views.live.narration import Narrator
 from rubberband.views.live.view import observe
 from rubberband.views.story import story as story_of
 from tests.builders.jobs import JOB, OFFER
+from tests.builders.memory import MemoryJournal
 from tests.builders.stories import Story, begun, checkpoint, kinds
+from tests.builders.virtual_runs import jct_s
+from tests.property.test_stopped_trials import Stop, Stops
 
 STAGES = (Stage(trials=4, iterations=3), Stage(trials=2, iterations=2))
 PLAN = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instances=1, gpus_per_trial=1)))
@@ -193,6 +200,36 @@ def test_reports_tables_and_lines_say_who_stopped_it() -> None:
     ]
     sync(story, 1, 2, 3)
     assert any("1 stopped by the user" in line for line in narrator.lines(event, story.controller))
+
+
+@pytest.mark.parametrize("replan", [False, True])
+def test_the_forecast_of_later_stages_counts_only_the_trials_that_are_left(replan: bool) -> None:
+    stages = tuple(Stage(trials=trials, iterations=4) for trials in (8, 7, 6))
+    plan = Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),) * 3)
+    offer = dataclasses.replace(OFFER, max_instances=1)
+    prediction = predict(stages, plan, JOB.profile, offer)
+    given = dataclasses.replace(
+        JOB, stages=stages, plan=plan, prediction=prediction, offer=offer, replan=replan, max_gpus_per_trial=1
+    )
+    seen = list[tuple[int, float]]()
+
+    def look(_event: Event, controller: Controller) -> None:
+        state = controller.state
+        seen.append((sum(t.stopped_at is not None for t in state.trials), forecast(state, state.now).jct_s))
+
+    def end_s(*stops: Stop) -> float:
+        seen.clear()
+        backend, controller = VirtualBackend("digits", offer, JOB.profile, metric="score"), Controller(given)
+        drive(controller, backend, MemoryJournal(), observers=[look], requests=Stops(stops))
+        return jct_s(controller.state)
+
+    whole_s = end_s()
+    assert [forecast_s for _, forecast_s in seen] == pytest.approx([whole_s] * len(seen))
+    at_first, later = [(3, 6), (3, 7)], [(22, 4), (22, 5)]
+    first_s, all_s = end_s(*at_first), end_s(*at_first, *later)
+    assert all_s < first_s < whole_s
+    assert {round(forecast_s) for stopped, forecast_s in seen if stopped == 2} == {round(first_s)}
+    assert {round(forecast_s) for stopped, forecast_s in seen if stopped == 4} == {round(all_s)}
 
 
 def test_checkpoints_that_are_kept_have_their_iterations_and_times() -> None:

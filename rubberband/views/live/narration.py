@@ -370,10 +370,11 @@ class Narrator:
         return [self._sync(stage, state) for stage in fresh]
 
     def _decided(self, state: State) -> list[str]:
-        return [
+        made = [
             f"plan{self._of_bracket(decision.stage)} {decided(decision.changed, printable(decision.reason))}"
             for decision in self._fresh("decisions", state.decisions)
         ]
+        return [*made[:-1], f"{made[-1]}; {_forecast(state)}"] if made else []
 
     def _of_bracket(self, stage: int) -> str:
         return f" from {self._job.stage_name(stage)} on" if self._job.is_divided else ""
@@ -395,10 +396,10 @@ class Narrator:
         parts.append(f"{by_user} stopped by the user" if by_user else "")
         ended = sum(state.trials[trial].ended for trial in stage.trials)
         parts.append(f"{ended} ended early" if ended else "")
-        expected = forecast(state, state.now)
         parts.append(f"spent {format_usd(bill_usd(state, state.now))}")
-        if state.course == "running":
-            parts.append(f"forecast {duration(expected.jct_s)}, {format_usd(expected.cost_usd)}")
+        is_planned_next = job.replan and any(lane.phase is Phase.PLANNING for lane in state.lanes)
+        if state.course == "running" and not is_planned_next:
+            parts.append(_forecast(state))
         if job.ladder is not None:
             reached = (sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.ladder.totals)))
             end = (
@@ -461,6 +462,11 @@ def _left(state: State) -> str:
     held = [record for record in state.fleet.live() if record.requested_at < state.now]
     going = [trial for trial in state.trials if trial.status in UNDER_WAY]
     return f"{counted(len(held), 'instance')} held, {counted(len(going), 'trial')} to continue"
+
+
+def _forecast(state: State) -> str:
+    expected = forecast(state, state.now)
+    return f"forecast {duration(expected.jct_s)}, {format_usd(expected.cost_usd)}"
 
 
 def _trials(trials: Sequence[int]) -> str:
