@@ -33,7 +33,7 @@ _POPULATION = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
+class Known:
     """A configuration and its metrics; None: it trains, or waits for training, and counts as a bad one meanwhile."""
 
     configuration: Mapping[str, Any]
@@ -62,13 +62,10 @@ def draw(
     enough = search.results_needed
     iterations, known = _results(search, state, drawn, enough)
     results = sum(each.values is not None for each in known)
+    reason = f"by {name} from {counted(results, 'result')} after {counted(iterations, 'iteration')}"
     if results < enough:
-        count = first + len(trials)
-        every = sample(search.space, "random", count, search.sampler.seed, search.points_to_train[:count])
-        found, reason = every[first:], f"at random: {name} needs {counted(enough, 'result')} and there are {results}"
-    else:
-        found = _propose(search, known, first, len(trials))
-        reason = f"by {name} from {counted(results, 'result')} after {counted(iterations, 'iteration')}"
+        reason = f"at random: {name} needs {counted(enough, 'result')} and there are {results}"
+    found = propose(search, known, first, len(trials))
     return TrialsDrawn(occurred_at=now(), first_trial=first, configurations=tuple(found), reason=reason)
 
 
@@ -91,13 +88,13 @@ class Seeds(dict[int, int]):
 
 def _results(
     search: Search, state: State, drawn: Mapping[int, Mapping[str, Any]], enough: int
-) -> tuple[int, Sequence[_Known]]:
+) -> tuple[int, Sequence[Known]]:
     """Return the iterations after which results are compared, and all that is known of configurations at that point.
 
     Results that the user gave count at every number of iterations. A failed trial is as bad as the worst one.
     """
     given = [
-        _Known(configuration=point, values=(value,))
+        Known(configuration=point, values=(value,))
         for point, value in zip(search.points_to_evaluate, search.evaluated_rewards, strict=False)
     ]
     done = sorted((len(state.trials[trial].reports) for trial in drawn), reverse=True)
@@ -109,7 +106,7 @@ def _results(
     if not columns or not all(columns):
         return iterations, given
     worst = [(max if mode == "min" else min)(column) for (_, mode), column in zip(objectives, columns, strict=True)]
-    found = [_Known(configuration=drawn[trial], values=_finite(each, worst)) for trial, each in values.items()]
+    found = [Known(configuration=drawn[trial], values=_finite(each, worst)) for trial, each in values.items()]
     return iterations, [*given, *found]
 
 
@@ -130,7 +127,14 @@ def _finite(values: tuple[float, ...] | None, worst: Sequence[float]) -> tuple[f
 # A study of one batch.
 
 
-def _propose(search: Search, known: Sequence[_Known], first: int, count: int) -> list[Configuration]:
+def propose(search: Search, known: Sequence[Known], first: int, count: int) -> list[Configuration]:
+    """Return the configurations of `count` trials, of which `first` is the first, by a sampler that learns.
+
+    Without enough results they are drawn at random, as the sampler `random` does.
+    """
+    if sum(each.values is not None for each in known) < search.results_needed:
+        end = first + count
+        return sample(search.space, "random", end, search.sampler.seed, search.points_to_train[:end])[first:]
     import optuna
 
     with quiet():
@@ -235,7 +239,7 @@ def _params_of_point(space: Mapping[str, Any], point: Mapping[str, Any]) -> dict
 
 
 def _frozen(
-    space: Mapping[str, Any], known: _Known, *, population: bool = False, only: Sequence[Path] | None = None
+    space: Mapping[str, Any], known: Known, *, population: bool = False, only: Sequence[Path] | None = None
 ) -> FrozenTrial:
     from optuna.trial import TrialState as OptunaState
     from optuna.trial import create_trial
@@ -253,19 +257,19 @@ def _frozen(
 # Samplers of one batch. All results are one generation of the evolutionary ones.
 
 
-def _tpe(search: Search, known: Sequence[_Known], seed: int) -> BaseSampler:
+def _tpe(search: Search, known: Sequence[Known], seed: int) -> BaseSampler:
     from optuna.samplers import TPESampler
 
     return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=1)
 
 
-def _gp(search: Search, known: Sequence[_Known], seed: int) -> BaseSampler:
+def _gp(search: Search, known: Sequence[Known], seed: int) -> BaseSampler:
     from optuna.samplers import GPSampler
 
     return GPSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False)
 
 
-def _cmaes(search: Search, known: Sequence[_Known], seed: int) -> BaseSampler:
+def _cmaes(search: Search, known: Sequence[Known], seed: int) -> BaseSampler:
     """Return CMA-ES that begins where the results are best (warm start, Nomura et al. 2021)."""
     from optuna.samplers import CmaEsSampler
 
@@ -283,13 +287,13 @@ def _is_single(domain: Domain) -> bool:
     return found
 
 
-def _nsgaii(search: Search, known: Sequence[_Known], seed: int) -> BaseSampler:
+def _nsgaii(search: Search, known: Sequence[Known], seed: int) -> BaseSampler:
     from optuna.samplers import NSGAIISampler
 
     return NSGAIISampler(seed=seed, population_size=min(_POPULATION, max(2, len(known) // 2)))
 
 
-_SAMPLERS: Mapping[str, Callable[[Search, Sequence[_Known], int], BaseSampler]] = {
+_SAMPLERS: Mapping[str, Callable[[Search, Sequence[Known], int], BaseSampler]] = {
     "tpe": _tpe,
     "gp": _gp,
     "cmaes": _cmaes,

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from rows import Part, Row, Statement, Table, show, verdict
+from tuning import table_3, table_3_measured
+from tuning_runs import table_3_runs
 
 from rubberband.planner.goodput import gain
 from rubberband.planner.goodput.planning import LOWER, UPPER
@@ -302,9 +304,9 @@ def figure_9(folder: Path, small: bool) -> Row:
     )
 
 
-ON_DATA: Sequence[Callable[[Path, bool], Row]] = (table_2, figure_7, figure_8a, figure_8b, figure_9)
+ON_DATA: Sequence[Callable[[Path, bool], Row]] = (table_2, figure_7, figure_8a, figure_8b, figure_9, table_3_measured)
 """Parts that need the measurements."""
-PARTS: Sequence[Part] = ()
+PARTS: Sequence[Part] = (table_3, table_3_runs)
 """Parts that need none."""
 
 

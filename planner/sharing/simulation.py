@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -154,17 +155,23 @@ def simulate(
     interval_s: float | None = INTERVAL_S,
     autoscaling: Autoscaling | None = None,
     interference: float = 0.0,
+    after: Callable[[SimulatedJob], Iterable[SimulatedJob]] = lambda ended: (),
 ) -> Outcome:
     """Run the jobs, which change, to their ends.
 
     The policy decides at every multiple of `interval_s`; with None, at every arrival and end. With `autoscaling` the
     pool has no instances at first, and those of `capacity` at most. `interference` is the share of its speed that a
-    gang loses while it is `interfering`; at least 0 and below 1.
+    gang loses while it is `interfering`; at least 0 and below 1. `after` returns the jobs that follow one that has
+    ended, such as the next trial of a search; they are submitted at its end or later.
     """
     assert 0.0 <= interference < 1.0, f"interference={interference} is not a share that leaves some speed"
-    in_order = sorted(jobs, key=lambda job: job.submitted_at)
     run = _Simulation(
-        jobs=in_order, capacity=capacity, policy=policy, autoscaling=autoscaling, interference=interference
+        jobs=sorted(jobs, key=_submitted_at),
+        capacity=capacity,
+        policy=policy,
+        autoscaling=autoscaling,
+        interference=interference,
+        after=after,
     )
     began_s = time.process_time()
     while run.waiting or run.active:
@@ -205,15 +212,20 @@ def fair_gpus(jobs: Sequence[SimulatedJob], gpus: int, now_s: float) -> list[int
     return found
 
 
+def _submitted_at(job: SimulatedJob) -> float:
+    return job.submitted_at
+
+
 @dataclass(slots=True, kw_only=True)
 class _Simulation:
     """State of a simulation."""
 
-    jobs: Sequence[SimulatedJob]
+    jobs: list[SimulatedJob]
     capacity: Capacity
     policy: Policy
     autoscaling: Autoscaling | None
     interference: float
+    after: Callable[[SimulatedJob], Iterable[SimulatedJob]]
     now_s: float = 0.0
     waiting: list[SimulatedJob] = field(default_factory=list)
     active: dict[str, SimulatedJob] = field(default_factory=dict)
@@ -283,7 +295,12 @@ class _Simulation:
         for job in self.active.values():
             job.advance(seconds, self.now_s)
         self.now_s += seconds
+        ended = [job for job in self.active.values() if job.done_at is not None]
         self.active = {name: job for name, job in self.active.items() if job.done_at is None}
+        for job in sorted(ended, key=lambda job: job.done_at or 0.0):
+            for following in self.after(job):
+                self.jobs.append(following)
+                insort(self.waiting, following, key=_submitted_at)
 
     def outcome(self, cpu_s: float) -> Outcome:
         shares = fair_gpus(self.jobs, self.capacity.gpus, self.now_s)

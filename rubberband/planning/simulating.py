@@ -173,7 +173,7 @@ def read_traces(workload: Path, traces: Path, elasticity: Elasticity, first_gpus
     if not traces.is_dir():
         found = f"{traces} is a file" if traces.exists() else f"there is no folder {traces}"
         raise InputError(f"{found}; give the folder of traces, which has a folder for each model")
-    known = {name: _application(traces / name) for name in dict.fromkeys(str(row["application"]) for row in rows)}
+    known = {name: read_application(traces / name) for name in dict.fromkeys(str(row["application"]) for row in rows)}
     return [_traced_job(row, known[str(row["application"])], elasticity, first_gpus) for row in rows]
 
 
@@ -192,7 +192,7 @@ def _traced_job(row: Row, application: Application, elasticity: Elasticity, firs
     )
 
 
-def _application(folder: Path) -> Application:
+def read_application(folder: Path) -> Application:
     """Read the measurements of one model."""
     step: Columns = {"local_bsz": positive, _STEP: positive, _SYNC: whole}
     rows = read_rows(folder / "placements.csv", {"placement": positive, **step})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rubberband.planner.sharing import Capacity, Demand, make_policy
 from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.policies import divide
-from rubberband.planner.sharing.simulation import simulate
+from rubberband.planner.sharing.simulation import SimulatedJob, simulate
 
 some_value = st.floats(-10.0, 10.0) | st.just(-math.inf)
 
@@ -177,6 +177,28 @@ def test_a_simulation_ends_every_job_and_counts_every_gpu_second(policy: str, in
     assert sum(job.gpu_s for job in outcome.jobs) <= held_gpu_s + 1e-6
     assert 0.0 < outcome.utilisation <= 1.0 + 1e-9
     assert outcome.summary()["unfinished"] == 0
+
+
+@pytest.mark.parametrize("interval_s", [None, 30.0])
+def test_jobs_that_follow_others_are_submitted_at_their_ends_in_that_order(interval_s: float | None) -> None:
+    later, asked = jobs()[3:], list[str]()
+
+    def after(ended: SimulatedJob) -> list[CurveJob]:
+        asked.append(ended.name)
+        assert ended.done_at is not None
+        following = [later.pop(0)] if later else []
+        for job in following:
+            job.submitted_at = ended.done_at
+        return following
+
+    capacity = Capacity(instances=2, gpus_per_instance=4)
+    outcome = simulate(jobs()[:3], capacity, make_policy("fifo"), interval_s=interval_s, after=after)
+
+    done = {job.name: job.done_at or math.inf for job in outcome.jobs}
+    assert asked == sorted(done, key=done.__getitem__)
+    assert [job.name for job in outcome.jobs] == [f"j{number}" for number in range(6)]
+    assert [job.submitted_at for job in outcome.jobs[3:]] == sorted(done.values())[:3]
+    assert all(job.started_at >= job.submitted_at for job in outcome.jobs if job.started_at is not None)
 
 
 def test_a_job_that_never_fits_is_counted_as_unfinished() -> None:

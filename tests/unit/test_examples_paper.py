@@ -24,9 +24,10 @@ ROWS = [
         ("lb_bsp", part)
         for part in ("figure_1", "figure_2", "figure_4", "figure_6", "figure_7", "figure_8", "figure_11")
     ),
+    ("pollux", "table_3"),
 ]
 """Script and part."""
-ON_DATA = ("table_2", "figure_7", "figure_8a", "figure_8b", "figure_9")
+ON_DATA = ("table_2", "figure_7", "figure_8a", "figure_8b", "figure_9", "table_3_measured")
 """Parts of `pollux.py` that need measurements."""
 TINY = 1e-9
 
@@ -212,6 +213,39 @@ def test_a_row_that_is_not_measured_is_the_same_again(load: dict[str, ModuleType
     load["async_sgd"].simulated.cache_clear()
 
     assert part(True) == once
+
+
+def test_a_search_on_the_simulator_is_the_same_again_and_its_trials_run_four_at_a_time(
+    load: dict[str, ModuleType],
+) -> None:
+    tuning = load["tuning"]
+    arms = {name: tuning.ARMS[name] for name in ("Baseline", "Pollux")}
+    once, again = (
+        {name: tuning.Tuned(arm=arm, world=tuning.PLAIN, trials=14, seed=3).run().jobs for name, arm in arms.items()}
+        for _ in range(2)
+    )
+
+    assert once == again
+    for jobs in once.values():
+        assert [job.name for job in jobs] == [str(trial) for trial in range(14)]
+        assert sum(job.submitted_at == 0.0 for job in jobs) == 4
+        assert {job.submitted_at for job in jobs[4:]} <= {job.done_at for job in jobs}
+    assert sum(job.jct_s for job in once["Pollux"]) < sum(job.jct_s for job in once["Baseline"])
+
+
+@pytest.mark.long
+def test_tpe_tunes_on_a_real_pool_with_fixed_and_with_adaptive_batches(load: dict[str, ModuleType]) -> None:
+    runs = load["tuning_runs"].both(6)
+
+    for result in runs.values():
+        assert [trial.status for trial in result.trials] == ["completed"] * 6
+        begins = sorted(min(use.start_s for use in result.busy if use.trial == trial) for trial in range(6))
+        assert begins[3] < min(use.end_s for use in result.busy) <= begins[4]
+    largest = {
+        name: max((each.batch_size for trial in result.trials for each in trial.batches), default=64)
+        for name, result in runs.items()
+    }
+    assert largest["Baseline"] == 64 < largest["Pollux"]
 
 
 def test_eq_2_exceeds_a_link_by_up_to_a_third_and_falls(load: dict[str, ModuleType]) -> None:

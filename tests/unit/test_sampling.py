@@ -220,7 +220,7 @@ def test_a_sampler_of_several_objectives_learns_from_all(algorithm: str) -> None
     def proposed(several: bool) -> float:
         search = an_experiment(0, sampler={**sampler, "multi_objective": several}, also=LATENCY).search
         _, known = sampling._results(search, state, seen, 10)
-        found = sampling._propose(search, known, 100, 40 if algorithm == "nsgaii" else 8)
+        found = sampling.propose(search, known, 100, 40 if algorithm == "nsgaii" else 8)
         return sum(each["x"] + each["y"] for each in found) / len(found)
 
     assert proposed(True) < proposed(False)

@@ -1,0 +1,65 @@
+"""Trial that really trains a small network, and sleeps in each pass as long as a GPU would compute (Pollux, Table 3).
+
+Its gradients and their noise are real. Two CPUs could not show that a larger batch keeps a GPU busy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import rubberband
+
+PASS_S, SAMPLE_S = 0.020, 0.0001
+"""Seconds of a pass, and of each of its samples: with 64 samples a GPU is idle for three quarters of the time."""
+CLASSES, FEATURES = 10, 64
+
+
+def samples(number: int, seed: int) -> TensorDataset:
+    """Return points around ten centres, with noise of three times their distance from the middle."""
+    centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(7))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (number,), generator=generator)
+    return TensorDataset(centres[labels] + 3.0 * torch.randn(number, FEATURES, generator=generator), labels)
+
+
+class SleepingTrial(rubberband.TorchTrial):
+    """Configuration: `lr`, `momentum`, `weight_decay` and `width`."""
+
+    batch_size = 64
+    samples_per_iteration = 2048
+
+    def build_model(self, config: Mapping[str, Any]) -> nn.Module:
+        """Return a network with one hidden layer."""
+        width = config["width"]
+        return nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, CLASSES))
+
+    def build_optimizer(self, config: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+        """Return SGD."""
+        return torch.optim.SGD(
+            model.parameters(), lr=config["lr"], momentum=config["momentum"], weight_decay=config["weight_decay"]
+        )
+
+    def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        """Return the samples of an iteration."""
+        return samples(2048, seed=0)
+
+    def eval_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        """Return others."""
+        return samples(2048, seed=1)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """Compute the loss, and sleep."""
+        points, labels = batch
+        time.sleep(PASS_S + SAMPLE_S * len(labels))
+        return nn.functional.cross_entropy(model(points), labels)
+
+    def evaluate(self, model: nn.Module, loader: Any) -> dict[str, float]:
+        """Return the share of points that are classified correctly."""
+        correct = sum((model(points).argmax(1) == labels).sum().item() for points, labels in loader)
+        return {"accuracy": correct / sum(loader.sizes)}
