@@ -27,7 +27,7 @@ ROWS = [
     ("pollux", "table_3"),
 ]
 """Script and part."""
-ON_DATA = ("table_2", "figure_7", "figure_8a", "figure_8b", "figure_9", "table_3_measured")
+ON_DATA = ("table_2", "figure_7", "figure_8a", "figure_8b", "figure_8c", "figure_9", "table_3_measured")
 """Parts of `pollux.py` that need measurements."""
 TINY = 1e-9
 
