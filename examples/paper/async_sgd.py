@@ -9,11 +9,10 @@ Run `python examples/paper/async_sgd.py`, or with the names of some parts, as `f
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from itertools import pairwise
 from statistics import fmean, median, stdev
-from typing import Any
 
 import numpy as np
 from parameter_server import (
@@ -25,14 +24,13 @@ from parameter_server import (
     first_come,
     gamma,
     hybrid,
-    printed,
     simulated_throughputs,
     slept,
 )
-from rows import Row, Statement, Table, listed, percent, show, verdict
+from rows import Found, Statement, Table, listed, percent, series, show, verdict
 from scheduling import NODES, figure_1, figure_12, figure_13, figure_14
 
-from rubberband.planner.queueing import ASSUMED_BLEND, Network, blended, calibrated, curve, exact
+from rubberband.planner.queueing import ASSUMED_BLEND, Floats, Network, blended, calibrated, curve, exact
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 
 LINKS: tuple[Links, Links] = ("in turn", "shared")
@@ -87,7 +85,7 @@ def network(times: AsyncTimes) -> Network:
     return Network(delay_s=times.compute_s, up_s=times.up_s, server_s=times.server_s, down_s=times.down_s)
 
 
-@lru_cache
+@cache
 def simulated(times: AsyncTimes, workers: int, links: Links, cv: float = CV) -> float:
     """Return the updates per second of `workers` with a real queue at every station."""
     row = [times.compute_s, times.up_s, times.server_s, times.down_s]
@@ -104,37 +102,45 @@ def truth(times: AsyncTimes, workers: int, links: Links) -> list[float]:
     return [simulated(times, count, links) for count in range(1, workers + 1)]
 
 
-MODELS: Mapping[str, Callable[[Network, int], Any]] = {
-    "exact": exact,
-    "FCFS": first_come,
-    "hybrid": hybrid,
-    "assumed": partial(blended, blend=ASSUMED_BLEND),
-}
-"""Models of X(K); the last one is what the product plans with before it has seen two workers."""
+Model = Callable[[AsyncTimes, int, Links], Floats]
+"""X(1), …, X(workers) of a server with these times and links."""
 
 
-def errors(model: Callable[[Network, int], Any], times: AsyncTimes, workers: int, links: Links) -> list[float]:
-    """Return the relative errors of a model for 2, …, `workers` workers."""
-    pairs = zip(model(network(times), workers)[1:], truth(times, workers, links)[1:], strict=True)
-    return [abs(float(found) / real - 1.0) for found, real in pairs]
+def model(form: Callable[[Network, int], Floats]) -> Model:
+    """Return the model that does not depend on the links."""
+    return lambda times, workers, links: form(network(times), workers)
 
 
-def calibrated_errors(times: AsyncTimes, workers: int, links: Links) -> list[float]:
-    """Return the errors of the product's model after it has seen two workers."""
+def after_two(times: AsyncTimes, workers: int, links: Links) -> Floats:
+    """Return the product's model after it has seen two workers."""
     profile = AsyncProfile(times=times, updates_per_iteration=1)
-    seen = calibrated(profile, {2: simulated(times, 2, links)})
-    return errors(lambda station, most: curve(seen, most).point, times, workers, links)
+    return curve(calibrated(profile, {2: simulated(times, 2, links)}), workers).point
 
 
-@lru_cache
-def measured(workers: int, links: Links, updates: int) -> Slept:
+FORMS: Mapping[str, Model] = {
+    "exact": model(exact),
+    "FCFS": model(first_come),
+    "hybrid": model(hybrid),
+    "assumed": model(partial(blended, blend=ASSUMED_BLEND)),
+}
+"""Models of X(K); the last one is the product's plan before it has seen two workers."""
+
+
+def errors(found: Model, times: AsyncTimes, workers: int, links: Links) -> list[float]:
+    """Return the relative errors of a model for 2, …, `workers` workers."""
+    pairs = zip(found(times, workers, links)[1:], truth(times, workers, links)[1:], strict=True)
+    return [abs(float(modelled) / real - 1.0) for modelled, real in pairs]
+
+
+@cache
+def measured(workers: int, links: Links, small: bool) -> Slept:
     """Return the program's run with the times of the model of 8 MB."""
-    return slept(SMALL, workers, links, updates)
+    return slept(SMALL, workers, links, 6 if small else 30)
 
 
-def profiled(updates: int) -> AsyncTimes:
+def profiled(small: bool) -> AsyncTimes:
     """Return the four times of one worker as its transfers show them (§III-A), which this machine makes longer."""
-    run = measured(1, "in turn", updates)
+    run = measured(1, "in turn", small)
     downs, ups = run.down[: len(run.up)], run.up
     return AsyncTimes(
         compute_s=fmean(up.began_s - down.ended_s for down, up in zip(downs, ups[1:], strict=False)),
@@ -144,225 +150,158 @@ def profiled(updates: int) -> AsyncTimes:
     )
 
 
-def figure_3(small: bool) -> Row:
-    """Measure the throughput of a program that sleeps, as the paper does beside TensorFlow."""
-    counts, updates = ((1, 2), 6) if small else ((1, 2, 3, 4, 6, 10), 30)
-    found = {links: [measured(count, links, updates).updates_per_s for count in counts] for links in LINKS}
-    times = profiled(updates)
+def figure_3(small: bool) -> Found:
+    """Measured throughput of a program that sleeps in place of computing."""
+    counts, times = (1, 2) if small else (1, 2, 3, 4, 6, 10), profiled(small)
+    found = {links: [measured(count, links, small).updates_per_s for count in counts] for links in LINKS}
     expected = {links: [simulated(times, count, links, 0.0) for count in counts] for links in LINKS}
     near = [abs(a / b - 1.0) for links in LINKS for a, b in zip(found[links], expected[links], strict=True)]
     big = truth(CPU["3 CONV, batch 8"], counts[-1], "shared")
-    least = min(b / a for links in LINKS for a, b in itertools.pairwise(truth(SMALL, counts[-1], links)))
-    return Row(
-        title="measured throughput of a program that sleeps in place of computing",
-        statements=[
-            Statement(
-                says="Measurements obtained with this client-server program are similar to TensorFlow measurements.",
-                verdict=verdict(median(near) < CLOSE),
-                found="Measured over TCP on this machine; servers simulated with the times of its one worker differ by "
-                f"{percent(median(near))} in the median and {percent(max(near))} at most. TensorFlow was not run.",
-            ),
-            Statement(
-                says="Throughput saturates smoothly for the 16 MB model, but presents a non-monotonic trend for the 8 "
-                "MB model.",
-                verdict=verdict(all(b > 0.98 * a for a, b in itertools.pairwise(big)), least < 0.98),
-                found=f"16 MB, simulated: {listed(big)}. No queue makes 8 MB fall: with one more worker it is "
-                f"simulated at {percent(least)} or more of what it was. So the paper's fall is TCP's.",
-            ),
-        ],
-        tables=[
-            Table(
-                columns=(
-                    "workers",
-                    *(f"measured {links}" for links in LINKS),
-                    *(f"simulated {links}" for links in LINKS),
-                ),
-                rows=[
-                    (
-                        str(count),
-                        *(f"{found[links][at]:.2f}" for links in LINKS),
-                        *(f"{expected[links][at]:.2f}" for links in LINKS),
-                    )
-                    for at, count in enumerate(counts)
-                ],
-            )
-        ],
-        assumptions=["Measured: other runs give slightly other numbers, and a busy machine lower ones."],
+    least = min(b / a for links in LINKS for a, b in pairwise(truth(SMALL, counts[-1], links)))
+    yield Statement(
+        "Measurements obtained with this client-server program are similar to TensorFlow measurements.",
+        verdict(median(near) < CLOSE),
+        "Measured over TCP on this machine; servers simulated with the times of its one worker differ by "
+        f"{percent(median(near))} in the median and {percent(max(near))} at most. TensorFlow was not run.",
     )
+    yield Statement(
+        "Throughput saturates smoothly for the 16 MB model, but presents a non-monotonic trend for the 8 MB model.",
+        verdict(all(b > 0.98 * a for a, b in pairwise(big)), least < 0.98),
+        f"16 MB, simulated: {listed(big)}. No queue makes 8 MB fall: with one more worker it is simulated at "
+        f"{percent(least)} or more of what it was. So the paper's fall is TCP's.",
+    )
+    columns = {f"measured {links}": found[links] for links in LINKS}
+    yield series("workers", counts, columns | {f"simulated {links}": expected[links] for links in LINKS})
+    yield "Measured: other runs give slightly other numbers, and a busy machine lower ones."
 
 
-def figure_5(small: bool) -> Row:
-    """Measure the transfers of one worker, and recover the four times from them."""
-    updates = 6 if small else 30
-    times, begins = profiled(updates), [each.began_s for each in measured(1, "in turn", updates).up[1:]]
-    both = {
-        "S^U": (times.up_s, SMALL.up_s),
-        "S^S": (times.server_s, SMALL.server_s),
-        "S^D": (times.down_s, SMALL.down_s),
-        "S^W": (times.compute_s, SMALL.compute_s),
-    }
+def figure_5(small: bool) -> Found:
+    """Measured transfers of one worker and one server."""
+    times, begins = profiled(small), [each.began_s for each in measured(1, "in turn", small).up[1:]]
+    fields = {"S^U": "up_s", "S^S": "server_s", "S^D": "down_s", "S^W": "compute_s"}
+    both = {name: (getattr(times, field), getattr(SMALL, field)) for name, field in fields.items()}
     off_s = max(abs(seen - asked) for seen, asked in both.values())
-    varies = stdev([later - earlier for earlier, later in itertools.pairwise(begins)]) / SMALL.update_s
-    return Row(
-        title="measured transfers of one worker and one server",
-        statements=[
-            Statement(
-                says="Communication between the parameter server and the worker follows the repetitive pattern "
-                "abstracted in Fig. 4; we estimate S^W and S^S from the time elapsed between transmissions.",
-                verdict=verdict(varies < CLOSE, off_s < CLOSE * SMALL.update_s),
-                found="Measured, over TCP: "
-                + ", ".join(
-                    f"{name} {1e3 * seen:.0f} ms (set: {1e3 * asked:.0f})" for name, (seen, asked) in both.items()
-                )
-                + f"; the begins of {len(begins)} uploads are {percent(varies)} of an update off their mean distance.",
-            )
-        ],
-        assumptions=["The model of 8 MB stands for VGG16, whose times are not printed."],
+    varies = stdev([later - earlier for earlier, later in pairwise(begins)]) / SMALL.update_s
+    yield Statement(
+        "Communication between the parameter server and the worker follows the repetitive pattern abstracted in Fig. "
+        "4; we estimate S^W and S^S from the time elapsed between transmissions.",
+        verdict(varies < CLOSE, off_s < CLOSE * SMALL.update_s),
+        "Measured, over TCP: "
+        + ", ".join(f"{name} {1e3 * seen:.0f} ms (set: {1e3 * asked:.0f})" for name, (seen, asked) in both.items())
+        + f"; the begins of {len(begins)} uploads are {percent(varies)} of an update off their mean distance.",
     )
+    yield "The model of 8 MB stands for VGG16, whose times are not printed."
 
 
-def figure_7(small: bool) -> Row:
-    """Compare PS and FCFS links with simulated ones, and thresholds of eq. 4."""
+def figure_7(small: bool) -> Found:
+    """Throughput of the model of 8 MB with PS and FCFS links."""
     most = 4 if small else 10
-    real = {links: truth(SMALL, most, links) for links in LINKS}
-    models = {name: model(network(SMALL), most) for name, model in MODELS.items()}
+    turns, shared = (truth(SMALL, most, links) for links in LINKS)
+    models = {name: form(SMALL, most, "shared") for name, form in FORMS.items()}
     ps, fcfs = models["exact"], models["FCFS"]
     few, many = range(1, 3), range(3, most)
-    return Row(
-        title="throughput of the model of 8 MB with PS and FCFS links",
-        statements=[
-            Statement(
-                says="The real throughput is higher than predicted by our model with PS links when there are 2 to 3 "
-                "workers (it scales almost linearly for 2), while predictions are accurate with more than 3 workers.",
-                verdict=verdict(
-                    *(real["in turn"][at] > 1.05 * ps[at] for at in few),
-                    *(abs(real[links][at] / ps[at] - 1.0) < CLOSE for links in LINKS for at in many),
-                ),
-                found="So the paper's testbed uses its links in turn with few workers, and shares them with many: "
-                f"with 2 {ps[1]:.2f} updates/s by PS, {real['in turn'][1]:.2f} simulated in turn (linear is "
-                f"{2 * ps[0]:.2f}) and {real['shared'][1]:.2f} shared.",
-            ),
-            Statement(
-                says="FCFS links show good accuracy for less than 4 workers, but overestimate the throughput for 4 and "
-                "more.",
-                verdict=verdict(
-                    *(abs(fcfs[at] / real["in turn"][at] - 1.0) < 1.5 * CLOSE for at in few),
-                    *(fcfs[at] > 1.05 * real["shared"][at] for at in many if at < 6),
-                ),
-                found=f"3 workers: {fcfs[2]:.2f} against {real['in turn'][2]:.2f} in turn. {most} workers: "
-                f"{fcfs[-1]:.2f} against {real['shared'][-1]:.2f} shared.",
-            ),
-        ],
-        tables=[
-            Table(
-                columns=("workers", *models, *(f"simulated {links}" for links in LINKS)),
-                rows=[
-                    (str(at + 1), *(f"{each[at]:.2f}" for each in (*models.values(), *real.values())))
-                    for at in range(most)
-                ],
-            )
-        ],
-        assumptions=[SIMULATED],
+    yield Statement(
+        "The real throughput is higher than predicted by our model with PS links when there are 2 to 3 workers (it "
+        "scales almost linearly for 2), while predictions are accurate with more than 3 workers.",
+        verdict(
+            *(turns[at] > 1.05 * ps[at] for at in few),
+            *(abs(real[at] / ps[at] - 1.0) < CLOSE for real in (turns, shared) for at in many),
+        ),
+        "So the paper's testbed uses its links in turn with few workers, and shares them with many: with 2 "
+        f"{ps[1]:.2f} updates/s by PS, {turns[1]:.2f} simulated in turn (linear is {2 * ps[0]:.2f}) and "
+        f"{shared[1]:.2f} shared.",
     )
+    yield Statement(
+        "FCFS links show good accuracy for less than 4 workers, but overestimate the throughput for 4 and more.",
+        verdict(
+            *(abs(fcfs[at] / turns[at] - 1.0) < 1.5 * CLOSE for at in few),
+            *(fcfs[at] > 1.05 * shared[at] for at in many if at < 6),
+        ),
+        f"3 workers: {fcfs[2]:.2f} against {turns[2]:.2f} in turn. {most} workers: {fcfs[-1]:.2f} against "
+        f"{shared[-1]:.2f} shared.",
+    )
+    columns = {**models, "simulated in turn": turns, "simulated shared": shared}
+    yield series("workers", range(1, most + 1), columns)
+    yield SIMULATED
 
 
 def overlap(run: Slept) -> float:
     """Return the share of the time of all uploads in which another one was under way."""
     edges = sorted([(each.began_s, 1) for each in run.up] + [(each.ended_s, -1) for each in run.up])
     under_way, twice_s, once_s = 0, 0.0, 0.0
-    for (at_s, step), (until_s, _) in itertools.pairwise(edges):
+    for (at_s, step), (until_s, _) in pairwise(edges):
         under_way += step
         once_s += (until_s - at_s) * (under_way > 0)
         twice_s += (until_s - at_s) * (under_way > 1)
     return twice_s / once_s
 
 
-def figure_8(small: bool) -> Row:
-    """Measure whether two workers send at the same time."""
-    updates = 6 if small else 30
-    runs = {links: measured(2, links, updates) for links in LINKS}
-    alone = measured(1, "in turn", updates).updates_per_s
-    overlaps = {links: overlap(run) for links, run in runs.items()}
+def figure_8(small: bool) -> Found:
+    """Measured transfers of two workers."""
+    runs = {links: measured(2, links, small) for links in LINKS}
+    alone = measured(1, "in turn", small).updates_per_s
     gains = {links: run.updates_per_s / alone for links, run in runs.items()}
-    return Row(
-        title="measured transfers of two workers",
-        statements=[
-            Statement(
-                says="The workers send data during different time slots, without competing for network bandwidth: an "
-                "almost linear speedup with 2 workers.",
-                verdict=verdict(overlaps["in turn"] < 0.05, gains["in turn"] > 1.8, gains["shared"] < gains["in turn"]),
-                found="Measured, over TCP: "
-                + "; ".join(
-                    f"links {links}: uploads overlap {percent(overlaps[links])} of their time, speed-up "
-                    f"{gains[links]:.2f}"
-                    for links in LINKS
-                )
-                + ". Once out of step, workers stay so on links that favour the transfer under way, and never "
-                "on shared ones.",
-            )
-        ],
+    yield Statement(
+        "The workers send data during different time slots, without competing for network bandwidth: an almost linear "
+        "speedup with 2 workers.",
+        verdict(overlap(runs["in turn"]) < 0.05, gains["in turn"] > 1.8, gains["shared"] < gains["in turn"]),
+        "Measured, over TCP: "
+        + "; ".join(
+            f"links {links}: uploads overlap {percent(overlap(run))} of their time, speed-up {gains[links]:.2f}"
+            for links, run in runs.items()
+        )
+        + ". Once out of step, workers stay so on links that favour the transfer under way, and never on shared ones.",
     )
 
 
-def figure_9(small: bool) -> Row:
-    """Count the workers that send without overlaps."""
+def figure_9(small: bool) -> Found:
+    """Linear speed-up of workers that never overlap."""
     found = [simulated(APART, count, "in turn", 0.0) for count in range(1, (6 if small else 7) + 1)]
     apart = [each / found[0] for each in found]
-    return Row(
-        title="linear speed-up of workers that never overlap",
-        statements=[
-            Statement(
-                says="The job allows up to 5 workers to transmit their updates without overlaps.",
-                verdict=verdict(*(abs(apart[at] - min(at + 1, 5)) < 0.05 for at in range(len(apart)))),
-                found=f"Speed-ups of 1, 2, … workers: {listed(apart)}.",
-            )
-        ],
-        assumptions=["No numbers are printed: 0.25 s at the worker, 0.1 s up and down, 0.05 s at the server."],
+    yield Statement(
+        "The job allows up to 5 workers to transmit their updates without overlaps.",
+        verdict(*(abs(each - min(count, 5)) < 0.05 for count, each in enumerate(apart, 1))),
+        f"Speed-ups of 1, 2, … workers: {listed(apart)}.",
     )
+    yield "No numbers are printed: 0.25 s at the worker, 0.1 s up and down, 0.05 s at the server."
 
 
 def error_table(dnns: Mapping[str, AsyncTimes], workers: int) -> Table:
     """Return mean and largest errors of all models."""
+    models = {**FORMS, "calibrated": after_two}
 
     def cell(found: Sequence[float]) -> str:
         return f"{percent(fmean(found))} ({percent(max(found))})"
 
-    rows = [
-        (
-            name,
-            links,
-            *(cell(errors(model, times, workers, links)) for model in MODELS.values()),
-            cell(calibrated_errors(times, workers, links)),
-        )
-        for name, times in dnns.items()
-        for links in LINKS
-    ]
-    return Table(columns=("DNN", "links", *(f"{name}, mean (max)" for name in (*MODELS, "calibrated"))), rows=rows)
-
-
-def spread(shares: Sequence[float]) -> str:
-    """Return the least and the largest share."""
-    return f"{percent(min(shares))} to {percent(max(shares))}"
-
-
-def figure_10(small: bool) -> Row:
-    """Compare the models on CPUs."""
-    most = 3 if small else 10
-    means = {links: [fmean(errors(hybrid, times, most, links)) for times in CPU.values()] for links in LINKS}
-    ours = [fmean(calibrated_errors(times, most, links)) for times in CPU.values() for links in LINKS]
-    return Row(
-        title="throughput of four DNNs on CPUs",
-        statements=[
-            Statement(
-                says="Our model achieves mean error within 10 % of measurements.",
-                verdict=verdict(*(each <= CLOSE for links in LINKS for each in means[links])),
-                found="; ".join(f"links {links}: {spread(means[links])}" for links in LINKS)
-                + f"; the product's own model, after it has seen 2 workers: {spread(ours)}.",
-            )
+    return Table(
+        ("DNN", "links", *(f"{name}, mean (max)" for name in models)),
+        [
+            (name, links, *(cell(errors(each, times, workers, links)) for each in models.values()))
+            for name, times in dnns.items()
+            for links in LINKS
         ],
-        tables=[error_table(CPU, most)],
-        assumptions=[ASSUMED_TIMES, SIMULATED],
     )
+
+
+def spread(shares: Iterable[float]) -> str:
+    """Return the least and the largest share."""
+    found = sorted(shares)
+    return f"{percent(found[0])} to {percent(found[-1])}"
+
+
+def figure_10(small: bool) -> Found:
+    """Throughput of four DNNs on CPUs."""
+    most = 3 if small else 10
+    means = {links: [fmean(errors(FORMS["hybrid"], times, most, links)) for times in CPU.values()] for links in LINKS}
+    ours = [fmean(errors(after_two, times, most, links)) for times in CPU.values() for links in LINKS]
+    yield Statement(
+        "Our model achieves mean error within 10 % of measurements.",
+        verdict(*(each <= CLOSE for links in LINKS for each in means[links])),
+        "; ".join(f"links {links}: {spread(means[links])}" for links in LINKS)
+        + f"; the product's own model, after it has seen 2 workers: {spread(ours)}.",
+    )
+    yield error_table(CPU, most)
+    yield from (ASSUMED_TIMES, SIMULATED)
 
 
 TABLE_2 = {"3 CONV, batch 8": (8, 5), "3 CONV, batch 16": (13, 4), "3 CONV, batch 32": (14, 8), "InceptionV3": (6, 4)}
@@ -370,136 +309,101 @@ TABLE_2 = {"3 CONV, batch 8": (8, 5), "3 CONV, batch 16": (13, 4), "3 CONV, batc
 THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9)
 
 
-def table_2(small: bool) -> Row:
-    """Compare exact and hybrid MVA, and thresholds of eq. 4."""
+def table_2(small: bool) -> Found:
+    """Mean errors of exact and hybrid MVA."""
     most = 3 if small else 10
-    means = {
-        (links, name): [fmean(errors(model, times, most, links)) for model in (exact, hybrid)]
-        for links in LINKS
-        for name, times in CPU.items()
-    }
+
+    def means(form: Model, links: Links) -> list[float]:
+        return [fmean(errors(form, times, most, links)) for times in CPU.values()]
+
+    columns = {f"{name}, {links}": means(FORMS[name], links) for links in LINKS for name in ("exact", "hybrid")}
+    pairs = (zip(columns[f"exact, {links}"], columns[f"hybrid, {links}"], strict=True) for links in LINKS)
     by_threshold = {
-        (links, begins): fmean(
-            fmean(errors(partial(hybrid, begins=begins), times, most, links)) for times in CPU.values()
-        )
+        links: {begins: fmean(means(model(partial(hybrid, begins=begins)), links)) for begins in THRESHOLDS}
         for links in LINKS
-        for begins in THRESHOLDS
     }
-    best = {links: min(THRESHOLDS, key=lambda begins: by_threshold[links, begins]) for links in LINKS}
-    return Row(
-        title="mean errors of exact and hybrid MVA",
-        statements=[
-            Statement(
-                says="Throughput estimation based on hybrid MVA outperforms the estimation based on exact MVA.",
-                verdict=verdict(*(mixed < ps for ps, mixed in means.values())),
-                found="It does on links that are used in turn, which the paper's testbed was like. With regular times "
-                "its threshold of 0.8 switches to sharing too early, on shared links too late.",
-            ),
-            Statement(
-                says="For other environments, an appropriate form of g must be determined through preliminary "
-                "profiling (eq. 4).",
-                verdict=verdict(best["in turn"] > best["shared"]),
-                found="Mean error by the threshold of eq. 4: "
-                + "; ".join(
-                    f"links {links}: "
-                    + ", ".join(f"{percent(by_threshold[links, begins])} at {begins:g}" for begins in THRESHOLDS)
-                    for links in LINKS
-                )
-                + ".",
-            ),
-        ],
-        tables=[
-            Table(
-                columns=(
-                    "DNN",
-                    *(f"{name}, {links}" for links in LINKS for name in ("exact", "hybrid")),
-                    "the paper's",
-                ),
-                rows=[
-                    (
-                        name,
-                        *(percent(each) for links in LINKS for each in means[links, name]),
-                        "{} %, {} %".format(*TABLE_2[name]),
-                    )
-                    for name in CPU
-                ],
-            )
-        ],
-        assumptions=[ASSUMED_TIMES, SIMULATED],
+    best = {links: min(THRESHOLDS, key=found.__getitem__) for links, found in by_threshold.items()}
+    yield Statement(
+        "Throughput estimation based on hybrid MVA outperforms the estimation based on exact MVA.",
+        verdict(*(mixed < ps for of_links in pairs for ps, mixed in of_links)),
+        "It does on links that are used in turn, which the paper's testbed was like. With regular times its threshold "
+        "of 0.8 switches to sharing too early, on shared links too late.",
     )
+    yield Statement(
+        "For other environments, an appropriate form of g must be determined through preliminary profiling (eq. 4).",
+        verdict(best["in turn"] > best["shared"]),
+        "Mean error by the threshold of eq. 4: "
+        + "; ".join(
+            f"links {links}: " + ", ".join(f"{percent(error)} at {begins:g}" for begins, error in found.items())
+            for links, found in by_threshold.items()
+        )
+        + ".",
+    )
+    shares = {name: [percent(each) for each in found] for name, found in columns.items()}
+    yield series("DNN", CPU, shares | {"the paper's": [f"{ps} %, {mixed} %" for ps, mixed in TABLE_2.values()]})
+    yield from (ASSUMED_TIMES, SIMULATED)
 
 
-def falls(values: Sequence[float]) -> bool:
+def falls(values: Iterable[float]) -> bool:
     """Return whether a throughput falls anywhere."""
-    return any(later < 0.995 * earlier for earlier, later in itertools.pairwise(values))
+    return any(later < 0.995 * earlier for earlier, later in pairwise(values))
 
 
 def faults(workers: int = 8) -> tuple[float, float]:
     """Return the share of an update on one link from which eq. 2 falls with more workers, and its largest excess."""
     shares = np.linspace(0.3, 1.0, 141)
     rest_s = (1.0 - shares) / 3.0
-    found = printed(Network(delay_s=rest_s, up_s=shares, server_s=rest_s, down_s=rest_s), workers).T
+    station = Network(delay_s=rest_s, up_s=shares, server_s=rest_s, down_s=rest_s)
+    found = first_come(station, workers, is_bounded=False).T
     fall = shares[(np.diff(found, axis=1) < 0.0).any(axis=1)]
     return float(fall[0]), float((found * shares[:, None]).max() - 1.0)
 
 
-def figure_11(small: bool) -> Row:
-    """Compare the models on GPUs."""
+def figure_11(small: bool) -> Found:
+    """Throughput of three DNNs on GPUs in the cloud."""
     most = 3 if small else 7
     share, over = faults()
-    resnet = printed(network(GPU["ResNet-152, GPU"]), most)
-    some, (low, high) = GPU["InceptionV3, GPU"], (1, most - 1)
-    ps, fcfs = exact(network(some), most), first_come(network(some), most)
-    turns, shares = (truth(some, most, links) for links in LINKS)
-    return Row(
-        title="throughput of three DNNs on GPUs in the cloud",
-        statements=[
-            Statement(
-                says="For InceptionV3 a PS networking model provides better predictions at high loads, while FCFS "
-                "networking is more accurate at low loads.",
-                verdict=verdict(
-                    abs(fcfs[low] - turns[low]) < abs(ps[low] - turns[low]),
-                    abs(ps[high] - shares[high]) < abs(fcfs[high] - shares[high]),
-                ),
-                found=f"2 workers, links in turn: {turns[low]:.3f}; FCFS {fcfs[low]:.3f}, PS {ps[low]:.3f}. {most} "
-                f"workers, shared: {shares[high]:.3f}; FCFS {fcfs[high]:.3f}, PS {ps[high]:.3f}.",
-            ),
-            Statement(
-                says="The non-monotonic trend of approximate MVA in Figure 11b is due to the error of this solution "
-                "method: simulation of the queueing model indicates a monotonic increase.",
-                verdict=verdict(
-                    falls([float(each) for each in resnet]), not falls(truth(GPU["ResNet-152, GPU"], most, "in turn"))
-                ),
-                found="The simulated throughput never falls; eq. 2 as printed does where one link takes more than "
-                f"{percent(share)} of an update, which these times do not, and reaches {percent(over)} more than the "
-                "link carries. The product's form never does either.",
-            ),
-        ],
-        tables=[error_table(GPU, most)],
-        assumptions=[ASSUMED_TIMES, SIMULATED],
+    inception, resnet = GPU["InceptionV3, GPU"], GPU["ResNet-152, GPU"]
+    ps, fcfs = exact(network(inception), most), first_come(network(inception), most)
+    turns, shares = (truth(inception, most, links) for links in LINKS)
+    yield Statement(
+        "For InceptionV3 a PS networking model provides better predictions at high loads, while FCFS networking is "
+        "more accurate at low loads.",
+        verdict(abs(fcfs[1] - turns[1]) < abs(ps[1] - turns[1]), abs(ps[-1] - shares[-1]) < abs(fcfs[-1] - shares[-1])),
+        f"2 workers, links in turn: {turns[1]:.3f}; FCFS {fcfs[1]:.3f}, PS {ps[1]:.3f}. {most} workers, shared: "
+        f"{shares[-1]:.3f}; FCFS {fcfs[-1]:.3f}, PS {ps[-1]:.3f}.",
     )
+    yield Statement(
+        "The non-monotonic trend of approximate MVA in Figure 11b is due to the error of this solution method: "
+        "simulation of the queueing model indicates a monotonic increase.",
+        verdict(falls(first_come(network(resnet), most, is_bounded=False)), not falls(truth(resnet, most, "in turn"))),
+        "The simulated throughput never falls; eq. 2 as printed does where one link takes more than "
+        f"{percent(share)} of an update, which these times do not, and reaches {percent(over)} more than the link "
+        "carries. The product's form never does either.",
+    )
+    yield error_table(GPU, most)
+    yield from (ASSUMED_TIMES, SIMULATED)
 
 
-UNEVEN = 4.0 / 6.0
-"""Share of VGG16 on the largest of three servers, which holds 4 times as much as each of the others (§VII)."""
-SERVERS = {"2 even": (2, 1.0 / 2), "3 even": (3, 1.0 / 3), "3, one 4x": (3, UNEVEN)}
+SERVERS = {"2 even": (2, 1.0 / 2), "3 even": (3, 1.0 / 3), "3, one 4x": (3, 4.0 / 6)}
+"""Number of servers, and the share of the model on the largest: 4x holds as much as 4 of the others (§VII)."""
 
 
-def divided(times: AsyncTimes, servers: int, workers: int) -> list[float]:
+def divided(times: AsyncTimes, servers: int, workers: int) -> Floats:
     """Return X(1), …, X(workers) with all times at the servers divided by m, as the paper has it."""
     up_s, server_s, down_s = (each / servers for each in (times.up_s, times.server_s, times.down_s))
-    return exact(Network(delay_s=times.compute_s, up_s=up_s, server_s=server_s, down_s=down_s), workers).tolist()
+    return exact(Network(delay_s=times.compute_s, up_s=up_s, server_s=server_s, down_s=down_s), workers)
 
 
-def by_shard(times: AsyncTimes, servers: int, share: float, workers: int) -> list[float]:
+def by_shard(times: AsyncTimes, servers: int, share: float, workers: int) -> Floats:
     """Return the low end of the product's band: the same model with a worker's own link and the largest shard."""
     held = AsyncTimes(compute_s=times.compute_s, up_s=times.up_s, server_s=share * times.server_s, down_s=times.down_s)
     profile = AsyncProfile(times=held, updates_per_iteration=1, servers=servers, largest_shard=share)
-    return [float(each) for each in curve(profile, workers).low]
+    return curve(profile, workers).low
 
 
-def figure_15(small: bool) -> Row:
-    """Compare the models of several servers."""
+def figure_15(small: bool) -> Found:
+    """Several parameter servers."""
     most = 3 if small else 7
     found = {
         (name, case): (divided(times, servers, most), by_shard(times, servers, share, most))
@@ -507,37 +411,27 @@ def figure_15(small: bool) -> Row:
         for case, (servers, share) in SERVERS.items()
     }
     higher = {key: paper[-1] / mine[-1] - 1.0 for key, (paper, mine) in found.items()}
-    alone = [paper[0] / mine[0] - 1.0 for paper, mine in found.values()]
     vgg = [higher[name, "3, one 4x"] for name in GPU if name.startswith("VGG16")]
     even = [higher[name, "2 even"] for name in GPU if not name.startswith("VGG16")]
-    return Row(
-        title="several parameter servers",
-        statements=[
-            Statement(
-                says="For VGG16 with m = 3 servers, of which one holds 4 times more parameters, our models severely "
-                "overestimate the throughput.",
-                verdict=verdict(*(each > 0.3 for each in vgg)),
-                found=f"With {most} workers S/m is {spread(vgg)} above the model that counts the largest shard.",
-            ),
-            Statement(
-                says="We observe encouraging results with m = 2 servers for InceptionV3 and ResNet-152.",
-                verdict=verdict(*(each < 0.25 for each in even)),
-                found=f"With {most} workers the two models differ by {spread(even)}: the servers' links are the "
-                "bottleneck. A worker alone does not gain from a second server's link: S/m makes it "
-                f"{spread(alone)} too fast.",
-            ),
-        ],
-        tables=[
-            Table(
-                columns=("DNN", "servers", "X(1), S/m", "X(1), ours", f"X({most}), S/m", f"X({most}), ours"),
-                rows=[
-                    (name, case, *(f"{each:.3f}" for each in (paper[0], mine[0], paper[-1], mine[-1])))
-                    for (name, case), (paper, mine) in found.items()
-                ],
-            )
-        ],
-        assumptions=[ASSUMED_TIMES, "An update waits for the server that holds most. Both models share their links."],
+    yield Statement(
+        "For VGG16 with m = 3 servers, of which one holds 4 times more parameters, our models severely overestimate "
+        "the throughput.",
+        verdict(*(each > 0.3 for each in vgg)),
+        f"With {most} workers S/m is {spread(vgg)} above the model that counts the largest shard.",
     )
+    yield Statement(
+        "We observe encouraging results with m = 2 servers for InceptionV3 and ResNet-152.",
+        verdict(*(each < 0.25 for each in even)),
+        f"With {most} workers the two models differ by {spread(even)}: the servers' links are the bottleneck. A worker "
+        "alone does not gain from a second server's link: S/m makes it "
+        f"{spread(paper[0] / mine[0] - 1.0 for paper, mine in found.values())} too fast.",
+    )
+    yield Table(
+        ("DNN", "servers", "X(1), S/m", "X(1), ours", f"X({most}), S/m", f"X({most}), ours"),
+        [(*key, paper[0], mine[0], paper[-1], mine[-1]) for key, (paper, mine) in found.items()],
+        digits=3,
+    )
+    yield from (ASSUMED_TIMES, "An update waits for the server that holds most. Both models share their links.")
 
 
 PARTS = (

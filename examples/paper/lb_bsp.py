@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from itertools import islice
 from typing import Literal
 
 import numpy as np
-from coordination import SCHEMES, Gpu, Learnt, Scheme, train
-from rows import Row, Statement, Table, percent, show, verdict
+from coordination import SCHEMES, Gpu, Point, Scheme, Step, balanced, first, train
+from rows import Found, Statement, Table, percent, series, show, verdict
 from shared_cpus import figure_1, figure_2, figure_9, figure_10, table_3
 
 from rubberband.planner.balancing import Look, ShareLimits, make_balancer
 from rubberband.values.balance import Balance, BalancePolicy
 
-NOISE = 0.01
 SLOWED_AT, STEPS = 150, 400
 SLOWED_S = 0.35
 """Seconds that 2.5 instead of 10 Gbit/s add to a step of the M60's worker (assumed)."""
@@ -28,55 +28,52 @@ PAPER_SHARES = (89, 21, 12, 6)
 POLICIES: tuple[BalancePolicy, ...] = ("paper", "auto")
 PAPER_FINE_TUNE = 30
 
-
 GPUS = (
-    Gpu(name="V100", base_s=0.22, per_sample_s=0.00877, saturation=32),
-    Gpu(name="M60", base_s=0.30, per_sample_s=0.0333, saturation=8),
-    Gpu(name="K80", base_s=0.35, per_sample_s=0.054, saturation=6),
-    Gpu(name="K520", base_s=0.54, per_sample_s=0.077, saturation=4),
+    Gpu("V100", 0.22, 0.00877, 32),
+    Gpu("M60", 0.30, 0.0333, 8),
+    Gpu("K80", 0.35, 0.054, 6),
+    Gpu("K520", 0.54, 0.077, 4),
 )
 RESNET = (
-    Gpu(name="V100", base_s=0.130, per_sample_s=0.0004, saturation=128),
-    Gpu(name="M60", base_s=0.125, per_sample_s=0.0010, saturation=48),
-    Gpu(name="K80", base_s=0.130, per_sample_s=0.0012, saturation=32),
-    Gpu(name="K520", base_s=0.135, per_sample_s=0.0018, saturation=16),
+    Gpu("V100", 0.130, 0.0004, 128),
+    Gpu("M60", 0.125, 0.0010, 48),
+    Gpu("K80", 0.130, 0.0012, 32),
+    Gpu("K520", 0.135, 0.0018, 16),
 )
 """ResNet-32 on small images: the network and the launches are most of a step (assumed)."""
+ASSUMED = (
+    "Figure 4 has no numbers. Ours are flat and then lines, chosen so that 6 instead of 32 samples save the K520 2 s "
+    "and 89 cost the V100 0.5 s, as §5.2 says, and that all four take 1 s at the paper's sizes."
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A training of one policy: shares and times of every step."""
-
-    shares: list[tuple[int, ...]]
-    times_s: list[list[float]]
-
-    def step_s(self, step: int) -> float:
-        """Return the seconds of a step: its slowest worker's."""
-        return max(self.times_s[step])
-
-
-def slowed(step: int) -> tuple[Gpu, ...]:
-    """Return the four workers at a step; the M60's bandwidth falls at 150."""
-    if step < SLOWED_AT:
-        return GPUS
-    return (GPUS[0], replace(GPUS[1], base_s=GPUS[1].base_s + SLOWED_S), *GPUS[2:])
+def figure_4(small: bool) -> Found:
+    """Computation time and batch size of GPUs, as assumed."""
+    saved, lost = GPUS[3].time_s(32) - GPUS[3].time_s(6), GPUS[0].time_s(89) - GPUS[0].time_s(32)
+    yield Statement(
+        "By yielding 26 samples, the K520 has its batch processing time reduced by nearly 2s; the V100, after "
+        "incorporating 57 samples, only suffers an increase of 0.5s.",
+        verdict(abs(saved - 2.0) < 0.1, abs(lost - 0.5) < 0.1),
+        f"By {saved:.2f} and {lost:.2f} s: the curves are chosen so.",
+    )
+    batches = (1, 8, 16, 32, 64, 96, 128)
+    yield Table(("GPU", *map(str, batches)), [(gpu.name, *map(gpu.time_s, batches)) for gpu in GPUS])
+    yield ASSUMED
 
 
-def run(policy: BalancePolicy, steps: int) -> Run:
-    """Train the four workers of Figure 8 with 32 samples each at first."""
-    random = np.random.default_rng(1)
-    balancer = make_balancer(Balance(policy=policy), "cuda", len(GPUS))
-    limits = ShareLimits(caps=(128,) * len(GPUS))
-    found = Run(shares=[], times_s=[])
-    for step in range(steps):
-        shares = balancer.shares(128, limits)
-        times_s = [gpu.time_s(share) for gpu, share in zip(slowed(step), shares, strict=True)]
-        noisy = np.asarray(times_s) * np.exp(NOISE * random.normal(size=len(GPUS)))
-        balancer.observe(Look(shares=shares, compute_s=tuple(noisy.tolist())))
-        found.shares.append(shares)
-        found.times_s.append(times_s)
-    return found
+TARGET = 0.95
+UPDATES = 16 * 150
+TRAINING = (
+    "A network of one hidden layer on handwritten digits, batch 32 a worker, on 16 workers with Figure 4's times on a "
+    "virtual clock. A step of BSP and LB-BSP adds up all gradients, so that all schemes learn as much from one; "
+    "momentum is 0.9."
+)
+
+
+@cache
+def learnt(updates: int) -> dict[Scheme, list[Point]]:
+    """Return the small training under every scheme, on four of each GPU."""
+    return {scheme: train(scheme, GPUS * 4, 32, updates) for scheme in SCHEMES}
 
 
 def best_s(gpus: Sequence[Gpu], batch_size: int) -> float:
@@ -89,233 +86,133 @@ def best_s(gpus: Sequence[Gpu], batch_size: int) -> float:
     return high
 
 
-def steps_until_balanced(found: Run, first: int) -> int:
-    """Return the steps from `first` on until one is within 5 % of the best."""
-    bound_s = best_s(slowed(first), 128)
-    until = SLOWED_AT if first < SLOWED_AT else len(found.shares)
-    within = (step - first for step in range(first, until) if found.step_s(step) <= 1.05 * bound_s)
-    return next(within, until - first)
-
-
-def fine_tunes_from(found: Run) -> int:
-    """Return the first step at which batch sizes change by single samples."""
-    for step in range(1, len(found.shares)):
-        change = max(abs(a - b) for a, b in zip(found.shares[step - 1], found.shares[step], strict=True))
-        if change == 1:
-            return step
-    return len(found.shares)
-
-
 def per_update(gpus: Sequence[Gpu], batch: int) -> dict[str, float]:
     """Return the seconds per update of a worker, over BSP's (Figure 6a): every scheme at its steady state."""
     times_s = [gpu.time_s(batch) for gpu in gpus]
-    bsp = max(times_s) / len(gpus)
-    asp = 1.0 / sum(1.0 / time_s for time_s in times_s)
-    balanced = best_s(gpus, batch * len(gpus)) / len(gpus)
-    return {"BSP": 1.0, "SSP": 1.0, "ASP": asp / bsp, "LB-BSP": balanced / bsp}
+    asp = len(gpus) / sum(1.0 / time_s for time_s in times_s)
+    return {"BSP": 1.0, "SSP": 1.0, "ASP": asp / max(times_s), "LB-BSP": best_s(gpus, batch * len(gpus)) / max(times_s)}
 
 
-ASSUMED = (
-    "Figure 4 has no numbers. Ours are flat and then lines, chosen so that 6 instead of 32 samples save the K520 2 s "
-    "and 89 cost the V100 0.5 s, as §5.2 says, and that all four take 1 s at the paper's sizes."
-)
-
-
-def figure_4(small: bool) -> Row:
-    """Show the assumed seconds of a batch."""
-    batches = (1, 8, 16, 32, 64, 96, 128)
-    saved, lost = GPUS[3].time_s(32) - GPUS[3].time_s(6), GPUS[0].time_s(89) - GPUS[0].time_s(32)
-    return Row(
-        title="computation time and batch size of GPUs, as assumed",
-        statements=[
-            Statement(
-                says="By yielding 26 samples, the K520 has its batch processing time reduced by nearly 2s; the V100, "
-                "after incorporating 57 samples, only suffers an increase of 0.5s.",
-                verdict=verdict(abs(saved - 2.0) < 0.1, abs(lost - 0.5) < 0.1),
-                found=f"By {saved:.2f} and {lost:.2f} s: the curves are chosen so.",
-            )
-        ],
-        tables=[
-            Table(
-                columns=("GPU", *map(str, batches)),
-                rows=[(gpu.name, *(f"{gpu.time_s(batch):.2f}" for batch in batches)) for gpu in GPUS],
-            )
-        ],
-        assumptions=[ASSUMED],
-    )
-
-
-TARGET = 0.95
-UPDATES = 16 * 150
-
-
-@cache
-def learnt(updates: int) -> dict[Scheme, Learnt]:
-    """Return the small training under every scheme, on four of each GPU."""
-    return {scheme: train(scheme, GPUS * 4, 32, updates) for scheme in SCHEMES}
-
-
-TRAINING = (
-    "A network of one hidden layer on handwritten digits, batch 32 a worker, on 16 workers with Figure 4's times on a "
-    "virtual clock. A step of BSP and LB-BSP adds up all gradients, so that all schemes learn as much from one; "
-    "momentum is 0.9."
-)
-
-
-def figure_6(small: bool) -> Row:
-    """Compare the schemes by hardware, statistical and overall efficiency."""
-    schemes = {
-        "Inception-V3, 32 each": per_update(GPUS * 4, 32),
-        "ResNet-32, 128 each": per_update(RESNET * 4, 128),
-        "ResNet-32, without V100": per_update(RESNET[1:] * 4, 128),
-    }
-    inception, resnet, fewer = schemes.values()
+def figure_6(small: bool) -> Found:
+    """Training efficiency of 16 unlike GPUs."""
+    inception, resnet, fewer = per_update(GPUS * 4, 32), per_update(RESNET * 4, 128), per_update(RESNET[1:] * 4, 128)
     saved, saved_fewer = 1.0 - resnet["LB-BSP"], 1.0 - fewer["LB-BSP"]
-    found = learnt(UPDATES // 5 if small else UPDATES)
-    firsts = {scheme: each.first(TARGET) for scheme, each in found.items()}
-    updates = firsts["BSP"][0]
-    second = min(firsts[other][1] for other in ("BSP", "SSP", "ASP"))
-    return Row(
-        title="training efficiency of 16 unlike GPUs",
-        statements=[
-            Statement(
-                says="LB-BSP is even 15% better than ASP in hardware efficiency when training Inception-V3 (6a).",
-                verdict=verdict(inception["LB-BSP"] < inception["ASP"]),
-                found=f"{1.0 - inception['LB-BSP'] / inception['ASP']:.0%}, and {1.0 - inception['LB-BSP']:.0%} "
-                "better than BSP: large batches on the V100 share its launches.",
-            ),
-            Statement(
-                says="Without the p3.2xlarge instances, the iteration speedup of LB-BSP over BSP reduces (37% to 28%).",
-                verdict=verdict(saved_fewer < saved, abs(saved - 0.37) < 0.05, abs(saved_fewer - 0.28) < 0.05),
-                found=f"From {saved:.0%} to {saved_fewer:.0%}, on assumed curves.",
-            ),
-            Statement(
-                says="Under LB-BSP, the number of updates required is almost identical with that under BSP; ASP and "
-                "SSP require up to 4.76x and 2.05x the number of BSP (6b).",
-                verdict=verdict(
-                    abs(firsts["LB-BSP"][0] / updates - 1.0) < 0.1,
-                    *(firsts[each][0] > 1.1 * updates for each in ("ASP", "SSP")),
-                ),
-                found=f"To an accuracy of {TARGET}: "
-                + ", ".join(f"{scheme} {each[0] / updates:.2f}x" for scheme, each in firsts.items())
-                + " the updates of BSP.",
-            ),
-            Statement(
-                says="LB-BSP surpasses the second best by up to 54% in the time to the target accuracy (6c).",
-                verdict=verdict(firsts["LB-BSP"][1] < second),
-                found=f"It takes {firsts['LB-BSP'][1]:.0f} s, the second best {second:.0f}: "
-                f"{percent(1.0 - firsts['LB-BSP'][1] / second)} less.",
-            ),
-        ],
-        tables=[
-            Table(
-                columns=("seconds per update", *SCHEMES),
-                rows=[(name, *(f"{each[scheme]:.2f}" for scheme in SCHEMES)) for name, each in schemes.items()],
-            ),
-            Table(
-                columns=(f"to {TARGET}", *SCHEMES),
-                rows=[
-                    ("updates", *(f"{firsts[scheme][0]:.0f}" for scheme in SCHEMES)),
-                    ("seconds", *(f"{firsts[scheme][1]:.0f}" for scheme in SCHEMES)),
-                ],
-            ),
-        ],
-        assumptions=[ASSUMED, TRAINING],
+    firsts = {scheme: first(course, TARGET) for scheme, course in learnt(UPDATES // 5 if small else UPDATES).items()}
+    updates = {scheme: each.updates / firsts["BSP"].updates for scheme, each in firsts.items()}
+    own_s, second_s = firsts["LB-BSP"].seconds, min(firsts[each].seconds for each in SCHEMES if each != "LB-BSP")
+    yield Statement(
+        "LB-BSP is even 15% better than ASP in hardware efficiency when training Inception-V3 (6a).",
+        verdict(inception["LB-BSP"] < inception["ASP"]),
+        f"{1.0 - inception['LB-BSP'] / inception['ASP']:.0%}, and {1.0 - inception['LB-BSP']:.0%} better than BSP: "
+        "large batches on the V100 share its launches.",
     )
-
-
-def figure_7(small: bool) -> Row:
-    """Compare the accuracies that the schemes reach."""
-    found = learnt(UPDATES // 5 if small else UPDATES)
-    last = {scheme: float(np.mean(each.accuracy[-10:])) for scheme, each in found.items()}
-    stale = [last[each] for each in ("ASP", "SSP")]
-    points = range(len(found["BSP"].updates) // 6 - 1, len(found["BSP"].updates), len(found["BSP"].updates) // 6)
-    return Row(
-        title="test accuracy by training",
-        statements=[
-            Statement(
-                says="The accuracy made by ASP or SSP gets stuck below 0.88, while BSP and LB-BSP successfully make "
-                "the ideal accuracy of 0.92.",
-                verdict=verdict(
-                    abs(last["BSP"] - last["LB-BSP"]) < 0.01, *(each < last["BSP"] - 0.02 for each in stale)
-                ),
-                found="At the end: "
-                + ", ".join(f"{scheme} {each:.3f}" for scheme, each in last.items())
-                + ". How far stale gradients fall behind depends on the learning rate.",
-            )
-        ],
-        tables=[
-            Table(
-                columns=("updates", *(f"{scheme}{word}" for scheme in SCHEMES for word in ("", ", at s"))),
-                rows=[
-                    (
-                        str(found["BSP"].updates[at]),
-                        *(
-                            text
-                            for each in found.values()
-                            for text in (f"{each.accuracy[at]:.3f}", f"{each.seconds[at]:.0f}")
-                        ),
-                    )
-                    for at in points
-                ],
-            )
-        ],
-        assumptions=[TRAINING],
+    yield Statement(
+        "Without the p3.2xlarge instances, the iteration speedup of LB-BSP over BSP reduces (37% to 28%).",
+        verdict(saved_fewer < saved, abs(saved - 0.37) < 0.05, abs(saved_fewer - 0.28) < 0.05),
+        f"From {saved:.0%} to {saved_fewer:.0%}, on assumed curves.",
     )
+    yield Statement(
+        "Under LB-BSP, the number of updates required is almost identical with that under BSP; ASP and SSP require up "
+        "to 4.76x and 2.05x the number of BSP (6b).",
+        verdict(abs(updates["LB-BSP"] - 1.0) < 0.1, updates["ASP"] > 1.1, updates["SSP"] > 1.1),
+        f"To an accuracy of {TARGET}: "
+        + ", ".join(f"{scheme} {each:.2f}x" for scheme, each in updates.items())
+        + " the updates of BSP.",
+    )
+    yield Statement(
+        "LB-BSP surpasses the second best by up to 54% in the time to the target accuracy (6c).",
+        verdict(own_s < second_s),
+        f"It takes {own_s:.0f} s, the second best {second_s:.0f}: {percent(1.0 - own_s / second_s)} less.",
+    )
+    networks = {"Inception-V3, 32 each": inception, "ResNet-32, 128 each": resnet, "ResNet-32, without V100": fewer}
+    yield Table(("seconds per update", *SCHEMES), [(name, *each.values()) for name, each in networks.items()])
+    yield series(f"to {TARGET}", ("updates", "seconds"), {name: each[:2] for name, each in firsts.items()}, digits=0)
+    yield from (ASSUMED, TRAINING)
 
 
-def figure_8(small: bool) -> Row:
-    """Compare Algorithm 2 as printed and our search on four unlike GPUs."""
+def figure_7(small: bool) -> Found:
+    """Test accuracy by training."""
+    found = learnt(UPDATES // 5 if small else UPDATES)
+    last = {scheme: float(np.mean([each.accuracy for each in course[-10:]])) for scheme, course in found.items()}
+    yield Statement(
+        "The accuracy made by ASP or SSP gets stuck below 0.88, while BSP and LB-BSP successfully make the ideal "
+        "accuracy of 0.92.",
+        verdict(
+            abs(last["BSP"] - last["LB-BSP"]) < 0.01, *(last[each] < last["BSP"] - 0.02 for each in ("ASP", "SSP"))
+        ),
+        "At the end: "
+        + ", ".join(f"{scheme} {each:.3f}" for scheme, each in last.items())
+        + ". How far stale gradients fall behind depends on the learning rate.",
+    )
+    sixth = len(found["BSP"]) // 6
+    yield Table(
+        ("updates", *(f"{scheme}{word}" for scheme in SCHEMES for word in ("", ", at s"))),
+        [
+            (points[0].updates, *(cell for each in points for cell in (f"{each.accuracy:.3f}", f"{each.seconds:.0f}")))
+            for points in islice(zip(*found.values(), strict=True), sixth - 1, None, sixth)
+        ],
+    )
+    yield TRAINING
+
+
+def slowed(step: int) -> tuple[Gpu, ...]:
+    """Return the four workers at a step; the M60's bandwidth falls at 150."""
+    m60 = replace(GPUS[1], base_s=GPUS[1].base_s + SLOWED_S * (step >= SLOWED_AT))
+    return (GPUS[0], m60, *GPUS[2:])
+
+
+def run(policy: BalancePolicy, steps: int) -> list[Step]:
+    """Return the steps of the four workers of Figure 8, with 32 samples each at first."""
+    return list(islice(balanced(policy, slowed, 128, noise=0.01), steps))
+
+
+def steps_until_balanced(found: Sequence[Step], begin: int) -> int:
+    """Return the steps from `begin` on until one is within 5 % of the best."""
+    bound_s, until = 1.05 * best_s(slowed(begin), 128), SLOWED_AT if begin < SLOWED_AT else len(found)
+    return next((at for at, step in enumerate(found[begin:until]) if max(step.times_s) <= bound_s), until - begin)
+
+
+def fine_tunes_from(found: Sequence[Step]) -> int:
+    """Return the first step at which batch sizes change by single samples."""
+    shares = np.array([step.shares for step in found])
+    single = np.flatnonzero(np.abs(np.diff(shares, axis=0)).max(axis=1) == 1)
+    return int(single[0]) + 1 if len(single) else len(found)
+
+
+def figure_8(small: bool) -> Found:
+    """Batch sizes of four unlike GPUs over the steps."""
     steps = 200 if small else STEPS
-    runs = {policy: run(policy, steps) for policy in POLICIES}
-    shares = {policy: found.shares[SLOWED_AT - 1] for policy, found in runs.items()}
-    near = [max(abs(a - b) for a, b in zip(each, PAPER_SHARES, strict=True)) for each in shares.values()]
-    first = {policy: steps_until_balanced(found, 0) for policy, found in runs.items()}
-    again = {policy: steps_until_balanced(found, SLOWED_AT) for policy, found in runs.items()}
-    fine = fine_tunes_from(runs["paper"])
-    return Row(
-        title="batch sizes of four unlike GPUs over the steps",
-        statements=[
-            Statement(
-                says="Batch sizes of the four workers stabilize at (89, 21, 12, 6).",
-                verdict=verdict(*(distance <= 5 for distance in near)),
-                found=f"Algorithm 2 is at {shares['paper']} after {SLOWED_AT} steps, the search at {shares['auto']}.",
-            ),
-            Statement(
-                says="At iteration 30, Alg. 2 enters the fine-tune phase.",
-                verdict=verdict(abs(fine - PAPER_FINE_TUNE) <= 15),
-                found=f"It moves single samples from step {fine} on. It is within 5 % of the best step after "
-                f"{first['paper']} steps, the search after {first['auto']}.",
-            ),
-            Statement(
-                says="The LB-BSP algorithm learns that shortly and then gradually adjusts workers' batch size to reach "
-                "another equilibrium.",
-                verdict=verdict(again["paper"] <= 30, again["auto"] <= 30),
-                found=f"After the M60 is slowed down, Algorithm 2 needs {again['paper']} steps or more to come within "
-                f"5 % of the new best step, one sample at a time; the search {again['auto']}.",
-            ),
-        ],
-        tables=[
-            Table(
-                columns=("step", *(f"{policy} {word}" for policy in POLICIES for word in ("sizes", "seconds"))),
-                rows=[
-                    (
-                        str(step),
-                        *(
-                            text
-                            for each in runs.values()
-                            for text in (", ".join(map(str, each.shares[step])), f"{each.step_s(step):.2f}")
-                        ),
-                    )
-                    for step in (0, 1, 2, 5, 10, 30, 60, 149, 151, 155, 160, steps - 1)
-                ],
-            )
-        ],
-        assumptions=[
-            ASSUMED,
-            f"Times have 1 % of noise. From step {SLOWED_AT} on, the M60's worker takes {SLOWED_S:g} s more.",
+    paper, auto = (run(policy, steps) for policy in POLICIES)
+    shares = [found[SLOWED_AT - 1].shares for found in (paper, auto)]
+    begun, again = ([steps_until_balanced(found, at) for found in (paper, auto)] for at in (0, SLOWED_AT))
+    fine = fine_tunes_from(paper)
+    yield Statement(
+        "Batch sizes of the four workers stabilize at (89, 21, 12, 6).",
+        verdict(*(max(abs(np.subtract(each, PAPER_SHARES))) <= 5 for each in shares)),
+        f"Algorithm 2 is at {shares[0]} after {SLOWED_AT} steps, the search at {shares[1]}.",
+    )
+    yield Statement(
+        "At iteration 30, Alg. 2 enters the fine-tune phase.",
+        verdict(abs(fine - PAPER_FINE_TUNE) <= 15),
+        f"It moves single samples from step {fine} on. It is within 5 % of the best step after {begun[0]} steps, the "
+        f"search after {begun[1]}.",
+    )
+    yield Statement(
+        "The LB-BSP algorithm learns that shortly and then gradually adjusts workers' batch size to reach another "
+        "equilibrium.",
+        verdict(*(each <= 30 for each in again)),
+        f"After the M60 is slowed down, Algorithm 2 needs {again[0]} steps or more to come within 5 % of the new best "
+        f"step, one sample at a time; the search {again[1]}.",
+    )
+    yield Table(
+        ("step", *(f"{policy} {word}" for policy in POLICIES for word in ("sizes", "seconds"))),
+        [
+            (at, *(cell for found in (paper, auto) for cell in (str(found[at].shares)[1:-1], max(found[at].times_s))))
+            for at in (0, 1, 2, 5, 10, 30, 60, 149, 151, 155, 160, steps - 1)
         ],
     )
+    yield ASSUMED
+    yield f"Times have 1 % of noise. From step {SLOWED_AT} on, the M60's worker takes {SLOWED_S:g} s more."
 
 
 ITERATIONS_S = {"ResNet-32": 2.0, "Inception-V3": 10.0}
@@ -324,8 +221,8 @@ GPU_STEP_S = 0.1
 PAPER_PERCENT = 1.1
 
 
-def decisions_s(policy: BalancePolicy, device: Literal["cpu", "cuda"], workers: int, looks: int) -> list[float]:
-    """Return the CPU seconds of each decision: a look taken in, and the next batch sizes."""
+def decision_s(policy: BalancePolicy, device: Literal["cpu", "cuda"], workers: int, looks: int) -> float:
+    """Return the mean CPU seconds of a decision: a look taken in, and the next batch sizes."""
     random = np.random.default_rng(0)
     balancer, batch_size = make_balancer(Balance(policy=policy), device, workers), 128 * workers
     limits, found = ShareLimits(caps=(batch_size,) * workers), []
@@ -338,71 +235,44 @@ def decisions_s(policy: BalancePolicy, device: Literal["cpu", "cuda"], workers: 
         balancer.observe(look)
         balancer.shares(batch_size, limits)
         found.append(time.process_time() - began_s)
-    return found[looks // 5 :]
+    return float(np.mean(found[looks // 5 :]))
 
 
-def figure_11(small: bool) -> Row:
-    """Measure the time of deciding the batch sizes."""
+def figure_11(small: bool) -> Found:
+    """Measured overhead of updating batch sizes."""
     workers, looks = ((4, 8), 20) if small else ((32, 64, 96), 100)
-    found = {policy: [decisions_s(policy, "cpu", each, looks) for each in workers] for policy in POLICIES}
-    shares = {
-        policy: [[100.0 * float(np.mean(each)) / step_s for step_s in ITERATIONS_S.values()] for each in times]
-        for policy, times in found.items()
-    }
-    most = {policy: max(share for each in of for share in each) for policy, of in shares.items()}
-    gpu_percent = 100.0 * float(np.mean(decisions_s("auto", "cuda", workers[-1], looks))) / GPU_STEP_S
-    return Row(
-        title="measured overhead of updating batch sizes",
-        statements=[
-            Statement(
-                says="Even in the largest cluster with 96 workers, the total overheads are less than 1.1% of the "
-                "iteration time for both models.",
-                verdict=verdict(*(each < PAPER_PERCENT for each in most.values())),
-                found=f"At most {most['paper']:.2f} % by the paper's policy, which trains a network for each worker "
-                f"here, and {most['auto']:.2f} % by the default. Logs need not be read: the trainer times its own "
-                "steps.",
-            ),
-            Statement(
-                says="They won't slow down GPU workers because of our non-blocking design.",
-                verdict=verdict(gpu_percent < PAPER_PERCENT),
-                found=f"One decision for {workers[-1]} GPU workers is {gpu_percent:.2f} % of a step of "
-                f"{1e3 * GPU_STEP_S:g} ms; the trainer looks more rarely where steps are short.",
-            ),
+    found = {policy: [decision_s(policy, "cpu", count, looks) for count in workers] for policy in POLICIES}
+    most = {policy: 100.0 * max(each) / min(ITERATIONS_S.values()) for policy, each in found.items()}
+    gpu_percent = 100.0 * decision_s("auto", "cuda", workers[-1], looks) / GPU_STEP_S
+    yield Statement(
+        "Even in the largest cluster with 96 workers, the total overheads are less than 1.1% of the iteration time for "
+        "both models.",
+        verdict(*(each < PAPER_PERCENT for each in most.values())),
+        f"At most {most['paper']:.2f} % by the paper's policy, which trains a network for each worker here, and "
+        f"{most['auto']:.2f} % by the default. Logs need not be read: the trainer times its own steps.",
+    )
+    yield Statement(
+        "They won't slow down GPU workers because of our non-blocking design.",
+        verdict(gpu_percent < PAPER_PERCENT),
+        f"One decision for {workers[-1]} GPU workers is {gpu_percent:.2f} % of a step of {1e3 * GPU_STEP_S:g} ms; the "
+        "trainer looks more rarely where steps are short.",
+    )
+    yield Table(
+        ("policy", "workers", "ms", *(f"% of {model}" for model in ITERATIONS_S)),
+        [
+            (policy, count, f"{1e3 * each:.2f}", *(100.0 * each / step_s for step_s in ITERATIONS_S.values()))
+            for policy in POLICIES
+            for count, each in zip(workers, found[policy], strict=True)
         ],
-        tables=[
-            Table(
-                columns=("policy", "workers", "ms", *(f"% of {model}" for model in ITERATIONS_S)),
-                rows=[
-                    (
-                        policy,
-                        str(count),
-                        f"{1e3 * float(np.mean(times)):.2f}",
-                        *(f"{each:.3f}" for each in shares[policy][at]),
-                    )
-                    for policy, of in found.items()
-                    for at, (count, times) in enumerate(zip(workers, of, strict=True))
-                ],
-            )
-        ],
-        assumptions=[
-            "CPU time of this machine. An iteration of ResNet-32 takes 2 s and one of Inception-V3 10 s (assumed); the "
-            "exchange between workers is not in it."
-        ],
+        digits=3,
+    )
+    yield (
+        "CPU time of this machine. An iteration of ResNet-32 takes 2 s and one of Inception-V3 10 s (assumed); the "
+        "exchange between workers is not in it."
     )
 
 
-PARTS = (
-    figure_1,
-    figure_2,
-    figure_4,
-    figure_6,
-    figure_7,
-    figure_8,
-    figure_9,
-    figure_10,
-    table_3,
-    figure_11,
-)
+PARTS = (figure_1, figure_2, figure_4, figure_6, figure_7, figure_8, figure_9, figure_10, table_3, figure_11)
 
 if __name__ == "__main__":
     show(PARTS, "Figures and tables of LB-BSP.")

@@ -10,9 +10,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from threading import Thread
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -55,7 +54,8 @@ def simulated_throughputs(
 ) -> Floats:
     """Return (workers,) updates per second, counted event by event, for mean times `demands_s` of (workers, stations).
 
-    Every worker visits the stations in their order, for ever. Of `steps` events per replica, `warm_up` do not count.
+    Every worker visits the stations in their order, again and again. Of `steps` events per replica, `warm_up` do not
+    count.
     """
     random = np.random.default_rng(seed)
     workers, stations = demands_s.shape
@@ -104,14 +104,10 @@ Pair = tuple[Numbers, Numbers]
 """Values at the uplink and at the downlink."""
 
 
-def printed(network: Network, workers: int) -> Floats:
-    """Return X(1), …, X(workers) by eq. 2 as printed: with links in turn, and without the bound."""
-    return _recursion(network, workers, np.inf, lambda n, waits_s, under_way_s: (0.5, 0.5))
-
-
-def first_come(network: Network, workers: int) -> Floats:
+def first_come(network: Network, workers: int, *, is_bounded: bool = True) -> Floats:
     """Return X(1), …, X(workers) by eq. 2, at most 1 / max S: as printed it exceeds that by up to a third."""
-    return _recursion(network, workers, network.ceiling, lambda n, waits_s, under_way_s: (0.5, 0.5))
+    ceiling = network.ceiling if is_bounded else np.inf
+    return _recursion(network, workers, ceiling, lambda n, waits_s, under_way_s: (0.5, 0.5))
 
 
 def hybrid(network: Network, workers: int, begins: float = SHARING_BEGINS) -> Floats:
@@ -176,11 +172,9 @@ LATE_S = 2e-3
 """By so much a sleep may end late on a busy machine: a link makes up for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """Seconds at which a worker's transfer began and ended on a link."""
+class Transfer(NamedTuple):
+    """Seconds at which a transfer began and ended on a link."""
 
-    worker: int
     began_s: float
     ended_s: float
 
@@ -193,13 +187,13 @@ class Link:
         self._turn = threading.Lock() if links == "in turn" else contextlib.nullcontext()
         self.transfers: list[Transfer] = []
 
-    def carry(self, end: socket.socket, worker: int) -> None:
-        """Send a worker's gradient or parameters, at the speed of the link."""
+    def carry(self, end: socket.socket) -> None:
+        """Send a gradient or parameters, at the speed of the link."""
         with self._turn:
             began_s = self._chunk(end) - self._chunk_s
             for _ in range(CHUNKS - 2):
                 self._chunk(end)
-            self.transfers.append(Transfer(worker=worker, began_s=began_s, ended_s=self._chunk(end)))
+            self.transfers.append(Transfer(began_s, self._chunk(end)))
 
     def _chunk(self, end: socket.socket) -> float:
         with self._lock:
@@ -210,8 +204,7 @@ class Link:
         return until
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slept:
+class Slept(NamedTuple):
     """Measurement of real connections."""
 
     updates_per_s: float
@@ -227,41 +220,35 @@ def slept(times: AsyncTimes, workers: int, links: Links, updates: int) -> Slept:
     up, down, serving = Link(times.up_s, links), Link(times.down_s, links), threading.Lock()
     applied: list[float] = []
 
-    def serve(end: socket.socket, worker: int) -> None:
+    def serve(end: socket.socket) -> None:
         while _received(end):
             with serving:
                 time.sleep(times.server_s)
                 applied.append(time.perf_counter())
-            down.carry(end, worker)
+            down.carry(end)
 
-    def work(end: socket.socket, worker: int) -> None:
+    def work(end: socket.socket) -> None:
         while len(applied) < updates:
             time.sleep(times.compute_s)
-            up.carry(end, worker)
+            up.carry(end)
             _received(end)
         end.shutdown(socket.SHUT_WR)
 
     with contextlib.ExitStack() as sockets:
         listener = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
         threads = []
-        for worker in range(workers):
+        for _ in range(workers):
             near = sockets.enter_context(socket.create_connection(listener.getsockname()))
             far = sockets.enter_context(listener.accept()[0])
-            threads += [Thread(target=serve, args=(far, worker)), Thread(target=work, args=(near, worker))]
+            threads += [Thread(target=serve, args=(far,)), Thread(target=work, args=(near,))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     counted = sorted(applied)[min(2 * workers, updates // 2) : updates]
-    return Slept(updates_per_s=(len(counted) - 1) / (counted[-1] - counted[0]), up=up.transfers, down=down.transfers)
+    return Slept((len(counted) - 1) / (counted[-1] - counted[0]), up.transfers, down.transfers)
 
 
 def _received(end: socket.socket) -> bool:
     """Read a whole transfer; return False at the end of all."""
-    left = CHUNKS * CHUNK_BYTES
-    while left:
-        found = len(end.recv(left))
-        if not found:
-            return False
-        left -= found
-    return True
+    return len(end.recv(CHUNKS * CHUNK_BYTES, socket.MSG_WAITALL)) == CHUNKS * CHUNK_BYTES

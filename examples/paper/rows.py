@@ -6,11 +6,14 @@ import argparse
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rubberband.errors import RubberbandError
+
 Verdict = Literal["agrees", "partly", "differs"]
+Cell = str | float | None
 
 
 def verdict(*holds: bool) -> Verdict:
@@ -18,87 +21,114 @@ def verdict(*holds: bool) -> Verdict:
     return "agrees" if all(holds) else "partly" if any(holds) else "differs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Statement:
-    """Words of the paper and our result."""
+    """Words of the paper, whether they hold, and our result."""
 
     says: str
     verdict: Verdict
     found: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Table:
-    """Table of text."""
+    """Table whose numbers have `digits` digits; whole ones have none, and None is a dash."""
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Iterable[Sequence[Cell]]
+    digits: int = 2
 
     def lines(self) -> list[str]:
         """Return the columns, to the right, and the rows."""
-        rows = [self.columns, *self.rows]
+        rows = [self.columns, *([self._text(cell) for cell in row] for row in self.rows)]
         widths = [max(len(row[at]) for row in rows) for at in range(len(self.columns))]
         return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+    def _text(self, cell: Cell) -> str:
+        return "-" if cell is None else f"{cell:.{self.digits}f}" if isinstance(cell, float) else str(cell)
+
+
+def series(index: str, keys: Iterable[Cell], columns: Mapping[str, Sequence[Cell]], digits: int = 2) -> Table:
+    """Return a table with a row for each key, which is in the column `index`."""
+    return Table((index, *columns), list(zip(map(str, keys), *columns.values(), strict=True)), digits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Figure or table of a paper, as it comes out here."""
+    """All that a part yields, for one that returns it, with a title of its own."""
 
     title: str
     statements: Sequence[Statement]
     tables: Sequence[Table] = ()
     assumptions: Sequence[str] = ()
 
-    @property
-    def verdict(self) -> Verdict:
-        """Verdict of all statements together."""
-        verdicts = {each.verdict for each in self.statements}
-        return verdicts.pop() if len(verdicts) == 1 else "partly"
-
-    def lines(self) -> list[str]:
-        """Return the statements and tables as lines of a terminal."""
-        found = []
-        for each in self.statements:
-            found += [*_wrapped(f"[{each.verdict}] “{each.says}”", "  "), *_wrapped(each.found, "    ")]
-        for table in self.tables:
-            found += ["", *(f"    {line}" for line in table.lines())]
-        return found
+    def __iter__(self) -> Iterator[Statement | Table | str]:
+        yield from (*self.statements, *self.tables, *self.assumptions)
 
 
-Part = Callable[[bool], Row]
-"""Named as a figure or table, `figure_7`; given True it computes less, for tests."""
+Found = Iterable[Statement | Table | str]
+"""Statements, tables, and what was assumed."""
+Part = Callable[[bool], Found]
+"""Named as a figure or table, `figure_7`, with the title as its docstring; given True it computes less, for tests."""
 
 
-def label(part: Part) -> str:
-    """Return `Figure 7` for `figure_7`."""
-    return part.__name__.replace("_", " ").capitalize()
+def title(part: Part) -> str:
+    """Return the first line of its docstring."""
+    return (part.__doc__ or "").splitlines()[0].rstrip(".")
 
 
 def show(parts: Sequence[Part], description: str, argv: Sequence[str] | None = None) -> None:
     """Print the parts that are asked for, all by default, each assumption once, and the sum."""
     named = {part.__name__: part for part in parts}
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("part", nargs="*", help=f"one of {', '.join(named)}; all by default")
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog="parts:\n" + "\n".join(f"  {name:<13} {title(part)}" for name, part in named.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("part", nargs="*", help="one or more of those below; all by default")
     parser.add_argument("--small", action="store_true", help="compute less: fewer cases, which may agree less")
     asked = parser.parse_args(argv)
     if unknown := [name for name in asked.part if name not in named]:
         parser.error(f"no part {unknown[0]!r}; choose from {', '.join(named)}")
-    counts: Counter[Verdict] = Counter()
+    counts: Counter[str] = Counter()
     assumed: set[str] = set()
     began_s, began_at = time.process_time(), time.monotonic()
     for name in asked.part or named:
-        before_s = time.process_time()
-        row = named[name](asked.small)
-        spent = f"{time.process_time() - before_s:.1f} CPU s"
-        print(f"{row.verdict:<8} {label(named[name])}: {row.title} ({spent})", *row.lines(), sep="\n")
-        for each in (each for each in row.assumptions if each not in assumed):
-            print(*_wrapped(f"- {each}", "  "), sep="\n")
-        print(flush=True)
-        assumed |= set(row.assumptions)
-        counts[row.verdict] += 1
+        counts[_shown(named[name], asked.small, assumed)] += 1
     total = ", ".join(f"{counts[each]} {each}" for each in ("agrees", "partly", "differs"))
-    print(f"{total}; {time.process_time() - began_s:.0f} CPU s in {time.monotonic() - began_at:.0f} s")
+    lost = f", {counts['failed']} failed" if counts["failed"] else ""
+    print(f"{total}{lost}; {time.process_time() - began_s:.0f} CPU s in {time.monotonic() - began_at:.0f} s")
+    if lost:
+        raise SystemExit(1)
+
+
+def _shown(part: Part, small: bool, assumed: set[str]) -> str:
+    """Print a part, or why it failed; return the verdict of all its statements together."""
+    began_s, label = time.process_time(), part.__name__.replace("_", " ").capitalize()
+    try:
+        made = part(small)
+        found, name = list(made), made.title if isinstance(made, Row) else title(part)
+    except ModuleNotFoundError as error:
+        print(f"failed   {label}: it needs {error.name}; run pip install 'rubberband-tune[examples]'\n", flush=True)
+        return "failed"
+    except RubberbandError as error:
+        print(f"failed   {label}: {error}\n", flush=True)
+        return "failed"
+    verdicts = {each.verdict for each in found if isinstance(each, Statement)}
+    whole = verdicts.pop() if len(verdicts) == 1 else "partly"
+    print(f"{whole:<8} {label}: {name} ({time.process_time() - began_s:.1f} CPU s)")
+    for each in found:
+        if isinstance(each, Statement):
+            print(_wrapped(f"[{each.verdict}] “{each.says}”", "  "), _wrapped(each.found, "    "), sep="\n")
+    for each in found:
+        if isinstance(each, Table):
+            print("", *(f"    {line}" for line in each.lines()), sep="\n")
+    for each in found:
+        if isinstance(each, str) and each not in assumed:
+            print(_wrapped(f"- {each}", "  "))
+            assumed.add(each)
+    print(flush=True)
+    return whole
 
 
 def percent(share: float) -> str:
@@ -106,10 +136,10 @@ def percent(share: float) -> str:
     return f"{100.0 * share:.1f} %"
 
 
-def listed(values: Sequence[float], digits: int = 2) -> str:
+def listed(values: Iterable[float], digits: int = 2) -> str:
     """Return numbers with a comma between them."""
     return ", ".join(f"{each:.{digits}f}" for each in values)
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, 116, initial_indent=indent, subsequent_indent=max(indent, "    "))
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(text, 116, initial_indent=indent, subsequent_indent=max(indent, "    "))
