@@ -7,7 +7,7 @@ application only what it has run: it fits the time of a step to those (§4.1), a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -62,6 +62,8 @@ class Application:
     alone_s: dict[tuple[int, int | None], float] = field(default_factory=dict, repr=False)
     """GPUs, and the batch if it is fixed -> seconds of a job alone, as far as they are known."""
     _seen: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(default_factory=dict, repr=False)
+    _fixed: dict[tuple[int, int], Floats] = field(default_factory=dict, repr=False)
+    _fits: dict[Hashable, Throughput] = field(default_factory=dict, repr=False)
 
     @cached_property
     def limits(self) -> BatchLimits:
@@ -82,15 +84,31 @@ class Application:
     def step_s(self, placement: Sequence[int], per_gpu: int) -> tuple[float, float]:
         """Return the seconds of a step of one pass, and those of its synchronisation. Linear between measured ones."""
         gpus = tuple(placement)
-        key = min(gpus[turn:] + gpus[:turn] for turn in range(len(gpus))), per_gpu
+        key = gpus, per_gpu
         if key not in self._seen:
-            rows = self.placements.get(key[0])
+            rows = self.placements.get(min(gpus[turn:] + gpus[:turn] for turn in range(len(gpus))))
             if rows is None:
                 found = self._between(len(gpus), sum(gpus), per_gpu)
             else:
                 found = [float(np.interp(per_gpu, rows[:, 0], rows[:, column])) for column in (1, 2)]
             self._seen[key] = (found[0], found[1])
         return self._seen[key]
+
+    def fixed_s(self, batch_size: int, most: int) -> Floats:
+        """(most,) Seconds of a step with this batch on 1, 2, … GPUs, as few instances as hold them."""
+        if (batch_size, most) not in self._fixed:
+            found = np.empty(most)
+            for gpus in range(1, most + 1):
+                per_gpu, accumulation = self.passes(batch_size, gpus)
+                first_s, sync_s = self.step_s(self.packed(gpus), per_gpu)
+                found[gpus - 1] = first_s + accumulation * (first_s - sync_s)
+            self._fixed[batch_size, most] = found
+        return self._fixed[batch_size, most]
+
+    def packed(self, gpus: int) -> tuple[int, ...]:
+        """Return as few instances as hold these GPUs."""
+        whole, rest = divmod(gpus, self.gpus_per_instance)
+        return (self.gpus_per_instance,) * whole + ((rest,) if rest else ())
 
     def _between(self, instances: int, gpus: int, per_gpu: int) -> list[float]:
         found = self._interpolation(float(instances), float(gpus), float(per_gpu))
@@ -117,9 +135,17 @@ class Application:
         return max(1.0, last - self._between_batches("iteration", batch_size, epoch))
 
     def _between_batches(self, what: str, batch_size: int, epoch: int) -> float:
-        sizes = list(self.epochs)
-        values = [float(getattr(run, what)[epoch]) for run in self.epochs.values()]
-        return float(np.interp(batch_size, sizes, values))
+        sizes, table = self._by_epoch[what]
+        return float(np.interp(batch_size, sizes, table[epoch]))
+
+    @cached_property
+    def _by_epoch(self) -> Mapping[str, tuple[Floats, Floats]]:
+        """Field of `Epochs` -> (batches,) total batches, and (max_epochs, batches) its values."""
+        sizes = np.asarray(list(self.epochs), dtype=np.float64)
+        return {
+            name: (sizes, np.stack([getattr(run, name)[: self.max_epochs] for run in self.epochs.values()], axis=1))
+            for name in Epochs.__slots__
+        }
 
     def passes(self, batch_size: int, gpus: int) -> tuple[int, int]:
         """Return m and s of a total batch: as few passes as fit into memory.
@@ -136,14 +162,28 @@ class Application:
         """Batches to choose among for 1, 2, … GPUs: (most_gpus, batches)."""
         return considered(self.limits, tuple(range(1, self.most_gpus + 1)), self.min_per_gpu)
 
-    def goodputs(self, parameters: Throughput, noise_scale: float, instances: Ints, gpus: Ints) -> tuple[Floats, Ints]:
-        """(n,) Highest goodput on each number of GPUs, in useful samples per second, and which choice has it."""
-        of = gpus - 1
-        found = self.choices
+    def fit_of(self, measured: Mapping[tuple[int, int, int], tuple[float, float]]) -> Throughput:
+        """Return the fit of steps that a job has measured; jobs that measured the same ones share it.
+
+        Unmeasured, synchronising across instances costs as much as within.
+        """
+        key = tuple(measured.items())
+        if key not in self._fits:
+            points = []
+            for (instances, gpus, per_gpu), (step_s, pass_s) in measured.items():
+                points.append(_point(instances, gpus, per_gpu, step_s))
+                points.append(_point(1, 1, per_gpu, pass_s))
+            found = fit(points)
+            if all(instances == 1 for instances, _, _ in measured):
+                found = replace(found, alpha_node_s=1.1 * found.alpha_local_s, beta_node_s=1.1 * found.beta_local_s)
+            self._fits[key] = found
+        return self._fits[key]
+
+    def steps_s(self, parameters: Throughput, instances: Ints, gpus: Ints) -> Floats:
+        """(n, batches) Seconds of a step with every choice; inf where it is not allowed."""
+        found, of = self.choices, gpus - 1
         seconds = step_s(parameters, instances[:, None], gpus[:, None], found.per_gpu[of], found.accumulation[of])
-        worth = efficiency(noise_scale, self.limits.initial, found.batch_size[of])
-        rates = np.where(found.feasible[of], found.batch_size[of] * worth / seconds, -np.inf)
-        return np.max(rates, axis=1), np.argmax(rates, axis=1)
+        return np.asarray(np.where(found.feasible[of], seconds, np.inf))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,13 +216,21 @@ class TracedJob:
     _per_gpu: int = 0
     _accumulation: int = 0
     _measured: dict[tuple[int, int, int], tuple[float, float]] = field(default_factory=dict)
+    """Instances, GPUs and m -> seconds of a step, and those of a pass without synchronisation."""
     _fitted: Throughput | None = None
+    _steps_s: dict[tuple[bytes, bytes], Floats] = field(default_factory=dict, repr=False)
+    """Instances and GPUs -> seconds of a step with every choice, by `_fitted`."""
     _noise_scale: float = 0.0
 
     @property
     def kind(self) -> str:
         """Its application."""
         return self.application.name
+
+    @property
+    def batch_size(self) -> int:
+        """Its total batch M; 0 without GPUs."""
+        return sum(self.placement) * self._per_gpu * (self._accumulation + 1)
 
     def resize(self, placement: tuple[int, ...]) -> None:
         """Give it other GPUs, as counts of instance after instance; none at all stops it."""
@@ -228,7 +276,6 @@ class TracedJob:
             most = min(most, self.target_gpus)
         key = max(1, most), batch
         if key not in app.alone_s:
-            whole, rest = divmod(key[0], app.gpus_per_instance)
             job = TracedJob(
                 name=self.name,
                 submitted_at=0.0,
@@ -237,7 +284,7 @@ class TracedJob:
                 target_gpus=self.target_gpus,
                 target_batch=batch,
             )
-            job.resize((app.gpus_per_instance,) * whole + ((rest,) if rest else ()))
+            job.resize(app.packed(key[0]))
             now_s = 0.0
             while job.done_at is None:
                 job.advance(_ALONE_STEP_S, now_s)
@@ -247,17 +294,21 @@ class TracedJob:
 
     def _rate(self) -> float:
         """Return the progress per second, and keep what it shows of the application."""
-        app, gpus = self.application, sum(self.placement)
-        first_s, sync_s = app.step_s(self.placement, self._per_gpu)
-        batch_size = gpus * self._per_gpu * (self._accumulation + 1)
-        sqr, var = app.statistics(batch_size, self.epoch)
+        app = self.application
+        first_s, sync_s = self.time_step(self.placement, self._per_gpu)
+        sqr, var = app.statistics(self.batch_size, self.epoch)
         self._noise_scale = app.limits.initial * var / sqr if sqr > 0.0 else math.inf
-        key = len(self.placement), gpus, self._per_gpu
+        step_s = first_s + self._accumulation * (first_s - sync_s)
+        return self.speed * float(gain(self._noise_scale, app.limits.initial, self.batch_size)) / step_s
+
+    def time_step(self, placement: Sequence[int], per_gpu: int) -> tuple[float, float]:
+        """Return the seconds of a step of one pass, and those of its synchronisation; its fit includes them."""
+        first_s, sync_s = self.application.step_s(placement, per_gpu)
+        key = len(placement), sum(placement), per_gpu
         if key not in self._measured:
             self._measured[key] = (first_s, first_s - sync_s)
             self._fitted = None
-        step_s = first_s + self._accumulation * (first_s - sync_s)
-        return self.speed * float(gain(self._noise_scale, app.limits.initial, batch_size)) / step_s
+        return first_s, sync_s
 
     def _choose_batch(self) -> None:
         gpus, app = sum(self.placement), self.application
@@ -267,22 +318,22 @@ class TracedJob:
             first = max(app.limits.initial, app.min_per_gpu * gpus)
             self._per_gpu, self._accumulation = app.passes(first, gpus)
         else:
-            where = np.asarray([len(self.placement)]), np.asarray([gpus])
-            _, at = app.goodputs(self._model(), self._noise_scale, *where)
-            self._per_gpu = int(app.choices.per_gpu[gpus - 1, at[0]])
-            self._accumulation = int(app.choices.accumulation[gpus - 1, at[0]])
+            at = int(np.argmax(self._goodputs(np.asarray([len(self.placement)]), np.asarray([gpus]))))
+            self._per_gpu = int(app.choices.per_gpu[gpus - 1, at])
+            self._accumulation = int(app.choices.accumulation[gpus - 1, at])
+
+    def _goodputs(self, instances: Ints, gpus: Ints) -> Floats:
+        """(n, batches) Useful samples per second with every choice, by the fit; 0 where it is not allowed."""
+        model, key, app = self._model(), (instances.tobytes(), gpus.tobytes()), self.application
+        if key not in self._steps_s:
+            self._steps_s[key] = app.steps_s(model, instances, gpus)
+        batches = app.choices.batch_size[gpus - 1]
+        return np.asarray(batches * efficiency(self._noise_scale, app.limits.initial, batches) / self._steps_s[key])
 
     def _model(self) -> Throughput:
-        """Return the fit of what was measured. Unmeasured, synchronising across instances costs as much as within."""
         if self._fitted is None:
-            points = []
-            for (instances, gpus, per_gpu), (step_s, pass_s) in self._measured.items():
-                points.append(_point(instances, gpus, per_gpu, step_s))
-                points.append(_point(1, 1, per_gpu, pass_s))
-            found = fit(points)
-            if all(instances == 1 for instances, _, _ in self._measured):
-                found = replace(found, alpha_node_s=1.1 * found.alpha_local_s, beta_node_s=1.1 * found.beta_local_s)
-            self._fitted = found
+            self._fitted = self.application.fit_of(self._measured)
+            self._steps_s.clear()
         return self._fitted
 
     def ends_in_s(self) -> float:
@@ -322,22 +373,16 @@ class TracedJob:
             return [1.0 / count for count in range(1, most + 1)]
         app = self.application
         instances = -(-gpus // app.gpus_per_instance)
-        rates, _ = app.goodputs(self._model(), self._noise_scale, instances, gpus)
+        rates = self._goodputs(instances, gpus).max(axis=1)
         left = float(app.work[-1]) - self.progress
         return [float(each) for each in left * app.limits.initial / rates]
 
     def _oracle(self, most: int) -> list[float]:
         """Return the seconds left with the fixed batch by the true times of its steps."""
         assert self.target_batch is not None
-        app, found = self.application, []
+        app = self.application
         steps = app.steps_left(self.target_batch, min(self.epoch, app.max_epochs - 1))
-        for gpus in range(1, most + 1):
-            whole, rest = divmod(gpus, app.gpus_per_instance)
-            placement = (app.gpus_per_instance,) * whole + ((rest,) if rest else ())
-            per_gpu, accumulation = app.passes(self.target_batch, gpus)
-            first_s, sync_s = app.step_s(placement, per_gpu)
-            found.append(steps * (first_s + accumulation * (first_s - sync_s)))
-        return found
+        return [float(each) for each in steps * app.fixed_s(self.target_batch, most)]
 
 
 def _point(instances: int, gpus: int, per_gpu: int, step_s: float) -> BatchPoint:

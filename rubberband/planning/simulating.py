@@ -164,16 +164,25 @@ _COLUMNS: Columns = {"name": str, "time": whole, "application": str, "num_replic
 _STEP, _SYNC = "step_time", "sync_time"
 
 
-def read_traces(workload: Path, traces: Path, elasticity: Elasticity, first_gpus: int = 1) -> list[TracedJob]:
+def read_traces(
+    workload: Path,
+    traces: Path,
+    elasticity: Elasticity,
+    first_gpus: int = 1,
+    known: dict[str, Application] | None = None,
+) -> list[TracedJob]:
     """Return the jobs of a workload file with the measurements in `traces`; each begins with at most `first_gpus` GPUs.
 
+    Models in `known` are not read again, and it gets the others: what they have computed is then computed once.
     Raises InputError in one line.
     """
     rows = read_rows(workload, _COLUMNS)
     if not traces.is_dir():
         found = f"{traces} is a file" if traces.exists() else f"there is no folder {traces}"
         raise InputError(f"{found}; give the folder of traces, which has a folder for each model")
-    known = {name: read_application(traces / name) for name in dict.fromkeys(str(row["application"]) for row in rows)}
+    known = {} if known is None else known
+    for name in dict.fromkeys(str(row["application"]) for row in rows):
+        known[name] = known.get(name) or read_application(traces / name)
     return [_traced_job(row, known[str(row["application"])], elasticity, first_gpus) for row in rows]
 
 
@@ -303,6 +312,7 @@ def simulated(
         }
     autoscaling = autoscaling_of(pool.autoscale)
     outcomes: dict[str, Outcome] = {}
+    models: dict[str, Application] = {}
     for name, policy in made.items():
         elasticity = ELASTICITY.get(name.partition(":")[0], "adaptive")
         jobs: Sequence[SimulatedJob]
@@ -310,7 +320,7 @@ def simulated(
             jobs = read_jobs(file, capacity.gpus, capacity.gpus_per_instance, elasticity)
         else:
             first_gpus = policy.first_gpus if isinstance(policy, Counting) else 1
-            jobs = read_traces(file, traces, elasticity, first_gpus)
+            jobs = read_traces(file, traces, elasticity, first_gpus, models)
         interval_s = None if traces is None else INTERVAL_S
         outcomes[name] = simulate(
             jobs, capacity, policy, interval_s=interval_s, autoscaling=autoscaling, interference=interference
