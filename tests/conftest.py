@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 # How long an example takes, and how fast examples are made, is the machine's to say.
 settings.register_profile("long", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fixed", settings.get_profile("long"), max_examples=40)
+settings.register_profile("few", settings.get_profile("long"), max_examples=20)
 settings.register_profile("random", settings.get_profile("long"), derandomize=False, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 _FOR_TESTS = ("RUBBERBAND_TEST_", "RUBBERBAND_SCREENSHOTS", "RUBBERBAND_POOL_SEEDS", "RUBBERBAND_FREEZE_OPENAPI")
 _OF_THE_USER = ("RUBBERBAND_", "RAY_", "AWS_", "CUDA_VISIBLE_DEVICES", "LC_", "LANG", "TZ", "COLUMNS")

@@ -101,7 +101,11 @@ def _pytest(tree: Path, tests: Iterable[str], timeout_s: float, *options: str) -
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--import-mode=importlib"]
     command += ["-p", "no:cacheprovider", "-p", "no:schemathesis"]  # that plugin takes half a second to import
     command.append(f"--basetemp={tree}.tmp")  # else a run beside it may remove this one's folders: no bug of the tree's
-    environment = os.environ | {"PYTHONPATH": str(tree), "RUBBERBAND_TEST_PATIENCE_S": f"{PATIENCE_S:g}"}
+    environment = os.environ | {
+        "PYTHONPATH": str(tree),
+        "RUBBERBAND_TEST_PATIENCE_S": f"{PATIENCE_S:g}",
+        "HYPOTHESIS_PROFILE": "fixed",
+    }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each run compiles the whole tree anew
     run = subprocess.Popen(
         [*command, "-q", "-m", "not long", "--no-header", "--tb=short", "-rfE", *options, *tests],

@@ -14,6 +14,7 @@ from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import Phase, State
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
+from tests.builders.budget import examples
 from tests.builders.invariants import validate
 from tests.builders.memory import MemoryJournal
 from tests.builders.planned_jobs import planned_jobs
@@ -51,7 +52,7 @@ def run(job: Job, at: float | None, deadline_s: float) -> tuple[State, Watch]:
     st.floats(0.0, 0.95),
     st.sampled_from([1.05, 1.3, 2.0, 10.0]),
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(125))
 def test_expectations_with_and_without_a_later_deadline_come_true(job: Job, when: float, later: float) -> None:
     assert job.deadline_s is not None
     deadline_s = later * job.deadline_s

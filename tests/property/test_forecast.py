@@ -12,11 +12,12 @@ from rubberband.executor.core.job import Job
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
+from tests.builders.budget import examples
 from tests.builders.strategies import jobs
 
 
 @given(jobs())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(250))
 def test_whenever_it_is_asked_the_forecast_of_an_undisturbed_run_is_the_prediction(job: Job) -> None:
     seen: list[Forecast] = []
 

@@ -187,7 +187,7 @@ def test_parameters_stay_within_their_bounds(truth, seed, number):
 
 
 @given(throughputs(), throughputs(), seeds)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_an_earlier_fit_never_makes_a_fit_much_worse(truth, earlier, seed):
     points = points_of(truth, SPAN, noise=0.05, seed=seed)
     fresh, resumed = (np.mean(relative_errors(fit(points, start), points)) for start in (None, earlier))

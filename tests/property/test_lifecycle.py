@@ -22,6 +22,7 @@ from rubberband.executor.core.events import (
     InstanceRunning,
 )
 from rubberband.executor.core.lifecycle import LAST_EVENTS, Lifecycle
+from tests.builders.budget import examples
 
 
 class Story(RuleBasedStateMachine):
@@ -164,4 +165,4 @@ class Story(RuleBasedStateMachine):
 
 
 TestStory = Story.TestCase
-TestStory.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestStory.settings = settings(max_examples=examples(1000), stateful_step_count=30, deadline=None)

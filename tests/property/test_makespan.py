@@ -44,21 +44,21 @@ def trials_of(seed, num_trials, cv, startup_s=0.0):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 160), st.integers(1, 31), st.floats(0.0, 2.0), st.sampled_from([0.0, 5.0]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(750), deadline=None)
 def test_few_trials_are_scheduled_exactly(seed, num_trials, num_slots, cv, startup_s) -> None:
     trials_s = trials_of(seed, num_trials, cv, startup_s)
     assert makespan(trials_s, num_slots) == pytest.approx(scheduled(trials_s, num_slots), rel=2e-5)
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0]), min_size=1, max_size=60), st.integers(1, 60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(750), deadline=None)
 def test_trials_that_end_at_once_are_too(times_s, num_slots) -> None:
     trials_s = np.array(times_s, np.float32)[:, None]
     assert makespan(trials_s, num_slots) == pytest.approx(scheduled(trials_s, num_slots))
 
 
 @given(st.integers(0, 10**6), st.integers(600, 3000), st.integers(1, 1200), st.floats(0.0, 0.5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_many_trials_are_scheduled_nearly(seed, num_trials, num_slots, cv) -> None:
     """Within 0.2 % on average, and each row within a part of one trial."""
     trials_s = trials_of(seed, num_trials, cv)
@@ -68,7 +68,7 @@ def test_many_trials_are_scheduled_nearly(seed, num_trials, num_slots, cv) -> No
 
 
 @given(st.integers(0, 10**6), st.integers(600, 3000), st.integers(1, 600), st.floats(0.5, 1.5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_trials_that_vary_very_much_are_not_taken_to_be_faster(seed, num_trials, num_slots, cv) -> None:
     trials_s = trials_of(seed, num_trials, cv)
     expected, found = scheduled(trials_s, num_slots), makespan(trials_s, num_slots)
@@ -76,7 +76,7 @@ def test_trials_that_vary_very_much_are_not_taken_to_be_faster(seed, num_trials,
 
 
 @given(jobs(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(750), deadline=None)
 def test_plans_cost_what_the_model_predicts(job: Job, data: st.DataObject) -> None:
     spot = Spot(price_usd_per_hour=0.3, interruptions_per_hour=0.05, checkpoint_iterations=2, restart_s=30.0)
     offer = replace(job.offer, spot=spot)
@@ -95,7 +95,7 @@ def test_plans_cost_what_the_model_predicts(job: Job, data: st.DataObject) -> No
 
 
 @given(jobs())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_plan_that_does_not_fit_is_refused_as_by_the_model(job: Job) -> None:
     cost = MeanCost(job.stages, job.profile, job.offer)
     first = job.plan.stages[0]

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.builders.budget import examples
 from tests.builders.money_stories import BUDGETS_USD, HOUR_S, world
 
 OWNERS = st.sampled_from(list(BUDGETS_USD))
@@ -62,6 +63,6 @@ class Owners(RuleBasedStateMachine):
 
 
 Owners.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_no_order_of_requests_takes_an_owner_above_a_budget = Owners.TestCase

@@ -18,6 +18,7 @@ from rubberband.spec.search import hyperband
 from rubberband.values.offer import Billing, Offer
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
+from tests.builders.budget import examples
 from tests.builders.plans import plan, plan_brackets
 
 PROFILE = Profile(seconds_per_iteration={1: 30.0, 2: 16.0, 4: 9.0, 8: 6.0}, trial_startup_s=2.0)
@@ -62,7 +63,7 @@ chains = st.lists(st.builds(Stage, trials=st.integers(1, 6), iterations=st.integ
     st.floats(0.0, 1.0),
     st.sampled_from(get_args(Billing)),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_division_that_can_be_tried_is_cheaper(brackets, max_instances, slack, head, billing) -> None:
     offer = offer_of(max_instances, head_price_usd_per_hour=head, billing=billing)
     limits = PlanningConstraints(max_gpus_per_trial=4)

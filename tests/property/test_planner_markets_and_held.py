@@ -17,6 +17,7 @@ from rubberband.planner.exact.table import build_table
 from rubberband.values.offer import Offer, Spot, slots
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan, gang_sizes
 from rubberband.values.profile import Profile
+from tests.builders.budget import examples
 from tests.builders.enumeration import jobs
 from tests.builders.plans import plan
 
@@ -61,7 +62,7 @@ def every(stages, profile, offer, constraints, held):
 
 
 @given(held_jobs(), st.floats(0.0, 1.0), st.sampled_from(["deadline", "max_cost", "neither"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(750), deadline=None)
 def test_no_plan_is_cheaper_or_faster(job, share, limit) -> None:
     stages, profile, offer, constraints, held = job
     plans = list(every(*job))
@@ -83,7 +84,7 @@ def test_no_plan_is_cheaper_or_faster(job, share, limit) -> None:
 
 
 @given(held_jobs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_held_instances_never_make_the_rest_dearer_or_later(job) -> None:
     stages, profile, offer, constraints, held = job
     if offer.spot is not None:

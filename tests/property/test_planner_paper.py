@@ -177,7 +177,7 @@ def check_against_samples(case, num_samples):
 
 
 @pytest.mark.long
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 @given(noisy())
 def test_samples_are_distributed_as_algorithm_1_s(case):
     check_against_samples(case, 1000)

@@ -17,6 +17,7 @@ from rubberband.planner.noise.sampling import Draws
 from rubberband.values.offer import Offer, Spot, slots
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan, gang_sizes
 from rubberband.values.profile import Profile, Spread
+from tests.builders.budget import examples
 from tests.builders.plans import plan, sample
 
 MOST_PLANS = 1500
@@ -117,14 +118,14 @@ def check_against_all(job, where, budget):
 
 
 @given(noisy_jobs(), st.floats(0.0, 1.0), st.none() | st.floats(0.1, 1.0))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(125), deadline=None)
 def test_a_plan_keeps_its_word_and_none_is_much_cheaper(job, where, budget) -> None:
     check_against_all(job, where, budget)
 
 
 @pytest.mark.long
 @given(noisy_jobs(), st.floats(0.0, 1.0), st.none() | st.floats(0.1, 1.0))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 def test_many_plans_keep_their_word(job, where, budget) -> None:
     check_against_all(job, where, budget)
 

@@ -65,7 +65,7 @@ def test_no_plan_has_a_size_that_is_not_listed(case, policy):
     assert {choice.gpus_per_trial for choice in planned.plan.stages} <= set(constraints.gang_sizes(offer.gpus))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(limited_jobs(billing="per_instance"))
 def test_no_plan_is_cheaper_when_instances_are_billed(case):
     check(case)
@@ -141,7 +141,7 @@ def test_a_plan_with_less_prepaid_is_not_taken_for_a_cheaper_one(
     assert plan(stages, profile, offer, limits).prediction.cost_usd == pytest.approx(cost_usd)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(limited_jobs(most_stages=3), st.sampled_from(["min_cost", "min_time"]))
 def test_a_search_that_widens_step_by_step_finds_the_same(case, objective):
     """Only jobs far too large to enumerate are searched so; here every one is."""
@@ -178,7 +178,7 @@ def test_no_plan_is_better_on_many_more_jobs(case, objective, policy):
     check(case, objective, policy)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(jobs(most_stages=3))
 def test_the_frontier_is_every_plan_that_no_other_beats(job):
     points = frontier(*job)

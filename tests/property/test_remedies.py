@@ -18,6 +18,7 @@ from rubberband.planning.prices_and_quotas import answer
 from rubberband.planning.remedies import MOST_S
 from rubberband.spec.loading import experiment_of
 from rubberband.units import parse_duration
+from tests.builders.budget import examples
 
 INTEGERS = ("resources.gpus_per_trial.max", "resources.gpus_per_trial.min", "resources.max_instances")
 NEVER: Callable[[], float] = itertools.repeat(0.0).__next__
@@ -111,7 +112,7 @@ def check_that_less_does_not_do(words: dict[str, Any], remedy: Remedy) -> None:
             assert not feasible(words, *others, less.setting), (change, less)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(jobs(st.sampled_from([SHA, STAGES])))
 def test_a_remedy_suffices_and_nothing_less_does(words: dict[str, Any]) -> None:
     found = estimated(words)
@@ -143,7 +144,7 @@ def test_remedies_suffice_with_the_confidence_that_is_asked_for(
             assert not any(feasible(words, less.setting) for less in lesser(remedy.changes[0])[-1:])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(jobs(st.just(STAGES)), st.sampled_from([0.1, 1.0, 3.0]))
 def test_no_remedy_costs_more_than_may_be_spent(words: dict[str, Any], most_usd: float) -> None:
     for remedy in estimated(words, most_usd=most_usd).remedies:

@@ -17,6 +17,7 @@ from rubberband.executor.core.state import Phase, State
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.run.driver import replay
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from tests.builders.budget import examples
 from tests.builders.first_sync import FirstSync
 from tests.builders.planned_jobs import planned_jobs
 from tests.builders.strategies import faults
@@ -32,7 +33,7 @@ def slowed(job: Job, slowdown: float, faults: Faults | None = None) -> VirtualBa
 
 
 @given(planned_jobs(slacks, rooms))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(150))
 def test_a_run_that_goes_as_planned_keeps_its_plan(job: Job) -> None:
     controller, _, finish = run_virtual(job)
     state = controller.state
@@ -47,7 +48,7 @@ def test_a_run_that_goes_as_planned_keeps_its_plan(job: Job) -> None:
 
 
 @given(planned_jobs(slacks, none), st.sampled_from([0.5, 0.8, 1.3, 2.0]))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(150))
 def test_a_decision_expects_the_times_that_occur(job: Job, slowdown: float) -> None:
     assume(job.stages[0].trials * job.stages[0].iterations >= 3)
     controller, _, finish = run_virtual(job, backend=slowed(job, slowdown))
@@ -58,7 +59,7 @@ def test_a_decision_expects_the_times_that_occur(job: Job, slowdown: float) -> N
 
 
 @given(planned_jobs(st.sampled_from([0.3, 0.6, 1.0, 1.5]), none))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(150))
 def test_a_slower_run_meets_its_deadline_wherever_a_replan_can_and_is_worth_its_cost(job: Job) -> None:
     assume(job.stages[0].trials * job.stages[0].iterations >= 3)
     first = FirstSync(1.3)
@@ -74,7 +75,7 @@ def reasons(state: State) -> list[str]:
 
 
 @given(planned_jobs(st.sampled_from([0.6, 1.5]), st.sampled_from([1.05, 1.5])), st.sampled_from([0.6, 1.3]))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(100))
 def test_no_plan_is_chosen_above_max_cost_unless_every_one_is(job: Job, slowdown: float) -> None:
     controller, _, _ = run_virtual(job, backend=slowed(job, slowdown))
     assert job.max_cost_usd is not None
@@ -84,7 +85,7 @@ def test_no_plan_is_chosen_above_max_cost_unless_every_one_is(job: Job, slowdown
 
 
 @given(planned_jobs(slacks, none))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(100))
 def test_a_faster_run_costs_no_more_than_without_replanning_and_is_in_time(job: Job) -> None:
     assume(job.stages[0].trials * job.stages[0].iterations >= 3)
     fixed_job = replace(job, replan=False)
@@ -96,7 +97,7 @@ def test_a_faster_run_costs_no_more_than_without_replanning_and_is_in_time(job: 
 
 
 @given(planned_jobs(slacks, rooms), st.integers(0, 60), st.sampled_from([0.6, 1.0, 1.3]))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(100))
 def test_a_driver_killed_anywhere_decides_the_same_after_its_resume(job: Job, events: int, slowdown: float) -> None:
     whole, _, _ = run_virtual(job, backend=slowed(job, slowdown))
     journal = Journal("sqlite://", job.name, create=True)
@@ -117,7 +118,7 @@ def test_a_driver_killed_anywhere_decides_the_same_after_its_resume(job: Job, ev
 
 
 @given(planned_jobs(slacks, rooms), faults(), st.sampled_from([0.6, 1.0, 1.3]), st.one_of(none, st.integers(0, 40)))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(150))
 def test_with_any_faults_a_replanned_run_ends_and_keeps_every_invariant(
     job: Job, faults: Faults, slowdown: float, cancel_after: int | None
 ) -> None:
@@ -132,7 +133,7 @@ def test_with_any_faults_a_replanned_run_ends_and_keeps_every_invariant(
 
 
 @given(planned_jobs(st.sampled_from([0.5, 1.0, 2.0]), none), st.floats(0.0, 1.0))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(100))
 def test_an_instance_lost_before_the_sync_is_planned_for(job: Job, when: float) -> None:
     first_stage = job.prediction.stages[0]
     lost = Faults(lost_after_s={"i-001": job.offer.init_delay_s + when * first_stage.duration_s})
@@ -145,7 +146,7 @@ def test_an_instance_lost_before_the_sync_is_planned_for(job: Job, when: float) 
 
 
 @given(planned_jobs(slacks, none))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(100))
 def test_the_forecast_of_a_replanned_run_is_what_its_latest_decision_expects(job: Job) -> None:
     def look(event: Event, controller: Controller) -> None:
         decisions = controller.state.decisions

@@ -244,7 +244,7 @@ ASKED = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(300))
 @given(st.lists(ASKED, min_size=4, max_size=12))
 def test_no_admitted_set_of_plans_passes_the_cap_of_a_month(submissions: list[Asked]) -> None:
     store = Kept()

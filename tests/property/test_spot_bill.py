@@ -19,6 +19,7 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import State
 from tests.builders.aws_account import START_AT
+from tests.builders.budget import examples
 from tests.builders.fake_ec2 import World
 from tests.ec2 import Fault
 from tests.harness.crash_cases import job_of
@@ -29,6 +30,7 @@ WALKS = st.lists(
     min_size=1,
     max_size=10,
 )
+
 """(minutes after the start, USD per hour)."""
 WAITS_S = st.lists(st.floats(0.0, 8000.0), min_size=1, max_size=6)
 OFFER = dataclasses.replace(job_of("spot", "roomy").offer, side_costs=(), head_price_usd_per_hour=0.0)
@@ -91,7 +93,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(walk=WALKS, waits_min=st.lists(st.integers(0, 100), min_size=1, max_size=4))
 def test_the_ledger_is_the_bill_where_it_is_known_since_when_it_runs(
     walk: list[tuple[int, float]], waits_min: list[int]
@@ -108,7 +110,7 @@ def test_the_ledger_is_the_bill_where_it_is_known_since_when_it_runs(
         assert rented.ledger_usd(status) == pytest.approx(rented.billed_usd())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(walk=WALKS, waits_s=WAITS_S, pending_s=st.floats(0.0, 200.0), fails=st.lists(st.booleans(), max_size=8))
 def test_the_cap_never_counts_less_than_the_bill(
     walk: list[tuple[int, float]], waits_s: list[float], pending_s: float, fails: list[bool]
@@ -130,7 +132,7 @@ def test_the_cap_never_counts_less_than_the_bill(
         assert rented.ledger_usd(status) >= rented.billed_usd() - 1e-9
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(walk=WALKS, ran_s=st.floats(0.0, 9000.0), gap_s=st.floats(6.0, 9000.0))
 def test_a_driver_that_comes_after_a_gap_reads_the_prices_of_the_gap(
     walk: list[tuple[int, float]], ran_s: float, gap_s: float
