@@ -403,7 +403,8 @@ def _job(estimate: Estimate, job: JobPlan, instance_type: str = "") -> Json:
 
 
 def _lane(estimate: Estimate, lane: BracketGroup, instance_type: str) -> list[Json]:
-    several, rungs, shared = len(estimate.brackets) > 1, estimate.rungs(lane), estimate.offer.trials_per_gpu
+    several, rungs = len(estimate.brackets) > 1, estimate.rungs(lane)
+    shared, place = estimate.offer.trials_per_gpu, estimate.offer.place
     return [
         {
             "stage": rung,
@@ -412,6 +413,7 @@ def _lane(estimate: Estimate, lane: BracketGroup, instance_type: str) -> list[Js
             "instances": choice.instances,
             "gpus_per_trial": choice.gpus_per_trial,
             **({"trials_per_gpu": shared} if shared > 1 else {}),
+            **({"place": place} if place != "GPU" else {}),
             "slots": predicted.slots,
             "instance_type": instance_type,
             "market": choice.market,

@@ -295,7 +295,11 @@ def _surely(rest: _JobRest, planned: Planned) -> str:
 def _changes(done: int, name_of: Callable[[int], str], rest: _JobRest, present: Planned, chosen: Planned) -> str:
     """Say how the new plan differs, and how much that costs or saves."""
     pairs = zip(present.plan.stages, chosen.plan.stages, strict=True)
-    changes = [_change(name_of(done + index), old, new) for index, (old, new) in enumerate(pairs) if old != new]
+    changes = [
+        _change(name_of(done + index), old, new, rest.problem.offer.place)
+        for index, (old, new) in enumerate(pairs)
+        if old != new
+    ]
     named = changes[:MOST_CHANGES]
     if len(changes) > MOST_CHANGES:
         left = len(changes) - MOST_CHANGES
@@ -303,12 +307,12 @@ def _changes(done: int, name_of: Callable[[int], str], rest: _JobRest, present: 
     return f"{', '.join(named)} ({_difference(rest, present, chosen)})"
 
 
-def _change(stage: str, old: StagePlan, new: StagePlan) -> str:
+def _change(stage: str, old: StagePlan, new: StagePlan, place: str) -> str:
     parts = []
     if new.instances != old.instances:
         parts.append(f"{counted(new.instances, 'instance')} instead of {old.instances}")
     if new.gpus_per_trial != old.gpus_per_trial:
-        parts.append(f"{counted(new.gpus_per_trial, 'GPU')} per trial instead of {old.gpus_per_trial}")
+        parts.append(f"{counted(new.gpus_per_trial, place)} per trial instead of {old.gpus_per_trial}")
     if new.market != old.market:
         parts.append(f"{new.market.replace('_', ' ')} instances")
     return f"{stage} gets {' and '.join(parts)}"

@@ -87,7 +87,7 @@ def figures_of(compared: Sequence[Compared]) -> list[ComparedRow]:
         _line("trials", compared, _trials),
         _line("instances", compared, _instances),
         _line(
-            "paid GPU time that trained",
+            "paid time that trained",
             compared,
             lambda result: ComparedFigure(f"{100 * result.paid.training_share:.0f} %"),
         ),
@@ -198,7 +198,7 @@ def _stage(stage: StageResult) -> ComparedFigure:
     begun = stage.actual_s is not None
     instances = stage.instances if begun else stage.planned_instances
     where = "" if stage.bracket is None else f"{stage.title}: "
-    each = f"{gpus_each(stage.gpus_per_trial, stage.trials_per_gpu)} GPU{'s' * (stage.gpus_per_trial > 1)}"
+    each = f"{gpus_each(stage.gpus_per_trial, stage.trials_per_gpu)} {stage.place}{'s' * (stage.gpus_per_trial > 1)}"
     planned = f"planned {duration(stage.planned_s)}"
     took = planned if stage.actual_s is None else f"{duration(stage.actual_s)} ({planned})"
     return ComparedFigure(

@@ -47,6 +47,7 @@ from rubberband.views.formatting import (
 from rubberband.views.report.page import (
     CHARTS,
     CONTENT_POLICY,
+    charts_of,
     charts_to_expect,
     render_html,
     result_drawings,
@@ -306,7 +307,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "is_active": experiment.state in ACTIVE,
         "sentence": words.sentence(experiment, result),
         "actions": possible(service, experiment),
-        "charts": CHARTS,
+        "charts": CHARTS if result is None else charts_of(result),
         "expected": charts_to_expect(result) if begun and result is not None else {},
         "address": f"/fragments/experiments/{experiment.name}",
         "facts": [] if begun else facts(experiment, service.settings.clock()),

@@ -18,6 +18,7 @@ from rubberband.views.charts.allocation import gangs as gangs_chart
 from rubberband.views.charts.allocation import gangs_px
 from rubberband.views.charts.learning import CURVES_PX, learning_curves
 from rubberband.views.formatting import status
+from rubberband.views.report.page import charts_of
 from rubberband.views.trial import configuration_texts, gangs, lead, trial_cards
 
 CHARTS = {
@@ -84,7 +85,7 @@ def _shown(service: Service, experiment: Submission, number: str) -> dict[str, A
         "lead": lead(result, trial),
         "cards": trial_cards(result, trial),
         "texts": configuration_texts(trial.configuration, experiment.words.get("entrypoint")),
-        "charts": CHARTS,
+        "charts": charts_of(result, CHARTS),
         "expected": {name: height_px for name, height_px in heights_px.items() if height_px},
         "gangs": gangs(result, trial),
         "download": download_address(experiment.name, trial),

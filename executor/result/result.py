@@ -40,7 +40,7 @@ from rubberband.units import counted
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.kinds import KINDS
-from rubberband.values.offer import BillLine, Unit
+from rubberband.values.offer import BillLine, Place, Unit
 from rubberband.values.plan import Market
 
 if TYPE_CHECKING:
@@ -192,6 +192,8 @@ class StageResult:
     """Brackets of one lane run one after another, and lanes side by side."""
     trials_per_gpu: int = 1
     """Trials that share each GPU."""
+    place: Place = "GPU"
+    """Word for a GPU; slots share the CPUs of an instance without GPUs."""
 
     @property
     def name(self) -> str:
@@ -321,6 +323,16 @@ class Result:
     def trials_per_gpu(self) -> int:
         """Trials that share each GPU."""
         return self.stages[0].trials_per_gpu if self.stages else 1
+
+    @property
+    def place(self) -> Place:
+        """Word for a GPU: `slot` on instances without GPUs."""
+        return self.stages[0].place if self.stages else "GPU"
+
+    @property
+    def slot_name(self) -> Place:
+        """Word for what a trial's worker has: `slot` also where trials share a GPU."""
+        return self.place if self.trials_per_gpu == 1 else "slot"
 
     @property
     def pareto(self) -> tuple[TrialResult, ...]:
@@ -595,6 +607,7 @@ def _stage(state: State, index: int, at: float) -> StageResult:
         iterations=stage.iterations,
         gpus_per_trial=state.plan.stages[index].gpus_per_trial,
         trials_per_gpu=job.offer.trials_per_gpu,
+        place=job.offer.place,
         planned_instances=job.plan.stages[index].instances,
         instances=record.widest if record else 0,
         planned_s=predicted.provisioning_s + predicted.duration_s,

@@ -227,7 +227,8 @@ def _best(result: Result) -> list[str]:
 
 
 def _stages(result: Result) -> str:
-    header = ("stage", "trials", "iterations", "instances", "GPUs per trial", "time", "planned", "USD", "planned")
+    each = f"{result.place}s per trial"
+    header = ("stage", "trials", "iterations", "instances", each, "time", "planned", "USD", "planned")
     return markup.table(header, [_stage(stage) for stage in result.stages])
 
 

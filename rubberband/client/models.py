@@ -145,6 +145,7 @@ class StageView(Answer):
     iterations: int
     gpus_per_trial: int
     trials_per_gpu: int
+    place: Literal["GPU", "slot"]
     planned_instances: int
     instances: int
     planned_s: float

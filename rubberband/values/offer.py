@@ -10,6 +10,7 @@ from rubberband.values.plan import Market
 from rubberband.values.profile import FIXED, Spread
 
 Billing = Literal["per_instance", "per_function"]
+Place = Literal["GPU", "slot"]
 Unit = Literal["USD", "GPU-h"]
 """Unit of prices. Where an experiment has none, a GPU-hour has a nominal price of 1 GPU-h."""
 
@@ -105,7 +106,7 @@ class Offer:
     """Unit of all amounts, also of those whose names say `usd`."""
     trials_per_gpu: int = 1
     """Trials that train side by side on one GPU, each on a slot of its own. Above 1, a trial has one slot."""
-    place: Literal["GPU", "slot"] = "GPU"
+    place: Place = "GPU"
     """Word for one of its `gpus`: slots share the CPUs of an instance without GPUs."""
 
     @property

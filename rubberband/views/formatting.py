@@ -242,23 +242,24 @@ def unequal(use: BalanceUse) -> str:
     return "; ".join(filter(None, [f"{worker_values(use.shares)} samples per step", saving(use)]))
 
 
-def slow_workers(use: BalanceUse, gang: Gang) -> list[str]:
+def slow_workers(use: BalanceUse, gang: Gang, slot_name: str = "GPU") -> list[str]:
     """Return a phrase about the workers without samples, and one about those that hold up their gang."""
     idle = [rank for rank, samples in enumerate(use.shares) if samples == 0]
     slow = [rank for rank in use.stragglers if rank not in idle]
     said = []
     if idle:
-        said.append(f"{worker_names(idle, gang)} get{'s' * (len(idle) == 1)} no samples, which makes the step shorter")
+        verb = f"get{'s' * (len(idle) == 1)}"
+        said.append(f"{worker_names(idle, gang, slot_name)} {verb} no samples, which makes the step shorter")
     if slow:
-        said.append(f"the step would be shorter without {worker_names(slow, gang)}")
+        said.append(f"the step would be shorter without {worker_names(slow, gang, slot_name)}")
     return said
 
 
-def worker_names(ranks: Sequence[int], gang: Gang) -> str:
+def worker_names(ranks: Sequence[int], gang: Gang, slot_name: str) -> str:
     """Return workers by their instances, such as `i-003 GPU 1`; by rank where the gang is not known."""
     if len(gang) <= max(ranks):
         return f"worker {listed(ranks)}" if len(ranks) == 1 else f"workers {listed(ranks)}"
-    return listed(f"{gang[rank].instance} GPU {gang[rank].gpu}" for rank in ranks)
+    return listed(f"{gang[rank].instance} {slot_name} {gang[rank].gpu}" for rank in ranks)
 
 
 def overall_saving(result: Result) -> str:

@@ -141,7 +141,7 @@ def gangs(result: Result, trial: TrialResult) -> TextTable:
     is_running = trial.status == "running"
     return TextTable(
         title="Instances and gangs",
-        header=("stage", "from", "until", "time", "first step", "GPUs", "USD", "instances"),
+        header=("stage", "from", "until", "time", "first step", f"{result.slot_name}s", "USD", "instances"),
         rows=tuple(
             (
                 result.stages[use.stage].name,
@@ -151,7 +151,7 @@ def gangs(result: Result, trial: TrialResult) -> TextTable:
                 "-" if use.training_s is None else f"after {duration(use.training_s - use.start_s)}",
                 str(len(use.slots)),
                 usd(use.cost_usd, decimals),
-                _places(use.slots),
+                _places(use.slots, result.slot_name),
             )
             for use in uses
         ),
@@ -163,10 +163,12 @@ def gangs(result: Result, trial: TrialResult) -> TextTable:
     )
 
 
-def _places(slots: Sequence[Slot]) -> str:
+def _places(slots: Sequence[Slot], slot_name: str) -> str:
     """Return `i-001 GPU 0, 1; i-002 GPU 0`."""
     by_instance = groupby(slots, key=lambda slot: slot.instance)
-    return "; ".join(f"{printable(name)} GPU {', '.join(str(one.gpu) for one in group)}" for name, group in by_instance)
+    return "; ".join(
+        f"{printable(name)} {slot_name} {', '.join(str(one.gpu) for one in group)}" for name, group in by_instance
+    )
 
 
 def trial_cards(result: Result, trial: TrialResult) -> list[Card]:
@@ -180,6 +182,6 @@ def trial_cards(result: Result, trial: TrialResult) -> list[Card]:
     return [
         Card(printable(result.metric), "-" if value is None else number(value), (standing,)),
         Card("iterations", str(trial.iterations), (trial.with_end(status(result, trial)), failures)),
-        Card("GPU time", duration(gpu_s), (f"in {counted(len(uses), 'gang')}",)),
+        Card(f"{result.slot_name} time", duration(gpu_s), (f"in {counted(len(uses), 'gang')}",)),
         Card("share (USD)", usd(cost_usd), (share, *charged)),
     ]

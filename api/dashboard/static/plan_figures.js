@@ -1,5 +1,5 @@
 // The preview's charts as plotly figures, from the estimate's JSON.
-import { counted, duration, gpus_each, time_unit, usd } from "./plan_words.js";
+import { counted, duration, gpus_each, place_of, time_unit, usd } from "./plan_words.js";
 
 const STAGES = ["#3b82c4", "#e08a1e", "#2a9d6f", "#b565a7", "#c8553d", "#6c8ebf", "#8f9a2e", "#7a6fd0"];
 const LIMIT = "#d62728";
@@ -131,7 +131,7 @@ function lanes_of(estimate) {
 
 function lane(stages, at, count, edges, unit_s) {
   const words = (stage) => stage === null ? "done" : [
-    `${stage.bracket === undefined ? "" : `bracket ${stage.bracket}, `}stage ${stage.stage}: ${counted(stage.instances, "instance")}, ${counted(stage.trials, "trial")} on ${gpus_each(stage)} GPU${stage.gpus_per_trial === 1 ? "" : "s"} each`,
+    `${stage.bracket === undefined ? "" : `bracket ${stage.bracket}, `}stage ${stage.stage}: ${counted(stage.instances, "instance")}, ${counted(stage.trials, "trial")} on ${gpus_each(stage)} ${place_of(stage)}${stage.gpus_per_trial === 1 ? "" : "s"} each`,
     `${duration(stage.provisioning_s)} to start, ${duration(stage.duration_s)} to train, ${usd(stage.cost_usd)} USD`,
   ].join("<br>");
   return {

@@ -3,7 +3,7 @@ import { draw } from "./charts.js";
 import { byId, make, show, table } from "./dom.js";
 import { allocation_figure } from "./plan_figures.js";
 import { nearest, refusal, told } from "./plan_remedies.js";
-import { counted, difference, duration, gpus_each, percent, promised, usd } from "./plan_words.js";
+import { counted, difference, duration, gpus_each, percent, place_of, promised, usd } from "./plan_words.js";
 
 const POLICIES = {
   optimal: "elastic, the cheapest plan",
@@ -139,7 +139,7 @@ function stages(estimate) {
   const several = Boolean(estimate.brackets);
   const markets = estimate.plan.stages.some((stage) => stage.market !== "on_demand");
   const columns = [["stage", ""], ...(several ? [["bracket", ""]] : []), ["trials", ""], ["iterations", ""], ["instances", ""],
-    ...(markets ? [["market", "words"]] : []), ["GPUs per trial", ""], ["starts", ""], ["start-up", ""], ["training", ""], ["cost (USD)", ""]];
+    ...(markets ? [["market", "words"]] : []), [`${place_of(estimate.plan.stages[0])}s per trial`, ""], ["starts", ""], ["start-up", ""], ["training", ""], ["cost (USD)", ""]];
   const highest_usd = Math.max(...estimate.plan.stages.map((stage) => stage.cost_usd));
   const rows = estimate.plan.stages.map((stage) => [String(stage.stage), ...(several ? [String(stage.bracket)] : []),
     String(stage.trials), `${estimate.scheduler ? "up to " : ""}${stage.iterations}`, String(stage.instances), ...(markets ? [stage.market.replace("_", " ")] : []),

@@ -78,6 +78,10 @@ export function gpus_each(stage) {
   return stage.trials_per_gpu ? `${stage.gpus_per_trial}/${stage.trials_per_gpu}` : String(stage.gpus_per_trial);
 }
 
+export function place_of(stage) {
+  return stage.place ?? "GPU";
+}
+
 export function time_unit(horizon_s) {
   if (horizon_s <= 180) return ["seconds", 1];
   return horizon_s <= 3 * 3600 ? ["minutes", 60] : ["hours", 3600];

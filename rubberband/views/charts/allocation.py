@@ -76,7 +76,7 @@ def allocation(result: Result) -> Figure | None:
         **({"nticks": 5} if most > 4 else {"dtick": 1}),
         "fixedrange": True,
     }
-    slots = _slot_axis(rows, gpus, "GPU" if result.trials_per_gpu == 1 else "slot")
+    slots = _slot_axis(rows, gpus, result.slot_name)
     return chart(
         [*bars, *_lost(rented, gpus, unit_s), *counts],
         gantt_px + _STEPS_PX + 30 + _AROUND_PX,
@@ -108,7 +108,7 @@ def gangs(result: Result, trial: int) -> Figure | None:
         bars,
         _gantt_px(len(rows)) + _AROUND_PX,
         time_axis(unit, horizon_s / unit_s),
-        _slot_axis([_row(instance, gpu) for instance, gpu in rows], 1, "GPU") | {"title": {"text": ""}},
+        _slot_axis([_row(instance, gpu) for instance, gpu in rows], 1, result.slot_name) | {"title": {"text": ""}},
         barmode="overlay",
         bargap=_GAP,
         showlegend=True,

@@ -106,7 +106,7 @@ def learning_curves(result: Result, *, top: int | None = None, trial: int | None
     ]
     figure = curves_chart(traces, "iterations", whole, result.metric, buttons)
     if trial is None and top is None:
-        figure["layout"]["meta"] = few_of_many(CURVES_NOTE, len(every), MOST_TRIALS)
+        figure["layout"]["meta"] = few_of_many(CURVES_NOTE.replace("GPU", result.place), len(every), MOST_TRIALS)
     return figure
 
 

@@ -299,10 +299,10 @@ def _stage_notes(answer: Estimate, job: JobPlan) -> list[str]:
             "Lanes run at the same time on their own instances. Costs add up, and the job ends with the last lane."
         )
     if job.prediction.extrapolated:
-        counts = ", ".join(str(gpus) for gpus in job.prediction.extrapolated)
+        place, counts = answer.offer.place, ", ".join(str(gpus) for gpus in job.prediction.extrapolated)
         notes.append(
-            f"{counts} GPUs per trial are extrapolated: the profile ends at {answer.profile.largest_gpus}, and more "
-            "GPUs are assumed to be no faster."
+            f"{counts} {place}s per trial are extrapolated: the profile ends at {answer.profile.largest_gpus}, and "
+            f"more {place}s are assumed to be no faster."
         )
     return notes
 

@@ -356,7 +356,8 @@ class Narrator:
         slow = self._slow[event.trial] = ([rank for rank, x in enumerate(use.shares) if x == 0], use.stragglers)
         if slow == before:
             return []
-        text = "; ".join(filter(None, [unequal(use) if before is None else "", *slow_workers(use, trial.gang)]))
+        slow_ones = slow_workers(use, trial.gang, self._job.offer.place)
+        text = "; ".join(filter(None, [unequal(use) if before is None else "", *slow_ones]))
         return [f"trial {event.trial}: {'unequal workers: ' if before is None else ''}{text or unequal(use)}"]
 
     def _replaced(self, state: State) -> list[str]:

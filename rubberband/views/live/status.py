@@ -120,9 +120,10 @@ def _progress(summary: Mapping[str, Any]) -> str:
 def stage_table(stages: Sequence[Mapping[str, Any]]) -> TextTable:
     """Return a row for each stage, planned against actual."""
     decimals = usd_decimals(sum(stage["planned_cost_usd"] for stage in stages))
+    each = f"{stages[0].get('place', 'GPU') if stages else 'GPU'}s per trial"
     return TextTable(
         title="Stages, planned and actual",
-        header=("stage", "trials", "iterations", "instances", "GPUs per trial", "time plan", "time", "USD plan", "USD"),
+        header=("stage", "trials", "iterations", "instances", each, "time plan", "time", "USD plan", "USD"),
         rows=tuple(cells(stage_of(stage), decimals) for stage in stages),
     )
 

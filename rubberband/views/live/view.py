@@ -351,7 +351,7 @@ def stage_table(progress: Progress, now: float, width: int) -> Table:
     for name in ("stage", "run", "wait", "done", "fail"):
         table.add_column(name, justify="right")
     table.add_column("iterations", no_wrap=True)
-    for name in ("inst.\n/plan", "GPUs\n/trial", progress.job.offer.unit):
+    for name in ("inst.\n/plan", f"{progress.job.offer.place}s\n/trial", progress.job.offer.unit):
         table.add_column(name, justify="right")
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("plan", justify="right", no_wrap=True, style="dim")
@@ -529,5 +529,6 @@ def progress_html(progress: Progress, now: float, said: tuple[str, ...] = ()) ->
     decimals = usd_decimals(max(progress.spent_usd(now), progress.expected(now).cost_usd))
     rows = [stage_cells(progress, stage, now, decimals) for stage in progress.stages]
     lines = [line.plain for line in summary(progress, now)]
-    header = [in_unit(name, progress.job.offer.unit) for name in _HEADER]
+    offer = progress.job.offer
+    header = [in_unit(name.replace("GPU", offer.place), offer.unit) for name in _HEADER]
     return markup.card(progress.job.name, markup.lines(lines), markup.table(header, rows), markup.lines(said))

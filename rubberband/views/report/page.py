@@ -127,6 +127,14 @@ def charts_to_expect(result: Result) -> dict[str, int]:
     return {name: height_px for name, height_px in heights_px.items() if height_px}
 
 
+def charts_of(result: Result, charts: Mapping[str, tuple[str, str]] = CHARTS) -> dict[str, tuple[str, str]]:
+    """Return titles and notes of charts, with the result's word for a GPU."""
+    return {
+        name: (title.replace("GPU", result.place), note.replace("GPU", result.place))
+        for name, (title, note) in charts.items()
+    }
+
+
 def render_html(result: Result, importance: Figure | str = "", trials_at: str = "") -> str:
     """Return the page; `importance` is the chart of the parameters' importance, or why there is none.
 
@@ -143,7 +151,7 @@ def render_html(result: Result, importance: Figure | str = "", trials_at: str = 
             _header(result),
             _best(result, trials_at),
             STRIP,
-            *(chart_section(name, *titled, drawn) for name, titled in CHARTS.items()),
+            *(chart_section(name, *titled, drawn) for name, titled in charts_of(result).items()),
             chart_section("batches-by-gpus", *by_gpus_section, drawn),
             STRIP_END,
             f'<p class="note">{html.escape(reason)}</p>' if reason else "",
@@ -233,7 +241,7 @@ def script_json(value: Any) -> str:
 
 def _header(result: Result) -> str:
     training = f"{100 * result.paid.training_share:.0f} %"
-    paid = Card("paid GPU time that trained", training, ("the rest: see below",))
+    paid = Card(f"paid {result.place} time that trained", training, ("the rest: see below",))
     cards = [best_card(result), time_card(result), cost_card(result), paid]
     kind = "late" if result.late and result.outcome == "done" else result.outcome
     badge = "done, after the deadline" if kind == "late" else result.outcome

@@ -200,7 +200,7 @@ def stages(result: Result) -> TextTable:
     planned_s, actual_s = map(duration, times_s)
     return TextTable(
         title="Stages, planned and actual",
-        header=("stage", "trials", "iterations", "instances", "GPUs/trial", *_FIGURES, "promoted"),
+        header=("stage", "trials", "iterations", "instances", f"{result.place}s/trial", *_FIGURES, "promoted"),
         rows=tuple(rows),
         total=("total", "", "", "", "", planned_s, actual_s if begun else "", planned_usd, actual_usd, ""),
         words=frozenset({0}),
@@ -282,15 +282,16 @@ def paid_time(result: Result) -> TextTable:
     whole_usd, shares = _amounts([result.actual_cost_usd * part / total_gpu_s for part in parts.values()], decimals)
     return TextTable(
         title=_PAID,
-        header=("", "GPU-seconds", "%", "USD"),
+        header=("", f"{result.place}-seconds", "%", "USD"),
         rows=tuple(
             (name, f"{gpu_s:,.{places}f}", f"{abs(percent):.1f}", share)
             for name, gpu_s, percent, share in zip(parts, seconds, percents, shares, strict=True)
         ),
         total=("total", f"{math.fsum(seconds):,.{places}f}", f"{math.fsum(percents):.1f}", whole_usd),
         notes=(
-            "Idle: GPUs held without a trial, such as while others finish. Billing minimum: billed beyond the release.",
-            "USD: the whole bill, shared out in proportion to the GPU-seconds.",
+            f"Idle: {result.place}s held without a trial, such as while others finish. Billing minimum: billed "
+            "beyond the release.",
+            f"USD: the whole bill, shared out in proportion to the {result.place}-seconds.",
             *(["Trained again: iterations that no checkpoint held."] if paid.repeated_gpu_s else []),
         ),
     )
@@ -499,7 +500,11 @@ def workers(result: Result, most: int | None) -> TextTable:
         notes=(
             "At the latest report, worker by worker. Own time: without the wait for others. If equal: the step with "
             "equal shares, by a model from measured times.",
-            *(f"Trial {trial}: {text}." for trial, last in shown for text in slow_workers(last, last.workers)),
+            *(
+                f"Trial {trial}: {text}."
+                for trial, last in shown
+                for text in slow_workers(last, last.workers, result.slot_name)
+            ),
             *([f"{counted(left, 'more trial')} not shown."] if left else []),
         ),
     )
