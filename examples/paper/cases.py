@@ -1,13 +1,13 @@
-"""What the cases of the RubberBand paper (EuroSys '21) share: scaling curves, the instance, and plans.
+"""Cases of the RubberBand paper (EuroSys '21): scaling curves, the instance, and plans.
 
 Table 1 has the only throughputs that the paper prints; both curves start there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 
 from rubberband.cloud.catalogue import catalogue
 from rubberband.planner import JobPlan, Objective, Problem, least_instances, plan, predict
@@ -27,7 +27,6 @@ BERT_BASE = {1: 119.6, 4: 457.72, 8: 921.32, 16: 1499.4}
 """Samples per second on V100s, batch 32 a GPU, 16 on two machines (OneFlow DLPerf's run of NVIDIA's example, 2020)."""
 POLICIES: Mapping[str, Policy] = {"fixed": "static", "elastic": "optimal"}
 MAX_GPUS_PER_TRIAL = 16
-INSTANCE_TYPE, REGION = "p3.8xlarge", "us-east-1"
 
 
 def undivided_share(samples_per_s: Mapping[int, float]) -> float:
@@ -59,11 +58,11 @@ def p3_8xlarge(
     *, max_instances: int, billing: Billing = "per_instance", init_delay_s: float = 0.0, data_usd: float = 0.0
 ) -> Offer:
     """Return the paper's instance at the catalogue's price; `data_usd` is for the data set of one instance."""
-    row = catalogue()[INSTANCE_TYPE]
+    row = catalogue()["p3.8xlarge"]
     return Offer(
-        instance_type=INSTANCE_TYPE,
+        instance_type="p3.8xlarge",
         gpus=row.gpus,
-        price_usd_per_hour=row.prices_usd_per_hour[REGION],
+        price_usd_per_hour=row.prices_usd_per_hour["us-east-1"],
         max_instances=max_instances,
         billing=billing,
         init_delay_s=init_delay_s,
@@ -81,50 +80,11 @@ def best(
 ) -> Planned | None:
     """Return the policy's best plan in time (if times vary, with a probability of one half); None without one."""
     limits = PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=MAX_GPUS_PER_TRIAL, confidence=0.5)
-    found = plan(
-        Problem(
-            brackets=(stages,),
-            profile=job_profile,
-            offer=offer,
-            constraints=limits,
-            policy=policy,
-            objective=objective,
-        )
+    problem = Problem(
+        brackets=(stages,), profile=job_profile, offer=offer, constraints=limits, policy=policy, objective=objective
     )
+    found = plan(problem)
     return found.lanes[0].planned if isinstance(found, JobPlan) else None
-
-
-def fair_fixed(stages: Sequence[Stage], job_profile: Profile, offer: Offer, deadline_s: float) -> Prediction | None:
-    """Return the cheapest fixed cluster in time whose GPUs are divided fairly among trials (§5); None without one."""
-    sizes = gang_sizes(offer.gpus, 1, MAX_GPUS_PER_TRIAL)
-    predictions = [
-        predict(stages, fair_plan([instances] * len(stages), stages, offer, sizes), job_profile, offer)
-        for instances in range(1, offer.max_instances + 1)
-    ]
-    in_time = [each for each in predictions if each.jct_s <= deadline_s + 1e-6]
-    return min(in_time, key=lambda each: (each.cost_usd, each.jct_s), default=None)
-
-
-def fair_plan(instances: Sequence[int], stages: Sequence[Stage], offer: Offer, sizes: Sequence[int]) -> Plan:
-    """Return the plan in which all trials of a stage get the same GPUs at once, or one each if they must queue."""
-    return Plan(
-        stages=tuple(
-            StagePlan(
-                instances=count,
-                gpus_per_trial=max((g for g in sizes if slots(count, offer.gpus, g) >= stage.trials), default=1),
-            )
-            for count, stage in zip(instances, stages, strict=True)
-        )
-    )
-
-
-def fewest_instances(plan: Plan, stages: Sequence[Stage], offer: Offer) -> Plan:
-    """Return the plan without instances that no trial of a stage can use."""
-    choices = []
-    for choice, stage in zip(plan.stages, stages, strict=True):
-        useful = least_instances(stage.trials, offer.gpus, choice.gpus_per_trial)
-        choices.append(replace(choice, instances=min(choice.instances, useful)))
-    return Plan(stages=tuple(choices))
 
 
 def needed(planned: Planned | None) -> Planned:
@@ -133,30 +93,51 @@ def needed(planned: Planned | None) -> Planned:
     return planned
 
 
-def cost_usd(planned: Planned | None) -> float | None:
-    """Return the predicted cost of a plan, if there is one."""
-    return None if planned is None else planned.prediction.cost_usd
+def both_usd(
+    stages: Sequence[Stage], job_profile: Profile, offer: Offer, deadline_s: float = 1200.0
+) -> tuple[float, float]:
+    """Return the costs of the best fixed and the best elastic plan, of cases that have one."""
+    plans = (needed(best(stages, job_profile, offer, deadline_s, policy)) for policy in POLICIES.values())
+    fixed, elastic = (each.prediction.cost_usd for each in plans)
+    return fixed, elastic
 
 
-def usd(amount_usd: float | None) -> str:
-    """Return an amount, or a dash without a plan."""
-    return "-" if amount_usd is None else f"{amount_usd:.2f}"
+def fair_fixed(stages: Sequence[Stage], job_profile: Profile, offer: Offer, deadline_s: float = 1200.0) -> Prediction:
+    """Return the cheapest fixed cluster in time whose GPUs are divided fairly among trials (§5)."""
+    predictions = [
+        predict(stages, fair_plan([instances] * len(stages), stages, offer), job_profile, offer)
+        for instances in range(1, offer.max_instances + 1)
+    ]
+    return min((e for e in predictions if e.jct_s <= deadline_s + 1e-6), key=lambda each: (each.cost_usd, each.jct_s))
 
 
-def ratio(over: float | None, under: float | None) -> str:
-    """Return `over` divided by `under`."""
-    return "-" if over is None or under is None else f"{over / under:.2f}x"
-
-
-def cells(*values: str | float | None) -> tuple[str, ...]:
-    """Return text as it is, whole numbers in full, other numbers as amounts, None as a dash."""
-    return tuple(
-        value if isinstance(value, str) else str(value) if isinstance(value, int) else usd(value) for value in values
+def fair_plan(instances: Sequence[int], stages: Sequence[Stage], offer: Offer) -> Plan:
+    """Return the plan in which all trials of a stage get the same GPUs at once, or one each if they must queue."""
+    sizes = gang_sizes(offer.gpus, 1, MAX_GPUS_PER_TRIAL)
+    gangs = (
+        max((gpus for gpus in sizes if slots(count, offer.gpus, gpus) >= stage.trials), default=1)
+        for count, stage in zip(instances, stages, strict=True)
     )
+    return of_stages(zip(instances, gangs, strict=True))
+
+
+def of_stages(choices: Iterable[tuple[int, int]]) -> Plan:
+    """Return the plan with these instances and GPUs per trial in each stage."""
+    return Plan(stages=tuple(StagePlan(instances=count, gpus_per_trial=gpus) for count, gpus in choices))
+
+
+def fewest_instances(plan: Plan, stages: Sequence[Stage], offer: Offer) -> Plan:
+    """Return the plan without instances that no trial of a stage can use."""
+    useful = (
+        least_instances(stage.trials, offer.gpus, choice.gpus_per_trial)
+        for choice, stage in zip(plan.stages, stages, strict=True)
+    )
+    pairs = zip(plan.stages, useful, strict=True)
+    return Plan(stages=tuple(replace(choice, instances=min(choice.instances, most)) for choice, most in pairs))
 
 
 STAGES = sha(32, 1, 50, 3)
-PAPER_PLAN = Plan(stages=tuple(StagePlan(instances=k, gpus_per_trial=g) for k, g in ((8, 1), (5, 2), (4, 4), (2, 8))))
+PAPER_PLAN = of_stages(((8, 1), (5, 2), (4, 4), (2, 8)))
 PAPER_JCT_S, PAPER_USD, PAPER_FIXED = 18 * 60.0 + 56.0, 15.68, 6
 """Table 2, RubberBand within 20 minutes (simulated); and the best static cluster that the text names."""
 INIT_S = 15.0
@@ -167,7 +148,7 @@ def warm() -> Offer:
     return p3_8xlarge(max_instances=128, init_delay_s=INIT_S)
 
 
-@lru_cache
+@cache
 def resnet101(share: float | None = None) -> Profile:
     """Return the seconds per epoch, by Table 1's scaling or Amdahl's law with `share`.
 

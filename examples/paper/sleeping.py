@@ -62,8 +62,8 @@ Places = dict[int, tuple[str, Any]]
 
 
 def _all(mine: Places, workers: int, hub: Any) -> Places:
-    """Gather the places of all workers, and send them to each."""
-    with Listener(hub) as listener, ExitStack() as connections:
+    """Gather the places of all workers, and send them to each. They may all connect before the first is accepted."""
+    with Listener(hub, backlog=workers) as listener, ExitStack() as connections:
         others = [connections.enter_context(listener.accept()) for _ in range(workers - 1)]
         known = dict(mine)
         for other in others:
@@ -93,14 +93,29 @@ def _connected(address: Any) -> Connection:
             time.sleep(0.02)  # another process has yet to listen
 
 
-class Placed(rubberband.Trial):
+class Sleeping(rubberband.Trial):
+    """Trial whose state is the number of its iterations."""
+
+    _iterations = 0
+
+    def save(self) -> int:
+        """Return the number of iterations."""
+        return self._iterations
+
+    def load(self, state: int) -> None:
+        """Go on after as many iterations."""
+        self._iterations = state
+
+
+class Placed(Sleeping):
     """Steps of ResNet-50 whose gradients are averaged over the links between a gang's workers (Table 1)."""
+
+    _ring: Ring | None = None
 
     def setup(self, config: Mapping[str, Any], context: rubberband.TrialContext) -> None:
         """Meet the other workers."""
-        self._gpus, self._iterations = context.num_workers, 0
-        here = os.environ.get("RUBBERBAND_INSTANCE", "")
-        self._ring = Ring(context, here) if context.num_workers > 1 else None
+        self._gpus = context.num_workers
+        self._ring = Ring(context, os.environ.get("RUBBERBAND_INSTANCE", "")) if self._gpus > 1 else None
 
     def iterate(self) -> dict[str, float]:
         """Train some steps; report the seconds of one, at the paper's scale."""
@@ -121,32 +136,16 @@ class Placed(rubberband.Trial):
         if self._ring:
             self._ring.close()
 
-    def save(self) -> int:
-        """Return the number of iterations, which is the whole state."""
-        return self._iterations
 
-    def load(self, state: int) -> None:
-        """Go on after as many iterations."""
-        self._iterations = state
-
-
-class Epochs(rubberband.Trial):
+class Epochs(Sleeping):
     """Epochs of a training whose times are in its configuration, by the size of the gang (Table 2)."""
 
     def setup(self, config: Mapping[str, Any], context: rubberband.TrialContext) -> None:
         """Look up the seconds of an epoch."""
-        self._epoch_s, self._config, self._iterations = config[f"epoch_s_{context.num_workers}"], config, 0
+        self._epoch_s, self._quality = config[f"epoch_s_{context.num_workers}"], config["quality"]
 
     def iterate(self) -> dict[str, float]:
         """Sleep for an epoch; the accuracy rises as 1 - quality / epochs."""
         time.sleep(self._epoch_s)
         self._iterations += 1
-        return {"accuracy": 1.0 - self._config["quality"] / self._iterations}
-
-    def save(self) -> int:
-        """Return the number of epochs, which is the whole state."""
-        return self._iterations
-
-    def load(self, state: int) -> None:
-        """Go on after as many epochs."""
-        self._iterations = state
+        return {"accuracy": 1.0 - self._quality / self._iterations}

@@ -122,10 +122,21 @@ def test_the_plan_has_the_papers_gangs_and_the_papers_own_cannot_cost_what_it_sa
 
 @pytest.mark.long
 def test_gangs_that_span_instances_are_slower_on_real_local_instances(load: dict[str, ModuleType]) -> None:
-    placed, scattered = (load["local_runs"].step_times(gpus) for gpus in (4, 1))
+    placed, scattered = (load["local_runs"].measured(gpus) for gpus in (4, 1))
 
-    assert [each[1] for each in placed.values()] == [1, 1, 1]
-    assert [each[1] for each in scattered.values()] == [1, 2, 4]
+    assert [each.instances for each in placed.values()] == [1, 1, 1]
+    assert [each.instances for each in scattered.values()] == [1, 2, 4]
+
+
+def test_a_gang_that_a_replan_left_out_is_named_with_the_remedy(
+    load: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = [{"gpus": gpus, "step_s": 1.0, "instances": 1.0} for gpus in (1.0, 2.0)]
+    trials = [SimpleNamespace(curve=[(0.0, 1, each) for each in metrics])]
+    monkeypatch.setattr(load["local_runs"], "run", lambda *_, **__: SimpleNamespace(trials=trials))
+
+    with pytest.raises(RubberbandError, match=r"placed-on-4: no gang of 4 workers ran, .* run it again"):
+        load["local_runs"].measured(4)
 
 
 def test_connections_of_a_ring_know_which_of_them_leave_their_instance(
