@@ -28,7 +28,10 @@ ROWS = [
     ("pollux", "table_3"),
 ]
 """Script and part."""
-ON_DATA = ("table_2", "figure_7", "figure_8a", "figure_8b", "figure_8c", "figure_9", "table_3_measured")
+ON_DATA = (
+    *("figure_1", "figure_2", "figure_3", "table_2", "figure_5", "figure_6", "overheads", "figure_7"),
+    *("figure_8a", "figure_8b", "figure_8c", "prior_exploration", "figure_9", "table_3_measured"),
+)
 """Parts of `pollux.py` that need measurements."""
 TINY = 1e-9
 

@@ -211,6 +211,29 @@ def test_placements_are_looked_up_up_to_rotation_and_interpolated(public: Path, 
     assert application.most_gpus == 16
 
 
+def test_policies_of_one_simulation_share_the_models_and_find_what_each_finds_alone(
+    pool: Path, public: Path, traces: Path
+) -> None:
+    names = ["default", "fitness", "tiresias", "optimus"]
+    together = simulated(load_pool(pool), public, names, traces).outcomes
+
+    for name in names:
+        assert together[name].jobs == simulated(load_pool(pool), public, [name], traces).outcomes[name].jobs
+
+
+def test_a_job_with_a_history_may_begin_on_twice_its_gpus_and_knows_its_batch(public: Path, traces: Path) -> None:
+    job, other = simulating.read_traces(public, traces, "adaptive")[:2]
+    assert job.demand(0.0, 8).most_gpus == 1
+    for per_gpu in (8, 32):
+        assert job.time_step((4,), per_gpu) == job.application.step_s((4,), per_gpu)
+
+    assert job.demand(0.0, 8).most_gpus == 8
+    assert other.demand(0.0, 8).most_gpus == 1
+    assert job.batch_size == 0
+    job.resize((4,))
+    assert job.batch_size == 32
+
+
 def test_a_job_larger_than_the_pool_is_unfinished(tmp_path: Path, pool: Path, traces: Path) -> None:
     large = write(tmp_path / "large.csv", f"{HEADER}\ntoy-0,0,toy,12,128\n")
     assert simulated(load_pool(pool), large, ["tiresias"], traces).outcomes["tiresias"].summary()["unfinished"] == 1
