@@ -165,7 +165,8 @@ def _ends(summary: Summary, result: Result) -> str:
     expected_s = max(summary.forecast_jct_s or 0.0, result.actual_jct_s)
     left_s = expected_s - result.actual_jct_s
     at = format_instant(datetime.fromtimestamp(int((summary.started_at or 0.0) + expected_s), UTC))
-    ends = f"ends {at} (in {duration(left_s)})" if left_s >= 1.0 else "about to end"
+    then = f"in {duration(left_s)}" if result.is_simulated else f"{at} (in {duration(left_s)})"
+    ends = f"ends {then}" if left_s >= 1.0 else "about to end"
     if result.deadline_s is None:
         return ends
     slack_s = result.deadline_s - expected_s

@@ -325,6 +325,11 @@ class Result:
         return self.stages[0].trials_per_gpu if self.stages else 1
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether it was a rehearsal, whose clock has no time of day."""
+        return self.provider in KINDS and KINDS[self.provider].is_simulated
+
+    @property
     def place(self) -> Place:
         """Word for a GPU: `slot` on instances without GPUs."""
         return self.stages[0].place if self.stages else "GPU"
@@ -423,8 +428,7 @@ class Result:
         from rubberband.executor.result.restoring import restore_trial
         from rubberband.executor.result.rows import best_of
 
-        is_simulated = self.provider in KINDS and KINDS[self.provider].is_simulated
-        return restore_trial(best_of(self), trial, is_simulated=is_simulated, device=device)
+        return restore_trial(best_of(self), trial, is_simulated=self.is_simulated, device=device)
 
     def save_best(self, folder: str | os.PathLike[str], /) -> Path:
         """Write the files of the best trial's checkpoint into a folder, which is made; return it.
@@ -436,8 +440,7 @@ class Result:
         from rubberband.executor.result.restoring import save_files
         from rubberband.executor.result.rows import best_of
 
-        is_simulated = self.provider in KINDS and KINDS[self.provider].is_simulated
-        return save_files(best_of(self), folder, is_simulated=is_simulated)
+        return save_files(best_of(self), folder, is_simulated=self.is_simulated)
 
     def _repr_html_(self) -> str:
         from rubberband.executor.result.rows import result_html

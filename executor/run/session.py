@@ -28,7 +28,7 @@ from rubberband.executor.core.events import DriverResumed, Event
 from rubberband.executor.core.job import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
-from rubberband.executor.journal.journal import begin
+from rubberband.executor.journal.journal import Header, begin
 from rubberband.executor.journal.reading import explaining, read_whole
 from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.run.callbacks import Callback, JournalThread, calling
@@ -56,7 +56,7 @@ READY_TIMEOUT_S = 180.0
 _MOST_NAMED = 5
 """Files that changed, of those that are named."""
 
-View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
+View = Callable[[Header, Callable[[], float], ExitStack], Sequence[Observer]]
 
 
 def create(folder: ExperimentFolder, job: Job, spec: RunSpec) -> None:
@@ -83,9 +83,9 @@ def run(
 ) -> Result:
     """Drive an experiment to its end, from its beginning or from where its journal stops.
 
-    `view` is given the job, the clock and a stack that is left at the end, and returns observers. Every instance is
-    released before this returns or raises. One that has ended is only read, unless it was cancelled, found no
-    instances, or was stopped by a cap that has been raised since. Requests in the folder's inbox are taken in. The
+    `view` is given the journal's header, the clock and a stack that is left at the end, and returns observers. Every
+    instance is released before this returns or raises. One that has ended is only read, unless it was cancelled, found
+    no instances, or was stopped by a cap that has been raised since. Requests in the folder's inbox are taken in. The
     head of its Ray cluster is now at `address`, if that is given.
 
     Raises EntrypointError, before anything is started or journalled, if what is trained does not load any more, and
@@ -146,7 +146,7 @@ def _run(
         with ExitStack() as views:
             backend = make_backend(folder, spec, header.job, journal.last_event_at(), store)
             views.callback(uninterrupted, backend.close)
-            observers: list[Observer] = [_same_folder(folder), *view(header.job, backend.now, views), *trackers]
+            observers: list[Observer] = [_same_folder(folder), *view(header, backend.now, views), *trackers]
             if store is not None:
                 observers.append(partial(_tidy_at_resume, store))
             inbox = Inbox(folder.inbox)

@@ -31,8 +31,8 @@ from rubberband.errors import InputError
 from rubberband.units import format_usd, in_unit
 
 if TYPE_CHECKING:
-    from rubberband.executor.core.job import Job
     from rubberband.executor.journal.folder import ExperimentFolder
+    from rubberband.executor.journal.journal import Header
     from rubberband.executor.result.result import Result
     from rubberband.executor.run.driver import Observer
 
@@ -201,11 +201,12 @@ def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None
             confirm_bill(f"{bound_of(follower.max_cost_usd, path)}, {spending}", "go on", yes=yes)
 
 
-def live_view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
+def live_view(header: Header, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
     """Show the run on stderr: a live table on a terminal, plain lines elsewhere."""
     from rubberband.views.live.view import open_view
 
-    return [stack.enter_context(open_view(job, clock, sys.stderr, sys.stderr.isatty()))]
+    is_terminal, is_rehearsal = sys.stderr.isatty(), header.kind.is_simulated
+    return [stack.enter_context(open_view(header.job, clock, sys.stderr, is_terminal, is_rehearsal=is_rehearsal))]
 
 
 def _announce(line: str) -> None:

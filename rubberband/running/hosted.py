@@ -34,7 +34,7 @@ from rubberband.interrupts import ENDS, AtOnce
 from rubberband.values.kinds import KINDS
 
 if TYPE_CHECKING:
-    from rubberband.executor.core.job import Job
+    from rubberband.executor.journal.journal import Header
     from rubberband.executor.result.result import Result
     from rubberband.executor.run.driver import Observer
 
@@ -158,11 +158,11 @@ def _once_the_store_is_back(folder: ExperimentFolder, away: StoreAwayError, wait
 
     pause_s = SHORTEST_PAUSE_S
 
-    def view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
+    def view(header: Header, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
         nonlocal pause_s
         pause_s = SHORTEST_PAUSE_S
         wait_for("")
-        return _plain_view(job, clock, stack)
+        return _plain_view(header, clock, stack)
 
     with session.cancel_on_signals() as cancelled, asked_to_end(folder, cancelled) as asked:
         while True:
@@ -205,10 +205,10 @@ def _require_own(entrypoint: object, order: HostedRun) -> None:
         )
 
 
-def _plain_view(job: Job, _clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
+def _plain_view(header: Header, _clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
     from rubberband.views.live.view import PlainView
 
-    return [stack.enter_context(PlainView(job, sys.stderr))]
+    return [stack.enter_context(PlainView(header.job, sys.stderr))]
 
 
 def _failed(error: RubberbandError) -> tuple[int, str, float]:

@@ -21,6 +21,7 @@ from rubberband.executor.core.job import Job, brackets_of
 from rubberband.executor.core.state import lanes_of
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.journal.journal import Header
 from rubberband.executor.journal.reading import read
 from rubberband.executor.result.result import Result
 from rubberband.executor.run.allowance import pledged, require_rate, require_runnable
@@ -102,7 +103,7 @@ def job_of(found: PlannedExperiment, spent: Spent) -> Job:
     )
 
 
-View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
+View = Callable[[Header, Callable[[], float], ExitStack], Sequence[Observer]]
 Confirm = Callable[[str], None]
 """Is called with what is known of the bill before anything is rented. Raises Cancelled if the user does not want it."""
 
@@ -208,10 +209,12 @@ def _shown(verbose: int) -> tuple[Announce, View]:
 
     in_notebook = is_notebook()
 
-    def view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
+    def view(header: Header, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
+        job, details, is_rehearsal = header.job, verbose > 1, header.kind.is_simulated
         if in_notebook:
-            return [stack.enter_context(NotebookView(job, clock, details=verbose > 1))]
-        terminal = open_view(job, clock, sys.stderr, sys.stderr.isatty(), details=verbose > 1)
+            return [stack.enter_context(NotebookView(job, clock, details=details, is_rehearsal=is_rehearsal))]
+        is_terminal = sys.stderr.isatty()
+        terminal = open_view(job, clock, sys.stderr, is_terminal, details=details, is_rehearsal=is_rehearsal)
         return [stack.enter_context(terminal)]
 
     return lambda line: print(line, file=sys.stdout if in_notebook else sys.stderr, flush=True), view

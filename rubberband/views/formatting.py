@@ -50,11 +50,13 @@ def hanging(line: str, width: int) -> str:
     return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True)
 
 
-def ends(at: float, left_s: float) -> str:
+def ends(at: float | None, left_s: float) -> str:
     """Return when something ends, in this process's time zone: `ends 16:42 (in 4m16s)`. Another day is named.
 
-    `at` is Unix time.
+    `at` is Unix time; None if its clock has no time of day, as that of a rehearsal: `ends in 4m16s`.
     """
+    if at is None:
+        return f"ends in {duration(left_s)}"
     then, now = datetime.fromtimestamp(at), datetime.fromtimestamp(at - left_s)
     day = "" if then.date() == now.date() else f"{then:%b} {then.day} "
     return f"ends {day}{then:%H:%M} (in {duration(left_s)})"

@@ -32,6 +32,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.job import Job
 from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.journal import Header
 from rubberband.executor.run import session
 from rubberband.executor.run.driver import Observer
 from rubberband.executor.training.run_spec import RunSpec
@@ -142,8 +143,8 @@ def drive(folder: ExperimentFolder, alike: bool, said: TextIO) -> None:
     """Run it, and print what it took."""
     count = Count()
 
-    def view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
-        return [count, stack.enter_context(open_view(job, clock, said, is_terminal=False))]
+    def view(header: Header, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
+        return [count, stack.enter_context(open_view(header.job, clock, said, is_terminal=False))]
 
     with ExitStack() as stack:
         if not alike:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,6 +36,8 @@ def test_a_running_experiment_is_reported_in_one_sentence() -> None:
     assert text.startswith("Stage ")
     assert f"ends 1970-01-01T00:20:00Z (in {duration(left_s)}), 1m40s before the deadline" in text
     assert text.endswith("of 1.00 USD spent.")
+    rehearsed = sentence(submission(forecast_jct_s=200.0, forecast_cost_usd=0.05), replace(result, provider="virtual"))
+    assert f"; ends in {duration(left_s)}, 1m40s before the deadline" in rehearsed
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from rubberband.executor.core.state import Phase, State
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.units import duration
 from rubberband.values.profile import Profile
 from rubberband.views.live import view as live
 from rubberband.views.live.narration import Narrator
@@ -63,6 +64,12 @@ def test_each_decision_of_a_replan_is_reported_in_one_line() -> None:
         "1m10s  stage 1: 4 trials x 2 iterations; 3 -> 2 instances, releasing i-001",
     ]
     assert sum("plan unchanged" in line for line in lines) == 2
+
+
+def test_a_rehearsal_shows_the_time_left_and_no_time_of_day() -> None:
+    now, progress = pictures(a_job())[5]
+    (time,) = (line.plain for line in summary(progress, now, is_rehearsal=True) if line.plain.startswith("time "))
+    assert time.endswith(f"; ends in {duration(117.0 - now)}, 18m3s to spare; planned 1m57s")
 
 
 def test_failures_say_why_and_what_follows() -> None:

@@ -236,6 +236,7 @@ def test_an_end_is_an_instant_and_the_time_until_then(left_s: float, day: str) -
     now = 86400.0 + 3600.0 * 10
     hour = "10:01" if left_s == 60.0 else "11:00"
     assert formatting.ends(now + left_s, left_s) == f"ends {day}{hour} (in {formatting.duration(left_s)})"
+    assert formatting.ends(None, left_s) == f"ends in {formatting.duration(left_s)}"
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 95])

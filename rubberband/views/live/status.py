@@ -77,7 +77,9 @@ def _time(view: Mapping[str, Any]) -> str:
         parts.append(f" of {duration(summary['deadline_s'])} (deadline)")
     if view["state"] == "running" and summary["forecast_jct_s"] is not None:
         ends_s = max(summary["forecast_jct_s"], summary["jct_s"])
-        parts.append(f"; {ends(summary['started_at'] + ends_s, ends_s - summary['jct_s'])}")
+        kind = KINDS.get(view.get("provider") or "")
+        at = None if kind is not None and kind.is_simulated else summary["started_at"] + ends_s
+        parts.append(f"; {ends(at, ends_s - summary['jct_s'])}")
     if slack_s is not None and view["state"] in _HEADED_FOR_ITS_END:
         parts.append(f", {duration(abs(slack_s))} {'to spare' if slack_s >= 0 else 'late'}")
     if summary["planned_jct_s"] is not None:

@@ -244,14 +244,21 @@ _SHARE = 0.1
 
 
 def open_view(
-    job: Job, clock: Callable[[], float], stream: TextIO, is_terminal: bool, *, details: bool = True
+    job: Job,
+    clock: Callable[[], float],
+    stream: TextIO,
+    is_terminal: bool,
+    *,
+    details: bool = True,
+    is_rehearsal: bool = False,
 ) -> AbstractContextManager[Observer]:
     """Return the view for `stream` (stderr): enter it, then give it to the driver as an observer.
 
-    `clock` is the backend's; it is read from another thread. `details`: also the lines about instances.
+    `clock` is the backend's; it is read from another thread. `details`: also the lines about instances. The clock
+    of a rehearsal shows no time of day.
     """
     if is_terminal:
-        return TerminalView(job, clock, stream, details=details)
+        return TerminalView(job, clock, stream, details=details, is_rehearsal=is_rehearsal)
     return PlainView(job, stream, details=details)
 
 
@@ -303,11 +310,12 @@ class TerminalView:
         console: Console | None = None,
         stopwatch: Callable[[], float] = time.perf_counter,
         details: bool = True,
+        is_rehearsal: bool = False,
     ) -> None:
         """`stopwatch` is that of the pictures."""
         self._narrator = Narrator(job, details=details)
         self._pictures = Pictures(stopwatch)
-        self._job = job
+        self._job, self._is_rehearsal = job, is_rehearsal
         self._clock = clock
         self._console = console or Console(file=stream)
         self._live = Live(
@@ -336,7 +344,7 @@ class TerminalView:
             return Text(f"{self._job.name}: starting")
         now = self._clock()
         lines = Table.grid(Column(no_wrap=True), Column())
-        for line in summary(progress, now):
+        for line in summary(progress, now, is_rehearsal=self._is_rehearsal):
             lines.add_row(line[:_LABEL], line[_LABEL:])
         return Group(lines, stage_table(progress, now, self._console.width))
 
@@ -394,7 +402,7 @@ def _bar(stage: StageProgress) -> Table:
     return grid
 
 
-def summary(progress: Progress, now: float) -> list[Text]:
+def summary(progress: Progress, now: float, *, is_rehearsal: bool = False) -> list[Text]:
     """Return the lines of `rubberband status`: the best so far, time and cost against the limits, and the cloud."""
     job, expected = progress.job, progress.expected(now)
     decimals = usd_decimals(max(progress.spent_usd(now), expected.cost_usd))
@@ -410,7 +418,8 @@ def summary(progress: Progress, now: float) -> list[Text]:
     cost = Text(f"cost      {usd(spent_usd, decimals)}{cap}")
     if progress.phase not in (Phase.ENDING, Phase.FINISHED):
         ends_s = max(expected.jct_s, elapsed_s)
-        time.append(f"; {ends(progress.state.started_at + ends_s, ends_s - elapsed_s)}")
+        at = None if is_rehearsal else progress.state.started_at + ends_s
+        time.append(f"; {ends(at, ends_s - elapsed_s)}")
         if job.deadline_s is not None:
             spare_s = job.deadline_s - ends_s
             verdict = f", {duration(abs(spare_s))} {'to spare' if spare_s >= 0 else 'late'}"
@@ -484,10 +493,16 @@ class NotebookView:
     """View that redraws once a second, also between events, until it is left."""
 
     def __init__(
-        self, job: Job, clock: Callable[[], float], *, details: bool = False, show: Show = show_in_cell
+        self,
+        job: Job,
+        clock: Callable[[], float],
+        *,
+        details: bool = False,
+        show: Show = show_in_cell,
+        is_rehearsal: bool = False,
     ) -> None:
         """`clock` is the backend's."""
-        self._job, self._clock, self._show = job, clock, show
+        self._job, self._clock, self._show, self._is_rehearsal = job, clock, show, is_rehearsal
         self._narrator, self._pictures = Narrator(job, details=details), Pictures()
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         self._over = threading.Event()
@@ -521,14 +536,14 @@ class NotebookView:
         progress = self._pictures.latest
         if progress is None:
             return markup.card(self._job.name, markup.lines(["starting"]))
-        return progress_html(progress, self._clock(), tuple(self._lines))
+        return progress_html(progress, self._clock(), tuple(self._lines), is_rehearsal=self._is_rehearsal)
 
 
-def progress_html(progress: Progress, now: float, said: tuple[str, ...] = ()) -> str:
+def progress_html(progress: Progress, now: float, said: tuple[str, ...] = (), *, is_rehearsal: bool = False) -> str:
     """Return the stages, time and cost, and the latest lines."""
     decimals = usd_decimals(max(progress.spent_usd(now), progress.expected(now).cost_usd))
     rows = [stage_cells(progress, stage, now, decimals) for stage in progress.stages]
-    lines = [line.plain for line in summary(progress, now)]
+    lines = [line.plain for line in summary(progress, now, is_rehearsal=is_rehearsal)]
     offer = progress.job.offer
     header = [in_unit(name.replace("GPU", offer.place), offer.unit) for name in _HEADER]
     return markup.card(progress.job.name, markup.lines(lines), markup.table(header, rows), markup.lines(said))
