@@ -221,6 +221,8 @@ class TracedJob:
     _steps_s: dict[tuple[bytes, bytes], Floats] = field(default_factory=dict, repr=False)
     """Instances and GPUs -> seconds of a step with every choice, by `_fitted`."""
     _noise_scale: float = 0.0
+    _chosen_for: tuple[Throughput, float, tuple[int, ...]] | None = None
+    """Fit, noise scale and GPUs that the batch was chosen for."""
 
     @property
     def kind(self) -> str:
@@ -317,7 +319,8 @@ class TracedJob:
         elif not self._measured:
             first = max(app.limits.initial, app.min_per_gpu * gpus)
             self._per_gpu, self._accumulation = app.passes(first, gpus)
-        else:
+        elif self._chosen_for != (now := (self._model(), self._noise_scale, self.placement)):
+            self._chosen_for = now
             at = int(np.argmax(self._goodputs(np.asarray([len(self.placement)]), np.asarray([gpus]))))
             self._per_gpu = int(app.choices.per_gpu[gpus - 1, at])
             self._accumulation = int(app.choices.accumulation[gpus - 1, at])
