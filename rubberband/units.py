@@ -250,6 +250,10 @@ def gpus_each(gpus: int, trials_per_gpu: int) -> str:
     return str(gpus) if trials_per_gpu == 1 else f"{gpus}/{trials_per_gpu}"
 
 
+TURNING = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
+"""Characters that set the direction of the text after them, on a page or a terminal."""
+
+
 def shown(value: object) -> str:
     """Return a value for an error message: on one line, quoted as in Python, at most 60 characters."""
     try:

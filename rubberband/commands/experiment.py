@@ -292,6 +292,10 @@ def logs(
     on: OnOption = None,
 ) -> None:
     """Print the output and the errors of trials."""
+    from rubberband.views.formatting import harmless
+
+    is_terminal = sys.stdout.isatty()
     with open_experiment(name, server) as experiment:
-        for printed_by, text in experiment.lines(trial, process=process, follow=follow):
+        for printed_by, line in experiment.lines(trial, process=process, follow=follow):
+            text = harmless(line) if is_terminal else line
             print(text if trial is not None or printed_by is None else f"[trial {printed_by}] {text}", flush=True)

@@ -8,12 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rubberband.errors import InputError
-from rubberband.units import shown
+from rubberband.units import TURNING, shown
 
 MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 32, 1000
 _TAG = re.compile(rf"\w[\w.:/@-]{{0,{LONGEST_TAG - 1}}}")
-_TURNING = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
-"""Characters that set the direction of the text after them, on a page beyond the note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +71,7 @@ def _checked_note(note: str) -> str:
     text = note.strip().replace("\r\n", "\n")
     if len(text) > LONGEST_NOTE:
         raise InputError(f"the note has {len(text)} characters, and at most {LONGEST_NOTE} are kept; shorten it")
-    if any(sign in _TURNING or (unicodedata.category(sign) in ("Cc", "Cs") and sign not in "\n\t") for sign in text):
+    if any(sign in TURNING or (unicodedata.category(sign) in ("Cc", "Cs") and sign not in "\n\t") for sign in text):
         raise InputError("the note has control characters; leave them out")
     return text
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import textwrap
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,7 +15,7 @@ from typing import Any
 from rubberband.executor.core.events import Gang
 from rubberband.executor.result.batch_history import BatchStretch
 from rubberband.executor.result.result import Result, TrialResult
-from rubberband.units import counted, duration, format_duration, format_usd, in_unit
+from rubberband.units import TURNING, counted, duration, format_duration, format_usd, in_unit
 from rubberband.values.balance import BalanceUse
 from rubberband.values.plan import PlanningConstraints, Size
 
@@ -101,6 +102,22 @@ def setting(value: object) -> str:
 def printable(text: str) -> str:
     """Return text on one line without control characters, which a terminal would obey."""
     return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
+
+
+def harmless(text: str) -> str:
+    """Return a line of a trial's output without the characters that a terminal would obey, colours excepted.
+
+    A progress bar returns to its line's beginning: its latest state is left.
+    """
+
+    def neutral(sign: str) -> str:
+        return " " if sign in TURNING or (unicodedata.category(sign) == "Cc" and sign != "\t") else sign
+
+    parts = _COLOUR.split(text.rpartition("\r")[2])
+    return "".join(part if _COLOUR.fullmatch(part) else "".join(map(neutral, part)) for part in parts)
 
 
 def listed(names: Iterable[object], most: int = 8) -> str:

@@ -225,6 +225,13 @@ def test_each_decision_is_a_row_and_the_first_plan_is_compared_with() -> None:
     assert not decisions(summarise(run_virtual(a_job())[0].state, configurations(a_job()), 0.0)).rows
 
 
+def test_a_terminal_obeys_no_output_of_a_trial_but_its_colours() -> None:
+    hostile = "\x1b[31mred\x1b[0m\tx\x1b]0;title\x07 \x1b[2J\x9b2J \u202egnp.exe\u2066 \U0001f469\u200d\U0001f52c"
+    shown = formatting.harmless(hostile)
+    assert shown == "\x1b[31mred\x1b[0m\tx ]0;title   [2J 2J  gnp.exe  \U0001f469\u200d\U0001f52c"
+    assert formatting.harmless("epoch 3: 10 %\repoch 3: 50 %") == "epoch 3: 50 %"
+
+
 def test_a_line_that_wraps_is_indented_below_its_text() -> None:
     folded = formatting.hanging("time      13s of 30m (deadline); ends 02:21 (in 36s)", 40).splitlines()
     assert folded == ["time      13s of 30m (deadline); ends", "          02:21 (in 36s)"]
