@@ -14,7 +14,7 @@ from rubberband.planner import JobPlan, Objective, Problem, least_instances, pla
 from rubberband.spec.search import sha
 from rubberband.values.offer import Billing, Offer, slots
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Policy, Prediction, Stage, StagePlan, gang_sizes
-from rubberband.values.profile import Law, Profile
+from rubberband.values.profile import Profile
 
 PLACED = {1: 749.58, 2: 1480.07, 4: 2773.04}
 """GPUs -> samples per second of ResNet-50 with placement control (Table 1)."""
@@ -39,7 +39,6 @@ def profile(
     iteration_s: float,
     *,
     share: float | None = None,
-    law: Law = "normal",
     iteration_cv: float = 0.0,
     trial_cv: float = 0.0,
 ) -> Profile:
@@ -51,7 +50,7 @@ def profile(
     seconds = {gpus: iteration_s * (undivided + (1.0 - undivided) / gpus) for gpus in (1, 2, 4, 8, 16)}
     if share is None:
         seconds |= {gpus: iteration_s * samples_per_s[1] / speed for gpus, speed in samples_per_s.items()}
-    return Profile(seconds_per_iteration=seconds, law=law, iteration_cv=iteration_cv, trial_cv=trial_cv)
+    return Profile(seconds_per_iteration=seconds, law="normal", iteration_cv=iteration_cv, trial_cv=trial_cv)
 
 
 def p3_8xlarge(

@@ -98,8 +98,7 @@ def simulated_throughputs(
 
 SHARING_BEGINS = 0.8
 """Utilisation of a link from which on its transfers overlap (eq. 4)."""
-_MOST_STEPS = 20
-_SETTLED = 1e-13
+HALVINGS = 60
 Pair = tuple[Numbers, Numbers]
 """Values at the uplink and at the downlink."""
 
@@ -117,7 +116,26 @@ def hybrid(network: Network, workers: int, begins: float = SHARING_BEGINS) -> Fl
     fixed point. The utilisation by single workers, as printed, never reaches 0.8; with that at n - 1, X falls for some
     n.
     """
-    return _recursion(network, workers, network.ceiling, lambda *waits: _hybrid_shares(network, begins, *waits))
+
+    def shares(throughput: Numbers) -> Pair:
+        """Return (1 - g) / 2 of the links (eq. 4), where g is the share of overlapping transfers."""
+        up, down = (
+            0.5 * (1.0 - np.clip((throughput * link_s - begins) / (1.0 - begins), 0.0, 1.0))
+            for link_s in (network.up_s, network.down_s)
+        )
+        return up, down
+
+    def passed(n: int, waits_s: Numbers, under_way_s: Pair) -> Pair:
+        """Return the shares at X = n / T(X), which is between 0 and 1 / max S: X T(X) rises."""
+        low, high = np.zeros_like(waits_s), np.asarray(network.ceiling)
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            up, down = shares(middle)
+            is_above = middle * (waits_s - up * under_way_s[0] - down * under_way_s[1]) > n
+            low, high = np.where(is_above, low, middle), np.where(is_above, middle, high)
+        return shares(high)
+
+    return _recursion(network, workers, network.ceiling, passed)
 
 
 def _recursion(
@@ -136,31 +154,6 @@ def _recursion(
         up, server, down = throughput * up_wait_s, throughput * server_wait_s, throughput * down_wait_s
         found.append(throughput)
     return np.asarray(found)
-
-
-def _hybrid_shares(network: Network, begins: float, n: int, waits_s: Numbers, under_way_s: Pair) -> Pair:
-    """(1 - gamma) / 2 of the links at the fixed point X = n / T(gamma(X S^U), gamma(X S^D)), by Newton's method.
-
-    X T(X) - n is convex and rises up to 1 / max S. The search begins where it is positive, or at 1 / max S.
-    """
-    up_s, down_s, ceiling = network.up_s, network.down_s, network.ceiling
-    most_s = 0.5 * under_way_s[0], 0.5 * under_way_s[1]
-
-    def overlap(utilisation: Numbers) -> Numbers:
-        """Return g (eq. 4): the share of overlapping transfers on a link."""
-        return np.minimum(np.maximum((utilisation - begins) / (1.0 - begins), 0.0), 1.0)
-
-    throughput = np.minimum(n / (waits_s - most_s[0] - most_s[1]), ceiling)
-    for _ in range(_MOST_STEPS):
-        gamma = overlap(throughput * up_s), overlap(throughput * down_s)
-        takes_s = waits_s - (1.0 - gamma[0]) * most_s[0] - (1.0 - gamma[1]) * most_s[1]
-        slope = (gamma[0] > 0.0) * most_s[0] * up_s + (gamma[1] > 0.0) * most_s[1] * down_s
-        step = (throughput * takes_s - n) / (takes_s + throughput * slope / (1.0 - begins))
-        found = np.minimum(throughput - step, ceiling)
-        if (abs(found - throughput) <= _SETTLED * throughput).all():
-            break
-        throughput = found
-    return 0.5 * (1.0 - gamma[0]), 0.5 * (1.0 - gamma[1])
 
 
 # The paper's own check of §III-A: a program that sends as much and sleeps in place of computing.

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Listener
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,7 +40,7 @@ class Ring:
             following, address = known[(context.rank + 1) % context.num_workers]
             self.leaves = following != instance
             self.instances = len({where for where, _ in known.values()})
-            self._size, self._next = context.num_workers, _connected(address)
+            self._size, self._next = context.num_workers, Client(address)
             self._previous = own.accept()
 
     def reduce(self) -> None:
@@ -74,23 +74,21 @@ def _all(mine: Places, workers: int, hub: Any) -> Places:
 
 
 def _received(mine: Places, hub: Any) -> Places:
-    """Send the place of this worker, and return those of all."""
-    with _connected(hub) as first:
-        first.send(mine)
-        found: Places = first.recv()
-    return found
+    """Send the place of this worker, and return those of all.
 
-
-def _connected(address: Any) -> Connection:
-    """Connect to a listener that may not be there yet."""
+    Until rank 0 is there, its machine keeps the port and resets all connections.
+    """
     until = time.monotonic() + _MEET_S
     while True:
         try:
-            return Client(address)
-        except ConnectionRefusedError:
+            with Client(hub) as first:
+                first.send(mine)
+                found: Places = first.recv()
+                return found
+        except (ConnectionError, EOFError):
             if time.monotonic() > until:
                 raise
-            time.sleep(0.02)  # another process has yet to listen
+            time.sleep(0.02)
 
 
 class Sleeping(rubberband.Trial):

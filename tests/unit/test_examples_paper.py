@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.errors import RubberbandError
 from tests.builders.adaptdl_data import write_data
 
@@ -142,11 +142,12 @@ def test_a_gang_that_a_replan_left_out_is_named_with_the_remedy(
         load["local_runs"].measured(4)
 
 
-def test_connections_of_a_ring_know_which_of_them_leave_their_instance(
+def test_connections_of_a_ring_know_which_of_them_leave_their_instance_and_rank_0_may_be_late(
     load: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rings: dict[int, Any] = {}
-    place = f"tcp://127.0.0.1:{free_port()}"
+    kept = socket.create_server(("127.0.0.1", 0), backlog=8)
+    place = f"tcp://127.0.0.1:{kept.getsockname()[1]}"
 
     def join(rank: int, instance: str) -> None:
         context = SimpleNamespace(rank=rank, num_workers=3, rendezvous=place)
@@ -154,7 +155,13 @@ def test_connections_of_a_ring_know_which_of_them_leave_their_instance(
         rings[rank].reduce()
 
     with ThreadPoolExecutor() as threads:
-        list(threads.map(join, range(3), ("a", "a", "b")))
+        others = [threads.submit(join, rank, instance) for rank, instance in ((1, "a"), (2, "b"))]
+        for _ in others:
+            kept.accept()[0].close()
+        kept.close()
+        others.append(threads.submit(join, 0, "a"))
+        for each in others:
+            each.result()
     for ring in rings.values():
         ring.close()
 
