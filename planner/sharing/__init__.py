@@ -18,6 +18,7 @@ from rubberband.planner.sharing.calendar import Calendar, CalendarSlot, Span
 from rubberband.planner.sharing.demand import Allocation, Allocations, Capacity, Demand, Ints, Policy, Table
 from rubberband.planner.sharing.placement import place, place_side_by_side
 from rubberband.planner.sharing.policies import (
+    AlphaRange,
     Optimus,
     Resizing,
     Tiresias,
@@ -107,6 +108,7 @@ def make_policy(name: str, **options: Any) -> Policy:
     """Return a policy by its name, with options: `fitness` has p, `knee` alpha, `hell` gamma.
 
     They may also be written behind the name, as `knee:alpha=0.05`. `knee` and `hell` take resizing=moldable, too.
+    `alpha` may be two numbers, (0.01, 0.05) or `knee:alpha=0.01..0.05`: then it follows the load.
 
     Raises InputError for a name or an option that does not exist, and for a value out of range.
     """
@@ -135,16 +137,20 @@ OPTIONS: Mapping[str, Sequence[str]] = {
 _RANGES = {"p": (-100.0, 1.0), "first": (1.0, 1024.0), "gamma": (0.0, 10.0), "alpha": (0.0, 1.0)}
 
 
-def _value(policy: str, key: str, text: str) -> float | str:
+def _value(policy: str, key: str, text: str) -> float | str | AlphaRange:
     if key == "resizing":
         if text not in get_args(Resizing):
             raise InputError(f"policy {policy!r}: resizing={text!r}; write one of {', '.join(get_args(Resizing))}")
         return text
     low, high = _RANGES.get(key, (0.0, math.inf))
+    first, is_range, last = text.partition("..") if key == "alpha" else (text, "", "")
     try:
-        value = float(text)
+        value, end = float(first), float(last or first)
     except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise InputError(f"policy {policy!r}: {key}={text!r} is not a number from {low:g} to {high:g}; correct it")
-    return value
+        value = end = math.nan
+    if not low <= value <= end <= high or (is_range and not last):
+        also = ", or two of them, the smaller one first, as 0.01..0.05" if key == "alpha" else ""
+        raise InputError(
+            f"policy {policy!r}: {key}={text!r} is not a number from {low:g} to {high:g}{also}; correct it"
+        )
+    return (value, end) if is_range else value

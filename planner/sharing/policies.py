@@ -333,21 +333,51 @@ def _best_step(seconds: Floats, gpus: int) -> tuple[float, int] | None:
     return (float(rates[best]), best + 1) if rates[best] > 0.0 else None
 
 
-def knee(table: Table, *, alpha: float = 0.01, resizing: Resizing = "malleable") -> Ints:
+AlphaRange = tuple[float, float]
+"""alpha_L and alpha_H: alpha on an idle pool, and on one that is fully loaded."""
+
+
+def knee(table: Table, *, alpha: float | AlphaRange = 0.01, resizing: Resizing = "malleable") -> Ints:
     """KNEE(alpha): to each, the fewest GPUs beyond which one more shortens it by less than alpha; shortest first.
 
-    w = min{w : d(w) >= alpha, d(w + 1) < alpha} with d(w) = (S(w - 1) - S(w)) / S(w - 1). The paper defines d with the
-    opposite sign, with which no w qualifies. S is convex there. Where whole instances or waves of trials make steps of
-    it, d is that of its convex hull: on the steps themselves d is 0 in between, and the first one would be the knee.
+    A range makes alpha follow the load x of the pool (§IV-C): alpha(x) = alpha_L + x (alpha_H - alpha_L), where x is
+    that of `_load_of_others`. A busy pool then gives each demand fewer GPUs.
+    """
+    low, high = alpha if isinstance(alpha, tuple) else (alpha, alpha)
+    wanted = _knees(table, low)
+    if high > low:
+        wanted = _knees(table, low + _load_of_others(table, wanted)[:, None] * (high - low))
+    counts = np.minimum(wanted[:, None], np.arange(table.gpus + 1))
+    return _shortest_first(table, counts, np.take_along_axis(table.seconds, counts, axis=1), resizing)
+
+
+def _knees(table: Table, alpha: float | Floats) -> Ints:
+    """(J,) w = min{w : d(w) >= alpha, d(w + 1) < alpha} with d(w) = (S(w - 1) - S(w)) / S(w - 1); 0 if there is none.
+
+    `alpha` may be (J, 1). The paper defines d with the opposite sign, with which no w qualifies. S is convex there.
+    Where whole instances or waves of trials make steps of it, d is that of its convex hull: on the steps themselves d
+    is 0 in between, and the first one would be the knee.
     """
     seconds = table.hull_s()
     with np.errstate(invalid="ignore"):
         shorter = 1.0 - seconds[:, 1:] / seconds[:, :-1]
     shorter = np.where(np.isfinite(seconds[:, :-1]), shorter, np.isfinite(seconds[:, 1:]))
     stops = (shorter >= alpha) & np.append(shorter[:, 1:] < alpha, np.ones((len(seconds), 1), dtype=np.bool_), axis=1)
-    wanted = np.where(stops.any(axis=1), np.argmax(stops, axis=1) + 1, 0)
-    counts = np.minimum(wanted[:, None], np.arange(table.gpus + 1))
-    return _shortest_first(table, counts, np.take_along_axis(table.seconds, counts, axis=1), resizing)
+    return np.where(stops.any(axis=1), np.argmax(stops, axis=1) + 1, 0)
+
+
+def _load_of_others(table: Table, wanted: Ints) -> Floats:
+    """(J,) Load x that each demand finds: the speed-ups of all others over the GPUs of the pool, from 0 to 1.
+
+    A speed-up is that over one GPU, with the GPUs held, or with those `wanted` while a demand holds none. The paper's x
+    is lambda E[S(1)] / W: the work that arrives in a second, in seconds of one GPU, over the GPUs. A pool that keeps up
+    does as much work as arrives, and speed-ups are the work done in a second. So the two agree in the mean, and the
+    arrivals need not be known. On a pool that falls behind, those that wait make x larger.
+    """
+    held = np.minimum(np.where(table.current > 0, table.current, wanted), table.gpus)
+    held_s = table.seconds[np.arange(len(held)), held]
+    speedups = np.where(np.isfinite(held_s), table.single_s() / np.maximum(held_s, 1e-300), 0.0)
+    return np.asarray(np.minimum((speedups.sum() - speedups) / max(1, table.gpus), 1.0))
 
 
 def hell(table: Table, *, gamma: float = 0.0, resizing: Resizing = "malleable") -> Ints:

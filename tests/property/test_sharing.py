@@ -39,7 +39,7 @@ def pools(draw: st.DrawFn) -> tuple[list[Demand], Capacity]:
     return demands, capacity
 
 
-@given(name=st.sampled_from(sorted(POLICIES)), pool=pools())
+@given(name=st.sampled_from(sorted([*POLICIES, "knee:alpha=0.01..0.5"])), pool=pools())
 def test_a_policy_keeps_the_capacity_and_every_promise(name: str, pool: tuple[list[Demand], Capacity]) -> None:
     demands, capacity = pool
     policy = make_policy(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rubberband.errors import InputError
 from rubberband.planner.sharing import Capacity, Demand, make_policy
 from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.policies import divide
@@ -67,6 +69,66 @@ def test_knee_of_whole_instances_is_that_of_the_smooth_curve(alpha: float, expec
     knees = [sum(policy.allocate([each], capacity, {}, 0.0)["job"].values()) for each in (smooth, stairs)]
     assert knees[1] == expected
     assert abs(knees[0] - knees[1]) <= 4
+
+
+def test_alpha_follows_the_load_that_others_make() -> None:
+    # 3 GPUs make a 2.5 times as fast, .25 of 10 GPUs, so that b finds alpha = .02 + .25 (.2 - .02) = .065
+    demands, held = [demand("a", SATURATING), demand("b", SATURATING)], {"a": {0: 1, 1: 1, 2: 1}}
+    capacity, policy = (
+        Capacity(instances=10, gpus_per_instance=1),
+        make_policy("knee:alpha=0.02..0.2,resizing=moldable"),
+    )
+    assert len(policy.allocate(demands, capacity, held, 10.0)["b"]) == 3
+    assert len(policy.allocate(demands[1:], capacity, {}, 10.0)["b"]) == 4, "alone"
+    # on 3 GPUs a alone is .83 of the load, and alpha is .17
+    full = policy.allocate(demands, Capacity(instances=3, gpus_per_instance=1), held, 10.0)
+    assert full == {"a": {0: 1, 1: 1, 2: 1}}
+
+
+amdahl = st.tuples(st.floats(0.001, 0.5), st.floats(1.0, 1e5), st.booleans())
+"""Serial share, seconds on one GPU, and whether it runs; each GPU more shortens it by a smaller share."""
+
+
+@given(
+    curves=st.lists(amdahl, min_size=1, max_size=6),
+    alphas=st.tuples(st.floats(0.001, 0.3), st.floats(0.001, 0.3)),
+    instances=st.integers(1, 200),
+)
+def test_a_range_of_alpha_gives_gpus_between_those_of_its_ends(
+    curves: list[tuple[float, float, bool]], alphas: tuple[float, float], instances: int
+) -> None:
+    low, high = sorted(alphas)
+    counts = np.arange(1, 33)
+    demands = [
+        demand(f"e{number}", (work_s * (share + (1.0 - share) / counts)).tolist())
+        for number, (share, work_s, _) in enumerate(curves)
+    ]
+    held = {f"e{number}": {number: 1} for number, (*_, runs) in enumerate(curves) if runs and number < instances}
+    capacity = Capacity(instances=instances, gpus_per_instance=1)
+
+    def given_gpus(alpha: float | tuple[float, float]) -> dict[str, int]:
+        policy = make_policy("knee", alpha=alpha, resizing="moldable")
+        found = policy.allocate(demands, capacity, held, 10.0)
+        return {name: sum(where.values()) for name, where in found.items()}
+
+    found = given_gpus((low, high))
+    assert sum(found.values()) <= instances
+    assert given_gpus((low, low)) == given_gpus(low)
+    if instances >= 32 * len(curves):  # all find room
+        few, many = given_gpus(high), given_gpus(low)
+        assert all(few[name] <= count <= many[name] for name, count in found.items())
+        assert set(few) <= set(found) <= set(many)
+
+
+@pytest.mark.parametrize("written", ["lod", "0.05..0.01", "0.01..", "..0.05", "0.01..2", "0.1..0.2..0.3", "nan..0.5"])
+def test_a_wrong_alpha_is_one_line(written: str) -> None:
+    says = (
+        f"alpha={written!r} is not a number from 0 to 1, or two of them, the smaller one first, as 0.01..0.05; correct"
+    )
+    with pytest.raises(InputError, match=re.escape(says)):
+        make_policy(f"knee:alpha={written}")
+    with pytest.raises(InputError, match=re.escape("gamma='1..2' is not a number from 0 to 10; correct it")):
+        make_policy("hell:gamma=1..2")
 
 
 def test_gain_gives_a_smaller_step_where_the_best_one_does_not_fit() -> None:
