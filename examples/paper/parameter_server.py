@@ -98,7 +98,7 @@ def simulated_throughputs(
 
 SHARING_BEGINS = 0.8
 """Utilisation of a link from which on its transfers overlap (eq. 4)."""
-HALVINGS = 60
+HALVINGS = 54
 Pair = tuple[Numbers, Numbers]
 """Values at the uplink and at the downlink."""
 
@@ -126,8 +126,8 @@ def hybrid(network: Network, workers: int, begins: float = SHARING_BEGINS) -> Fl
         return up, down
 
     def passed(n: int, waits_s: Numbers, under_way_s: Pair) -> Pair:
-        """Return the shares at X = n / T(X), which is between 0 and 1 / max S: X T(X) rises."""
-        low, high = np.zeros_like(waits_s), np.asarray(network.ceiling)
+        """Return the shares at X = n / T(X), which lies between those of all and of no overlaps: X T(X) rises."""
+        low, high = n / waits_s, np.minimum(n / (waits_s - 0.5 * sum(under_way_s)), network.ceiling)
         for _ in range(HALVINGS):
             middle = 0.5 * (low + high)
             up, down = shares(middle)
