@@ -201,7 +201,7 @@ class TracedJob:
     most_gpus: int | None = None
     """A limit beside that of the batch."""
     first_gpus: int = 1
-    """Most GPUs to begin with. Later it has at most twice those that it was timed on."""
+    """Most GPUs to begin with. Later it has at most twice those that it has trained on."""
     weight: float = 1.0
     done_at: float | None = None
     placement: tuple[int, ...] = ()
@@ -221,6 +221,8 @@ class TracedJob:
     _steps_s: dict[tuple[bytes, bytes], Floats] = field(default_factory=dict, repr=False)
     """Instances and GPUs -> seconds of a step with every choice, by `_fitted`."""
     _noise_scale: float = 0.0
+    _trained_gpus: int = 0
+    """Most GPUs that it has trained on."""
     _chosen_for: tuple[Throughput, float, tuple[int, ...]] | None = None
     """Fit, noise scale and GPUs that the batch was chosen for."""
 
@@ -298,6 +300,7 @@ class TracedJob:
         """Return the progress per second, and keep what it shows of the application."""
         app = self.application
         first_s, sync_s = self.time_step(self.placement, self._per_gpu)
+        self._trained_gpus = max(self._trained_gpus, sum(self.placement))
         sqr, var = app.statistics(self.batch_size, self.epoch)
         self._noise_scale = app.limits.initial * var / sqr if sqr > 0.0 else math.inf
         step_s = first_s + self._accumulation * (first_s - sync_s)
@@ -354,8 +357,7 @@ class TracedJob:
             left, least = self._oracle(limit), 1
         else:
             left, least = self._believed(most), 1
-            timed = max((key[1] for key in self._measured), default=0)
-            limit = min(most, self.most_gpus or most, max(self.first_gpus, 2 * timed))
+            limit = min(most, self.most_gpus or most, max(self.first_gpus, 2 * self._trained_gpus))
         return Demand(
             name=self.name,
             arrived_at=self.submitted_at,

@@ -221,16 +221,23 @@ def test_policies_of_one_simulation_share_the_models_and_find_what_each_finds_al
         assert together[name].jobs == simulated(load_pool(pool), public, [name], traces).outcomes[name].jobs
 
 
-def test_a_job_with_a_history_may_begin_on_twice_its_gpus_and_knows_its_batch(public: Path, traces: Path) -> None:
-    job, other = simulating.read_traces(public, traces, "adaptive")[:2]
-    assert job.demand(0.0, 8).most_gpus == 1
-    for per_gpu in (8, 32):
-        assert job.time_step((4,), per_gpu) == job.application.step_s((4,), per_gpu)
+def test_a_job_with_a_history_knows_how_it_scales_and_begins_on_its_first_gpus(public: Path, traces: Path) -> None:
+    known, other = simulating.read_traces(public, traces, "adaptive")[:2]
+    for gpus in (1, 2, 4):
+        for per_gpu in (8, 32):
+            assert known.time_step((gpus,), per_gpu) == known.application.step_s((gpus,), per_gpu)
+    scales = [job.demand(0.0, 8).seconds_left[0] / job.demand(0.0, 8).seconds_left[7] for job in (known, other)]
 
-    assert job.demand(0.0, 8).most_gpus == 8
-    assert other.demand(0.0, 8).most_gpus == 1
+    assert scales[0] < 2.0 < scales[1] == pytest.approx(8.0)
+    assert [job.demand(0.0, 8).most_gpus for job in (known, other)] == [1, 1]
+
+
+def test_a_job_has_a_batch_while_it_has_gpus(public: Path, traces: Path) -> None:
+    job = simulating.read_traces(public, traces, "adaptive")[0]
     assert job.batch_size == 0
+
     job.resize((4,))
+
     assert job.batch_size == 32
 
 
