@@ -91,7 +91,7 @@ def top(result: Result) -> tuple[float, float]:
 
 
 def table_3_runs(small: bool) -> Found:
-    """Real searches by TPE with 14 trials, four at once, on a pool of local instances."""
+    """Real searches by TPE with four trials at once, on a pool of local instances."""
     found = both(AT_ONCE if small else TRIALS)
     tops = {name: top(result) for name, result in found.items()}
     jct_s = {name: float(np.mean(jcts_s(result))) for name, result in found.items()}

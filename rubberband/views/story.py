@@ -82,7 +82,7 @@ def instance_cap_changed(change: InstanceCapChanged, deadline_s: float | None, *
     """Return another instance cap and its effect, such as `at most 2 instances instead of 4: would end after 12m`."""
     text = f"at most {counted(change.max_instances, 'instance')} instead of {change.max_instances_before}"
     if change.max_instances == 0:
-        return f"{text}: trials stop at their next checkpoints, and wait for a larger cap"
+        return f"{text}: trials {'stop at their next checkpoints, and ' if is_begun else ''}wait for a larger cap"
     if (
         not is_begun
         or change.max_instances_before == 0

@@ -36,6 +36,7 @@ from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
 from rubberband.views.live.narration import Narrator
+from rubberband.views.story import instance_cap_changed
 from tests.builders.jobs import JOB, OFFER
 from tests.builders.stories import Story, begun, kinds
 
@@ -286,7 +287,23 @@ def test_it_says_what_an_instance_cap_costs() -> None:
     assert said[0].endswith("after the deadline")
     assert said[1].endswith("stop at the next checkpoint")
     set_cap(story, 0)
-    assert "wait for a larger cap" in said[2]
+    assert said[2].endswith(": trials stop at their next checkpoints, and wait for a larger cap")
+
+
+def test_a_cap_of_no_instances_before_the_start_stops_no_trial() -> None:
+    zero = InstanceCapChanged(
+        at_s=0.0,
+        max_instances_before=4,
+        max_instances=0,
+        jct_before_s=60.0,
+        jct_s=60.0,
+        cost_before_usd=1.0,
+        cost_usd=1.0,
+    )
+
+    found = instance_cap_changed(zero, None, is_begun=False)
+
+    assert found == "at most 0 instances instead of 4: trials wait for a larger cap"
 
 
 def test_it_is_journalled() -> None:
