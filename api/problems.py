@@ -20,6 +20,7 @@ from rubberband.errors import (
     ProviderError,
     RubberbandError,
 )
+from rubberband.values.labels import NoteChangedError
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -184,6 +185,13 @@ NAME_TAKEN = Kind(
     explanation="Another experiment has this name. Choose another, for instance by `?set=name=NAME-2`.",
     example="the name 'digits-sha' is taken by another experiment; choose another",
 )
+NOTE_CHANGED = Kind(
+    slug="note-changed",
+    status=409,
+    title="The note was changed meanwhile",
+    explanation="The note is not `note_before` any more. `note` is the present one: send it so to replace it.",
+    example="the note was changed meanwhile, to 'The baseline.'; read it, then replace that",
+)
 CONFLICT = Kind(
     slug="conflict",
     status=409,
@@ -284,6 +292,8 @@ def problem_of(error: RubberbandError) -> HttpProblem:
         case InfeasibleError():
             nearest = {"jct_s": error.shortest_jct_s, "cost_usd": error.cheapest_usd}
             return HttpProblem(INFEASIBLE, detail, nearest=nearest)
+        case NoteChangedError():
+            return HttpProblem(NOTE_CHANGED, detail, note=error.note)
         case NameTakenError():
             return HttpProblem(NAME_TAKEN, detail)
         case ProfileMissingError():

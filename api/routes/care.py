@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from rubberband.api.problems import CONFLICT, INVALID, MEDIA, NOT_FOUND, HttpProblem
+from rubberband.api.problems import CONFLICT, INVALID, MEDIA, NOT_FOUND, NOTE_CHANGED, HttpProblem
 from rubberband.api.routes import Known, Serving, Submitter, checked_name
 from rubberband.api.routes.answers import (
     IdempotencyKey,
@@ -41,6 +41,7 @@ class LabelBody(BaseModel):
     add_tags: _Tags = Field(default=(), description=f"An experiment has up to {MOST_TAGS}.")
     remove_tags: _Tags = ()
     note: str | None = Field(default=None, description=f"Up to {LONGEST_NOTE} characters; empty removes it.")
+    note_before: str | None = Field(default=None, description="The note is replaced only if it is this one.")
     archived: bool | None = Field(default=None, description="Lists leave it out once it does not run.")
 
 
@@ -53,16 +54,16 @@ class LabelBody(BaseModel):
         LabelBody,
         {
             "tags": {"summary": "Other tags", "value": {"add_tags": ["vision"], "remove_tags": ["old"]}},
-            "note": {"summary": "A note", "value": {"note": "The baseline of the paper."}},
+            "note": {"summary": "A note", "value": {"note": "The baseline of the paper.", "note_before": ""}},
             "archive": {"summary": "Archive it", "value": {"archived": True}},
         },
     ),
-    responses={200: example("The experiment.", "experiment"), **refusals(NOT_FOUND, MEDIA, INVALID)},
+    responses={200: example("The experiment.", "experiment"), **refusals(NOT_FOUND, MEDIA, INVALID, NOTE_CHANGED)},
 )
 async def label(request: Request, service: Serving, _: Submitter, experiment: Known, body: Body) -> Response:
     """Tags, note and archive help people to find it; nothing else reads them. Repeating a request changes nothing."""
     require_json(request.headers.get("content-type", ""))
-    words = read_object(LabelBody, body, "labels; send an object: add_tags, remove_tags, note, archived")
+    words = read_object(LabelBody, body, "labels; send an object: add_tags, remove_tags, note, note_before, archived")
     if not words.model_fields_set:
         raise HttpProblem(INVALID, "nothing to change; give add_tags, remove_tags, note or archived")
     change = LabelChange(**words.model_dump())

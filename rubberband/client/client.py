@@ -389,6 +389,7 @@ class Client(Connected):
         *add: str,
         remove: Sequence[str] = (),
         note: str | None = None,
+        note_before: str | None = None,
         archived: bool | None = None,
     ) -> models.ExperimentView:
         """Label an experiment, and archive it. Lists leave out archived ones, unless they run.
@@ -398,20 +399,24 @@ class Client(Connected):
             *add: Tags to add.
             remove: Tags to remove.
             note: A text in place of the note; None leaves it.
+            note_before: The note that `note` replaces; one that was written meanwhile stays. None replaces any.
             archived: Whether the experiment is archived; None leaves it.
 
         Returns:
             The experiment, with its `tags`.
 
         Raises:
-            InputError: There is no experiment of that name, or a tag has other characters than it may.
+            InputError: There is no experiment of that name, a tag has other characters than it may, or the note is not
+                `note_before`.
 
         Examples:
             >>> with rubberband.Client() as client:
             ...     client.tag("served", "vision", note="the first one")["tags"]
             ['vision']
         """
-        change = {"add_tags": add, "remove_tags": remove, "note": note, "archived": archived}
+        change = {"add_tags": add, "remove_tags": remove, "note": note, "archived": archived} | {
+            "note_before": note_before
+        }
         body = {word: value for word, value in change.items() if value not in (None, ())}
         return self._send(calls.patch(calls.path(name), body))
 

@@ -28,6 +28,15 @@ class Labels:
 NO_LABELS = Labels()
 
 
+class NoteChangedError(InputError):
+    """The note was changed since it was read."""
+
+    def __init__(self, note: str) -> None:
+        """`note` is the present one."""
+        super().__init__(f"the note was changed meanwhile, to {shown(note)}; read it, then replace that")
+        self.note = note
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelChange:
     """Change of labels. Repeating it changes nothing."""
@@ -36,18 +45,27 @@ class LabelChange:
     remove_tags: tuple[str, ...] = ()
     note: str | None = None
     """None: as it is."""
+    note_before: str | None = None
+    """The note that `note` replaces; any other one stays. None: it replaces any."""
     archived: bool | None = None
     """None: as it is."""
 
     def applied(self, labels: Labels) -> Labels:
-        """Return the labels after it. Raises InputError for a bad tag, and beyond the limits."""
+        """Return the labels after it.
+
+        Raises NoteChangedError for another note than `note_before`, InputError for a bad tag and beyond the limits.
+        """
         added, removed = {*map(checked_tag, self.add_tags)}, {*map(checked_tag, self.remove_tags)}
         if both := sorted(added & removed):
             raise InputError(f"tag {shown(both[0])} is both added and removed; give one of them")
         tags = tuple(sorted({*labels.tags} - removed | added))
         if len(tags) > max(MOST_TAGS, len(labels.tags)):
             raise InputError(f"an experiment has at most {MOST_TAGS} tags, and this makes {len(tags)}; remove some")
+        if self.note is None and self.note_before is not None:
+            raise InputError("note_before is the note that `note` replaces, and there is no note; give both or neither")
         note = labels.note if self.note is None else _checked_note(self.note)
+        if self.note_before is not None and labels.note not in (note, _checked_note(self.note_before)):
+            raise NoteChangedError(labels.note)
         return Labels(tags=tags, note=note, archived=labels.archived if self.archived is None else self.archived)
 
 

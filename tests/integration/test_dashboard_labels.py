@@ -124,6 +124,8 @@ def test_a_note_that_another_one_changed_meanwhile_is_not_replaced_unseen(browse
         page.get_by_role("button", name="Save the note").click()
         expect(page.get_by_role("status").filter(has_text="changed meanwhile, to “theirs”")).to_be_visible()
         assert labels(site, "shared").note == "theirs"
+        assert all("409" in error for error in visit.errors)
+        visit.errors.clear()
         page.get_by_role("button", name="Save the note").click()
         expect(page.locator("#remark")).to_have_text("mine")
         assert labels(site, "shared").note == "mine"

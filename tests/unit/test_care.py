@@ -26,7 +26,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.labelling import read_labels
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.states import OVER, ExperimentState
-from rubberband.values.labels import LONGEST_NOTE, MOST_TAGS, LabelChange, Labels, has_tags
+from rubberband.values.labels import LONGEST_NOTE, MOST_TAGS, LabelChange, Labels, NoteChangedError, has_tags
 from rubberband.values.submission import Submission, Summary
 from tests.builders.fake_runs import FakeService
 from tests.builders.journalled_runs import recorded, words
@@ -83,6 +83,19 @@ def test_labels_beyond_the_limits_are_refused_in_a_line(change: dict[str, Any], 
     with pytest.raises(InputError, match=why) as refused:
         LabelChange(**change).applied(Labels())
     assert "\n" not in str(refused.value)
+
+
+def test_a_note_is_replaced_only_if_it_is_the_one_that_was_read() -> None:
+    theirs = Labels(note="theirs")
+    with pytest.raises(NoteChangedError, match="changed meanwhile, to 'theirs'; read it") as refused:
+        LabelChange(note="mine", note_before="").applied(theirs)
+    assert refused.value.note == "theirs"
+    change = LabelChange(note="mine", note_before=" theirs\r\n", add_tags=("a",))
+    once = change.applied(theirs)
+    assert once.note == "mine"
+    assert change.applied(once) == once, "a request that is sent twice counts once"
+    with pytest.raises(InputError, match="give both or neither"):
+        LabelChange(note_before="theirs").applied(theirs)
 
 
 def test_as_many_tags_as_the_limit_are_taken_and_changed() -> None:

@@ -13,7 +13,10 @@ export function offerLabels(live, name, changed) {
 
   async function change(words) {
     const answer = await send("PATCH", address, words);
-    if (!answer.ok) say(answer.body.detail ?? answer.body.title);
+    if (answer.body.note !== undefined && !answer.ok) {
+      before = answer.body.note;
+      say(`The note was changed meanwhile, to “${before.slice(0, 200)}”. Save again to replace that.`);
+    } else if (!answer.ok) say(answer.body.detail ?? answer.body.title);
     else announce([name]);
     await changed();
     return answer.ok;
@@ -31,12 +34,7 @@ export function offerLabels(live, name, changed) {
   });
   noting.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const { ok, body } = await send("GET", address);
-    if (ok && body.note !== before) {
-      before = body.note;
-      return say(`The note was changed meanwhile, to “${before.slice(0, 200)}”. Save again to replace that.`);
-    }
-    if (await change({ note: noting.elements.note.value })) edit(false);
+    if (await change({ note: noting.elements.note.value, note_before: before })) edit(false);
   });
   live.addEventListener("click", (event) => {
     const { untag, archive } = event.target.dataset;
