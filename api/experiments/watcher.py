@@ -26,7 +26,9 @@ from rubberband.executor.journal.folder import ExperimentFolder, Stamp, stamp_of
 from rubberband.executor.journal.hosting import HostedRun
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.run.follower import JournalFollower, at_work
+from rubberband.executor.run.notices import notice_refusal
 from rubberband.states import AT_WORK, ExperimentState
+from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
 from rubberband.views.formatting import printable
 
@@ -367,7 +369,7 @@ class Watcher:
         if at_work(folder):  # an earlier process has not quite ended
             return False
         if row.words and row.attempt == 0 and folder.exists:
-            self._change(row, ExperimentState.REFUSED, "an experiment run by hand has taken the name")
+            self._refuse(row, ExperimentState.REFUSED, "an experiment run by hand has taken the name")
             return False
         if not self._spending.is_due(row) or self._is_refused(name) or self._lacks_money(row):
             return False
@@ -388,7 +390,7 @@ class Watcher:
         """Whether the settings of now forbid a start; if so, record it."""
         refused = self._policy.refused(self._rows[name], self.folder(name))
         if refused is not None:
-            self._change(self._rows[name], refused.state, refused.reason)
+            self._refuse(self._rows[name], refused.state, refused.reason)
         return refused is not None
 
     def _spawn(self, row: Submission) -> None:
@@ -405,7 +407,7 @@ class Watcher:
             self._processes.start(folder, order)
         except NotStartedError as error:
             state = ExperimentState.INTERRUPTED if order.resume else ExperimentState.REFUSED
-            self._change(row, state, str(error))
+            self._refuse(row, state, str(error))
 
     def _order(self, row: Submission, folder: ExperimentFolder) -> HostedRun:
         return HostedRun.of(
@@ -420,6 +422,13 @@ class Watcher:
             waits=self._settings.auto_resume,
             store=self._settings.store,
         )
+
+    def _refuse(self, row: Submission, state: ExperimentState, reason: str) -> None:
+        """Record that it does not start, and send the operator a notice."""
+        if self._change(row, state, reason) and self._settings.notify:
+            kind = KINDS.get(row.words.get("resources", {}).get("provider", ""))
+            is_rehearsal = kind is not None and kind.is_simulated
+            notice_refusal(row.name, state, reason, self._settings.notify, is_rehearsal=is_rehearsal)
 
     def _change(
         self,

@@ -11,6 +11,7 @@ import http.client
 import json
 import logging
 import math
+import os
 import threading
 import time
 import urllib.error
@@ -470,7 +471,18 @@ def noticed_start(
         raise
 
 
-def _failed_start(name: str, error: Exception, *, is_rehearsal: bool) -> Notice:
+def notice_refusal(
+    name: str, state: ExperimentState, reason: str, variables: Sequence[str], *, is_rehearsal: bool
+) -> None:
+    """Send one notice of a start that a service refuses, to its own addresses; return at once."""
+    notice = _failed_start(name, InputError(reason), is_rehearsal=is_rehearsal, state=state)
+    to = addresses([NotifyAddress(url_from=variable) for variable in variables], os.environ)
+    threading.Thread(target=_send_at_once, args=(notice, to), name="rubberband-notice", daemon=True).start()
+
+
+def _failed_start(
+    name: str, error: Exception, *, is_rehearsal: bool, state: ExperimentState = ExperimentState.REFUSED
+) -> Notice:
     reason, spent_usd = _short(str(error) or type(error).__name__), getattr(error, "spent_usd", 0.0)
     spent = f"; measuring its profile cost at most {format_usd(spent_usd)}" if spent_usd else ""
     summary = Summary(cost_usd=spent_usd, profiling_cost_usd=spent_usd)
@@ -481,7 +493,7 @@ def _failed_start(name: str, error: Exception, *, is_rehearsal: bool) -> Notice:
         at=time.time(),
         facts={
             "experiment": name,
-            "state": ExperimentState.REFUSED.value,
+            "state": state.value,
             "reason": reason,
             "summary": {key: _finite(value) for key, value in asdict(summary).items()},
         },

@@ -129,17 +129,21 @@ def _run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], N
 
 
 def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
+    from rubberband.executor.run.notices import noticed_start
     from rubberband.running.run import RunOptions, run_experiment
     from rubberband.spec.experiment import Experiment
     from rubberband.spec.pool import on_pool
 
     words = order.words
-    if order.pool is not None:
-        words = on_pool({**words, "resources": {**words.get("resources", {}), "pool": order.pool}}, folder.home)
-    experiment = Experiment.kept(words)
-    if not experiment.resources.kind.is_simulated:
-        with experiment.resources.environment(os.environ).within():
-            _require_own(experiment.entrypoint, order)
+    provider = KINDS.get(words.get("resources", {}).get("provider", ""))
+    is_rehearsal = provider is not None and provider.is_simulated
+    with noticed_start(folder, (), os.environ, is_rehearsal=is_rehearsal):
+        if order.pool is not None:
+            words = on_pool({**words, "resources": {**words.get("resources", {}), "pool": order.pool}}, folder.home)
+        experiment = Experiment.kept(words)
+        if not is_rehearsal:
+            with experiment.resources.environment(os.environ).within():
+                _require_own(experiment.entrypoint, order)
     options = RunOptions(
         search_path=order.code,
         policy=order.policy,

@@ -278,15 +278,15 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
     """
     options = options or RunOptions()
     began_s = elapsed_s()
-    check_callbacks(options.callbacks)
-    require_trackers(experiment.track or ())
-    require_runnable(experiment, folder.home, no_cap=options.no_cap)
-    experiment = on_cluster(with_trial(experiment, options.search_path))
-    folder.require_free()
     with ExitStack() as starting:
         is_rehearsal = experiment.resources.kind.is_simulated
         asked = experiment.notify or ()
         starting.enter_context(noticed_start(folder, asked, os.environ, is_rehearsal=is_rehearsal))
+        check_callbacks(options.callbacks)
+        require_trackers(experiment.track or ())
+        require_runnable(experiment, folder.home, no_cap=options.no_cap)
+        experiment = on_cluster(with_trial(experiment, options.search_path))
+        folder.require_free()
         for note in require_home(folder.home):
             options.announce(note)
         prices = cloud_prices_and_quotas(experiment, folder.home, options.announce)

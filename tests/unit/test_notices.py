@@ -20,7 +20,7 @@ from rubberband import cli
 from rubberband.api.body import require_allowed
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
-from rubberband.errors import Cancelled, InfeasibleError, InputError
+from rubberband.errors import Cancelled, EntrypointError, InfeasibleError, InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result.result import Result
 from rubberband.executor.run import notices as module
@@ -336,6 +336,19 @@ def test_a_start_that_fails_is_one_notice_with_its_reason(tmp_path: Path, monkey
     assert (body["kind"], body["state"], body["summary"]["cost_usd"]) == ("failed", "refused", 0.0)
     assert body["text"].startswith(f"rehearsal: digits-sha did not start: {str(caught.value)[:40]}")
     assert other.bodies == []
+
+
+def test_code_that_cannot_be_imported_is_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = {"provider": "local", "gpus_per_instance": 1, "max_instances": 1, "price_per_hour": 1.0}
+    mine = words(notify=NAME) | {"entrypoint": "no_such_module:Trial", "resources": local}
+    experiment = rubberband.Experiment(**mine)
+    with receiving() as receiver:
+        monkeypatch.setenv(NAME, receiver.url)
+        with pytest.raises(EntrypointError):
+            run_experiment(experiment, ExperimentFolder(home=tmp_path, name=experiment.name))
+    (body,) = receiver.bodies
+    assert "did not start: " in body["text"]
+    assert "no_such_module" in body["text"]
 
 
 def test_a_start_that_the_user_ends_is_no_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

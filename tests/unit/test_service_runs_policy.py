@@ -16,6 +16,7 @@ from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.executor.journal.folder import ExperimentFolder, Stamp, stamp_of
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.states import ExperimentState
+from tests.builders.receiver import receiving
 from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, template
 from tests.builders.waiting import eventually
 
@@ -41,6 +42,22 @@ def test_narrowing_the_allowed_code_refuses_queued_runs(house: House, narrow: st
             assert "the operator changed what may be run" in reason
             assert text in reason
     assert house.starts() == []
+
+
+def test_a_refusal_in_the_queue_is_a_notice(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.set(limits=ServiceLimits(max_running=0))
+    with house.open() as runs:
+        runs.submit(experiment("waits"))
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        house.set(providers=("local",), notify=("HOOK",))
+        with house.open():
+            reason = house.wait("waits", REFUSED).reason
+            eventually(lambda: receiver.bodies != [])
+    (body,) = receiver.bodies
+    assert body["text"].startswith("rehearsal: waits did not start: the operator changed what may be run")
+    assert (body["kind"], body["state"]) == ("failed", "refused")
+    assert reason.startswith(body["reason"].rstrip("…"))
 
 
 def test_a_begun_run_that_is_no_longer_allowed_returns_to_its_earlier_state(house: House) -> None:
