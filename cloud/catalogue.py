@@ -324,7 +324,7 @@ def types_of(resources: Resources) -> tuple[str, ...]:
     if resources.instance_type is not None:
         return (resources.instance_type,)
     kind = resources.kind
-    if kind.default_type is not None and (kind.is_free or resources.price_usd_per_hour is not None):
+    if kind.default_type is not None and (resources.is_free or resources.price_usd_per_hour is not None):
         return (kind.default_type,)
     example = "p3.8xlarge" if resources.provider in OWN else next(iter(table_of(resources)), "NAME")
     sized = "" if resources.gpus_per_instance is not None else "gpus_per_instance and "

@@ -261,7 +261,7 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
     if resources.price_usd_per_hour is not None:
         return resources.price_usd_per_hour
     if row is None:
-        if resources.kind.is_free:
+        if resources.is_free:
             return 0.0
         raise InputError(f"resources.price_per_hour: {shown(name)} is not in the catalogue; give its price per hour")
     if not row.live_in(resources.region).offered:

@@ -600,7 +600,7 @@ def _check_limits(search: Search, constraints: Constraints) -> None:
 
 def _check_money(constraints: Constraints, resources: Resources) -> None:
     price = resources.price_usd_per_hour
-    if constraints.max_cost_usd == 0.0 and (price or (price is None and not resources.kind.is_free)):
+    if constraints.max_cost_usd == 0.0 and (price or (price is None and not resources.is_free)):
         prices = f"{price:g} USD per hour" if price else f"the prices of provider {resources.provider}"
         raise fault(f"0 USD pays for nothing at {prices}; raise it, or leave it out", at=("constraints", "max_cost"))
 

@@ -370,6 +370,12 @@ class Resources(Words):
         return KINDS[self.provider]
 
     @property
+    def is_free(self) -> bool:
+        """Whether instances cost nothing where no price is given: this machine's, and those of its rehearsal."""
+        is_typed = self.instance_type is not None or self.instance_types is not None
+        return self.kind.is_free or (self.kind.is_simulated and self.slots is not None and not is_typed)
+
+    @property
     def unit(self) -> Unit:
         """Unit of its costs: GPU-hours on a Ray cluster without a price."""
         return "GPU-h" if self.kind.is_borrowed and not self.price_usd_per_hour else "USD"

@@ -132,6 +132,16 @@ def test_slots_are_the_places_of_an_instance_without_gpus(words: dict[str, Any])
     assert Resources.model_validate(asked.model_dump(by_alias=True)).gpus_per_instance == 4
 
 
+def test_a_rehearsal_of_slots_without_a_type_or_price_is_free() -> None:
+    found = offer(resources(provider="virtual", slots=2))
+    assert (found.instance_type, found.gpus, found.price_usd_per_hour) == ("virtual", 2, 0.0)
+    assert offer(resources(provider="virtual", slots=2, price_per_hour=3)).price_usd_per_hour == 3.0
+    with pytest.raises(InputError, match="provider virtual needs one"):
+        offer(resources(provider="virtual", gpus_per_instance=2))
+    with pytest.raises(InputError, match="mine' is not in the catalogue; give its price per hour"):
+        offer(resources(provider="virtual", slots=2, instance_type="mine"))
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
