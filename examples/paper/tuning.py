@@ -59,7 +59,6 @@ def accuracy(config: Mapping[str, Any], seed: int, trial: int) -> float:
 class World:
     """A pool, and the model that trains on it."""
 
-    name: str
     capacity: Capacity
     application: Callable[[float], Application]
     """That of a width."""
@@ -93,10 +92,7 @@ def plain_application(width: float) -> Application:
     step = replace(STEP, **{name: width**2 * getattr(STEP, name) for name in grown})
     sizes = [32 * 2**power for power in range(6)]
     times = {
-        place: [
-            (m, *(float(each) for each in (step_s(step, len(place), sum(place), m, 0), sync_s(step, *_size(place)))))
-            for m in sizes
-        ]
+        place: [(m, float(step_s(step, *_size(place), m, 0)), float(sync_s(step, *_size(place)))) for m in sizes]
         for place in [(gpus,) for gpus in range(1, 9)] + [(a, b) for b in range(1, 9) for a in range(1, b + 1)]
     }
     scales, trained = np.array([noise_scale(epoch) for epoch in range(EPOCHS)]), {}
@@ -124,7 +120,7 @@ def _size(place: tuple[int, ...]) -> tuple[int, int]:
     return len(place), sum(place)
 
 
-PLAIN = World(name="2 x 8 GPUs", capacity=Capacity(instances=2, gpus_per_instance=8), application=plain_application)
+PLAIN = World(capacity=Capacity(instances=2, gpus_per_instance=8), application=plain_application)
 
 
 def measured(data: Path) -> World:
@@ -138,17 +134,11 @@ def measured(data: Path) -> World:
             found,
             placements={place: rows * scale for place, rows in found.placements.items()},
             steps=found.steps * np.array([1.0, 1.0, *scale]),
-            alone_s={},
-            _seen={},
         )
 
     gpus = found.gpus_per_instance
     capacity = Capacity(instances=AT_ONCE * GANG // gpus, gpus_per_instance=gpus)
-    return World(
-        name=f"{capacity.instances} x {gpus} GPUs as measured with {found.name}",
-        capacity=capacity,
-        application=application,
-    )
+    return World(capacity=capacity, application=application)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

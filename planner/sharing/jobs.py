@@ -59,11 +59,11 @@ class Application:
     min_per_gpu: int
     max_per_gpu: int
     gpus_per_instance: int
-    alone_s: dict[tuple[int, int | None], float] = field(default_factory=dict, repr=False)
+    alone_s: dict[tuple[int, int | None], float] = field(default_factory=dict, init=False, repr=False)
     """GPUs, and the batch if it is fixed -> seconds of a job alone, as far as they are known."""
-    _seen: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(default_factory=dict, repr=False)
-    _fixed: dict[tuple[int, int], Floats] = field(default_factory=dict, repr=False)
-    _fits: dict[Hashable, Throughput] = field(default_factory=dict, repr=False)
+    _seen: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
+    _fixed: dict[tuple[int, int], Floats] = field(default_factory=dict, init=False, repr=False)
+    _fits: dict[Hashable, Throughput] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def limits(self) -> BatchLimits:
@@ -218,7 +218,7 @@ class TracedJob:
     _measured: dict[tuple[int, int, int], tuple[float, float]] = field(default_factory=dict)
     """Instances, GPUs and m -> seconds of a step, and those of a pass without synchronisation."""
     _fitted: Throughput | None = None
-    _steps_s: dict[tuple[bytes, bytes], Floats] = field(default_factory=dict, repr=False)
+    _steps_s: dict[tuple[bytes, bytes], Floats] = field(default_factory=dict, init=False, repr=False)
     """Instances and GPUs -> seconds of a step with every choice, by `_fitted`."""
     _noise_scale: float = 0.0
     _trained_gpus: int = 0
