@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -52,16 +51,6 @@ def world(tmp_path: Path) -> World:
     from tests.builders.fake_ec2 import World
 
     return World(tmp_path)
-
-
-@pytest.fixture
-def quick_folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where there is such a place: what is written there is written for good at once."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as quick:
-        yield Path(quick)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -44,13 +44,10 @@ _LEAKS = ("Traceback (most recent call last)", "root:x:0:0")
 
 
 def routes(service: FakeService) -> Iterator[tuple[str, str]]:
-    """Method and path of all routes, also those that included routers bring."""
-    pending: list[Any] = list(service.client.app.routes)
-    while pending:
-        route = pending.pop()
+    """Method and path of all routes."""
+    for route in service.client.app.routes:
         if isinstance(route, APIRoute):
             yield from ((method, route.path) for method in sorted(route.methods))
-        pending += getattr(getattr(route, "original_router", None), "routes", ())
 
 
 def attacked(service: FakeService) -> list[tuple[str, str]]:
@@ -86,6 +83,7 @@ def test_the_table_of_routes_is_found_whole(service: FakeService) -> None:
     assert documented <= found
 
 
+@pytest.mark.by_default(5)
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_refused_on_every_route(service: FakeService, text: str) -> None:
     for method, path in attacked(service):
@@ -93,6 +91,7 @@ def test_hostile_names_are_refused_on_every_route(service: FakeService, text: st
             check(service.client.request(method, fill(path, text)), f"{method} {path}")
 
 
+@pytest.mark.by_default(5)
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_queries_do_no_harm_on_every_route(service: FakeService, text: str) -> None:
     service.add("one", summary=Summary(trials=3))
@@ -210,6 +209,7 @@ def test_hostile_lines_of_a_log_are_json_that_no_browser_takes_for_a_page(servic
     assert MARK in [line["text"] for line in answer.json()["lines"]]
 
 
+@pytest.mark.by_default(5)
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_tags_and_notes_are_refused_or_text_on_every_page(service: FakeService, text: str) -> None:
     _with_results(service)
@@ -236,6 +236,7 @@ _HOSTS = [
 ]
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize("host", _HOSTS, ids=range(len(_HOSTS)))
 def test_hostile_hosts_are_refused_on_every_route(tmp_path: Path, host: str) -> None:
     with fake_service(tmp_path, hosts=("localhost",)) as service:
@@ -256,6 +257,7 @@ _ORIGINS = [
 ]
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize("origin", _ORIGINS, ids=range(len(_ORIGINS)))
 def test_hostile_origins_change_nothing_and_get_no_leave_to_read(service: FakeService, origin: str) -> None:
     service.add("one")

@@ -127,10 +127,10 @@ def judge(folder: Path, every: int = 1) -> int:
     return expected
 
 
-def test_no_orphan_and_no_double_launch_at_some_crash_points(quick_folder: Path) -> None:
-    assert judge(quick_folder, every=17) >= 50
+def test_no_orphan_and_no_double_launch_at_some_crash_points(tmp_path: Path) -> None:
+    assert judge(tmp_path, every=17) >= 50
 
 
 @pytest.mark.long
-def test_no_orphan_and_no_double_launch_at_any_crash_point(quick_folder: Path) -> None:
-    assert judge(quick_folder) >= 1000
+def test_no_orphan_and_no_double_launch_at_any_crash_point(tmp_path: Path) -> None:
+    assert judge(tmp_path) >= 1000

@@ -158,22 +158,22 @@ def tell(tmp_path: Path, seed: int, trouble: float) -> Chaos:
 
 
 @pytest.mark.parametrize("trouble", [0.0, 0.05, 0.3])
-def test_nothing_lives_twice_or_after_close_under_any_faults(quick_folder: Path, trouble: float) -> None:
+def test_nothing_lives_twice_or_after_close_under_any_faults(tmp_path: Path, trouble: float) -> None:
     for seed in range(60, 60 + SEEDS):
-        chaos = tell(quick_folder / str(seed), seed, trouble)
+        chaos = tell(tmp_path / str(seed), seed, trouble)
         assert chaos.world.living == [], f"seed {seed}: {chaos.world.living} live on"
         assert all(status.state == "terminated" for status in chaos.provider.describe()), f"seed {seed}"
 
 
 @pytest.mark.long
-def test_nothing_lives_twice_or_after_close_in_a_thousand_stories(quick_folder: Path) -> None:
+def test_nothing_lives_twice_or_after_close_in_a_thousand_stories(tmp_path: Path) -> None:
     for seed in range(1000, 2000):
-        chaos = tell(quick_folder / str(seed), seed, trouble=0.3)
+        chaos = tell(tmp_path / str(seed), seed, trouble=0.3)
         assert chaos.world.living == [], f"seed {seed}: {chaos.world.living} live on"
 
 
-def test_the_shown_cost_covers_the_bill(quick_folder: Path) -> None:
+def test_the_shown_cost_covers_the_bill(tmp_path: Path) -> None:
     for seed in range(60, 60 + SEEDS):
-        chaos = tell(quick_folder / str(seed), seed, trouble=0.0)
+        chaos = tell(tmp_path / str(seed), seed, trouble=0.0)
         shown_usd, billed_usd = chaos.bills()
         assert shown_usd >= billed_usd - 1e-6, f"seed {seed}"

@@ -188,6 +188,7 @@ def test_a_function_continues_from_its_checkpoint_and_is_noted_if_it_has_none(co
     assert "set it to 1, or write @rubberband.distributed above it" in problem.line
 
 
+@pytest.mark.by_default(4)
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
