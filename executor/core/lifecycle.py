@@ -93,10 +93,12 @@ class Lifecycle:
         """Return the events of a failed launch, or of an instance that is of no use.
 
         `status` is its last; None: the provider does not know it. An instance that never ran was refused. Others are
-        lost, and reported as running before if they ran unseen.
+        lost, and reported as running before if they ran unseen. After a notice, what its workers show is no cause.
         """
         if self.ended_at is not None:
             return []
+        if self.interrupted and (status is None or reason != status.reason):
+            reason = "taken away after a notice"
         events = self._running(status, at) + self._priced(status, at)
         ended_at = self._close(status, at)
         if self.running_at is None:

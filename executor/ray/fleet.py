@@ -20,7 +20,7 @@ from rubberband.executor.core.events import DriverResumed, Event, InstanceRunnin
 from rubberband.executor.core.lifecycle import LAST_EVENTS, Lifecycle
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Connection, RemoteAgent
-from rubberband.executor.ray.workers import Workers, WorkersError
+from rubberband.executor.ray.workers import Workers, WorkersError, last_line
 from rubberband.spec.resources import LOG_LIMIT_BYTES
 from rubberband.values.plan import Market
 
@@ -266,7 +266,7 @@ class RayFleet:
                 asked = True
                 self.provider.launch(instance, market, first_lease_s=first_lease_s)
         except Exception as error:
-            reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {last_line(error)}"
             failed_start, sold_out = isinstance(error, HeadError), isinstance(error, NoCapacityError)
             if self._end(instance, hold):
                 # A lost answer is no refusal: the provider may have rented the instance.
@@ -381,7 +381,7 @@ class RayFleet:
         except (WorkersError, ProviderError) as error:
             self._give_up(instance, self._with_last_words(instance, str(error)))
         except Exception as error:
-            self._give_up(instance, f"{type(error).__name__}: {error}")
+            self._give_up(instance, f"{type(error).__name__}: {last_line(error)}")
         else:
             self._report(instance, hold, hold.life.ready)
 

@@ -284,7 +284,7 @@ class Workers:
                 fresh = self._start(group, gpu)
                 self._warm_up([fresh], _Patience(self.timeout_s))
             except Exception as error:
-                reason = str(error)
+                reason = last_line(error)
                 kill(fresh)
             else:
                 future.set_result(fresh)

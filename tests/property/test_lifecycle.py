@@ -131,6 +131,7 @@ class Story(RuleBasedStateMachine):
             case InstanceLost():
                 assert ran
                 assert not ended
+                assert (event.reason == "it does not answer") <= (self._count(InstanceInterrupted) == 0)
             case InstanceReleased() if ended:
                 assert self.late == 1 == self._count(*LAST_EVENTS), "a second end is that of one that came late"
                 assert event.running_at is not None
