@@ -70,9 +70,9 @@ def simulated_throughputs(
     shared = np.array([each == "shared" for each in disciplines])
     queued = np.array([each == "in turn" for each in disciplines])
     for step in range(steps):
-        present = np.zeros((replicas, stations))
-        np.add.at(present, (every[:, None], at), 1.0)
-        speed = np.where(shared[at], 1.0 / np.take_along_axis(present, at, axis=1), 1.0)
+        places = every[:, None] * stations + at
+        present = np.bincount(places.ravel(), minlength=replicas * stations)
+        speed = np.where(shared[at], 1.0 / present[places], 1.0)
         for station in np.flatnonzero(queued):
             here = at == station
             order = np.where(here, arrived, np.inf)

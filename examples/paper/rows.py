@@ -6,7 +6,7 @@ import argparse
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,19 +53,6 @@ def series(index: str, keys: Iterable[Cell], columns: Mapping[str, Sequence[Cell
     return Table((index, *columns), list(zip(map(str, keys), *columns.values(), strict=True)), digits)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """All that a part yields, for one that returns it, with a title of its own."""
-
-    title: str
-    statements: Sequence[Statement]
-    tables: Sequence[Table] = ()
-    assumptions: Sequence[str] = ()
-
-    def __iter__(self) -> Iterator[Statement | Table | str]:
-        yield from (*self.statements, *self.tables, *self.assumptions)
-
-
 Found = Iterable[Statement | Table | str]
 """Statements, tables, and what was assumed."""
 Part = Callable[[bool], Found]
@@ -106,8 +93,7 @@ def _shown(part: Part, small: bool, assumed: set[str]) -> str:
     """Print a part, or why it failed; return the verdict of all its statements together."""
     began_s, label = time.process_time(), part.__name__.replace("_", " ").capitalize()
     try:
-        made = part(small)
-        found, name = list(made), made.title if isinstance(made, Row) else title(part)
+        found = list(part(small))
     except ModuleNotFoundError as error:
         print(f"failed   {label}: it needs {error.name}; run pip install 'rubberband-tune[examples]'\n", flush=True)
         return "failed"
@@ -116,7 +102,7 @@ def _shown(part: Part, small: bool, assumed: set[str]) -> str:
         return "failed"
     verdicts = {each.verdict for each in found if isinstance(each, Statement)}
     whole = verdicts.pop() if len(verdicts) == 1 else "partly"
-    print(f"{whole:<8} {label}: {name} ({time.process_time() - began_s:.1f} CPU s)")
+    print(f"{whole:<8} {label}: {title(part)} ({time.process_time() - began_s:.1f} CPU s)")
     for each in found:
         if isinstance(each, Statement):
             print(_wrapped(f"[{each.verdict}] “{each.says}”", "  "), _wrapped(each.found, "    "), sep="\n")

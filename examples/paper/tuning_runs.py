@@ -12,6 +12,7 @@ from rows import Found, Table
 from tuning import statements
 
 from rubberband import Experiment, Result
+from rubberband.errors import RubberbandError
 from rubberband.executor.journal.folder import open_folder
 from rubberband.running.pool import bring_up, take_down
 from rubberband.running.run import RunOptions, run_experiment
@@ -48,7 +49,7 @@ def searched(home: Path, pool: str, policy: str, trials: int) -> Result:
     options = RunOptions(search_path=(str(Path(__file__).parent),), check=False)
     result = run_experiment(Experiment(**on_pool(words, home)), open_folder(policy, home), options)
     if result.outcome != "done":
-        raise SystemExit(f"{policy}: {result.outcome}, {result.reason}")
+        raise RubberbandError(f"{policy}: {result.outcome}, {result.reason}")
     return result
 
 
