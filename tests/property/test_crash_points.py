@@ -14,10 +14,11 @@ import pytest
 from rubberband.cloud.aws import calls, cleanup, fleet, guards
 from rubberband.cloud.aws.intents import Intents
 from rubberband.executor.core.controller import Controller
+from tests.builders.budget import examples
 from tests.harness.crash_cases import AFTERWARDS, HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
 from tests.harness.crash_points import points, replay_command, run_point, sample
 
-SOME, FEW = 60, 40
+SOME, FEW = examples(300), 40
 BLOCKS = 4
 
 
