@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import io
+import logging
 import os
 import shutil
 import stat
@@ -43,6 +44,7 @@ _OF_A_HOME = ("ray-token", "server.db*", "pools", "profiling", "heads")
 _SYSTEM = ("/usr/", "/bin/", "/sbin/", "/opt/")
 """Programs there may be on the instances too."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,10 @@ def pack(folders: Sequence[str]) -> Code:
     """Pack the folders. Raises InputError if they are too large (it names the largest parts), or cannot be read."""
     places = _places([folder for folder in dict.fromkeys(map(os.path.abspath, folders)) if _is_the_users(folder)])
     buffer = io.BytesIO()
-    found = _files([(folder, place) for folder, place in places if "/" not in place])
+    homes: list[Path] = []
+    found = _files([(folder, place) for folder, place in places if "/" not in place], homes)
+    if homes:
+        _log.warning("not sent to the instances, as experiments are kept there: %s", ", ".join(map(str, homes)))
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, path in found:
             try:
@@ -200,12 +205,15 @@ def _holds(top: str, folder: str) -> bool:
     return not any(_skips(patterns, each.name, str(each)) or _is_home(Path(top, each)) for each in above)
 
 
-def _files(tops: Iterable[tuple[str, str]]) -> list[tuple[str, Path]]:
-    """Return (name in the archive, path) of every file. Raises InputError if they are too large."""
+def _files(tops: Iterable[tuple[str, str]], homes: list[Path] | None = None) -> list[tuple[str, Path]]:
+    """Return (name in the archive, path) of every file, and add the homes that are left out to `homes`.
+
+    Raises InputError if they are too large.
+    """
     found: list[tuple[str, Path]] = []
     sizes: dict[str, int] = {}
     for folder, place in tops:
-        for relative, path, size in _walk(Path(folder)):
+        for relative, path, size in _walk(Path(folder), [] if homes is None else homes):
             found.append((f"{place}/{relative}", path))
             part = os.path.join(folder, relative.split("/", 1)[0])
             sizes[part] = sizes.get(part, 0) + size
@@ -216,19 +224,20 @@ def _files(tops: Iterable[tuple[str, str]]) -> list[tuple[str, Path]]:
     return found
 
 
-def _walk(top: Path) -> Iterator[tuple[str, Path, int]]:
+def _walk(top: Path, homes: list[Path]) -> Iterator[tuple[str, Path, int]]:
     patterns = _patterns(top)
     for folder, folders, files in os.walk(top, followlinks=True):
         inside = Path(folder).relative_to(top)
-        folders[:] = sorted(
+        ours = [
             name
             for name in folders
             if not _skips(patterns, name, (inside / name).as_posix())
             and not _is_installed(Path(folder, name))
-            and not _is_home(Path(folder, name))
-            and not (Path(folder, name) / "journal.db").exists()
             and not _leads_back(Path(folder, name), top)
-        )
+        ]
+        kept = {name for name in ours if _is_home(Path(folder, name)) or _is_experiment(Path(folder, name))}
+        homes += [Path(folder, name) for name in sorted(kept)]
+        folders[:] = sorted(set(ours) - kept)
         for name in sorted(files):
             path, relative = Path(folder, name), (inside / name).as_posix()
             if not _skips(patterns, name, relative):
@@ -246,6 +255,14 @@ def _is_installed(folder: Path) -> bool:
 def _is_home(folder: Path) -> bool:
     """Whether experiments are kept in it. Journals must not be read: to close a file ends SQLite's locks on it."""
     return folder.resolve() == restored_home().resolve() or any(folder.glob("experiments/*/journal.db"))
+
+
+def _is_experiment(folder: Path) -> bool:
+    """Whether an experiment is kept in it; a journal of another program is the user's."""
+    ours = folder.parent.name == "experiments" or any(
+        (folder / f"{who}.lock").exists() for who in ("driver", "process")
+    )
+    return ours and (folder / "journal.db").exists()
 
 
 def _leads_back(path: Path, top: Path) -> bool:

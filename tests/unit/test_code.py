@@ -93,6 +93,18 @@ def test_a_home_in_the_folder_stays_here_and_its_journals_keep_their_locks(
         assert (folder / "journal.db-wal").exists(), "what the writer adds would be lost"
 
 
+def test_a_journal_of_another_program_is_sent_and_an_experiment_that_is_not_is_named(
+    project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("data/journal.db", "data/rows.csv", "kept/journal.db", "kept/driver.lock"):
+        path = project / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    (place,) = _installed([str(project)])
+    assert _files(place) == {"trial.py", "lib/deep/helper.py", "data/journal.db", "data/rows.csv"}
+    assert caplog.messages == [f"not sent to the instances, as experiments are kept there: {project / 'kept'}"]
+
+
 def test_another_home_in_the_folder_stays_here_once_it_has_an_experiment(project: Path) -> None:
     journal = project / "other" / "experiments" / "digits" / "journal.db"
     journal.parent.mkdir(parents=True)
