@@ -214,13 +214,17 @@ def test_a_link_shows_a_colleague_the_same_plan(browser: Any, address: str) -> N
         expect(page.get_by_role("alert").filter(has_text="Broken link")).to_be_visible()
 
 
-def test_a_simulated_submission_rents_nothing_in_words(browser: Any, address: str) -> None:
+def test_a_simulated_submission_rents_nothing_in_words_and_leads_to_its_page(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
-        page = preview(visit, SCALING.replace("provider: local", "provider: virtual"))
+        simulated = SCALING.replace("provider: local", "provider: virtual")
+        page = preview(visit, simulated.replace("name: scaling", "name: simulated"))
         planned(page)
         page.get_by_role("button", name="Submit…").click()
         words = page.locator("#confirm-words")
         expect(words).to_contain_text("RubberBand simulates it, and nothing is rented: about")
+        page.get_by_role("button", name="Start it").click()
+        page.wait_for_url("**/experiments/simulated")
+        expect(page.locator("h1 .badge")).to_have_text("queued")
 
 
 @pytest.mark.long
