@@ -171,7 +171,6 @@ def test_a_point_among_the_lines_of_many_trials_leads_to_its_trial(browser: Any,
         page.wait_for_url(f"**/experiments/many/trials/{trial[1]}")
 
 
-@pytest.mark.long
 def test_the_report_draws_the_lines_of_many_trials_as_paths_over_each_axis(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         page = visit.open("/experiments/many/report")
