@@ -345,7 +345,7 @@ def prior_exploration(folder: Path, small: bool) -> Found:
     short = saved.get(SMALL, saved[kinds[0]])
     yield Statement(
         "We observed minor (2-5%) reduction in JCT for short jobs like CIFAR10.",
-        verdict(short >= 0.02, short <= 0.05),
+        verdict(0.02 <= short <= 0.05),
         f"{percent(short)} of the mean JCT.",
     )
     long = {kind: each for kind, each in saved.items() if kind in (LARGEST, "yolov3")} or saved
