@@ -115,9 +115,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="ended-trials-are-planned-for",
         harm="the rest is planned, and instances are rented, for trials that train no more",
-        file="executor/core/replanning.py",
-        old="left = sum(trial.status not in over and not trial.ended for trial in trials)",
-        new="left = sum(trial.status not in over for trial in trials)",
+        file="executor/core/state.py",
+        old="return sum(trial.status not in over and not trial.ended for trial in trials)",
+        new="return sum(trial.status not in over for trial in trials)",
         tests=_ENDED,
     ),
     Mutant(
