@@ -267,8 +267,8 @@ class AwsProvider:
 
 
 DEVICE_VARIABLE = "RUBBERBAND_DEVICE"
-"""Environment variable of the driver: `cpu` or `cuda`, the trials' device on any type. For rehearsals, in which an
-instance is a machine without GPUs."""
+"""Environment variable of the driver: `cpu` or `cuda`, the trials' device on any type. For the fake EC2, whose
+instances are machines without GPUs."""
 _DEVICES: Mapping[str, Literal["cpu", "cuda"]] = {"cpu": "cpu", "cuda": "cuda"}
 
 

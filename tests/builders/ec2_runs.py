@@ -15,9 +15,9 @@ from rubberband.executor.result.result import Result
 from tests.builders.command_line import ROOT, CommandLine
 from tests.ec2.billing import BillLine
 from tests.ec2.core import FakeAws
+from tests.ec2.fake_cloud import FakeCloud, fake_cloud
 from tests.ec2.instance import Instance
 from tests.ec2.principals import BUCKET
-from tests.ec2.rehearsal import Rehearsal, rehearsal
 
 TALKING = '''
 import time
@@ -50,7 +50,7 @@ ON_EC2 = (
     f"resources.checkpoints=s3://{BUCKET}/digits",
     "resources.aws.install=none",
 )
-"""All that a user changes in `examples/digits.yaml`, in a rehearsal."""
+"""All that a user changes in `examples/digits.yaml`, on the fake EC2."""
 TALKATIVE = ("entrypoint=talking:Talking", "profile={seconds_per_iteration: {1: 2.0}, trial_startup: 0.2s}")
 FEW = (
     *TALKATIVE,
@@ -70,7 +70,7 @@ USUAL_BOOT_S = 22.8
 class Ec2CommandLine(CommandLine):
     """`rubberband` on a machine in the VPC of the fake, in a folder with the digits' experiment file."""
 
-    def __init__(self, folder: Path, aws: Rehearsal) -> None:
+    def __init__(self, folder: Path, aws: FakeCloud) -> None:
         folder.mkdir()
         super().__init__(folder)
         self.aws = aws
@@ -102,7 +102,7 @@ def ec2(folder: Path, *, pending_s: float = 0.0, boot_s: float = 0.0) -> Iterato
     Its instances take `pending_s` until they run, and from then `boot_s` until their boot script begins.
     """
     fake = FakeAws(time.time, pending_s=pending_s, shutting_down_s=0.0)
-    with rehearsal(folder / "aws", fake=fake, boot_s=boot_s) as aws:
+    with fake_cloud(folder / "aws", fake=fake, boot_s=boot_s) as aws:
         yield Ec2CommandLine(folder / "code", aws)
     assert not aws.fake.living
     assert not aws.machines.processes()

@@ -1,4 +1,4 @@
-"""EC2 without Amazon: its behaviour (faults and the bill included) for tests and rehearsals; it rents nothing."""
+"""EC2 without Amazon, with faults and the bill, for tests and for trying a run; it rents nothing."""
 
 from tests.ec2.core import FakeAws
 from tests.ec2.faults import FakeCall, FakeDisconnect, FakeError, Fault

@@ -21,11 +21,11 @@ from rubberband.cloud.aws.calls import name_in
 from rubberband.units import format_duration, format_usd
 from tests.ec2.billing import Bill, BillLine
 from tests.ec2.core import FakeAws
+from tests.ec2.fake_cloud import fake_cloud
 from tests.ec2.faults import FakeCall, Fault
 from tests.ec2.instance import Instance
 from tests.ec2.limits import Limits
 from tests.ec2.principals import BUCKET
-from tests.ec2.rehearsal import rehearsal
 
 _CAPACITY = re.compile(
     r"(?P<type>[^:=]+)(:(?!spot=|on-demand=)(?P<zone>[^:=]+))?(:(?P<market>spot|on-demand))?=(?P<instances>\d+)"
@@ -142,7 +142,7 @@ def main(
     if faults:
         fake.fault = _random_faults(random.Random(seed), faults)
     where = _made(directory)
-    with rehearsal(where, fake=fake, boot_s=boot_s, bucket=bucket) as running:
+    with fake_cloud(where, fake=fake, boot_s=boot_s, bucket=bucket) as running:
         with _interruptions(fake, interrupt_every_s, notice_s or None, random.Random(seed)):
             code = _run(command, running.outside() if administrator else running.environment)
         left = fake.living

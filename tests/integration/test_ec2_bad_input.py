@@ -17,8 +17,8 @@ from rubberband.errors import RubberbandError
 from rubberband.running.run import tune
 from rubberband.spec.loading import load_experiment
 from tests.builders.command_line import ROOT
+from tests.ec2.fake_cloud import FakeCloud, fake_cloud
 from tests.ec2.faults import FakeCall, FakeError, Fault
-from tests.ec2.rehearsal import Rehearsal, rehearsal
 
 FILE = "examples/digits-aws.yaml"
 DOORS = {
@@ -40,18 +40,18 @@ DOORS = {
 """Commands that ask AWS and cannot do without it."""
 
 
-def _answers(aws: Rehearsal, message: str, *, ec2: str, sts: str, s3: str, other: str) -> None:
+def _answers(aws: FakeCloud, message: str, *, ec2: str, sts: str, s3: str, other: str) -> None:
     codes = {"ec2": ec2, "sts": sts, "iam": sts, "s3": s3}
     aws.server.refuses = lambda service: FakeError(codes.get(service, other), message, 400 if s3 == sts else 403)
 
 
-def _expired(aws: Rehearsal, folder: Path) -> Mapping[str, str | None]:
+def _expired(aws: FakeCloud, folder: Path) -> Mapping[str, str | None]:
     message, expired = "The security token included in the request is expired", "ExpiredToken"
     _answers(aws, message, ec2="RequestExpired", sts=expired, s3=expired, other="ExpiredTokenException")
     return {}
 
 
-def _clock(aws: Rehearsal, folder: Path) -> Mapping[str, str | None]:
+def _clock(aws: FakeCloud, folder: Path) -> Mapping[str, str | None]:
     wrong, message = "SignatureDoesNotMatch", "Signature expired: 20261126T100000Z is now earlier than 20261126T101500Z"
     _answers(
         aws, message, ec2="RequestExpired", sts=wrong, s3="RequestTimeTooSkewed", other="InvalidSignatureException"
@@ -59,7 +59,7 @@ def _clock(aws: Rehearsal, folder: Path) -> Mapping[str, str | None]:
     return {}
 
 
-def _denied(aws: Rehearsal, folder: Path) -> Mapping[str, str | None]:
+def _denied(aws: FakeCloud, folder: Path) -> Mapping[str, str | None]:
     """By the organization, but for the question who asks, which nothing can deny."""
 
     def refusal(service: str) -> FakeError | None:
@@ -72,8 +72,8 @@ def _denied(aws: Rehearsal, folder: Path) -> Mapping[str, str | None]:
     return {}
 
 
-def _no_keys(config: str = "", **words: str) -> Callable[[Rehearsal, Path], Mapping[str, str | None]]:
-    def prepare(aws: Rehearsal, folder: Path) -> Mapping[str, str | None]:
+def _no_keys(config: str = "", **words: str) -> Callable[[FakeCloud, Path], Mapping[str, str | None]]:
+    def prepare(aws: FakeCloud, folder: Path) -> Mapping[str, str | None]:
         (folder / "config").write_text(config)
         file = {"AWS_CONFIG_FILE": str(folder / "config"), "HOME": str(folder)}
         return {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None, **file, **words}
@@ -85,7 +85,7 @@ _SSO = (
     "[profile me]\nsso_session=s\nsso_account_id=1\nsso_role_name=x\n[sso-session s]\nsso_start_url=https://x.example\n"
 )
 _MFA = "[profile me]\nrole_arn=arn:aws:iam::1:role/a\nsource_profile=b\nmfa_serial=arn:aws:iam::1:mfa/me\n[profile b]\n"
-INPUTS: Mapping[str, tuple[Callable[[Rehearsal, Path], Mapping[str, str | None]], str]] = {
+INPUTS: Mapping[str, tuple[Callable[[FakeCloud, Path], Mapping[str, str | None]], str]] = {
     "no credentials": (_no_keys(), "there are no AWS credentials (Unable to locate credentials); run `aws configure`"),
     "no such profile": (_no_keys(AWS_PROFILE="nobody"), "The config profile (nobody) could not be found); correct"),
     "broken settings": (_no_keys("profile me\n nonsense\n"), "Unable to parse config file"),
@@ -121,8 +121,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Rehearsal]:
-    with rehearsal(tmp_path / "aws") as running:
+def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[FakeCloud]:
+    with fake_cloud(tmp_path / "aws") as running:
         for name in [one for one in os.environ if one.startswith("AWS_")]:
             monkeypatch.delenv(name)
         for name, value in running.outside().items():
@@ -155,18 +155,18 @@ def line_of(words: tuple[str, ...]) -> str:
 
 
 @pytest.mark.long
-def test_a_door_names_what_is_wrong_with_the_account(aws: Rehearsal, folder: Path) -> None:
+def test_a_door_names_what_is_wrong_with_the_account(aws: FakeCloud, folder: Path) -> None:
     for name in INPUTS:
         holds_at(("aws setup",), aws, folder, name)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", INPUTS)
-def test_every_door_names_what_is_wrong_with_the_account(aws: Rehearsal, folder: Path, name: str) -> None:
+def test_every_door_names_what_is_wrong_with_the_account(aws: FakeCloud, folder: Path, name: str) -> None:
     holds_at(DOORS, aws, folder, name)
 
 
-def holds_at(doors: Iterable[str], aws: Rehearsal, folder: Path, name: str) -> None:
+def holds_at(doors: Iterable[str], aws: FakeCloud, folder: Path, name: str) -> None:
     """Each of these doors names what is wrong."""
     prepare, text = INPUTS[name]
     aws.server.refuses = lambda service: None
@@ -181,7 +181,7 @@ def holds_at(doors: Iterable[str], aws: Rehearsal, folder: Path, name: str) -> N
 
 
 @pytest.mark.long
-def test_the_refusal_of_an_account_that_is_verified_names_the_wait(aws: Rehearsal) -> None:
+def test_the_refusal_of_an_account_that_is_verified_names_the_wait(aws: FakeCloud) -> None:
     def verifies(call: FakeCall) -> Fault | None:
         error = FakeError("PendingVerification", "Your request is being validated.")
         return Fault(error=error) if call.operation == "RunInstances" and not call.params.get("DryRun") else None
@@ -192,7 +192,7 @@ def test_the_refusal_of_an_account_that_is_verified_names_the_wait(aws: Rehearsa
 
 
 @pytest.mark.long
-def test_nothing_is_written_to_a_bucket_of_another_account(aws: Rehearsal) -> None:
+def test_nothing_is_written_to_a_bucket_of_another_account(aws: FakeCloud) -> None:
     aws.server.storage.make_bucket("theirs")
     aws.fake.world.facts("theirs").owner = "999999999999"
     line = line_of((*DOORS["run --on head"], "-s", "resources.checkpoints=s3://theirs/x"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.documents import blocks
-from tests.ec2.rehearsal import Rehearsal, rehearsal
+from tests.ec2.fake_cloud import FakeCloud, fake_cloud
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/ec2.md"
@@ -27,8 +27,8 @@ BLOCKS = [(block.place, block.text) for block in blocks(PAGE) if block.place in 
 
 
 @pytest.fixture
-def aws(tmp_path: Path) -> Iterator[Rehearsal]:
-    with rehearsal(tmp_path / "aws") as running:
+def aws(tmp_path: Path) -> Iterator[FakeCloud]:
+    with fake_cloud(tmp_path / "aws") as running:
         yield running
 
 
@@ -73,7 +73,7 @@ def ran(commands: str, environment: Mapping[str, str], folder: Path) -> str:
 
 
 @pytest.mark.long
-def test_the_commands_of_the_laptop(aws: Rehearsal, folder: Path) -> None:
+def test_the_commands_of_the_laptop(aws: FakeCloud, folder: Path) -> None:
     *first, last = [commands for where, commands in BLOCKS if where == "laptop"]
     up = "rubberband cloud up examples/digits-aws.yaml"
     outputs = [ran(commands, aws.outside(), folder) for commands in (*first, up, last)]
@@ -94,7 +94,7 @@ def test_the_commands_of_the_laptop(aws: Rehearsal, folder: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_all_commands_in_their_order(aws: Rehearsal, folder: Path) -> None:
+def test_all_commands_in_their_order(aws: FakeCloud, folder: Path) -> None:
     change(folder, SMALLER)
     for _, commands in BLOCKS:
         measured = commands.replace("run examples/digits-aws.yaml", "run examples/digits-aws.yaml -s profile=")

@@ -289,7 +289,7 @@ def test_a_run_on_the_head_is_followed_left_asked_and_ended_from_the_laptop(comm
 
 
 @pytest.mark.long
-def test_a_rehearsal_in_bad_weather_as_a_user_types_it(tmp_path: Path) -> None:
+def test_a_run_on_the_fake_ec2_in_bad_weather_as_a_user_types_it(tmp_path: Path) -> None:
     (tmp_path / "digits.yaml").write_text((ROOT / "examples" / "digits.yaml").read_text())
     weather = ("--faults", "0.15", "--interrupt-every", "15", "--notice", "20", "--invisible", "5")
     limits = ("constraints.deadline=30m", "constraints.objective=min_cost", "constraints.confidence=0.5")

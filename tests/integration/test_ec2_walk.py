@@ -22,8 +22,8 @@ from tests.builders.command_line import ROOT
 from tests.builders.ec2_runs import FEW, SPOT, TALKING, ran, words
 from tests.builders.waiting import eventually
 from tests.ec2.core import FakeAws
+from tests.ec2.fake_cloud import FakeCloud, fake_cloud
 from tests.ec2.instance import Instance
-from tests.ec2.rehearsal import Rehearsal, rehearsal
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
 ON_EC2 = (
@@ -43,7 +43,7 @@ AROUND_S = 80.0
 class Walk:
     """A laptop beside an empty account."""
 
-    def __init__(self, folder: Path, aws: Rehearsal) -> None:
+    def __init__(self, folder: Path, aws: FakeCloud) -> None:
         self.aws, self.folder = aws, folder
         folder.mkdir()
         (folder / "digits.yaml").write_text((ROOT / "examples" / "digits.yaml").read_text())
@@ -148,7 +148,7 @@ class Walk:
 @pytest.fixture
 def walk(tmp_path: Path) -> Iterator[Walk]:
     # Usual times of EC2: volumes and addresses are charged for them.
-    with rehearsal(tmp_path / "aws", fake=FakeAws(time.time, pending_s=20.0, shutting_down_s=30.0)) as aws:
+    with fake_cloud(tmp_path / "aws", fake=FakeAws(time.time, pending_s=20.0, shutting_down_s=30.0)) as aws:
         aws.fake.world.empty()
         shutil.rmtree(tmp_path / "aws" / "s3")
         (tmp_path / "aws" / "s3").mkdir()

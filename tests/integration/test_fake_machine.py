@@ -24,8 +24,8 @@ from rubberband.cloud.aws.provider import AwsProvider
 from tests.builders.fake_ec2 import ONE_GPU, StubHead, machines_of
 from tests.builders.waiting import eventually
 from tests.ec2.core import FakeAws
+from tests.ec2.fake_cloud import FakeCloud, fake_cloud
 from tests.ec2.instance import Instance
-from tests.ec2.rehearsal import Rehearsal, rehearsal
 
 ARM = """
     DIR="${RUBBERBAND_ROOT:-}/var/lib/rubberband"
@@ -45,14 +45,14 @@ AS_SOON_AS_EXTENDED = 'until [[ $(stat -c %Y "$DIR/lease") -gt $(($(date +%s) + 
 
 
 @pytest.fixture(scope="module")
-def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    with rehearsal(tmp_path_factory.mktemp("aws")) as running:
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeCloud]:
+    with fake_cloud(tmp_path_factory.mktemp("aws")) as running:
         yield running
     assert not running.machines.processes()
     assert not running.fake.living
 
 
-def launch(aws: Rehearsal, script: str, **extra: Any) -> Instance:
+def launch(aws: FakeCloud, script: str, **extra: Any) -> Instance:
     image = next(one for one in aws.fake.world.images.values() if one.architecture == "x86_64")
     answer = (
         aws.fake.session("admin")
@@ -75,15 +75,15 @@ def script(body: str, lease: int = 600, lifetime: float = 600) -> str:
     return "#!/bin/bash\n" + textwrap.dedent(arm) + textwrap.dedent(body)
 
 
-def ended(aws: Rehearsal, machine: Instance) -> bool:
+def ended(aws: FakeCloud, machine: Instance) -> bool:
     return not machine.lives() and not aws.machines.processes(machine.instance_id)
 
 
-def says(aws: Rehearsal, machine: Instance, text: str) -> None:
+def says(aws: FakeCloud, machine: Instance, text: str) -> None:
     eventually(lambda: text in aws.machines.console(machine.instance_id), f"{text!r} on the console")
 
 
-def test_user_data_runs_with_the_machines_own_environment(aws: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_data_runs_with_the_machines_own_environment(aws: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_THE_DRIVER", "1")
     machine = launch(
         aws,
@@ -105,7 +105,7 @@ def test_user_data_runs_with_the_machines_own_environment(aws: Rehearsal, monkey
     aws.fake.power_off(machine.instance_id)
 
 
-def test_a_blocked_script_does_not_run(aws: Rehearsal) -> None:
+def test_a_blocked_script_does_not_run(aws: FakeCloud) -> None:
     machine = launch(aws, "echo hello")
     says(aws, machine, "nothing to run")
     assert machine.lives()
@@ -113,7 +113,7 @@ def test_a_blocked_script_does_not_run(aws: Rehearsal) -> None:
 
 
 @pytest.mark.long
-def test_a_machine_whose_script_cannot_start_lives_on(aws: Rehearsal) -> None:
+def test_a_machine_whose_script_cannot_start_lives_on(aws: FakeCloud) -> None:
     machine = launch(aws, "#!/no/such/shell")
     says(aws, machine, "No such file")
     assert machine.lives()
@@ -121,7 +121,7 @@ def test_a_machine_whose_script_cannot_start_lives_on(aws: Rehearsal) -> None:
 
 
 @pytest.mark.long
-def test_a_machine_ends_with_its_lease_unless_it_is_extended(aws: Rehearsal) -> None:
+def test_a_machine_ends_with_its_lease_unless_it_is_extended(aws: FakeCloud) -> None:
     short = launch(aws, script("sleep 600", lease=2))
     extended = launch(aws, script("sleep 600", lease=2).replace("systemd-run", AS_SOON_AS_EXTENDED + "systemd-run", 1))
     lease = aws.machines.disk(extended.instance_id) / "var/lib/rubberband/lease"
@@ -138,13 +138,13 @@ def test_a_machine_ends_with_its_lease_unless_it_is_extended(aws: Rehearsal) -> 
     assert extended.state_reason == "Client.InstanceInitiatedShutdown"
 
 
-def test_the_hard_stop_ends_a_machine_with_any_lease(aws: Rehearsal) -> None:
+def test_the_hard_stop_ends_a_machine_with_any_lease(aws: FakeCloud) -> None:
     machine = launch(aws, script("sleep 600", lifetime=0.3))
     eventually(lambda: ended(aws, machine), "the hard stop")
     assert machine.state_reason == "Client.InstanceInitiatedShutdown"
 
 
-def test_shutdown_from_inside_ends_everything_and_stops_the_bill(aws: Rehearsal) -> None:
+def test_shutdown_from_inside_ends_everything_and_stops_the_bill(aws: FakeCloud) -> None:
     machine = launch(aws, script("(setsid sleep 600 &) ; env -i sleep 600 & shutdown -h now; sleep 600"))
     eventually(lambda: ended(aws, machine), "the end")
     line = next(line for line in aws.fake.bill().lines if line.instance_id == machine.instance_id)
@@ -153,7 +153,7 @@ def test_shutdown_from_inside_ends_everything_and_stops_the_bill(aws: Rehearsal)
 
 
 @pytest.mark.parametrize("how", ["terminate", "reclaim", "crash"])
-def test_any_end_of_a_machine_leaves_no_process(aws: Rehearsal, how: str) -> None:
+def test_any_end_of_a_machine_leaves_no_process(aws: FakeCloud, how: str) -> None:
     spot: dict[str, Any] = {"InstanceMarketOptions": {"MarketType": "spot"}} if how == "reclaim" else {}
     machine = launch(aws, script("trap '' TERM; (setsid nohup sleep 600 &); echo ready; sleep 600"), **spot)
     says(aws, machine, "ready")
@@ -169,7 +169,7 @@ def test_any_end_of_a_machine_leaves_no_process(aws: Rehearsal, how: str) -> Non
     assert aws.machines.processes(machine.instance_id) == []
 
 
-def test_a_session_on_a_machine_is_part_of_it(aws: Rehearsal) -> None:
+def test_a_session_on_a_machine_is_part_of_it(aws: FakeCloud) -> None:
     machine = launch(aws, "#!/bin/bash\necho up", IamInstanceProfile={"Name": "rubberband-worker"})
     says(aws, machine, "up")
     session = subprocess.Popen(["sleep", "600"], env=aws.machines.environment(machine.instance_id))
@@ -179,7 +179,7 @@ def test_a_session_on_a_machine_is_part_of_it(aws: Rehearsal) -> None:
     eventually(lambda: ended(aws, machine), "the end")
 
 
-def test_units_start_when_asked_once_or_again_and_not_twice_under_a_name(aws: Rehearsal) -> None:
+def test_units_start_when_asked_once_or_again_and_not_twice_under_a_name(aws: FakeCloud) -> None:
     machine = launch(
         aws,
         """
@@ -206,7 +206,7 @@ def test_units_start_when_asked_once_or_again_and_not_twice_under_a_name(aws: Re
 
 
 @pytest.mark.long
-def test_a_machine_reads_its_metadata_and_hears_of_its_interruption(aws: Rehearsal) -> None:
+def test_a_machine_reads_its_metadata_and_hears_of_its_interruption(aws: FakeCloud) -> None:
     machine = launch(
         aws,
         """
@@ -237,13 +237,13 @@ def test_a_machine_reads_its_metadata_and_hears_of_its_interruption(aws: Rehears
     assert machine.state_reason == "Server.SpotInstanceTermination"
 
 
-def test_a_machine_that_installs_rubberband_does_not_see_this_computers(aws: Rehearsal) -> None:
+def test_a_machine_that_installs_rubberband_does_not_see_this_computers(aws: FakeCloud) -> None:
     machine = launch(aws, '#!/bin/bash\nREQUIREMENTS=(./wheels/a.whl)\necho "path=${PYTHONPATH:-none}"\n')
     says(aws, machine, "path=none")
     aws.fake.power_off(machine.instance_id)
 
 
-def test_the_script_of_a_worker_arms_its_lease_and_runs_on_after_the_boot(aws: Rehearsal) -> None:
+def test_the_script_of_a_worker_arms_its_lease_and_runs_on_after_the_boot(aws: FakeCloud) -> None:
     armed = 'find "$RUBBERBAND_ROOT/var/lib/rubberband/lease" -newermt "+500 seconds" -printf "%f is armed\\n"; false'
     boot = Boot(
         region="us-east-1",
@@ -260,7 +260,7 @@ def test_the_script_of_a_worker_arms_its_lease_and_runs_on_after_the_boot(aws: R
 
 @pytest.mark.long
 def test_the_provider_rents_machines_over_http_as_the_drivers_role(
-    aws: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
@@ -293,7 +293,7 @@ def test_the_provider_rents_machines_over_http_as_the_drivers_role(
 
 
 def test_a_machine_boots_after_its_delay(tmp_path: Path) -> None:
-    with rehearsal(tmp_path, fake=FakeAws(time.time, pending_s=0.2), boot_s=0.3) as aws:
+    with fake_cloud(tmp_path, fake=FakeAws(time.time, pending_s=0.2), boot_s=0.3) as aws:
         machine = launch(aws, "#!/bin/bash\necho up")
         eventually(lambda: "up" in aws.machines.console(machine.instance_id), "booting")
         assert time.time() >= machine.running_at + 0.3
@@ -306,10 +306,10 @@ def test_a_machine_boots_after_its_delay(tmp_path: Path) -> None:
 DYING_CLOUD = """
 import sys
 from pathlib import Path
-from tests.ec2.rehearsal import rehearsal
+from tests.ec2.fake_cloud import fake_cloud
 from tests.builders.waiting import eventually
 from tests.integration.test_fake_machine import launch, says, script
-with rehearsal(Path(sys.argv[1])) as aws:
+with fake_cloud(Path(sys.argv[1])) as aws:
     machine = launch(aws, script("trap '' TERM; (setsid sleep 600 &); echo ready; sleep 600"))
     says(aws, machine, "ready")
     eventually(lambda: len(aws.machines.processes()) >= 3, "its processes")

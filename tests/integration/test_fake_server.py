@@ -19,9 +19,9 @@ from botocore.utils import InstanceMetadataFetcher, InstanceMetadataRegionFetche
 
 from tests.builders.fake_ec2 import pruned
 from tests.ec2.core import FakeAws
+from tests.ec2.fake_cloud import fake_cloud
 from tests.ec2.faults import FakeCall, Fault
 from tests.ec2.operations import OPERATIONS
-from tests.ec2.rehearsal import rehearsal
 from tests.ec2.server import SECRET_KEY, FakeServer, access_key
 from tests.ec2.storage import decode_chunks
 
@@ -277,10 +277,10 @@ def test_a_lost_answer_is_a_lost_connection_and_the_call_took_effect(tmp_path: P
     assert "ours" in [group["GroupName"] for group in groups]
 
 
-def test_a_rehearsal_sees_nothing_of_the_users_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fake_ec2_sees_nothing_of_the_users_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ENDPOINT_URL_EC2", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
         monkeypatch.setenv(name, "mine")
-    with rehearsal(tmp_path) as aws:
+    with fake_cloud(tmp_path) as aws:
         assert "mine" not in aws.environment.values()
         assert aws.environment["AWS_ENDPOINT_URL"] == aws.server.url
 
@@ -409,7 +409,7 @@ def curl(address: str, *options: str) -> tuple[int, str]:
     return int(status), body
 
 
-REHEARSED = """
+ASKS_EC2 = """
 import sys, boto3
 from tests.builders.waiting import eventually
 ec2 = boto3.client("ec2")
@@ -428,13 +428,13 @@ sys.exit(7)
 """
 
 
-def rehearse(options: list[str], *command: str) -> subprocess.CompletedProcess[str]:
+def on_fake_ec2(options: list[str], *command: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "tests.ec2", "--pending", "0.1", *options, *command]
     return subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
 
 
-def test_a_command_is_rehearsed_and_billed(tmp_path: Path) -> None:
-    done = rehearse(["--dir", str(tmp_path)], sys.executable, "-c", REHEARSED, "spot", "running")
+def test_a_command_runs_on_the_fake_ec2_and_is_billed(tmp_path: Path) -> None:
+    done = on_fake_ec2(["--dir", str(tmp_path)], sys.executable, "-c", ASKS_EC2, "spot", "running")
     assert (done.returncode, done.stdout) == (7, "done\n"), done.stderr
     assert "still there when the command ended: i-" in done.stderr
     assert "i-001" in done.stderr
@@ -444,7 +444,7 @@ def test_a_command_is_rehearsed_and_billed(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_spot_instances_are_taken_away_while_the_command_runs(tmp_path: Path) -> None:
     options = ["--dir", str(tmp_path), "--interrupt-every", "0.2", "--notice", "0.1", "--capacity", "*:spot=1"]
-    done = rehearse(options, sys.executable, "-c", REHEARSED, "spot", "shutting-down", "terminated")
+    done = on_fake_ec2(options, sys.executable, "-c", ASKS_EC2, "spot", "shutting-down", "terminated")
     assert (done.returncode, done.stdout) == (7, "done\n"), done.stderr
     assert "still there" not in done.stderr
 
@@ -452,7 +452,7 @@ def test_spot_instances_are_taken_away_while_the_command_runs(tmp_path: Path) ->
 @pytest.mark.long
 def test_an_administrator_is_outside_the_vpc(tmp_path: Path) -> None:
     asks = "import boto3; print(boto3.client('sts').get_caller_identity()['Arn'])"
-    done = rehearse(["--dir", str(tmp_path), "--admin"], sys.executable, "-c", asks)
+    done = on_fake_ec2(["--dir", str(tmp_path), "--admin"], sys.executable, "-c", asks)
     assert done.stdout.strip().endswith("user/admin")
 
 
@@ -465,13 +465,13 @@ def test_an_administrator_is_outside_the_vpc(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_say_nothing_are_refused(options: list[str], text: str) -> None:
-    refused = rehearse(options, "true")
+    refused = on_fake_ec2(options, "true")
     assert refused.returncode == 2
     assert text in refused.stderr.replace("\n", " ")
 
 
 @pytest.mark.long
 def test_a_command_that_does_not_exist_is_reported(tmp_path: Path) -> None:
-    missing = rehearse(["--dir", str(tmp_path)], "no-such-command")
+    missing = on_fake_ec2(["--dir", str(tmp_path)], "no-such-command")
     assert missing.returncode == 127
     assert "no-such-command: No such file" in missing.stderr

@@ -244,7 +244,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="virtual-minimum-free",
-        harm="the rehearsal promises less than EC2 bills",
+        harm="the fake EC2 promises less than EC2 bills",
         file="cloud/virtual.py",
         old="billed_s = max(held_s, self._offer.minimum_billed_s)",
         new="billed_s = held_s",
@@ -252,7 +252,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="virtual-lease-from-the-request",
-        harm="rehearsals end instances that a real cloud would keep",
+        harm="the fake EC2 ends instances that a real cloud would keep",
         file="cloud/virtual.py",
         old="own_lease_until=runs_at + (max(0.0, self.lease_until - now)",
         new="own_lease_until=now + (max(0.0, self.lease_until - now)",

@@ -75,7 +75,7 @@ def test_it_launches_by_the_file_s_words(fake: FakeAws, opened: Any) -> None:
     assert (provider.device, provider.remote) == ("cuda", True)
 
 
-def test_a_rehearsal_may_say_that_there_are_no_gpus(opened: Any) -> None:
+def test_a_driver_may_say_that_there_are_no_gpus(opened: Any) -> None:
     assert opened(resources(), {"RUBBERBAND_DEVICE": "cpu"}).device == "cpu"
 
 

@@ -42,7 +42,7 @@ def test_preflight_passes_and_rents_nothing(account: Account) -> None:
     assert account.fake.world.buckets[account.bucket] == {}
 
 
-def test_the_example_can_be_rented_for_in_a_rehearsal(account: Account) -> None:
+def test_the_example_can_be_rented_for_on_the_fake_ec2(account: Account) -> None:
     example = load_experiment(
         EXAMPLES / "digits-aws.yaml", ["resources.aws.install=none", f"resources.checkpoints=s3://{account.bucket}/c"]
     )

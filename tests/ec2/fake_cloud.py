@@ -19,7 +19,7 @@ _NEAR = ("127.0.0.1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
+class FakeCloud:
     """What runs while the context lasts."""
 
     fake: FakeAws
@@ -41,9 +41,9 @@ class Rehearsal:
 
 
 @contextlib.contextmanager
-def rehearsal(
+def fake_cloud(
     directory: Path, *, fake: FakeAws | None = None, boot_s: float = 0.0, bucket: str = BUCKET
-) -> Iterator[Rehearsal]:
+) -> Iterator[FakeCloud]:
     """AWS with its machines and its S3 (of which `bucket` exists) under `directory`, an absolute path, until the block
     ends.
 
@@ -62,7 +62,7 @@ def rehearsal(
         )
         machines.start()
         try:
-            yield Rehearsal(
+            yield FakeCloud(
                 fake=fake, machines=machines, server=server, environment=_driver_environment(server, directory)
             )
         finally:
@@ -85,7 +85,7 @@ def _device() -> dict[str, str]:
 
 
 def _driver_environment(server: FakeServer, directory: Path) -> dict[str, str]:
-    """This process's, less whatever could lead to a real account or mix what is rehearsed with what is not."""
+    """This process's, less whatever could lead to a real account or mix the fake with the real."""
     nowhere = str(directory / "no-such-file")
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
