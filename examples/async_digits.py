@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 from digits import DigitsTrial
+from side_by_side import courses, show, train
 from torch import nn
 from torch.utils.data import TensorDataset
-
-import rubberband
 
 SAMPLE_S = 0.0003
 KINDS: dict[str, dict[str, Any]] = {
@@ -59,55 +58,6 @@ class UnequalDigits(DigitsTrial):
         return super().loss(model, batch)
 
 
-def train(words: Mapping[str, Any], *, workers: int, slower: float, epochs: int) -> rubberband.Result:
-    """Train one trial on a gang of `workers` workers."""
-    with tempfile.TemporaryDirectory() as home:
-        return rubberband.tune(
-            UnequalDigits,
-            home=home,
-            name="async-digits",
-            search={
-                "space": {"slow": os.path.join(home, "slow"), "slower": slower},
-                "scheduler": {"type": "stages", "stages": [{"trials": 1, "iterations": epochs}]},
-                "metric": "accuracy",
-                "mode": "max",
-            },
-            resources={
-                "provider": "local",
-                "gpus_per_instance": workers,
-                "price_per_hour": 0,
-                "max_instances": 1,
-                "gpus_per_trial": {"min": workers, "max": workers},
-            },
-            profile={"seconds_per_iteration": {workers: 1.0}},
-            check=False,
-            verbose=0,
-            **words,
-        )
-
-
-def curve(result: rubberband.Result) -> list[tuple[float, float]]:
-    """Return (seconds of training, accuracy) after each iteration, without start-up."""
-    began_s = min(use.training_s for use in result.busy if use.training_s is not None)
-    return [(at_s - began_s, metrics["accuracy"]) for at_s, _, metrics in result.trials[0].curve]
-
-
-def show(curves: Mapping[str, list[tuple[float, float]]]) -> None:
-    """Print the curves side by side, and the time of each to the accuracy that all reach."""
-    print("iteration", *(f"{name:>20}" for name in curves), sep=" | ")
-    for at in range(min(map(len, curves.values()))):
-        cells = [f"{seconds:9.2f} s {accuracy:8.4f}" for seconds, accuracy in (found[at] for found in curves.values())]
-        print(f"{at + 1:9}", *cells, sep=" | ")
-    target = 0.995 * min(max(accuracy for _, accuracy in found) for found in curves.values())
-    reached_s = {name: next(s for s, accuracy in found if accuracy >= target) for name, found in curves.items()}
-    slowest_s = max(reached_s.values())
-    print(f"time to an accuracy of {target:.3f}, which all reach:")
-    for name, seconds in reached_s.items():
-        print(
-            f"  {name:20} {seconds:6.2f} s" + (f", {slowest_s / seconds:.2f}x as fast" if seconds < slowest_s else "")
-        )
-
-
 def main() -> None:
     """Read the command line, train, and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -115,17 +65,20 @@ def main() -> None:
     parser.add_argument("--slower", type=float, default=4.0, help="how much slower the first worker is")
     parser.add_argument("--epochs", type=int, default=12)
     asked = parser.parse_args()
-    curves = {}
+    kinds = {}
     print(f"{asked.workers} workers, one of them {asked.slower:g} times slower; {asked.epochs} epochs", flush=True)
     for name, words in KINDS.items():
         print(f"training: {name} ...", flush=True)
-        result = train(words, workers=asked.workers, slower=asked.slower, epochs=asked.epochs)
-        curves[name] = curve(result)
+        with tempfile.TemporaryDirectory() as folder:
+            space = {"slow": os.path.join(folder, "slow"), "slower": asked.slower}
+            numbers = {"workers": asked.workers, "iterations": asked.epochs}
+            result = train(UnequalDigits, space=space, check=False, verbose=0, **numbers, **words)
+        kinds[name] = courses(result)
         if updates := result.trials[0].updates:
             last = updates[-1]
             staleness = f"{last.staleness:.1f} in the mean, at most {last.max_staleness}"
             print(f"  {last.updates_per_s:.0f} updates/s; staleness {staleness}")
-    show(curves)
+    show(kinds)
 
 
 if __name__ == "__main__":

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import argparse
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import torch
 from digits import DigitsTrial
+from side_by_side import Course, courses, show, train, versus
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import rubberband
 from rubberband.planner.balancing import even_shares
 
 STEPS = 40
@@ -65,77 +64,19 @@ def doubled(split: TensorDataset) -> TensorDataset:
     return TensorDataset(images.double(), labels)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """A trial's training."""
-
-    ends_s: Sequence[float]
-    """Training time after each iteration."""
-    accuracy: Sequence[float]
-    shares: Sequence[int]
-    """Samples of each worker in the last steps."""
-
-    @property
-    def step_s(self) -> float:
-        """Median time of a step in the second half of the training, evaluation included."""
-        taken = [end - start for start, end in zip(self.ends_s, self.ends_s[1:], strict=False)]
-        return median(taken[len(taken) // 2 :]) / STEPS
+def steps_s(course: Course) -> float:
+    """Return the median time of a step in the second half of the training, evaluation included."""
+    taken = [end - start for start, end in pairwise(course.seconds)]
+    return median(taken[len(taken) // 2 :]) / STEPS
 
 
-def train(policy: str, iterations: int) -> Course:
-    """Train one trial on a gang with a worker for each pace."""
-    workers = len(UnequalDigits.paces)
-    with tempfile.TemporaryDirectory() as home:
-        result = rubberband.tune(
-            UnequalDigits,
-            home=home,
-            name=f"shares-{policy}",
-            search={
-                "space": {"constant": 0},
-                "scheduler": {"type": "stages", "stages": [{"trials": 1, "iterations": iterations}]},
-                "metric": "accuracy",
-                "mode": "max",
-            },
-            resources={
-                "provider": "local",
-                "gpus_per_instance": workers,
-                "price_per_hour": 0,
-                "max_instances": 1,
-                "gpus_per_trial": {"min": workers, "max": workers},
-            },
-            profile={"seconds_per_iteration": {workers: 1.0}},
-            batch={"balance": {"policy": policy}},
-        )
-    trial = result.trials[0]
-    began_s = min(use.training_s for use in result.busy if use.training_s is not None)
-    return Course(
-        ends_s=[at_s - began_s for at_s, _, _ in trial.curve],
-        accuracy=[metrics["accuracy"] for _, _, metrics in trial.curve],
-        shares=trial.balance[-1].shares if trial.balance else even_shares(UnequalDigits.batch_size, workers),
-    )
-
-
-def show(equal: Course, balanced: Course) -> None:
-    """Print both courses side by side, and what balancing gained."""
-    courses = {"equal shares": equal, "balanced": balanced}
-    print(" " * 9, *(f"{name:>22}" for name in courses), sep=" | ")
-    print("iteration", *[f"{'seconds':>10} {'accuracy':>11}"] * 2, sep=" | ")
-    for at in range(len(equal.ends_s)):
-        figures = (f"{course.ends_s[at]:10.2f} {course.accuracy[at]:11.4f}" for course in courses.values())
-        print(f"{at + 1:9}", *figures, sep=" | ")
-    shares = [" / ".join(map(str, course.shares)) for course in courses.values()]
+def show_steps(kinds: Mapping[str, Course], shares: Mapping[str, Sequence[int]]) -> None:
+    """Print the shares of the last steps, and what a step takes with them."""
     least_s = SAMPLE_S * UnequalDigits.batch_size / sum(1.0 / pace for pace in UnequalDigits.paces)
-    gap = 100.0 * (balanced.accuracy[-1] - equal.accuracy[-1])
-    print(f"samples per step  {shares[0]} equal, {shares[1]} balanced")
-    print(f"time per step     {versus(1e3 * equal.step_s, 1e3 * balanced.step_s, 'ms')}")
-    print(f"lower bound       {1e3 * least_s:.1f} ms: the best shares, if workers only waited and computed nothing")
-    print(f"{f'{len(equal.ends_s)} iterations':<18}{versus(equal.ends_s[-1], balanced.ends_s[-1], 's')}")
-    print(f"final accuracy    {equal.accuracy[-1]:.4f} equal, {balanced.accuracy[-1]:.4f} balanced ({gap:+.2f} points)")
-
-
-def versus(equal: float, balanced: float, unit: str) -> str:
-    """Return two times and their ratio as a phrase."""
-    return f"{equal:.1f} {unit} equal, {balanced:.1f} {unit} balanced ({equal / balanced:.2f} times as fast)"
+    texts = [f"{' / '.join(map(str, each))} {name}" for name, each in shares.items()]
+    print(f"{'samples per step':<18}{'; '.join(texts)}")
+    print(versus("time per step", {name: 1e3 * steps_s(course) for name, course in kinds.items()}, "ms"))
+    print(f"{'lower bound':<18}{1e3 * least_s:.1f} ms: the best shares, if workers only waited and computed nothing")
 
 
 def main() -> None:
@@ -155,7 +96,14 @@ def main() -> None:
             f"--iterations {asked.iterations}: give 2 or more; the time of a step is taken from the later ones"
         )
     UnequalDigits.paces = tuple(asked.paces)
-    show(train("equal", asked.iterations), train("auto", asked.iterations))
+    kinds, shares, workers = {}, {}, len(asked.paces)
+    for name, policy in {"equal shares": "equal", "balanced": "auto"}.items():
+        balance = {"balance": {"policy": policy}}
+        result = train(UnequalDigits, workers=workers, iterations=asked.iterations, batch=balance)
+        kinds[name], (trial,) = courses(result), result.trials
+        shares[name] = trial.balance[-1].shares if trial.balance else even_shares(UnequalDigits.batch_size, workers)
+    show(kinds)
+    show_steps({name: found[0] for name, found in kinds.items()}, shares)
 
 
 if __name__ == "__main__":

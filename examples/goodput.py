@@ -10,14 +10,12 @@ Only `batch` of the experiment differs; the user code is the same.
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean, median
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from digits import DigitsTrial
+from side_by_side import courses, show, train
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -102,91 +100,6 @@ def synthetic_images(num_images: int, seed: int) -> TensorDataset:
     return TensorDataset(classes[labels] + 3.0 * torch.randn(num_images, 3, 32, 32, generator=generator), labels)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Training time and accuracy of a trial after each iteration, and its batch sizes."""
-
-    seconds: Sequence[float]
-    accuracy: Sequence[float]
-    batches: Sequence[int]
-
-    def seconds_to(self, accuracy: float) -> float:
-        """Return the time at which it first reached `accuracy`."""
-        return next(s for s, found in zip(self.seconds, self.accuracy, strict=True) if found >= accuracy)
-
-
-def train(
-    trial: type[rubberband.TorchTrial], batch: Mapping[str, Any], *, workers: int, seeds: int, epochs: int
-) -> list[Curve]:
-    """Train one trial per seed, one after another, on gangs of `workers` workers."""
-    with tempfile.TemporaryDirectory() as home:
-        result = rubberband.tune(
-            trial,
-            home=home,
-            name=f"goodput-{batch['policy']}",
-            search={
-                "space": {"constant": 0},
-                "scheduler": {"type": "stages", "stages": [{"trials": seeds, "iterations": epochs}]},
-                "metric": "accuracy",
-                "mode": "max",
-            },
-            resources={
-                "provider": "local",
-                "gpus_per_instance": workers,
-                "price_per_hour": 0,
-                "max_instances": 1,
-                "gpus_per_trial": {"min": workers, "max": workers},
-            },
-            profile={"seconds_per_iteration": {workers: 1.0}},
-            batch=dict(batch),
-        )
-    return [curve(result, trial) for trial in result.trials if trial.curve]
-
-
-def curve(result: rubberband.Result, trial: Any) -> Curve:
-    """Return the learning curve of a trial over its training time, without start-up."""
-    began_s = min(use.training_s for use in result.busy if use.trial == trial.trial and use.training_s is not None)
-    return Curve(
-        seconds=[at_s - began_s for at_s, _, _ in trial.curve],
-        accuracy=[metrics["accuracy"] for _, _, metrics in trial.curve],
-        batches=[stretch.batch_size for stretch in trial.batches],
-    )
-
-
-def show(fixed: Sequence[Curve], adaptive: Sequence[Curve], initial: int) -> None:
-    """Print the learning curves side by side (means over the seeds), and the time to the accuracy that all reach."""
-    kinds = {f"fixed batch of {initial}": fixed, "adaptive batch": adaptive}
-    print(" " * 9, *(f"{name:>22}" for name in kinds), sep=" | ")
-    print("iteration", *[f"{'seconds':>10} {'accuracy':>11}"] * 2, sep=" | ")
-    for at in range(len(fixed[0].seconds)):
-        print(
-            f"{at + 1:9}", *(f"{seconds_at(c, at):10.2f} {accuracy_at(c, at):11.4f}" for c in kinds.values()), sep=" | "
-        )
-    target = 0.995 * min(max(curve.accuracy) for curve in (*fixed, *adaptive))
-    reached_s = [median(curve.seconds_to(target) for curve in curves) for curves in kinds.values()]
-    whole_s, ends = ([of(curves, -1) for curves in kinds.values()] for of in (seconds_at, accuracy_at))
-    sizes = [size for curve in adaptive for size in curve.batches]
-    print(f"final accuracy    {ends[0]:.4f} fixed, {ends[1]:.4f} adaptive ({100 * (ends[1] - ends[0]):+.2f} points)")
-    print(f"whole training    {versus(*whole_s)}")
-    print(f"to {target:.3f} accuracy {versus(*reached_s)}, median of the seeds")
-    print(f"adaptive batches  {min(sizes)} to {max(sizes)} samples")
-
-
-def seconds_at(curves: Sequence[Curve], at: int) -> float:
-    """Return the mean over the seeds."""
-    return fmean(curve.seconds[at] for curve in curves)
-
-
-def accuracy_at(curves: Sequence[Curve], at: int) -> float:
-    """Return the mean over the seeds."""
-    return fmean(curve.accuracy[at] for curve in curves)
-
-
-def versus(fixed_s: float, adaptive_s: float) -> str:
-    """Return two times and their ratio as a phrase."""
-    return f"{fixed_s:.2f} s fixed, {adaptive_s:.2f} s adaptive ({fixed_s / adaptive_s:.2f} times as fast)"
-
-
 def main() -> None:
     """Read the command line, train, and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -197,10 +110,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20, help="statistical epochs of each trial")
     asked = parser.parse_args()
     trial = PlainDigits if asked.model == "digits" else ResNetTrial
-    numbers = {"workers": asked.workers, "seeds": asked.seeds, "epochs": asked.epochs}
-    fixed = train(trial, {"policy": "fixed"}, **numbers)
-    adaptive = train(trial, {"policy": "goodput"}, **numbers)
-    show(fixed, adaptive, trial.batch_size)
+    results = [
+        train(trial, workers=asked.workers, trials=asked.seeds, iterations=asked.epochs, batch={"policy": policy})
+        for policy in ("fixed", "goodput")
+    ]
+    show(dict(zip((f"batch of {trial.batch_size}", "adaptive"), map(courses, results), strict=True)))
+    sizes = [stretch.batch_size for found in results[1].trials for stretch in found.batches]
+    print(f"{'adaptive batches':<18}{min(sizes)} to {max(sizes)} samples")
 
 
 if __name__ == "__main__":

@@ -440,13 +440,15 @@ def test_the_comparison_is_printed_side_by_side(
     monkeypatch.syspath_prepend(str(EXAMPLES))
     example = importlib.import_module("balancing")
     try:
-        equal = example.Course(ends_s=[4.0, 8.0, 12.0], accuracy=[0.5, 0.7, 0.9], shares=[32] * 4)
-        balanced = example.Course(ends_s=[3.0, 5.0, 7.0], accuracy=[0.5, 0.7, 0.9], shares=[47, 46, 23, 12])
-        example.show(equal, balanced)
+        equal = example.Course(seconds=[4.0, 8.0, 12.0], accuracy=[0.5, 0.7, 0.9])
+        balanced = example.Course(seconds=[3.0, 5.0, 7.0], accuracy=[0.5, 0.7, 0.9])
+        example.show({"equal": [equal], "balanced": [balanced]})
+        example.show_steps({"equal": equal, "balanced": balanced}, {"equal": [32] * 4, "balanced": [47, 46, 23, 12]})
     finally:
-        for name in ("balancing", "digits"):
+        for name in ("balancing", "digits", "side_by_side"):
             sys.modules.pop(name, None)
     printed = capsys.readouterr().out
-    assert "32 / 32 / 32 / 32 equal, 47 / 46 / 23 / 12 balanced" in printed
-    assert "100.0 ms equal, 50.0 ms balanced (2.00 times as fast)" in printed
-    assert "final accuracy    0.9000 equal, 0.9000 balanced (+0.00 points)" in printed
+    assert "32 / 32 / 32 / 32 equal; 47 / 46 / 23 / 12 balanced" in printed
+    assert "100.00 ms equal; 50.00 ms balanced (2.00 times as fast)" in printed
+    assert "final accuracy    0.9000 equal; 0.9000 balanced" in printed
+    assert "whole training    12.00 s equal; 7.00 s balanced (1.71 times as fast)" in printed
