@@ -188,11 +188,11 @@ def overheads(folder: Path, small: bool) -> Found:
     """System overheads of §5.2: decisions, re-allocations and fits."""
     file, app = workloads(folder, 1)[0], model(folder, LARGEST)
     found, decisions = outcome(file, THEIRS)
-    decision_s = mean(each.cpu_s for each in decisions)
+    decision_s = mean(each.took_s for each in decisions)
     yield Statement(
         "PolluxSched spent an average of 1 second on 1 vCPU computing the cluster allocations.",
         verdict(decision_s < 1.0),
-        f"{1e3 * decision_s:.1f} ms, measured: the division is exact, by a dynamic program.",
+        f"{1e3 * decision_s:.1f} ms of real time, measured: the division is exact, by a dynamic program.",
     )
     jobs = [job for job in found.jobs if job.done_at is not None and job.started_at is not None]
     ran_s, moves = sum(job.done_at - job.started_at for job in jobs), sum(job.moves for job in jobs)

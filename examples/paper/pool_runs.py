@@ -60,7 +60,7 @@ class Decision:
     jobs: int
     """Running and waiting ones."""
     notes: Mapping[str, Note]
-    cpu_s: float
+    took_s: float
 
     def mean(self, name: str) -> float:
         """Return the mean over the training jobs; nan without any."""
@@ -80,9 +80,9 @@ class Watched:
     ) -> dict[str, dict[int, int]]:
         """Return the GPUs of the policy."""
         notes = {name: self._note(self.jobs[name]) for name in current}
-        began_s = time.process_time()
+        began_s = time.perf_counter()
         found = self.policy.allocate(demands, capacity, current, now_s)
-        self.decisions.append(Decision(now_s, len(demands), notes, time.process_time() - began_s))
+        self.decisions.append(Decision(now_s, len(demands), notes, time.perf_counter() - began_s))
         return found
 
     def _note(self, job: TracedJob) -> Note:
