@@ -110,14 +110,16 @@ def make_policy(name: str, **options: Any) -> Policy:
     They may also be written behind the name, as `knee:alpha=0.05`. `knee` and `hell` take resizing=moldable, too.
     `alpha` may be two numbers, (0.01, 0.05) or `knee:alpha=0.01..0.05`: then it follows the load.
 
-    Raises InputError for a name or an option that does not exist, and for a value out of range.
+    Raises InputError for a name or an option that does not exist, one given twice, and a value out of range.
     """
     bare, _, written = name.partition(":")
     if bare not in POLICIES:
         raise InputError(f"policy {bare!r} does not exist; choose one of {', '.join(POLICIES)}")
     for part in filter(None, written.split(",")):
-        key, _, value = part.partition("=")
-        options[key.strip()] = _value(name, key.strip(), value.strip())
+        key, _, value = (each.strip() for each in part.partition("="))
+        if key in options:
+            raise InputError(f"policy {name!r} has {key} twice; give it once")
+        options[key] = _value(name, key, value)
     for key in options:
         if key not in OPTIONS.get(bare, ()):
             known = ", ".join(OPTIONS.get(bare, ())) or "none"

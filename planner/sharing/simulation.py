@@ -162,7 +162,7 @@ def simulate(
     The policy decides at every multiple of `interval_s`; with None, at every arrival and end. With `autoscaling` the
     pool has no instances at first, and those of `capacity` at most. `interference` is the share of its speed that a
     gang loses while it is `interfering`; at least 0 and below 1. `after` returns the jobs that follow one that has
-    ended, such as the next trial of a search; they are submitted at its end or later.
+    ended, such as the next trial of a search; they are submitted at its end or later, and have names of their own.
     """
     assert 0.0 <= interference < 1.0, f"interference={interference} is not a share that leaves some speed"
     run = _Simulation(
@@ -229,6 +229,8 @@ class _Simulation:
     now_s: float = 0.0
     waiting: list[SimulatedJob] = field(default_factory=list)
     active: dict[str, SimulatedJob] = field(default_factory=dict)
+    named: set[str] = field(default_factory=set)
+    """Names of all jobs so far: a job that follows another needs one of its own."""
     allocations: Allocations = field(default_factory=dict)
     allocated: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     sizes: list[tuple[float, int]] = field(default_factory=list)
@@ -244,6 +246,8 @@ class _Simulation:
     def admit(self) -> None:
         while self.waiting and self.waiting[0].submitted_at <= self.now_s:
             job = self.waiting.pop(0)
+            assert job.name not in self.named, f"two jobs have the name {job.name!r}"
+            self.named.add(job.name)
             self.active[job.name] = job
 
     def decide(self) -> None:

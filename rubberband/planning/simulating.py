@@ -109,11 +109,7 @@ def read_jobs(path: Path, gpus: int, gpus_per_instance: int, elasticity: Elastic
 
     Raises InputError in one line.
     """
-    rows = read_rows(path, COLUMNS, OPTIONAL)
-    names = [str(row["name"]) for row in rows]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"{path} has two jobs with the name {twice!r}; name each job once")
+    rows = _jobs_of(path, COLUMNS, OPTIONAL)
     profiles = {str(row["kind"]): load_profile(path.parent / f"{row['kind']}.json") for row in rows}
     curves = {kind: _curve(profile, gpus, gpus_per_instance, elasticity) for kind, profile in profiles.items()}
     jobs = [_job(row, curves[str(row["kind"])], profiles[str(row["kind"])], gpus, elasticity) for row in rows]
@@ -122,6 +118,16 @@ def read_jobs(path: Path, gpus: int, gpus_per_instance: int, elasticity: Elastic
             needs = f"job {job.name!r} needs {counted(job.min_gpus, 'GPU')}, and the pool has {gpus}"
             raise InputError(f"{path}, line {line}: {needs}; leave it out, or use a larger pool")
     return jobs
+
+
+def _jobs_of(path: Path, columns: Columns, optional: Columns | None = None) -> list[Row]:
+    """Return the rows of a workload. Raises InputError for two jobs of one name, too."""
+    rows = read_rows(path, columns, optional)
+    names = [str(row["name"]) for row in rows]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{path} has two jobs with the name {twice!r}; name each job once")
+    return rows
 
 
 def _curve(profile: Profile, gpus: int, gpus_per_instance: int, elasticity: Elasticity) -> list[float]:
@@ -176,7 +182,7 @@ def read_traces(
     Models in `known` are not read again, and it gets the others: what they have computed is then computed once.
     Raises InputError in one line.
     """
-    rows = read_rows(workload, _COLUMNS)
+    rows = _jobs_of(workload, _COLUMNS)
     if not traces.is_dir():
         found = f"{traces} is a file" if traces.exists() else f"there is no folder {traces}"
         raise InputError(f"{found}; give the folder of traces, which has a folder for each model")

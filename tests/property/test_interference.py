@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.planner.sharing import POLICIES, Allocations, Capacity, Counting, Demand, keeps_promises, make_policy
+from rubberband.planner.sharing import (
+    POLICIES,
+    Allocations,
+    Autoscaling,
+    Capacity,
+    Counting,
+    Demand,
+    keeps_promises,
+    make_policy,
+)
 from rubberband.planner.sharing import simulation as simulating
 from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.placement import place_freely, place_side_by_side
@@ -167,3 +176,20 @@ def test_a_slowdown_is_the_same_for_curves_and_for_traces(interference: float, t
 
     for alone_s, slowed_s in zip(jcts_s(0.0), jcts_s(interference), strict=True):
         assert slowed_s == pytest.approx([30.0 + (each - 30.0) / (1.0 - interference) for each in alone_s], rel=1e-6)
+
+
+def test_a_job_loses_speed_only_while_it_meets_others_and_its_figures_follow() -> None:
+    # Gangs of 6 on 3 instances of 4; at half speed a is 1005 s beside b, 205 beside c, and 397.5 alone.
+    jobs = [
+        CurveJob(name=name, submitted_at=0.0, kind="k", seconds=[work_s] * 6, resize_s=5.0, min_gpus=6)
+        for name, work_s in (("a", 1000.0), ("b", 500.0), ("c", 100.0))
+    ]
+    scaling = Autoscaling(lower=0.01, upper=0.02)
+    found = simulate(
+        jobs, TWO_OF_SIX, make_policy("tiresias"), interval_s=None, autoscaling=scaling, interference=0.5
+    )
+    assert [job.done_at for job in found.jobs] == pytest.approx([1607.5, 1005.0, 1210.0])
+    assert [job.gpu_s for job in found.jobs] == pytest.approx([6.0 * 1607.5, 6.0 * 1005.0, 6.0 * 205.0])
+    assert [job.fair_s for job in found.jobs] == [1005.0, 505.0, 105.0]  # alone on 6 GPUs nothing interferes
+    assert found.sizes == [(0.0, 3), (1210.0, 2)]
+    assert found.summary(3.6)["cost_usd"] == pytest.approx(3.6 * (3 * 1210.0 + 2 * 397.5) / 3600.0)

@@ -109,6 +109,8 @@ def test_tiresias_lets_jobs_that_have_had_much_wait_for_those_that_have_not() ->
 def test_an_unknown_policy_is_one_line() -> None:
     with pytest.raises(InputError, match="policy 'best' does not exist; choose one of default, ranked, fitness"):
         make_policy("best")
+    with pytest.raises(InputError, match="alpha twice; give it once"):
+        make_policy("knee:alpha=0.01,alpha=0.05")
 
 
 spans = st.lists(

@@ -263,6 +263,18 @@ def test_jobs_that_follow_others_are_submitted_at_their_ends_in_that_order(inter
     assert all(job.started_at >= job.submitted_at for job in outcome.jobs if job.started_at is not None)
 
 
+def test_a_job_that_follows_another_needs_a_name_of_its_own() -> None:
+    # With the name of one that ended it would keep that one's GPUs and never begin.
+    following = jobs()[:1]
+    with pytest.raises(AssertionError, match="two jobs have the name 'j0'"):
+        simulate(
+            jobs()[:1],
+            Capacity(instances=2, gpus_per_instance=4),
+            make_policy("fifo"),
+            after=lambda ended: [replace(following.pop(), submitted_at=ended.done_at or 0.0)] if following else [],
+        )
+
+
 def test_a_job_that_never_fits_is_counted_as_unfinished() -> None:
     too_large = CurveJob(name="large", submitted_at=0.0, kind="curve", seconds=[math.inf] * 3 + [10.0], min_gpus=4)
     outcome = simulate([too_large], Capacity(instances=1, gpus_per_instance=2), make_policy("default"), interval_s=None)

@@ -297,6 +297,9 @@ def test_wrong_traces_policies_and_pools_are_one_line(tmp_path: Path, pool: Path
     negative = write(tmp_path / "negative.csv", f"{HEADER}\ntoy-0,-1,toy,1,32\n")
     with pytest.raises(InputError, match="line 2: time='-1' is not a number >= 0"):
         simulated(asked, negative, ["default"], traces)
+    twice = write(tmp_path / "twice.csv", f"{HEADER}\ntoy-0,0,toy,1,32\ntoy-0,60,toy,1,32\n")
+    with pytest.raises(InputError, match="two jobs with the name 'toy-0'; name each job once"):
+        simulated(asked, twice, ["default"], traces)
     with pytest.raises(InputError, match="policy 'best' does not exist; choose one of default"):
         simulated(asked, public, ["best"], traces)
     with pytest.raises(InputError, match="need each other; give both, or none"):
