@@ -66,6 +66,8 @@ def test_a_gang_lies_within_the_fullest_instance_that_holds_it_or_on_the_empties
     assert place_side_by_side({"a": 3, "b": 1, "c": 1}, capacity, held)["c"] == {0: 1}
     assert place_side_by_side({"a": 3, "b": 1, "c": 6}, capacity, held)["c"] == {2: 4, 1: 2}
     assert place_freely({"a": 3, "b": 1, "c": 1}, capacity, held)["c"] == {2: 1}
+    largest_first = place_side_by_side({"small": 2, "b": 3, "c": 3}, Capacity(instances=2, gpus_per_instance=4), {})
+    assert {name: len(where) for name, where in largest_first.items()} == {"small": 2, "b": 1, "c": 1}
 
 
 def test_gangs_interfere_where_two_that_span_have_a_part() -> None:
@@ -165,17 +167,20 @@ def test_a_slowdown_is_the_same_for_curves_and_for_traces(interference: float, t
     rigid.write_text(f"{HEADER}\ntoy-0,0,toy,6,128\ntoy-1,0,toy,6,128\n")
     sharing = Counting(count=make_policy("equal").count, share_machines=True)
 
-    def jcts_s(share: float) -> tuple[list[float], list[float]]:
+    def outcomes(share: float) -> tuple[Sequence[JobOutcome], Sequence[JobOutcome]]:
         six = [
             CurveJob(name=name, submitted_at=0.0, kind="k", seconds=[600.0] * 6, resize_s=30.0, min_gpus=6)
             for name in ("a", "b")
         ]
         curved = simulate(six, TWO_OF_SIX, sharing, interval_s=None, interference=share)
         traced = simulate(read_traces(rigid, traces, "rigid"), TWO_OF_SIX, make_policy("tiresias"), interference=share)
-        return curved.jcts_s, traced.jcts_s
+        return curved.jobs, traced.jobs
 
-    for alone_s, slowed_s in zip(jcts_s(0.0), jcts_s(interference), strict=True):
-        assert slowed_s == pytest.approx([30.0 + (each - 30.0) / (1.0 - interference) for each in alone_s], rel=1e-6)
+    for alone, slowed in zip(outcomes(0.0), outcomes(interference), strict=True):
+        expected_s = [30.0 + (each.jct_s - 30.0) / (1.0 - interference) for each in alone]
+        assert [each.jct_s for each in slowed] == pytest.approx(expected_s, rel=1e-6)
+        assert [each.gpu_s for each in slowed] == pytest.approx([6.0 * each_s for each_s in expected_s], rel=1e-6)
+        assert [each.fair_s for each in slowed] == [each.fair_s for each in alone]
 
 
 def test_a_job_loses_speed_only_while_it_meets_others_and_its_figures_follow() -> None:

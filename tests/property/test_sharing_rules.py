@@ -83,6 +83,13 @@ def test_alpha_follows_the_load_that_others_make() -> None:
     # on 3 GPUs a alone is .83 of the load, and alpha is .17
     full = policy.allocate(demands, Capacity(instances=3, gpus_per_instance=1), held, 10.0)
     assert full == {"a": {0: 1, 1: 1, 2: 1}}
+    # one GPU that a holds counts as one, not as the four that it would like: alpha is .024
+    narrow = make_policy("knee:alpha=0.02..0.06,resizing=moldable")
+    assert len(narrow.allocate(demands, capacity, {"a": {0: 1}}, 10.0)["b"]) == 4
+    # twelve that wait are more than the pool: alpha is .2 and no more, so that the third GPU, 22 %, is given
+    waiting = [demand(f"w{number}", [100.0]) for number in range(12)]
+    busy = policy.allocate([demand("a", [100.0, 50.0, 39.0]), *waiting], capacity, {}, 10.0)
+    assert len(busy["a"]) == 3
 
 
 amdahl = st.tuples(st.floats(0.001, 0.5), st.floats(1.0, 1e5), st.booleans())

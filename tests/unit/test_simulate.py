@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from rubberband.commands.common import TableFormat
 from rubberband.commands.pool import WorkloadFormat, simulate
 from rubberband.errors import InputError
-from rubberband.planner.sharing.jobs import CurveJob
+from rubberband.planner.sharing.jobs import Application, CurveJob
 from rubberband.planner.sharing.simulation import fair_gpus
 from rubberband.planning import simulating
 from rubberband.planning.simulating import simulated
@@ -186,10 +187,11 @@ def test_traces_in_the_public_format(policy: str, pool: Path, public: Path, trac
 
 def test_a_job_begins_on_the_first_gpus_of_its_policy_and_doubles(pool: Path, public: Path, traces: Path) -> None:
     for policy, first in (("ranked", 2), ("ranked:first=1", 1), ("fitness", 1)):
-        allotted = simulated(load_pool(pool), public, [policy], traces).outcomes[policy].allocated
-        sizes = [counts["toy-0"] for _, counts in allotted if counts.get("toy-0")]
-        assert sizes[0] == first
-        assert all(after <= 2 * max(sizes[: at + 1]) for at, after in enumerate(sizes[1:]))
+        for shared in (False, True):
+            found = simulated(load_pool(pool), public, [policy], traces, share_machines=shared).outcomes[policy]
+            sizes = [counts["toy-0"] for _, counts in found.allocated if counts.get("toy-0")]
+            assert sizes[0] == first
+            assert all(after <= 2 * max(sizes[: at + 1]) for at, after in enumerate(sizes[1:]))
 
 
 def test_a_rigid_job_trains_at_the_measured_speed(pool: Path, tmp_path: Path, traces: Path) -> None:
@@ -230,6 +232,28 @@ def test_a_job_with_a_history_knows_how_it_scales_and_begins_on_its_first_gpus(p
 
     assert scales[0] < 2.0 < scales[1] == pytest.approx(8.0)
     assert [job.demand(0.0, 8).most_gpus for job in (known, other)] == [1, 1]
+
+
+def test_a_job_that_gave_gpus_back_still_has_at_most_twice_the_most_that_it_trained_on(
+    public: Path, traces: Path
+) -> None:
+    job = simulating.read_traces(public, traces, "adaptive")[0]
+    for placement in ((4,), (1,)):
+        job.resize(placement)
+        job.advance(60.0, 0.0)
+
+    assert job.demand(0.0, 16).most_gpus == 8
+
+
+def test_each_job_has_the_measurements_of_its_own_model(tmp_path: Path, traces: Path) -> None:
+    shutil.copytree(traces / "toy", traces / "other")
+    both = write(tmp_path / "both.csv", f"{HEADER}\na,0,toy,1,32\nb,0,other,1,32\nc,0,toy,1,32\n")
+    known: dict[str, Application] = {}
+    jobs = simulating.read_traces(both, traces, "adaptive", 1, known)
+
+    assert [job.kind for job in jobs] == ["toy", "other", "toy"]
+    assert all(job.application is known[job.kind] for job in jobs)
+    assert {name: each.name for name, each in known.items()} == {"toy": "toy", "other": "other"}
 
 
 def test_a_job_has_a_batch_while_it_has_gpus(public: Path, traces: Path) -> None:
