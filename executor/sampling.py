@@ -91,14 +91,15 @@ def _results(
 ) -> tuple[int, Sequence[Known]]:
     """Return the iterations after which results are compared, and all that is known of configurations at that point.
 
-    Results that the user gave count at every number of iterations. A failed trial is as bad as the worst one.
+    Results that the user gave count at every number of iterations; if they are enough, it is that of the trial that is
+    furthest. A failed trial is as bad as the worst one.
     """
     given = [
         Known(configuration=point, values=(value,))
         for point, value in zip(search.points_to_evaluate, search.evaluated_rewards, strict=False)
     ]
     done = sorted((len(state.trials[trial].reports) for trial in drawn), reverse=True)
-    iterations = max(1, done[min(max(0, enough - len(given)), len(done)) - 1] if done else 1)
+    iterations = max(1, done[min(max(1, enough - len(given)), len(done)) - 1] if done else 1)
     objectives = search.objectives
     values = {trial: _values(objectives, state.trials[trial], iterations) for trial in drawn}
     every = [each for each in (*values.values(), *(each.values for each in given)) if each is not None]

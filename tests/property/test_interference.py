@@ -190,9 +190,7 @@ def test_a_job_loses_speed_only_while_it_meets_others_and_its_figures_follow() -
         for name, work_s in (("a", 1000.0), ("b", 500.0), ("c", 100.0))
     ]
     scaling = Autoscaling(lower=0.01, upper=0.02)
-    found = simulate(
-        jobs, TWO_OF_SIX, make_policy("tiresias"), interval_s=None, autoscaling=scaling, interference=0.5
-    )
+    found = simulate(jobs, TWO_OF_SIX, make_policy("tiresias"), interval_s=None, autoscaling=scaling, interference=0.5)
     assert [job.done_at for job in found.jobs] == pytest.approx([1607.5, 1005.0, 1210.0])
     assert [job.gpu_s for job in found.jobs] == pytest.approx([6.0 * 1607.5, 6.0 * 1005.0, 6.0 * 205.0])
     assert [job.fair_s for job in found.jobs] == [1005.0, 505.0, 105.0]  # alone on 6 GPUs nothing interferes

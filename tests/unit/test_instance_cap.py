@@ -24,8 +24,10 @@ from rubberband.executor.core.events import (
     StopTrial,
     Tick,
     TrialReported,
+    TrialStopRequested,
 )
 from rubberband.executor.core.fleet import InstanceStatus
+from rubberband.executor.core.forecast import later_stages
 from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.instance_cap import apportioned, cut
 from rubberband.executor.core.job import Job
@@ -164,6 +166,22 @@ def test_the_rest_is_planned_at_once_with_wider_gangs_from_checkpoint_to_checkpo
         assert isinstance(started, StartTrial)
         assert len(started.gang) == 2
     assert story.report(0, 0.1) == []
+
+
+def test_a_forecast_after_the_rest_is_planned_again_is_that_plan_for_the_trials_left() -> None:
+    profile = Profile(seconds_per_iteration={1: 100.0, 2: 51.0})
+    plan = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instances=1, gpus_per_trial=2)))
+    story = Story(job(plan, profile=profile, replan=True, objective="min_time", max_gpus_per_trial=2))
+    story.tell(AllotmentChanged, request="r", max_instances=2)
+    story.tell(Started)
+    story.ready("i-001", "i-002")
+    for trial in range(3):
+        story.tell(TrialStopRequested, request=f"s-{trial}", trial=trial)
+    set_cap(story, 4)
+    planned = story.state.predicted[1]  # for one trial, so that nothing is left out a second time
+    assert planned.duration_s == pytest.approx(102.0)
+    assert later_stages(story.state.lanes[0]).cost_usd == pytest.approx(planned.cost_usd)
+    assert later_stages(story.state.lanes[0]).jct_s == pytest.approx(planned.provisioning_s + planned.duration_s)
 
 
 @pytest.mark.parametrize(("startup_s", "is_worth_it"), [(97.0, True), (99.0, False)])

@@ -226,6 +226,48 @@ def test_a_sampler_of_several_objectives_learns_from_all(algorithm: str) -> None
     assert proposed(True) < proposed(False)
 
 
+def near(x: float, loss: float | None, y: float = 5.0) -> sampling.Known:
+    return sampling.Known(configuration={"x": x, "y": y}, values=None if loss is None else (loss,))
+
+
+ALONG_X = [near(x / 2.0, abs(x / 2.0 - 3.0), y=float(x % 7)) for x in range(-8, 20)]
+"""Results that are best at x = 3."""
+
+
+def test_four_trials_at_once_are_unlike_and_keep_away_from_those_that_train() -> None:
+    search = an_experiment(0, scheduler=SMALL).search
+    at_once = [sampling.propose(search, ALONG_X, first, 1)[0] for first in range(40, 44)]
+    assert len({configuration["x"] for configuration in at_once}) == 4, "each of the same results"
+    training = [near(3.0 + offset / 20.0, None) for offset in range(-10, 11)]
+
+    def off_s(known: list[sampling.Known]) -> float:
+        return sum(
+            abs(each["x"] - 3.0) for first in range(40, 56) for each in sampling.propose(search, known, first, 1)
+        )
+
+    assert off_s(ALONG_X) < off_s([*ALONG_X, *training])
+
+
+def test_children_of_nsgaii_have_parents_among_the_better_half() -> None:
+    search = an_experiment(0, scheduler=SMALL, sampler={"sampler": "nsgaii"}).search
+    known = [near(x / 4.0, float(x), y=x / 8.0) for x in range(20)]
+    children = sampling.propose(search, known, 40, 60)
+    assert any(child["x"] < 2.5 and 4.0 * child["x"] % 1.0 == 0.0 for child in children)
+    assert not any(child["x"] == each.configuration["x"] for child in children for each in known[10:])
+
+
+@pytest.mark.parametrize(("given", "iterations"), [(0, 1), (8, 3), (9, 9), (10, 9), (12, 9)])
+def test_given_results_stand_for_trials_so_that_results_of_more_iterations_count(given: int, iterations: int) -> None:
+    points = {"points_to_evaluate": [{"x": 1.0, "y": 2.0}] * given, "evaluated_rewards": [1.0] * given}
+    run = SampledRun(an_experiment(0, scheduler=SMALL)).drive()
+    state, seen = run.controller.state, dict(run.controller.state.sampled_configs)
+    lengths = sorted(range(len(state.trials)), key=lambda trial: -len(state.trials[trial].reports))
+    drawn = {trial: seen[trial] for trial in lengths if trial in seen}
+    for trial, most in zip(drawn, [9, 3, *[1] * len(drawn)], strict=False):
+        del state.trials[trial].reports[most:]
+    assert sampling._results(an_experiment(0, scheduler=SMALL, **points).search, state, drawn, 10)[0] == iterations
+
+
 def test_a_trial_that_ended_by_itself_teaches_the_sampler_with_its_latest_report() -> None:
     run = SampledRun(an_experiment(0, scheduler=SMALL)).drive()
     state, seen = run.controller.state, dict(run.controller.state.sampled_configs)

@@ -24,7 +24,7 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStopRequested,
 )
-from rubberband.executor.core.forecast import expected_iterations, forecast
+from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast, later_stages
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.core.trials import best_trial
@@ -35,6 +35,7 @@ from rubberband.executor.result.result import summarise
 from rubberband.executor.run.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.exact.model import predict
+from rubberband.values.offer import Billing
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.views.live.narration import Narrator
 from rubberband.views.live.view import observe
@@ -244,3 +245,32 @@ def test_checkpoints_that_are_kept_have_their_iterations_and_times() -> None:
 def test_the_journal_has_the_stop() -> None:
     event = TrialStopRequested(occurred_at=4.0, request="s", trial=2)
     assert decode_event("TrialStopRequested", '{"occurred_at": 4.0, "request": "s", "trial": 2}') == event
+
+
+@pytest.mark.parametrize(("billing", "share"), [("per_instance", 1 / 2 * 1 / 2), ("per_function", 2 / 6)])
+def test_a_later_stage_takes_the_waves_and_instances_of_the_trials_left(billing: Billing, share: float) -> None:
+    # Six trials on two instances of 2 GPUs are two waves; the two that are left are one, on one instance.
+    stages = (Stage(trials=8, iterations=1), Stage(trials=6, iterations=2))
+    plan, offer = (
+        Plan(stages=(StagePlan(instances=2, gpus_per_trial=1),) * 2),
+        dataclasses.replace(OFFER, billing=billing),
+    )
+    prediction = predict(stages, plan, JOB.profile, offer)
+    story = begun(dataclasses.replace(JOB, stages=stages, plan=plan, prediction=prediction, offer=offer))
+    lane, planned = story.state.lanes[0], story.state.predicted[1]
+    assert later_stages(lane) == Forecast(jct_s=planned.duration_s, cost_usd=planned.cost_usd)
+    for trial in range(2, 7):
+        stop(story, trial)
+    story.state.trials[7].status = TrialStatus.FAILED
+    found = later_stages(lane)
+    assert found.jct_s == pytest.approx(planned.duration_s / 2)
+    assert found.cost_usd == pytest.approx(planned.cost_usd * share)
+    assert expected_iterations(story.state) == 2 * (1 + 2)
+
+
+def test_a_trial_stopped_in_a_later_stage_leaves_out_its_own_iterations_only() -> None:
+    story = begun(job())
+    sync(story, 0, 1, 2, 3)
+    assert expected_iterations(story.state) == 4 * 3 + 2 * 2
+    stop(story, 3)
+    assert expected_iterations(story.state) == 4 * 3 + 2
