@@ -253,12 +253,13 @@ def test_a_later_stage_takes_the_waves_and_instances_of_the_trials_left(billing:
     stages = (Stage(trials=8, iterations=1), Stage(trials=6, iterations=2))
     plan, offer = (
         Plan(stages=(StagePlan(instances=2, gpus_per_trial=1),) * 2),
-        dataclasses.replace(OFFER, billing=billing),
+        dataclasses.replace(OFFER, billing=billing, minimum_billed_s=0.0),
     )
     prediction = predict(stages, plan, JOB.profile, offer)
     story = begun(dataclasses.replace(JOB, stages=stages, plan=plan, prediction=prediction, offer=offer))
     lane, planned = story.state.lanes[0], story.state.predicted[1]
     assert later_stages(lane) == Forecast(jct_s=planned.duration_s, cost_usd=planned.cost_usd)
+    assert planned.cost_usd > 0.0
     for trial in range(2, 7):
         stop(story, trial)
     story.state.trials[7].status = TrialStatus.FAILED
