@@ -380,9 +380,9 @@ PARTS: Sequence[Part] = (table_3, table_3_runs)
 """Parts that need none."""
 
 
-def parts(folder: Path | None) -> list[Part]:
-    """Return the parts that can run with this folder of data, or without any."""
-    given: list[Any] = [] if folder is None else [update_wrapper(partial(part, folder), part) for part in ON_DATA]
+def parts(folder: Path) -> list[Part]:
+    """Return all parts, with this folder of data."""
+    given: list[Any] = [update_wrapper(partial(part, folder), part) for part in ON_DATA]
     return [*given, *PARTS]
 
 
@@ -391,10 +391,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--data", metavar="DIR", type=Path)
     asked, others = parser.parse_known_args(argv)
-    if asked.data is None:
-        names = ", ".join(part.__name__ for part in ON_DATA)
-        print(f"{names} need the public measurements; give their folder with --data DIR", file=sys.stderr)
-    show(parts(asked.data), "Figures and tables of Pollux. --data DIR is the folder of the public data.", others)
+    if asked.data is None and not {"-h", "--help"} & set(others):
+        names = [part.__name__ for part in ON_DATA]
+        needy = [name for name in others if name in names]
+        says = f"no measurements for {', '.join(needy or names)}: give their folder with --data DIR"
+        if needy:
+            raise SystemExit(says)
+        print(says, file=sys.stderr)
+        shown: Sequence[Part] = PARTS
+    else:
+        shown = parts(asked.data or Path())
+    show(shown, "Figures and tables of Pollux. --data DIR is the folder of the public data.", others)
 
 
 if __name__ == "__main__":
