@@ -245,6 +245,9 @@ def home(tmp_path_factory: pytest.TempPathFactory, run: Recorded) -> Iterator[Ho
         for name in ("grown", "asked", "still"):
             folder = folders[name] = run.named(name).put(path, int(HALF * len(run.events)))
             stack.enter_context(folder.driving())
+        dated = dataclasses.replace(run.named("dated"), setup={**run.setup, "provider": "local"})
+        folders["dated"] = dated.put(path, int(HALF * len(run.events)))
+        stack.enter_context(folders["dated"].driving())
         store = open_store(None, path)
         address = stack.enter_context(served(create_app(Settings(home=path), store=store)))
         for name in folders:
@@ -423,7 +426,7 @@ def test_actions_are_done_by_keyboard_and_an_extension_is_looked_at_first(browse
 
 def test_an_end_is_in_the_reader_s_time_zone(browser: Any, home: Home) -> None:
     with visiting(browser, home.address, timezone_id="Asia/Kathmandu") as visit:
-        page = visit.open("/experiments/still")
+        page = visit.open("/experiments/dated")
         found = page.locator("#sentence time")
         minutes = page.evaluate("new Date(document.querySelector('#sentence time').dateTime).getMinutes()")
         assert re.search(rf"\b\d\d:{minutes:02}$", found.inner_text())
