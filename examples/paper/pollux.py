@@ -10,7 +10,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from pool_runs import (
     THEIRS,
     TIRESIAS,
     UNFAIR,
+    Call,
+    ahead,
+    call,
     contended,
     lives,
     mean,
@@ -45,6 +48,7 @@ from rubberband.values.adaptive import BatchPoint
 
 MOST = 2
 """Workloads of Table 2 and Figure 7; the others use the first one."""
+LOADS, INTERVALS_S, SLOWDOWNS = (0.5, 1.0, 2.0), (30.0, 60.0, 120.0, 240.0, 480.0), (0.0, 0.25, 0.5)
 WORLD = "The world is that of the published simulation, on its workloads. Printed hours are those of the testbed."
 
 
@@ -265,7 +269,7 @@ def figure_7(folder: Path, small: bool) -> Found:
 
 def figure_8a(folder: Path, small: bool) -> Found:
     """Mean JCT by the load."""
-    files, loads = workloads(folder, 1), (0.5, 1.0) if small else (0.5, 1.0, 2.0)
+    files, loads = workloads(folder, 1), LOADS[:2] if small else LOADS
     means = {
         row: [mean_h(files, row, "mean_jct_s", load) for load in loads] for row in (THEIRS, OPTIMUS, TIRESIAS, OURS)
     }
@@ -284,7 +288,7 @@ def figure_8a(folder: Path, small: bool) -> Found:
 
 def figure_8b(folder: Path, small: bool) -> Found:
     """Mean JCT by the scheduling interval."""
-    files, intervals_s = workloads(folder, 1), (60.0, 120.0, 480.0) if small else (30.0, 60.0, 120.0, 240.0, 480.0)
+    files, intervals_s = workloads(folder, 1), (60.0, 120.0, 480.0) if small else INTERVALS_S
     hours = {each: mean_h(files, THEIRS, "mean_jct_s", 1.0, each) for each in intervals_s}
     often, seldom = (hours[each] / hours[60.0] for each in (120.0, 480.0))
     yield Statement(
@@ -298,7 +302,7 @@ def figure_8b(folder: Path, small: bool) -> Found:
 
 def figure_8c(folder: Path, small: bool) -> Found:
     """Mean JCT by the slowdown of distributed jobs that share an instance."""
-    files, slowdowns = workloads(folder, 1), (0.0, 0.5) if small else (0.0, 0.25, 0.5)
+    files, slowdowns = workloads(folder, 1), SLOWDOWNS[::2] if small else SLOWDOWNS
     without = {each: mean_h(files, THEIRS, "mean_jct_s", 1.0, INTERVAL_S, each, True) for each in slowdowns}
     avoiding = {each: mean_h(files, THEIRS, "mean_jct_s", 1.0, INTERVAL_S, each) for each in (0.0, 0.5)}
     ideal, longer = (without[each] / avoiding[each] for each in (0.0, 0.5))
@@ -386,6 +390,18 @@ def parts(folder: Path) -> list[Part]:
     return [*given, *PARTS]
 
 
+def simulations(folder: Path) -> Iterator[Call]:
+    """Name the simulations of all parts, in their order."""
+    files = workloads(folder, MOST)
+    first = files[0]
+    yield from (call(file, row) for file in files for row in POLICIES)
+    yield from (call(first, row, load) for row in (THEIRS, OPTIMUS, TIRESIAS, OURS) for load in LOADS)
+    yield from (call(first, THEIRS, 1.0, each) for each in INTERVALS_S)
+    yield from (call(first, THEIRS, 1.0, INTERVAL_S, each, True) for each in SLOWDOWNS)
+    yield from (call(first, row, 1.0, INTERVAL_S, each) for row in (THEIRS, OPTIMUS, TIRESIAS) for each in SLOWDOWNS)
+    yield from (call(file, THEIRS, seeded=True) for file in files)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Take the folder out of the arguments, and show the parts that are asked for."""
     parser = argparse.ArgumentParser(add_help=False)
@@ -401,6 +417,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         shown: Sequence[Part] = PARTS
     else:
         shown = parts(asked.data or Path())
+    if asked.data is not None and not others:
+        ahead(simulations(asked.data))
     show(shown, "Figures and tables of Pollux. --data DIR is the folder of the public data.", others)
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from measured_models import HOUR_S, POOL, models, worth
+from rows import ELSEWHERE_S
 
 from rubberband.planner.sharing import Allocations, Capacity, Counting, Demand, Policy, make_policy
 from rubberband.planner.sharing.jobs import TracedJob
@@ -89,7 +94,13 @@ class Watched:
         return Note(sum(job.placement), job.batch_size, worth(job.application, job.batch_size, job.epoch))
 
 
-def outcome(
+Call = tuple[Path, str, float, float, float, bool, bool]
+Watch = tuple[Outcome, Sequence[Decision]]
+_AHEAD: dict[Call, Future[tuple[Watch, float]]] = {}
+"""Simulations that other processes do, with their CPU seconds."""
+
+
+def call(
     file: Path,
     row: str,
     load: float = 1.0,
@@ -97,15 +108,40 @@ def outcome(
     interference: float = 0.0,
     share_machines: bool = False,
     seeded: bool = False,
-) -> tuple[Outcome, Sequence[Decision]]:
-    """Simulate a row of the table on a workload, submitted `load` times as fast; `seeded` jobs have a history."""
-    return _outcome(file, row, load, interval_s, interference, share_machines, seeded)
+) -> Call:
+    """Name a row of the table on a workload, submitted `load` times as fast; `seeded` jobs have a history."""
+    return file, row, load, interval_s, interference, share_machines, seeded
+
+
+def ahead(calls: Iterable[Call]) -> None:
+    """Let a process for each core begin with these simulations, in order."""
+    with_cores = ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
+    _AHEAD.update({each: with_cores.submit(_timed, each) for each in dict.fromkeys(calls)})
+    with_cores.shutdown(wait=False)
+
+
+def _timed(asked: Call) -> tuple[Watch, float]:
+    began_s = time.process_time()
+    return _simulated(*asked), time.process_time() - began_s
+
+
+def outcome(*row: Any, **varied: Any) -> Watch:
+    """Simulate what `call` names with the same arguments."""
+    return _outcome(call(*row, **varied))
 
 
 @cache
-def _outcome(
+def _outcome(asked: Call) -> Watch:
+    if asked not in _AHEAD:
+        return _simulated(*asked)
+    found, cpu_s = _AHEAD[asked].result()
+    ELSEWHERE_S.append(cpu_s)
+    return found
+
+
+def _simulated(
     file: Path, row: str, load: float, interval_s: float, interference: float, share_machines: bool, seeded: bool
-) -> tuple[Outcome, Sequence[Decision]]:
+) -> Watch:
     made = make_policy(POLICIES[row])
     first_gpus = made.first_gpus if isinstance(made, Counting) else 1
     folder = file.parents[1]
