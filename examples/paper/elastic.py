@@ -329,7 +329,7 @@ PAPER_TABLE = {
 }
 """JCT in seconds and cost in USD, simulated."""
 STATIC_INSTANCES = {20: PAPER_FIXED, 30: 3, 40: 2}
-"""Of the static rows: named for 20 minutes, the others explain their costs best."""
+"""Instances of the static rows: 20 minutes as the text says, the others as explains their costs best."""
 
 
 @cache
