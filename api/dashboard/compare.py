@@ -209,7 +209,7 @@ def _stage(stage: StageResult) -> ComparedFigure:
 
 def configurations_of(compared: Sequence[Compared]) -> list[ComparedRow]:
     """Return the parameters of the best trials; a trial may lack some."""
-    best = [{} if one.result is None else one.result.best_config or {} for one in compared]
+    best = [one.result.best_config if one.result is not None and one.result.best else {} for one in compared]
     names = dict.fromkeys(name for configuration in best for name in configuration)
     return [
         ComparedRow(

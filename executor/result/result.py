@@ -36,7 +36,7 @@ from rubberband.executor.result.batch_history import (
     plain_of,
 )
 from rubberband.executor.sampling import Seeds, configurations
-from rubberband.units import counted
+from rubberband.units import counted, format_usd, in_unit
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.kinds import KINDS
@@ -139,6 +139,10 @@ class TrialResult:
     """Time at which the user stopped it, from the start; None: not by the user."""
     checkpoints: tuple[SavedCheckpoint, ...] = ()
     """The checkpoints that are kept, the latest first: two at most while it trains, one once it is stopped."""
+
+    def __repr__(self) -> str:
+        metrics = "".join(f" {name}={value:.3g}" for name, value in list(self.metrics.items())[:3])
+        return f"<TrialResult {self.trial}: {self.status}, {counted(self.iterations, 'iteration')}{metrics}>"
 
     @property
     def status_text(self) -> str:
@@ -382,9 +386,11 @@ class Result:
         return not_started(len(failed), len(self.instances), failed[-1].reason) if failed else ""
 
     @property
-    def best_config(self) -> Mapping[str, Any] | None:
-        """The best trial's configuration."""
-        return self.best.configuration if self.best else None
+    def best_config(self) -> Mapping[str, Any]:
+        """The best trial's configuration. Raises InputError if no trial has reported."""
+        from rubberband.executor.result.rows import best_of
+
+        return best_of(self).configuration
 
     @property
     def is_charged(self) -> bool:
@@ -441,6 +447,17 @@ class Result:
         from rubberband.executor.result.rows import best_of
 
         return save_files(best_of(self), folder, is_simulated=self.is_simulated)
+
+    def __repr__(self) -> str:
+        best = "" if self.best is None else f", {self.metric}={self.best.metrics[self.metric]:.3g}"
+        cost = in_unit(format_usd(self.whole_cost_usd), self.unit)
+        return f"<Result {self.name}: {self.outcome}{best}, {cost}>"
+
+    def __str__(self) -> str:
+        """Return a report of about ten lines; `rubberband report NAME` prints the whole one."""
+        from rubberband.executor.result.rows import result_text
+
+        return result_text(self)
 
     def _repr_html_(self) -> str:
         from rubberband.executor.result.rows import result_html

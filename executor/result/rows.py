@@ -185,17 +185,36 @@ def best_of(result: Result) -> TrialResult:
     return result.best
 
 
-# A result as a notebook shows it: outcome, best configuration, stages and best trials. Pure.
+# A result as `print` and a notebook show it: outcome, best configuration, stages and best trials. Pure.
 
 _MOST_TRIALS = 10
+_MOST_STAGES = 5
+
+
+def result_text(result: Result) -> str:
+    """Return the result in about ten lines."""
+    lines = [f"{result.name}: {_outcome(result)}", *_lines(result)]
+    if result.best is not None:
+        settings = " ".join(f"{name}={_value(value)}" for name, value in _flat(result.best.configuration))
+        lines.append(f"configuration: {settings}")
+    for stage in result.stages[:_MOST_STAGES]:
+        took = "not started" if stage.actual_s is None else duration(stage.actual_s)
+        work = f"{counted(stage.trials, 'trial')} x {counted(stage.iterations, 'iteration')}"
+        lines.append(f"{stage.title}: {work}, {took} (planned {duration(stage.planned_s)})")
+    if (more := len(result.stages) - _MOST_STAGES) > 0:
+        lines.append(f"and {counted(more, 'stage')} more; `rubberband report {result.name}` shows all")
+    return in_unit("\n".join(lines), result.unit)
 
 
 def result_html(result: Result) -> str:
     """Return the result as HTML."""
-    lines = [_cost(result), *([result.reason] if result.reason else [])]
     tables = [_stages(result), _trials(result)]
-    card = markup.card(f"{result.name}: {_outcome(result)}", markup.lines([*lines, *_best(result)]), *tables)
+    card = markup.card(f"{result.name}: {_outcome(result)}", markup.lines(_lines(result)), *tables)
     return in_unit(card, result.unit)
+
+
+def _lines(result: Result) -> list[str]:
+    return [_cost(result), *([result.reason] if result.reason else []), *_best(result)]
 
 
 def _outcome(result: Result) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rubberband import markup
 from rubberband.errors import InputError, ProfileMissingError, briefly
@@ -25,11 +25,14 @@ from rubberband.running.sending import with_unsent
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool
-from rubberband.units import in_unit
+from rubberband.units import duration, format_usd, in_unit
 from rubberband.values.plan import Plan, Policy, Prediction
 from rubberband.views.estimate.tables import headlines, screen_tables
 from rubberband.views.formatting import TextTable, size_line
 from rubberband.views.report.text import render_document
+
+if TYPE_CHECKING:
+    from rubberband.types import TuneDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,11 @@ class PlanEstimate(EstimateAnswer):
     def prediction(self) -> Prediction | None:
         """Its predicted time (`jct_s`, in seconds) and cost (`cost_usd`); None without a plan."""
         return self.estimate.prediction
+
+    def __repr__(self) -> str:
+        found = self.prediction
+        what = "no plan" if found is None else f"{duration(found.jct_s)}, {format_usd(found.cost_usd)}"
+        return in_unit(f"<PlanEstimate {self.estimate.experiment_name}: {what}>", self.estimate.offer.unit)
 
     def __str__(self) -> str:
         """Return the screen of `rubberband estimate`."""
@@ -80,7 +88,7 @@ def estimate(
     size: bool = False,
     seed: int = 0,
     home: str | os.PathLike[str] | None = None,
-    **words: Any,
+    **words: Unpack[TuneDict],
 ) -> PlanEstimate:
     """Predict the time and cost of an experiment, as `rubberband estimate` does. Nothing is started or spent.
 

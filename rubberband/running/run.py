@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rubberband.cloud.catalogue import Table, boot_timeouts, types_of
 from rubberband.cloud.clock import elapsed_s
@@ -54,6 +54,9 @@ from rubberband.spec.program import Program
 from rubberband.units import counted, format_duration, format_usd, gpus_each, in_unit, shown
 from rubberband.values.plan import Policy, Spent
 from rubberband.values.profile import Profile
+
+if TYPE_CHECKING:
+    from rubberband.types import TuneDict
 
 START_ATTEMPTS = 3
 """A run stops buying for now after this number of instances in a row that never became ready."""
@@ -128,7 +131,7 @@ def tune(
     new: bool = False,
     verbose: int = 1,
     callbacks: Sequence[Callback] = (),
-    **words: Any,
+    **words: Unpack[TuneDict],
 ) -> Result:
     """Tune `entrypoint` (a trial class, a function, or `module:attribute`) and return the result.
 

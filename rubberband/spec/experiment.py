@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import (
     BeforeValidator,
@@ -54,6 +54,9 @@ from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance, BalancePolicy
 from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
+
+if TYPE_CHECKING:
+    from rubberband.types import ExperimentDict
 
 EC2_MINIMUM_BILLED_S = 60.0
 
@@ -258,7 +261,7 @@ def _version(value: Any) -> Any:
 
 
 class Experiment(Words):
-    """What to tune, the deadline and the budget, and the resources.
+    """Experiment: what to tune, by when, for how much, and on which resources.
 
     `Experiment(name=..., entrypoint=..., search={...}, constraints={...}, resources={...}, profile={...})` takes the
     words of the experiment file. Raises InputError (one line, with the key path) for a value that does not fit.
@@ -310,15 +313,15 @@ class Experiment(Words):
     training: Training = Field(default_factory=Training.model_construct)
     """Whether a trial's workers take each optimizer step together, or train asynchronously."""
     track: Trackers | None = None
-    """Where trials are recorded while it runs: csv, tensorboard, mlflow, wandb."""
+    """Trackers that record the trials while it runs: csv, tensorboard, mlflow, wandb."""
     notify: Notify | None = None
     """Variables with the addresses that get a notice when it ends, will be late, or has trouble."""
     _notes: tuple[str, ...] = PrivateAttr(())
     _is_function: bool = PrivateAttr(default=False)
 
-    def __init__(self, **words: Any) -> None:
+    def __init__(self, **words: Unpack[ExperimentDict]) -> None:
         try:
-            super().__init__(**words)
+            super().__init__(**dict[str, Any](words))
         except ValidationError as error:
             raise word_error(error) from None
 

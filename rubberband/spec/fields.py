@@ -7,7 +7,7 @@ WordError with the full key path.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from itertools import pairwise
 from typing import Annotated, Any
@@ -103,6 +103,12 @@ class Words(BaseModel):
                 meant = f"write {below[0]}" if below else nearest(str(key), known)
                 raise fault(f"unknown key; {meant}", at=key if isinstance(key, int) else str(key))
         return data
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Yield what was written, by its key in the file."""
+        for name, field in type(self).model_fields.items():
+            if name in self.model_fields_set:
+                yield field.alias or name, getattr(self, name)
 
     @classmethod
     def _keys(cls) -> dict[str, FieldInfo]:

@@ -270,7 +270,7 @@ def _some_gpus(value: Any) -> Any:
 
 
 class Resources(Words):
-    """Where the trials train, and values that override the catalogue's or measured ones."""
+    """Resources on which the trials train, and values that override the catalogue's or measured ones."""
 
     provider: _Provider = "local"
     """`local`, `aws`, `ray`, `virtual`, or one that an installed package brings."""

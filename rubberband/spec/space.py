@@ -31,6 +31,9 @@ class SubSpace:
     """The value of the choice in a configuration."""
     space: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        return repr({"name": self.name, "space": dict(self.space)})
+
     def to_words(self) -> dict[str, Any]:
         """Return the option as an experiment file writes it."""
         return {"name": self.name, "space": {name: to_words(value) for name, value in self.space.items()}}
@@ -53,6 +56,14 @@ class Domain:
             if DOMAINS[self.kind].whole:
                 object.__setattr__(self, "arguments", {name: whole(each) for name, each in self.arguments.items()})
             _check_numbers(self.kind, self.arguments)
+
+    def __repr__(self) -> str:
+        """Return what one writes in Python: `rubberband.loguniform(0.0001, 0.1)`."""
+        row = DOMAINS[self.kind]
+        given = {name: list(each) if name == "values" else each for name, each in self.arguments.items()}
+        needed = [repr(each) for name, each in given.items() if row.arguments[name] is ...]
+        rest = [f"{name}={each!r}" for name, each in given.items() if row.arguments[name] not in (..., each)]
+        return f"rubberband.{row.make.__name__}({', '.join(needed + rest)})"
 
     def to_words(self) -> dict[str, Any]:
         """Return the arguments as an experiment file writes them, `type` first."""

@@ -21,6 +21,7 @@ from rubberband.spec.loading import (
     save_profile,
 )
 from rubberband.values.profile import Profile
+from tests.builders import experiment_types
 from tests.builders.experiment_words import EXAMPLE, words
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,7 @@ def test_the_example_of_the_design(tmp_path: Path) -> None:
 
 def test_the_published_schema_is_current_and_holds_the_example() -> None:
     assert SCHEMA.read_text(encoding="utf-8") == experiment_schema()
+    assert experiment_types.PATH.read_text(encoding="utf-8") == experiment_types.formatted()
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     example = yaml.safe_load(EXAMPLE.replace("1e-4", "0.0001").replace("1e-1", "0.1"))
     example["profile"]["seconds_per_iteration"] = {"1": 110}

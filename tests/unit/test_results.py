@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -43,6 +44,30 @@ def test_shares_of_the_bill_add_up_to_it(kind: str) -> None:
     if any(row["gpu_s"] for row in found):
         assert sum(row["cost_usd"] for row in found) == pytest.approx(result.actual_cost_usd)
     assert sum(row["gpu_s"] for row in found) == pytest.approx(sum(use.end_s - use.start_s for use in result.busy))
+
+
+@pytest.mark.parametrize("kind", sorted(EVERY_RESULT))
+def test_every_result_is_short_where_it_is_shown(kind: str) -> None:
+    result = EVERY_RESULT[kind]()
+    assert re.fullmatch(rf"<Result {result.name}: [a-z]+(, score=[-\d.e]+)?, [\d.]+ (USD|GPU-h)>", repr(result))
+    assert len(str(result).splitlines()) <= 12
+    assert all(len(repr(trial)) < 200 for trial in result.trials)
+
+
+def test_a_printed_result_has_what_a_user_looks_for() -> None:
+    result = a_result()
+    assert result.best is not None
+    outcome, cost, best, configuration, *stages = str(result).splitlines()
+    assert outcome.startswith(f"{result.name}: done in ")
+    assert f"planned {result.planned_cost_usd:.4f} USD" in cost
+    assert f"(trial {result.best.trial}, " in best
+    assert configuration.split()[1:] == [f"{name}={value:.6g}" for name, value in result.best_config.items()]
+    assert [line.split(":")[0] for line in stages[:2]] == ["stage 0", "stage 1"]
+
+
+def test_the_best_configuration_of_a_run_without_reports_is_refused() -> None:
+    with pytest.raises(InputError, match=r"has no best trial: none has reported; `rubberband logs"):
+        _ = replace(a_result(), best=None).best_config
 
 
 @pytest.mark.parametrize("kind", ["done", "faults", "unfinished"])

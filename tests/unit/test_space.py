@@ -142,6 +142,31 @@ def test_domains_read_back_what_they_write(domain: Any) -> None:
     assert space.parse(domain.to_words()) == domain
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "uniform(0, 1)",
+        "quniform(0.0, 1.0, 0.25)",
+        "loguniform(0.0001, 0.1)",
+        "loguniform(1, 8, base=2)",
+        "qloguniform(1, 8, 1)",
+        "randn()",
+        "randn(sd=2)",
+        "qrandn(0.5, 2, 0.1)",
+        "randint(1, 8)",
+        "lograndint(1, 8)",
+        "qrandint(1, 8)",
+        "qrandint(0, 8, q=2)",
+        "qlograndint(2, 8, 2)",
+        "choice([1, 'a', True, None, [1, 2]])",
+        "choice(['sgd', {'name': 'adam', 'space': {'beta': rubberband.uniform(0.8, 0.9)}}])",
+        "grid_search([1, 2])",
+    ],
+)
+def test_a_domain_is_shown_as_one_writes_it(written: str) -> None:
+    assert repr(eval(f"rubberband.{written}")) == f"rubberband.{written}"
+
+
 def test_every_kind_has_ray_tunes_constructor() -> None:
     for kind in DOMAINS:
         assert hasattr(rubberband, "grid_search" if kind == "grid" else kind)

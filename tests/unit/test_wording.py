@@ -44,7 +44,7 @@ _TEST_NAME = re.compile(
     r"def (test_(?:what|who|whoever|whatever|of)_\w+|test_\w*(?:nobody|somebody|_told|_tells|reckon)\w*)"
 )
 _HOLE = "…"
-MOST_DOCSTRING_FAULTS = 4
+MOST_DOCSTRING_FAULTS = 1
 """A number that only falls: lower it after a clean-up."""
 
 
