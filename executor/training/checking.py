@@ -271,6 +271,7 @@ class _Check:
     def _look(self, begun: Attributes, trained: Attributes, restored: Attributes) -> None:
         """Remark on what the iteration changed and the restore did not bring back, if the next one needs it."""
         among = {place for place in trained if begun.get(place) != trained[place] != restored.get(place)}
+        among |= {place for place in trained if place.owner == "dataset"}  # loader workers change their own
         seconds = self._found.seconds
         if not among or 3.0 * seconds["set-up"] + seconds["iteration"] > _LOOKED_AT_S:
             return

@@ -77,7 +77,7 @@ class Stream:
     """A stream as numbered samples, in batches of M over the gang."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, *, seed: int, batch_size: int) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self._collate = collate or torch.utils.data.default_collate
         self._seed = seed
         self._batch_size = batch_size
@@ -117,8 +117,8 @@ class Stream:
 
     def _opened(self, shard: int) -> Any:
         if self._num_shards == 1:
-            return self._dataset
-        return self._dataset.shard(num_shards=self._num_shards, index=shard)
+            return self.dataset
+        return self.dataset.shard(num_shards=self._num_shards, index=shard)
 
 
 class _Reader:
@@ -388,6 +388,11 @@ class Feed:
             )
         elif residence is not None and self._samples is not None and self._samples.in_memory:
             self._rows = GpuRows(self._samples.dataset, residence)
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset; of subsets, the one below them."""
+        return self._samples.dataset if self._samples is not None else self._stream and self._stream.dataset
 
     @property
     def is_stream(self) -> bool:

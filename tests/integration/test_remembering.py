@@ -47,8 +47,29 @@ def test_an_attribute_that_begins_anew_after_a_restore_is_named(name: str, words
     assert ("register_buffer" if name == "Annealed" else "load_state_dict()") in remark
 
 
+@pytest.mark.by_default(2)
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("Schedule", "Schedule.kept"),
+        ("Augmented", "Noise.generator"),
+        ("Averaged", "Averaged.kept"),
+        ("Shadow", "Shadow.kept"),
+        ("Scaler", "Scaler.kept"),
+        ("Generating", "Generating.kept"),
+        ("Forgotten", "Forgotten.kept"),
+    ],
+)
+def test_an_object_whose_state_begins_anew_after_a_restore_is_named(name: str, place: str) -> None:
+    report = checked(name)
+    assert report.ok, report.problems
+    (remark,) = report.remarks
+    assert remark.startswith(f"{place}: training changes this attribute, and no checkpoint has the value")
+    assert ("without a generator" if name == "Augmented" else "load_state_dict()") in remark
+
+
 @pytest.mark.by_default(1)
-@pytest.mark.parametrize("name", ["Buffered", "Kept", "Derived"])
+@pytest.mark.parametrize("name", ["KeptSchedule", "Reseeded", "InAttribute", "Buffered", "Kept", "Derived"])
 def test_attributes_that_are_restored_or_set_anew_get_no_remark(name: str) -> None:
     report = checked(name)
     assert report.ok, report.problems

@@ -40,7 +40,9 @@ def test_every_block_is_known() -> None:
 def test_readme_has_two_set_up_commands_that_ci_runs() -> None:
     assert [block.text.count("\n") for block in SET_UP] == [1, 1]
     ci = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    assert -1 < ci.index('HOME="$work/home"') < ci.index("readme 0 >") < ci.index("readme 1 >"), "in one home, in this order"
+    assert -1 < ci.index('HOME="$work/home"') < ci.index("readme 0 >") < ci.index("readme 1 >"), (
+        "in one home, in this order"
+    )
 
 
 def test_tests_read_nothing_of_the_users_home(tmp_path_factory: pytest.TempPathFactory) -> None:

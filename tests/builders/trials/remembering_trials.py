@@ -87,3 +87,117 @@ class Derived(Base):
         self.latest = super().loss(model, batch)
         self.rounded = round(float(self.latest.detach()) * self.temperature, 3)
         return self.latest
+
+
+class InAttribute(Base):
+    """Keeps an object with a state that no checkpoint has."""
+
+    def build_optimizer(self, config: Any, model: nn.Module) -> torch.optim.Optimizer:
+        self.made = optimizer = super().build_optimizer(config, model)  # what the runner restores is no finding
+        self.kept = self.keep(model, optimizer)
+        return optimizer
+
+    def keep(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        return None
+
+    def on_step(self, model: nn.Module, step: int, batch_size: int) -> None:
+        if hasattr(self.kept, "step"):
+            self.kept.step()
+
+
+class Schedule(InAttribute):
+    def keep(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 0.9**done)
+
+
+class Scaler(InAttribute):
+    def keep(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.amp.GradScaler("cpu")
+
+    def on_step(self, model: nn.Module, step: int, batch_size: int) -> None:
+        self.kept.scale(torch.ones(1))
+        self.kept._growth_tracker += 1
+
+
+class Generating(InAttribute):
+    def keep(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.Generator().manual_seed(0)
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        noise = torch.rand(batch[0].shape, generator=self.kept)
+        return super().loss(model, [batch[0] + 0.01 * noise, batch[1]])
+
+
+class Averaged(InAttribute):
+    def keep(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.swa_utils.AveragedModel(model)
+
+    def on_step(self, model: nn.Module, step: int, batch_size: int) -> None:
+        self.kept.update_parameters(model)
+
+
+class ShadowWeights:
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        for name, each in model.named_parameters():
+            self.shadow[name].lerp_(each.detach(), 0.1)
+
+
+class Shadow(InAttribute):
+    def keep(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        return ShadowWeights(model)
+
+    def on_step(self, model: nn.Module, step: int, batch_size: int) -> None:
+        self.kept.update(model)
+
+
+class KeptSchedule(Schedule):
+    def state_dict(self) -> Any:
+        return self.kept.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.kept.load_state_dict(state)
+
+
+class Forgotten(Schedule):
+    """Has a state_dict(), which lacks the schedule."""
+
+    def state_dict(self) -> Any:
+        return {"other": 1}
+
+    def load_state_dict(self, state: Any) -> None:
+        assert state["other"] == 1
+
+
+class Noise:
+    def __init__(self, *, reseeds: bool) -> None:
+        self.generator, self.reseeds = torch.Generator().manual_seed(1), reseeds
+
+    def __call__(self, x: torch.Tensor, at: int) -> torch.Tensor:
+        if self.reseeds:
+            self.generator.manual_seed(at)
+        return x + 0.01 * torch.randn(x.shape, generator=self.generator)
+
+
+class NoisySet(torch.utils.data.Dataset[Any]):
+    def __init__(self, *, reseeds: bool) -> None:
+        self.x, self.transforms = torch.ones(64, 4), [Noise(reseeds=reseeds)]
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, at: int) -> Any:
+        return self.transforms[0](self.x[at], at), torch.ones(1)
+
+
+class Augmented(Base):
+    reseeds, num_workers = False, 1
+
+    def train_dataset(self, config: Any) -> Any:
+        return NoisySet(reseeds=self.reseeds)
+
+
+class Reseeded(Augmented):
+    reseeds = True
