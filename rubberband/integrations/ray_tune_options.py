@@ -294,7 +294,8 @@ def _with_grids(
 
 
 def _grid(value: Any) -> Domain | None:
-    domain = value if isinstance(value, Domain) else foreign(value) if isinstance(value, Mapping) else None
+    may_be = isinstance(value, Mapping) or type(value).__name__ == "Categorical"
+    domain = value if isinstance(value, Domain) else foreign(value) if may_be else None
     return domain if domain is not None and domain.kind == "grid" else None
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from rubberband.errors import InputError
-from rubberband.spec.space import DOMAINS, Domain, SubSpace
+from rubberband.spec.space import DOMAINS, Domain, SubSpace, grid_index
 from rubberband.units import nearest, shown
 
 SamplerType = Literal["random", "grid", "quasi", "optuna"]
@@ -202,7 +202,7 @@ def _num_values(domain: Domain) -> float:
     lower, upper, q = (domain.arguments.get(name) for name in ("lower", "upper", "q"))
     if lower is None or upper is None or (q is None and not DOMAINS[domain.kind].whole):
         return math.inf
-    return float(upper - lower) if q is None else math.floor(upper / q + 1e-9) - math.ceil(lower / q - 1e-9) + 1
+    return float(upper - lower) if q is None else math.floor(grid_index(upper, q)) - math.ceil(grid_index(lower, q)) + 1
 
 
 def canonical(value: Any) -> str:

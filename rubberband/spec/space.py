@@ -280,6 +280,8 @@ def lograndint(lower: int, upper: int, base: float = 10) -> Domain:
 def qrandint(lower: int, upper: int, q: int = 1) -> Domain:
     """A multiple of `q` from `lower` to `upper` (included), uniformly.
 
+    Ray Tune leaves out `upper` where `q` is 1; a domain that its `qrandint` made does so here too.
+
     Args:
         lower: The least value.
         upper: The largest value.
@@ -374,8 +376,14 @@ def _multiple(value: float, q: float, lower: float = -math.inf, upper: float = m
     """Return the multiple of `q` nearest to `value` within the bounds, as the decimal number that people mean by it."""
     count = round(value / q)
     if math.isfinite(lower):
-        count = max(math.ceil(lower / q - 1e-9), min(count, math.floor(upper / q + 1e-9)))
+        count = max(math.ceil(grid_index(lower, q)), min(count, math.floor(grid_index(upper, q))))
     return float(count * Decimal(repr(q)))
+
+
+def grid_index(value: float, q: float) -> float:
+    """Return how often `q` is in the value: a whole number for a multiple of `q`, although 0.3 / 0.1 is none."""
+    count = value / q
+    return float(round(count)) if math.isclose(count, round(count), rel_tol=1e-13, abs_tol=1e-9) else count
 
 
 def _whole(u: float, lower: int, upper: int) -> int:
@@ -469,7 +477,7 @@ def _check_numbers(kind: str, given: Mapping[str, Any]) -> None:
 def _check_quantum(kind: str, lower: float, upper: float, q: float) -> None:
     if not math.isfinite(lower / q) or not math.isfinite(upper / q):
         raise InputError(f"{kind}: q={q} is too small for its bounds; raise it")
-    if math.ceil(lower / q - 1e-9) > math.floor(upper / q + 1e-9):
+    if math.ceil(grid_index(lower, q)) > math.floor(grid_index(upper, q)):
         raise InputError(f"{kind}: no multiple of q={q} lies from {lower} to {upper}; lower q or widen them")
 
 
@@ -691,17 +699,20 @@ def foreign(value: object) -> Domain | None:
 
 
 def _of_optuna(value: Any) -> Domain:
-    kind = type(value).__name__
-    if kind == "CategoricalDistribution":
+    kinds = {each.__name__ for each in type(value).__mro__}  # UniformDistribution and others are subclasses
+    if "CategoricalDistribution" in kinds:
         return choice(list(value.choices))
-    if kind not in ("FloatDistribution", "IntDistribution"):
-        raise InputError(f"{kind} of Optuna has no counterpart; use FloatDistribution, IntDistribution or Categorical…")
-    whole, low, high, step = kind == "IntDistribution", value.low, value.high, value.step
+    if not kinds & {"FloatDistribution", "IntDistribution"}:
+        name = type(value).__name__
+        raise InputError(f"{name} of Optuna has no counterpart; use FloatDistribution, IntDistribution or Categorical…")
+    whole, low, high, step = "IntDistribution" in kinds, value.low, value.high, value.step
     if whole and step == 1:
         return lograndint(low, high + 1) if value.log else randint(low, high + 1)
+    if low == high:
+        return choice([low])
     if step is None:
         return loguniform(low, high) if value.log else uniform(low, high)
-    if not math.isclose(low / step, round(low / step), abs_tol=1e-9):
+    if low % step if whole else grid_index(low, step) % 1:
         raise InputError(f"{value}: low={low} is no multiple of step={step}; write choice([...]) with its values")
     return qrandint(low, high, step) if whole else quniform(low, high, step)
 
@@ -709,17 +720,21 @@ def _of_optuna(value: Any) -> Domain:
 def _of_ray(value: Any) -> Domain:
     kind = type(value).__name__
     if kind == "Categorical":
-        return choice(list(value.categories))
+        return (grid_search if value.is_grid() else choice)(list(value.categories))
     if kind not in ("Float", "Integer"):
         raise InputError("tune.sample_from has no counterpart; compute the value in the trial, from its configuration")
-    sampler, arguments = value.sampler, dict[str, Any]()
+    sampler, arguments = value.get_sampler(), dict[str, Any]()
     if (quantum := getattr(sampler, "q", None)) is not None:
-        sampler, arguments = sampler.sampler, {"q": quantum}
-    name = type(sampler).__name__.lstrip("_").removeprefix("Base")
+        sampler = sampler.sampler
+        if kind == "Float" or quantum != 1:  # whole numbers with a quantum of 1 leave out `upper`, others have it
+            arguments = {"q": quantum}
+    name = type(sampler).__name__.lstrip("_")
     if name == "Normal":
         return Domain("qrandn" if arguments else "randn", {"mean": sampler.mean, "sd": sampler.sd, **arguments})
     if name not in ("Uniform", "LogUniform"):
-        raise InputError("tune's domain has no sampler of its own; write uniform(…), loguniform(…) or randint(…)")
+        raise InputError(f"tune's sampler {name} has no counterpart; write uniform(…), loguniform(…) or randint(…)")
+    if kind == "Float" and value.lower == value.upper:
+        return choice([float(value.lower)])
     log = "log" if name == "LogUniform" else ""
     bounds = {"lower": value.lower, "upper": value.upper, **arguments}
     if log:
