@@ -204,7 +204,7 @@ def external(domain: Domain, param: Any) -> Any:
 def internal(domain: Domain, value: Any) -> Any:
     """Return what Optuna would have proposed for a value."""
     if domain.options:
-        return domain.options.index(domain.find(value))
+        return domain.index(value)
     if "mean" in domain.arguments:
         return min(max(domain.probability(value), 1e-6), 1.0 - 1e-6)
     kind = distribution(domain)

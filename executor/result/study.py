@@ -5,9 +5,8 @@ The study has no search space: the range of a parameter is that of the values th
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import make_url
@@ -18,6 +17,7 @@ from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result.result import Result, TrialResult
 from rubberband.executor.result.rows import Row, trial_rows
 from rubberband.installation import require
+from rubberband.spec.space import canonical
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -47,8 +47,13 @@ def to_study(result: Result, storage: str | None = None) -> Study:
     try:
         rows = trial_rows(result)
         names = [name for name in rows[0] if _is_parameter(name)] if rows else []
-        distributions = {name: _distribution(row[name] for row in rows) for name in names}
-        trials = [_frozen(result, trial, row, distributions) for trial, row in zip(result.trials, rows, strict=True)]
+        columns = {name: [row[name] for row in rows if row[name] is not None] for name in names}
+        distributions = {name: _distribution(values) for name, values in columns.items()}
+        categories = {name: _categories(columns[name]) for name in names if not _is_numeric(columns[name])}
+        trials = [
+            _frozen(result, trial, row, distributions, categories)
+            for trial, row in zip(result.trials, rows, strict=True)
+        ]
         study = optuna.create_study(
             storage=storage, study_name=result.name, direction="minimize" if result.mode == "min" else "maximize"
         )
@@ -74,13 +79,15 @@ def _is_parameter(column: str) -> bool:
     return column.startswith("config.")
 
 
-def _distribution(values: Iterable[Any]) -> BaseDistribution:
+def _is_numeric(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _distribution(known: Sequence[Any]) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    known = [value for value in values if value is not None]
-    is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
-    if not known or not is_numeric:
-        return CategoricalDistribution(sorted({_category(value) for value in known} or {"-"}, key=str))
+    if not _is_numeric(known):
+        return CategoricalDistribution(list(_categories(known).values()) or ["-"])
     low, high = min(known), max(known)
     is_log = low > 0 and high >= _WIDE * low
     if all(isinstance(value, int) for value in known):
@@ -88,20 +95,28 @@ def _distribution(values: Iterable[Any]) -> BaseDistribution:
     return FloatDistribution(low, high, log=is_log)
 
 
-def _category(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) else json.dumps(value, default=str)
+def _categories(values: Iterable[Any]) -> dict[str, Any]:
+    """Return text of a value -> its category, in the order of the texts.
+
+    That is the value itself, or all texts where Optuna would confuse two values: it takes 1 for true, and has no lists.
+    """
+    known = {canonical(value): value for value in values}
+    own = {text: value if isinstance(value, bool | int | float | str) else text for text, value in known.items()}
+    return dict(sorted(own.items() if len(set(own.values())) == len(own) else zip(own, own, strict=True)))
 
 
-def _frozen(result: Result, trial: TrialResult, row: Row, distributions: dict[str, BaseDistribution]) -> Any:
+def _frozen(
+    result: Result,
+    trial: TrialResult,
+    row: Row,
+    distributions: Mapping[str, BaseDistribution],
+    categories: Mapping[str, Mapping[str, Any]],
+) -> Any:
     """Return the trial as Optuna keeps it."""
-    from optuna.distributions import CategoricalDistribution
     from optuna.trial import TrialState, create_trial
 
     has = [name for name in distributions if row[name] is not None]
-    params = {
-        name: _category(row[name]) if isinstance(distributions[name], CategoricalDistribution) else row[name]
-        for name in has
-    }
+    params = {name: categories[name][canonical(row[name])] if name in categories else row[name] for name in has}
     value = trial.metrics.get(result.metric)
     value = value if value is not None and math.isfinite(value) else None
     state = _STATES.get(TrialStatus(trial.status), "RUNNING")

@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rubberband.cloud.catalogue import table_of
@@ -566,24 +566,24 @@ class _Traced:
         """Return the space of the parameters beside the `known` ones, where some choices are fixed."""
         asked, _ = self.call(fixed)
         options = {
-            name: {value: self.call({**fixed, name: value})[0] for value in asked[name].choices}
+            name: [(value, self.call({**fixed, name: value})[0]) for value in asked[name].choices]
             for name in asked
             if name not in known and hasattr(asked[name], "choices")
         }
         for name, by_value in options.items():
-            every = [set(each) for each in by_value.values()]
+            every = [set(each) for _, each in by_value]
             if set.intersection(*every) != set.union(*every):
                 return self._branching(fixed, known, name, by_value)
         return {name: self._domain(name, asked[name]) for name in asked if name not in known}
 
     def _branching(
-        self, fixed: Mapping[str, Any], known: tuple[str, ...], name: str, by_value: Mapping[Any, Distributions]
+        self, fixed: Mapping[str, Any], known: tuple[str, ...], name: str, by_value: Sequence[tuple[Any, Distributions]]
     ) -> dict[str, Any]:
         """Return the space of a choice whose options have parameters of their own, and of what all options have."""
-        common = set.intersection(*(set(each) for each in by_value.values()))
+        common = set.intersection(*(set(each) for _, each in by_value))
         shared: dict[str, Any] = {}
         values: list[Any] = []
-        for value, asked in by_value.items():
+        for value, asked in by_value:
             inner = self.space({**fixed, name: value}, (*known, name))
             shared |= {each: domain for each, domain in inner.items() if each in common}
             own = {each: domain for each, domain in inner.items() if each in asked and each not in common}

@@ -13,7 +13,8 @@ from rubberband.planner import Problem, Reserve
 from rubberband.planning.startup_history import StartTimes, remark
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import LognormalDelay, delay_of
-from rubberband.spec.samplers import canonical, num_configurations
+from rubberband.spec.samplers import num_configurations
+from rubberband.spec.space import canonical
 from rubberband.units import counted, format_duration
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile

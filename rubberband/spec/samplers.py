@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from rubberband.errors import InputError
-from rubberband.spec.space import DOMAINS, Domain, SubSpace, grid_index
+from rubberband.spec.space import DOMAINS, Domain, SubSpace, canonical, grid_index
 from rubberband.units import nearest, shown
 
 SamplerType = Literal["random", "grid", "quasi", "optuna"]
@@ -64,7 +64,7 @@ def sample(
     """
     check(space, sampler, num_samples, points)
     if sampler == "grid":
-        return _points_first(list(_grid_rows(space)), points)
+        return _points_first(list(_grid_rows(space)), [check_point(space, point) for point in points])
     unit = _sobol(space, num_samples, seed) if sampler == "quasi" else _units(seed)
     return [
         configured(space, _drawer(unit, trial, points[trial] if trial < len(points) else {}))
@@ -127,12 +127,14 @@ def _check_count(
 
 def check_point(
     space: Mapping[str, Any], point: Mapping[str, Any], at: str = "the point", *, complete: bool = False
-) -> None:
-    """Raise InputError for a point with values outside the space, or (`complete`) without a parameter that it needs.
+) -> Configuration:
+    """Return a point with its values as the space writes them.
 
-    The name of an option with parameters of its own comes with the point that gives values to these.
+    The name of an option with parameters of its own comes with the point that gives values to these. Raises InputError
+    for values outside the space, and (`complete`) for a point without a parameter that it needs.
     """
     known: set[str] = set()
+    values: Configuration = {}
 
     def look(space: Mapping[str, Any]) -> None:
         known.update(space)
@@ -145,6 +147,7 @@ def check_point(
                 found = value.find(point[name]) if isinstance(value, Domain) else _same(value, point[name])
             except InputError as error:
                 raise InputError(f"{at}.{name}: {error}") from None
+            values[name] = found.name if isinstance(found, SubSpace) else found
             if isinstance(found, SubSpace):
                 look(found.space)
 
@@ -157,12 +160,13 @@ def check_point(
                     f"{at}.{name}: only trials with {owner[-3]}={owner[-2]} have it; add that, or leave it out"
                 )
             raise InputError(f"{at} has an unknown parameter {shown(name)}; {nearest(str(name), known)}")
+    return values
 
 
 def _same(constant: Any, value: Any) -> Any:
-    if constant != value:
+    if constant != value or isinstance(constant, bool) != isinstance(value, bool):
         raise InputError(f"{shown(value)} is not the constant {shown(constant)}; leave it out")
-    return value
+    return constant
 
 
 def leaves(space: Mapping[str, Any], path: Path = ()) -> Iterable[tuple[Path, Domain]]:
@@ -205,11 +209,6 @@ def _num_values(domain: Domain) -> float:
     return float(upper - lower) if q is None else math.floor(grid_index(upper, q)) - math.ceil(grid_index(lower, q)) + 1
 
 
-def canonical(value: Any) -> str:
-    """Return a text that equal values share, and no others: 1, 1.0 and true differ."""
-    return json.dumps(value, sort_keys=True)
-
-
 def is_grid(space: Mapping[str, Any]) -> bool:
     """Return whether every domain is a grid, so that only the grid sampler can walk the space."""
     kinds = {domain.kind for _, domain in leaves(space)}
@@ -237,9 +236,11 @@ def _grid_values(value: Any) -> Sequence[Any]:
 def _points_first(rows: list[Configuration], points: Sequence[Mapping[str, Any]]) -> list[Configuration]:
     """Return the rows, those that have the values of a point first."""
 
+    wanted = [{(name, canonical(value)) for name, value in point.items()} for point in points]
+
     def place(row: Configuration) -> int:
-        matching = (index for index, point in enumerate(points) if point.items() <= row.items())
-        return next(matching, len(points))
+        own = {(name, canonical(value)) for name, value in row.items()}
+        return next((index for index, point in enumerate(wanted) if point <= own), len(points))
 
     return sorted(rows, key=place) if points else rows
 

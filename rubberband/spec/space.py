@@ -7,6 +7,7 @@ of a choice has parameters of its own; a configuration is flat: the option's nam
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -99,12 +100,24 @@ class Domain:
 
         Raises InputError for a value outside the domain.
         """
-        if "values" in self.arguments:
-            return _find_option(self, value)
+        if self.options:
+            return self.options[self.index(value)]
         if DOMAINS[self.kind].whole:
             value = whole(value)
         _check_within(self, value)
         return value
+
+    def index(self, value: Any) -> int:
+        """Return the place of a value among the options: of the very one, else of the same number, as 1 is for 1.0.
+
+        Raises InputError for a value that is not one of them.
+        """
+        known = [option.name if isinstance(option, SubSpace) else option for option in self.options]
+        for text_of in (canonical, _as_a_number):
+            texts = list(map(text_of, known))
+            if text_of(value) in texts:
+                return texts.index(text_of(value))
+        raise InputError(f"{shown(value)} is not one of the values; write one of {shown(known)}")
 
     def draw(self, u: float) -> Any:
         """Return the value at `u` in (0, 1) of the distribution."""
@@ -481,6 +494,17 @@ def _check_quantum(kind: str, lower: float, upper: float, q: float) -> None:
         raise InputError(f"{kind}: no multiple of q={q} lies from {lower} to {upper}; lower q or widen them")
 
 
+def canonical(value: Any) -> str:
+    """Return a text that equal values share, and no others: `==` takes 1, 1.0 and true for one."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _as_a_number(value: Any) -> str:
+    """Return the text of a value with which a whole number and the same float are one."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return canonical(int(value) if is_whole else value)
+
+
 def plain(value: Any, *, depth: int = 0) -> Any:
     """Return a constant as JSON holds it (a tuple becomes a list). Raises InputError if JSON cannot hold it."""
     if depth > _DEEPEST:
@@ -530,15 +554,6 @@ def _option(at: str, value: Any, depth: int) -> Any:
 def _is_domain(value: Any) -> bool:
     is_words = isinstance(value, Mapping) and isinstance(value.get("type"), str) and value["type"] in DOMAINS
     return is_words or isinstance(value, Domain) or foreign(value) is not None
-
-
-def _find_option(domain: Domain, value: Any) -> Any:
-    for option in domain.options:
-        known = option.name if isinstance(option, SubSpace) else option
-        if known == value and isinstance(known, bool) == isinstance(value, bool):
-            return option
-    names = [option.name if isinstance(option, SubSpace) else option for option in domain.options]
-    raise InputError(f"{shown(value)} is not one of the values; write one of {shown(names)}")
 
 
 def _check_within(domain: Domain, value: Any) -> None:

@@ -7,11 +7,13 @@ on every axis and ticks are annotations, so that linear, logarithmic and categor
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rubberband.executor.result.result import Result, TrialResult
+from rubberband.spec.space import canonical
 from rubberband.views.charts.parts import SHADES, Figure, chart_text, decades, few_of_many
 from rubberband.views.formatting import finite, number, printable, ranked, setting
 
@@ -40,7 +42,7 @@ def parameters(trials: Sequence[TrialResult]) -> dict[str, bool]:
     for trial in trials:
         for name, value in trial.configuration.items():
             if len(values := seen.setdefault(name, set())) < 2:
-                values.add(setting(value))
+                values.add(canonical(value))
     return {name: len(values) > 1 for name, values in seen.items()}
 
 
@@ -134,12 +136,14 @@ def _round(low: float, high: float) -> list[float]:
 
 
 def _categories(name: str, values: Sequence[Any]) -> Axis:
-    known = list(dict.fromkeys(setting(value) for value in values))
+    known = {canonical(value): setting(value) for value in values}
+    shown = Counter(known.values())
+    labels = {text: label if shown[label] == 1 else text for text, label in known.items()}
     places = {text: (index + 0.5) / len(known) for index, text in enumerate(known)}
-    ticks = [(places[text], text) for text in known[:: math.ceil(len(known) / _MOST_CATEGORIES)]]
+    ticks = [(places[text], labels[text]) for text in list(known)[:: math.ceil(len(known) / _MOST_CATEGORIES)]]
     return Axis(
         name=name,
-        place=lambda value: places.get(setting(value)),
+        place=lambda value: places.get(canonical(value)),
         ticks=ticks,
         kind="category",
         num_categories=len(known),

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from rubberband.executor.result.result import Result, TrialResult
 from rubberband.installation import install_hint
+from rubberband.spec.space import canonical
 from rubberband.units import counted
 from rubberband.views.charts.parallel_coordinates import (
     ABSENT,
@@ -478,7 +479,7 @@ def question_of(result: Result, space: Space = None) -> ComparedTrials | str:
         every = [trial.configuration[name] for trial in trials]
         seen = [trial.configuration.get(name, ABSENT) for trial in result.trials]
         kinds[name] = axis_of(name, seen, domains.get(name)).kind
-        values[name] = [setting(value) for value in every] if kinds[name] == "category" else every
+        values[name] = [canonical(value) for value in every] if kinds[name] == "category" else every
     notes = [IMPORTANCE_NOTE, compared.sentence(result)]
     notes += [f"{len(trials)} of these are used, chosen evenly."] if step > 1 else []
     notes += [f"Left out, as not all of them have it: {listed(map(printable, partial))}."] if partial else []
