@@ -111,7 +111,7 @@ async def _beside_promises(
     if promise is None and not fitted.notes:
         return _response(answer)
     estimate = json.loads(answer.body)
-    view = {**estimate, "notes": [*fitted.notes, *estimate["notes"]]}
+    view = {**estimate, "notes": list(dict.fromkeys([*fitted.notes, *estimate["notes"]]))}
     if promise is not None:
         view["promise"] = {"start_at": promise.start_at, "end_at": promise.end_at}
     return Response(json.dumps(view).encode(), 200, {"Cache-Control": "no-store"}, media_type="application/json")

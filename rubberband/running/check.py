@@ -137,7 +137,8 @@ def check_experiment(
         )
     if why := unsent_of(experiment, entrypoint):
         problems.append(TrialFault(line=why))
-    return _checked(experiment, entrypoint, max_gpus, limit_s, output, problems)
+    report = _checked(experiment, entrypoint, max_gpus, limit_s, output, problems)
+    return replace(report, remarks=(*experiment.notes, *report.remarks))
 
 
 def check_first(

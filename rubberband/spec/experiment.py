@@ -47,6 +47,7 @@ from rubberband.spec.program import Program, check_program
 from rubberband.spec.resources import Resources
 from rubberband.spec.samplers import trial_seed
 from rubberband.spec.search import PROBE, Search
+from rubberband.spec.space import constant_notes
 from rubberband.spec.tracking import Trackers
 from rubberband.units import counted, format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
@@ -352,8 +353,9 @@ class Experiment(Words):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on words that its pool has changed."""
-        return self._notes
+        """Remarks on constants of the space that look like domains, and on words that its pool has changed."""
+        is_typed = not isinstance(self.entrypoint, Program)
+        return (*constant_notes(self.search.space, is_typed=is_typed), *self._notes)
 
     def with_notes(self, *notes: str) -> Experiment:
         """Return the experiment with remarks, which every estimate of it shows."""

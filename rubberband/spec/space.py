@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from statistics import NormalDist
 from typing import Any
 
@@ -536,7 +537,7 @@ def _option(at: str, value: Any, depth: int) -> Any:
     if isinstance(value, SubSpace):
         return value
     if not isinstance(value, Mapping) or "space" not in value:
-        if isinstance(value, Domain) or (isinstance(value, Mapping) and any(map(_is_domain, value.values()))):
+        if _is_domain(value) or (isinstance(value, Mapping) and any(map(_is_domain, value.values()))):
             raise InputError(f"{at} has parameters of its own; write it as {{name: NAME, space: {{...}}}}")
         return plain(value)
     if depth >= _DEEPEST:
@@ -595,6 +596,8 @@ def parse(value: object, *, depth: int = 0) -> Any:
             "the text is meant"
         )
     if not isinstance(value, Mapping):
+        if isinstance(value, list | tuple) and any(map(_is_domain, value)):
+            raise InputError("a domain in a list is not drawn; give each a name of its own in the space")
         return plain(value)
     given = dict(value)
     kind = given.pop("type", None)
@@ -671,6 +674,54 @@ def _type_meant(words: Mapping[Any, Any]) -> str:
     if len(words) == 1 and kind in DOMAINS and isinstance(arguments, list):
         return f"write {_call_meant(kind, ', '.join(map(str, arguments)))}"
     return f"add one of {', '.join(DOMAINS)}, as in {{type: uniform, lower: 0, upper: 1}}"
+
+
+_WORDS_IN_QUOTES = ("true", "false", "null", "none", "yes", "no", "on", "off")
+
+
+def constant_notes(space: Mapping[str, Any], *, is_typed: bool, at: str = "space") -> Iterator[str]:
+    """Yield remarks on constants and options that look like something else: a list of values, a text like a number.
+
+    `is_typed`: trials get values, not words of a command line, which are all texts.
+    """
+    for name, value in space.items():
+        here = f"{at}.{name}"
+        if isinstance(value, list) and (advice := _list_meant(value)):
+            yield f"{here}: {shown(value)} is a constant: each trial gets the whole list; {advice}."
+        options = value.options if isinstance(value, Domain) else (value,)
+        of_texts = (note for text in options if isinstance(text, str) for note in _text_notes(here, text, is_typed))
+        yield from islice(of_texts, 1)
+        for option in options:
+            if isinstance(option, SubSpace):
+                yield from constant_notes(option.space, is_typed=is_typed, at=f"{here}.{option.name}")
+            elif any(isinstance(part, Mapping) and {"lower", "upper"} <= part.keys() for part in _parts(option)):
+                yield f"{here}: {shown(option)} is a constant; for a range write {{type: uniform, lower: …, upper: …}}."
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else (value,)
+
+
+def _list_meant(values: list[Any]) -> str:
+    """Return the lines to write for a list of different numbers or texts; "" for other lists."""
+    if not values or not all(isinstance(value, bool | int | float | str) for value in values):
+        return ""
+    texts = list(map(canonical, values))
+    if len(set(texts)) < len(texts):
+        return ""
+    advice = f"to draw one of its values, write {{type: choice, values: {shown(values)}}}"
+    if len(values) == 2 and all(re.fullmatch(_NUMBER, text) for text in texts):
+        advice += f", and to draw between them {_range_meant(*texts)}"
+    return advice
+
+
+def _text_notes(at: str, text: str, is_typed: bool) -> Iterator[str]:
+    if is_typed and re.fullmatch(_NUMBER, text, re.ASCII):
+        yield f"{at}: {shown(text)} is a text, not a number; write {text} without quotes if the number is meant."
+    elif is_typed and text.lower() in _WORDS_IN_QUOTES and (text.lower() != "none" or text == "None"):
+        yield f"{at}: {shown(text)} is a text, which Python takes for true; write true, false or null without quotes."
+    elif line := _domain_meant(text):
+        yield f"{at}: {shown(text)} is a constant, not a domain; write {line} if that is meant."
 
 
 def to_words(value: Any) -> Any:

@@ -156,6 +156,13 @@ def test_plans_on_spot_that_assume_other_checkpoints_than_the_trial_writes_are_n
     assert not remarks()
 
 
+def test_a_constant_that_looks_like_a_domain_is_named(code: Path) -> None:
+    search = experiment(None).search.model_dump(exclude_unset=True, by_alias=True)
+    search["space"] = {"x": 1.5, "lr": [1e-3, 1]}
+    (text,) = checked(code, "Good", search=search).remarks
+    assert text.startswith("space.lr: [0.001, 1] is a constant: each trial gets the whole list")
+
+
 @pytest.mark.long
 def test_a_trial_with_loader_workers_is_checked_and_its_fault_has_their_trace() -> None:
     def loaded(faults: list[str]) -> CheckReport:

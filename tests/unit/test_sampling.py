@@ -407,13 +407,14 @@ def test_points_that_occur_twice_are_counted() -> None:
 
 
 def test_the_answer_that_previews_and_the_screen_share_names_trials_that_are_trained_again() -> None:
-    space = {"a": {"type": "choice", "values": [0.1, 0.2]}}
+    space = {"a": {"type": "choice", "values": [0.1, 0.2]}, "lr": [1e-3, 1]}
     asked = an_experiment(0, space=space, scheduler={"type": "sha", "num_samples": 9, "max_t": 9})
     profile = asked.loaded_profiles()
     assert profile is not None
     found = answer(asked, profile, PricesAndQuotas(), PlanningOptions(now=0.0, clock=lambda: 0.0))
-    said = [note for note in found.to_json()["notes"] if note.startswith(("space:", "sampler:"))]
+    said = [note for note in found.to_json()["notes"] if note.startswith(("space", "sampler:"))]
     assert [note.partition(",")[0] for note in said] == [
+        "space.lr: [0.001",
         "space: it has 2 configurations",
         "sampler: tpe draws none of the 9 trials",
     ]

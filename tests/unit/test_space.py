@@ -127,6 +127,8 @@ def test_other_texts_are_constants(text: str) -> None:
         ({"type": "choice", "values": []}, "at least one value"),
         ({"type": "choice", "values": "abc"}, "is not a list"),
         ({"type": "choice", "values": [math.nan]}, "not a finite number"),
+        ({"type": "choice", "values": [{"type": "uniform", "lower": 0, "upper": 1}]}, "has parameters of its own"),
+        ([{"type": "uniform", "lower": 0, "upper": 1}], "a domain in a list is not drawn; give each a name"),
         ({"type": ["uniform"]}, "is not a kind of parameter"),
         (math.inf, "not a finite number"),
         (object(), "is not a plain value"),
@@ -135,6 +137,39 @@ def test_other_texts_are_constants(text: str) -> None:
 def test_invalid_parameters(words: Any, why: str) -> None:
     with pytest.raises(InputError, match=why):
         space.parse(words)
+
+
+@pytest.mark.parametrize(
+    ("value", "note"),
+    [
+        (
+            [1e-3, 1],
+            "write {type: choice, values: [0.001, 1]}, and to draw between them {type: loguniform, lower: 0.001",
+        ),
+        (
+            ["sgd", "adam"],
+            "is a constant: each trial gets the whole list; to draw one of its values, write {type: choice",
+        ),
+        ("1e-3", "'1e-3' is a text, not a number; write 1e-3 without quotes"),
+        ("False", "'False' is a text, which Python takes for true"),
+        (rubberband.choice(["1", "2"]), "'1' is a text, not a number"),
+        (rubberband.choice([{"lower": 1, "upper": 2}]), "is a constant; for a range write {type: uniform"),
+        (rubberband.choice(["0.1..0.9"]), "is a constant, not a domain; write {type: uniform, lower: 0.1, upper: 0.9}"),
+        (rubberband.choice([{"name": "a", "space": {"x": [0.1, 0.9]}}]), "space.x.a.x: [0.1, 0.9] is a constant"),
+    ],
+)
+def test_a_constant_that_looks_like_a_domain_or_a_number_is_named(value: Any, note: str) -> None:
+    (found,) = space.constant_notes({"x": space.parse(value)}, is_typed=True)
+    assert note in found
+
+
+@pytest.mark.parametrize("value", [3, "adam", "none", [64, 64], [[3, 3], [5, 5]], [], rubberband.choice([[1, 2], [3]])])
+def test_other_constants_pass_without_a_word(value: Any) -> None:
+    assert not list(space.constant_notes({"x": space.parse(value)}, is_typed=True))
+
+
+def test_words_of_a_command_are_texts_anyway() -> None:
+    assert not list(space.constant_notes({"x": "1e-3", "y": rubberband.choice(["1", "2"])}, is_typed=False))
 
 
 @pytest.mark.parametrize("domain", [value for value in SPACE.values() if value != 3], ids=lambda domain: domain.kind)

@@ -182,7 +182,8 @@ def screen_tables(answer: Estimate, notes: Sequence[str] = ()) -> list[TextTable
     """
     first = remedy_table(answer) if answer.job is None else stage_table(answer)
     shown = tuple(note for note in first.notes if "extrapolated" in note)
-    shown += tuple(note for note in notes if note.startswith(("cluster:", "space:", "sampler:", "async:", "pool:")))
+    subjects = ("cluster:", "space:", "space.", "sampler:", "async:", "pool:")
+    shown += tuple(note for note in notes if note.startswith(subjects))
     others = [replace(table, notes=()) for table in (option_table(answer), deadline_table(answer, most=4))]
     return [table for table in (replace(first, notes=shown), *others) if table.rows]
 
