@@ -1,9 +1,27 @@
-"""Findings of the check of a trial."""
+"""Order of the check of a trial, and its findings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.segment import Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOrder:
+    """A trial to check."""
+
+    entrypoint: Entrypoint
+    segment: Segment
+    """Its first iteration, on one worker; a trial of no more than one is not continued."""
+    max_gpus: int
+    """The most GPUs of a trial."""
+    gangs: tuple[int, ...] = (1,)
+    """The numbers of GPUs that a plan may give a trial."""
+    device_id: str = ""
+    """The GPU in CUDA_VISIBLE_DEVICES; empty: the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

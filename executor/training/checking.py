@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import io
 import json
+import math
 import os
 import pickle
 import re
@@ -22,20 +23,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
-from rubberband.executor.training.check_findings import TrialCheck, TrialFault
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault
 from rubberband.executor.training.distributed import GANGS, is_distributed
-from rubberband.executor.training.entrypoint import Entrypoint, NotHereError
+from rubberband.executor.training.entrypoint import NotHereError
 from rubberband.executor.training.failures import (
     GangBroken,
     LacksMemory,
     TrainingEnded,
     TrialFailure,
+    UnclearMetric,
     WorkerTrace,
     describe,
     refused,
@@ -68,21 +70,6 @@ _NEEDS_GPU = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckOrder:
-    """A trial to check."""
-
-    entrypoint: Entrypoint
-    segment: Segment
-    """Its first iteration, on one worker; a trial of no more than one is not continued."""
-    max_gpus: int
-    """The most GPUs of a trial."""
-    gangs: tuple[int, ...] = (1,)
-    """The numbers of GPUs that a plan may give a trial."""
-    device_id: str = ""
-    """The GPU in CUDA_VISIBLE_DEVICES; empty: the CPU."""
-
-
 def check(
     order: CheckOrder, *, limit_s: float, output: IO[Any] | int | None, cancelled: Callable[[], bool] = lambda: False
 ) -> TrialCheck:
@@ -107,7 +94,7 @@ def check(
         with _ended(process):
             assert process.stdin is not None
             with suppress(BrokenPipeError):
-                pickle.dump(order, process.stdin)
+                pickle.dump((order, limit_s), process.stdin)
                 process.stdin.flush()
             return _followed(answers, process, limit_s, cancelled)
 
@@ -175,8 +162,9 @@ class _Failed(Exception):
 class _Check:
     """Goes through the steps, and answers after each."""
 
-    def __init__(self, order: CheckOrder, answers: IO[str]) -> None:
-        self._order, self._answers = order, answers
+    def __init__(self, order: CheckOrder, answers: IO[str], until: float = math.inf) -> None:
+        """`until`: the monotonic time at which the check is ended."""
+        self._order, self._until, self._answers = order, until, answers
         self._found = TrialCheck()
         self._servers: ServerThreads | None = None
         self._remembered = ""
@@ -197,7 +185,7 @@ class _Check:
             target = order.entrypoint.load()
         self._found.kind = _kind(target)
         if self._found.kind == "program" or is_distributed(target):
-            ProgramCheck(order.entrypoint, self._found, self._step, self._answer).run(segment, order.max_gpus)
+            ProgramCheck(order, self._found, self._step, self._answer, self._until).run()
             return
         with self._comparison() as compare:
             self._train(segment)
@@ -423,7 +411,8 @@ def _problem(step: str, error: BaseException, order: CheckOrder) -> TrialFault:
         line, details = failure.message.removeprefix(f"{type(error).__name__}: "), _own_frames(error.__cause__)
         return TrialFault(line=line, details=details, may_be_here=isinstance(error, NotHereError))
     own, no_memory = isinstance(error, TrialFailure), isinstance(error, (MemoryError, LacksMemory))
-    line = f"{step}: {failure.message}{_FIXES.get(failure.kind, '')}"
+    fix = "" if isinstance(error, UnclearMetric) else _FIXES.get(failure.kind, "")
+    line = f"{step}: {failure.message}{fix}"
     if isinstance(error.__cause__, WorkerTrace):
         details = str(error.__cause__).strip()
     else:
@@ -466,12 +455,14 @@ def _end_with_driver() -> None:
 def main() -> None:
     """Check the trial of the order on stdin."""
     faulthandler.enable()
-    order: CheckOrder = pickle.load(sys.stdin.buffer)
+    order: CheckOrder
+    order, limit_s = pickle.load(sys.stdin.buffer)
+    until = time.monotonic() + limit_s
     threading.Thread(target=_end_with_driver, daemon=True).start()
     order.entrypoint.environment.put()
     os.environ[GANGS] = ",".join(map(str, order.gangs))
     with os.fdopen(int(sys.argv[1]), "w") as answers:
-        _Check(order, answers).run()
+        _Check(order, answers, until).run()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # the trial's threads do not matter any more

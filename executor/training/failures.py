@@ -47,6 +47,16 @@ def refused(line: str) -> TrialFailure:
     return TrialFailure("raised", line)
 
 
+class UnclearMetric(TrialFailure):
+    """A program prints its metric so that it is not clear which number counts; it has to be said."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("no_metric", message)
+
+    def __reduce__(self) -> tuple[type[UnclearMetric], tuple[str]]:  # type: ignore[override]
+        return type(self), (str(self),)
+
+
 class LacksMemory(TrialFailure):
     """This machine has too little memory; another one may have enough."""
 

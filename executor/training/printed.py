@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from rubberband.executor.training.failures import refused
+from rubberband.executor.training.failures import UnclearMetric
 from rubberband.executor.training.program import ProgramProcess
 from rubberband.units import shown
-from rubberband.values.command import CHECKPOINT_PLACE, Metrics, ambiguous, metrics_in
+from rubberband.values.command import CHECKPOINT_PLACE, Metrics, ambiguous, is_another_kind, metrics_in, pattern_of
 
 Take = Callable[[int], None]
 """Keeps the files as they are, as those of an iteration; the program is stopped."""
@@ -43,6 +43,7 @@ _LONGEST_LINE = 2**16
 """Bytes of a line; of a longer one the beginning is not read for metrics."""
 _REWRITTEN_S = 0.2
 """Seconds for which a file stays shorter than it was until it is taken for another one."""
+_OF_A_TEST = re.compile(r"\b(val|valid|validation|eval|evaluation|dev|test)\b", re.IGNORECASE)
 _TAIL = 64
 """Bytes at the end of what is known of a file, which another file does not have there."""
 
@@ -76,6 +77,8 @@ class Printed:
         if self._file is not None and self._file.is_file():
             self._file_inode, self._file_known = self._file.stat().st_ino, self._file.read_bytes()
         self._fault: Exception | None = None
+        self._line_before = ""
+        """The latest line with the metric."""
         self._checkpoint = checkpoint
         self._saves = saves
         self._lines = deque[MetricLine]()
@@ -92,7 +95,7 @@ class Printed:
         self._thread.start()
 
     def wait(self) -> MetricLine | None:
-        """Return the next line; None if none comes for a moment. Raises TrialFailure for one with several values."""
+        """Return the next line; None if none comes for a moment. Raises UnclearMetric."""
         self._look_at_file()
         with self._came:
             if not self._lines and self._fault is None:
@@ -225,17 +228,21 @@ class Printed:
             self._came.notify()
 
     def _found_in(self, texts: list[str]) -> Iterator[tuple[str, Mapping[str, float]]]:
-        """Iterate over the lines that have the metric, with their metrics, up to one with several values of it."""
+        """Iterate over the lines that have the metric, with their metrics, up to one where it is not clear."""
         for text in texts:
             if self._fault is not None or (self._pattern is None and self._metric not in text):
                 continue
             values = [] if self._pattern is not None else ambiguous(text, self._metric)
             if values:
-                self._fault = refused(
+                self._fault = UnclearMetric(
                     f"a line has {self._metric} as {' and '.join(values)}: {shown(text.strip())}; say by "
                     "entrypoint.metrics.pattern which one counts"
                 )
             elif self._metric in (metrics := metrics_in(text, self._pattern)):
+                before, self._line_before = self._line_before, text
+                if before and self._pattern is None and is_another_kind(text, before, self._metric):
+                    self._fault = UnclearMetric(_two_kinds(self._metric, before, text))
+                    return
                 yield text, metrics
 
     def go_on(self) -> None:
@@ -244,6 +251,16 @@ class Printed:
         with self._came:
             if not self._lines:
                 self._program.go_on()
+
+
+def _two_kinds(metric: str, *lines: str) -> str:
+    patterns = [pattern_of(line, metric) for line in sorted(lines, key=lambda line: _OF_A_TEST.search(line) is None)]
+    apart = [each for each in patterns if each and sum(re.search(each, line) is not None for line in lines) == 1]
+    example = f", such as {{pattern: '{apart[0]}'}}" if apart else ""
+    return (
+        f"two kinds of line have {metric}, {' and '.join(shown(line.strip()) for line in lines)}, and each would count "
+        f"as an iteration; say by entrypoint.metrics.pattern which one counts{example}"
+    )
 
 
 def _show(content: bytes) -> bytes:

@@ -16,9 +16,8 @@ from typing import Any
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
-from rubberband.executor.training.check_findings import TrialCheck, TrialFault
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault
 from rubberband.executor.training.command_runner import CommandRunner
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import TrainingEnded
 from rubberband.executor.training.gang_check import LIMIT_S, difference, on_two_workers
 from rubberband.executor.training.run import make_runner
@@ -31,6 +30,8 @@ _PROGRAM_S = 30.0
 _ANSWER_S = 1.0
 """Least time between two answers of an iteration that goes on."""
 _MOST_FILES = 20_000
+_LOOK_ON_S = 1.0
+"""Least time for which later lines are looked at."""
 _UNTIL_SAVED = 4
 """Iterations until a program that prints its metrics has shown whether it saves before it prints."""
 
@@ -40,30 +41,32 @@ class ProgramCheck:
 
     def __init__(
         self,
-        entrypoint: Entrypoint,
+        order: CheckOrder,
         found: TrialCheck,
         step: Callable[[str], AbstractContextManager[None]],
         answer: Callable[[], None],
+        until: float,
     ) -> None:
         """`step`: times a step of that name; a failure in it is a problem, and ends the check.
 
-        `answer`: sends the findings so far, which are all if the time is over.
+        `answer`: sends the findings so far, which are all if the time is over, at the monotonic time `until`.
         """
-        self._entrypoint, self._found, self._step, self._answer = entrypoint, found, step, answer
+        self._order, self._entrypoint, self._until = order, order.entrypoint, until
+        self._found, self._step, self._answer = found, step, answer
 
-    def run(self, segment: Segment, max_gpus: int) -> None:
+    def run(self) -> None:
         """Train until the program has saved, and one iteration more; then one by another start, from the checkpoint.
 
         That iteration is trained on two workers too, if a trial may have as many.
         """
-        shared = Path(self._entrypoint.search_path[0])
+        segment, shared = self._order.segment, Path(self._entrypoint.search_path[0])
         before = _files(shared)
         with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
             store = open_store(folder)
             seen, checkpoint, saved = self._started(segment, store)
             later = replace(segment, from_iterations=saved, until_iterations=saved + 1, checkpoint=checkpoint)
             again = self._restarted(later, store, seen) if checkpoint is not None else seen[0]
-            if again and max_gpus > 1 and not self._found.problems:
+            if again and self._order.max_gpus > 1 and not self._found.problems:
                 self._compare(later, store, seen, again)
         written = sorted(set(_files(shared).items()) - set(before.items()))
         if written and self._found.kind == "program":
@@ -93,7 +96,9 @@ class ProgramCheck:
                     checkpoint = store.save(segment.trial, done, payload)
                     self._found.checkpoint_bytes = checkpoint.size_bytes
             if goes_on and (done == 1 or saved == done):
-                self._next(runner, segment, seen)
+                goes_on = self._next(runner, segment, seen)
+            if goes_on and self._reads_lines:
+                self._look_on(runner, len(seen))
             if "next" in seconds:
                 start_s = max(0.0, seconds["iteration"] - seconds["next"])
                 seconds["set-up"] += start_s
@@ -135,6 +140,22 @@ class ProgramCheck:
                 "it early; report after each epoch"
             )
         return len(seen) > before
+
+    @property
+    def _reads_lines(self) -> bool:
+        command = self._entrypoint.command
+        return command is not None and command.metrics.source == "stdout" and command.metrics.pattern is None
+
+    def _look_on(self, runner: CommandRunner, done: int) -> None:
+        """Let the program go on for as long again, as a line of another kind may come: a test after many batches."""
+        began, took_s = time.monotonic(), sum(self._found.seconds[name] for name in ("set-up", "iteration", "next"))
+        until = began + min(max(_LOOK_ON_S, took_s), (self._until - began) / 4)
+        with self._step("later lines"), suppress(TrainingEnded):
+            while not runner.ended and time.monotonic() < until:
+                done += 1
+                for _ in runner.steps(done):
+                    if time.monotonic() >= until:
+                        return
 
     def _restarted(self, segment: Segment, store: CheckpointStore, seen: Sequence[Metrics]) -> Metrics | None:
         """Return the metrics of the iteration after the checkpoint, by a second start; None if it has none.

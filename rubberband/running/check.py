@@ -19,8 +19,8 @@ from rubberband.cloud.local.gpus import gpus_to_share, one_taken
 from rubberband.cloud.offers import offers
 from rubberband.errors import Cancelled, EntrypointError, InputError
 from rubberband.executor.run.allowance import require_runnable
-from rubberband.executor.training.check_findings import TrialCheck, TrialFault
-from rubberband.executor.training.checking import CheckOrder, check
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault
+from rubberband.executor.training.checking import check
 from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest, entrypoint_of, with_trial
 from rubberband.executor.training.segment import Segment
 from rubberband.files import make_directories, write_atomically

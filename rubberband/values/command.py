@@ -313,6 +313,63 @@ def ambiguous(line: str, metric: str) -> list[str]:
     return found if len(set(found)) > 1 and not _text_of(line).startswith("{") else []
 
 
+_PHASES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "eval", "evaluation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_COUNT = re.compile(
+    r"(?<![a-z])(epoch|ep|step|iter|iteration|round|episode)s?\W{0,3}(\d+(?:\.\d+)?)(?![a-z])", re.IGNORECASE
+)
+"""The number of an iteration, as in `Epoch 3/8`, `step: 20` or `"epoch": 1.5`."""
+_CHANGING = re.compile(
+    r"\w*\d\w*|nan|inf|infinity|true|false|none|yes|no|[ap]m|m?s|h|secs?|seconds?|mins?|minutes?|hours?|days?|"
+    r"(mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*",
+    re.IGNORECASE,
+)
+"""Numbers, units and parts of dates, which differ between lines of one kind."""
+
+
+def is_another_kind(line: str, before: str, metric: str) -> bool:
+    """Whether two lines with a metric come from different places of a program, as `Train loss: 1` and `Val loss: 2` do.
+
+    The words before the metric differ then, apart from what changes from line to line, or `(train)` and `(val)` behind
+    it. A line whose iteration is a later one, as in `Epoch 4, new best loss: 1`, may have other words.
+    """
+    one, other = _COUNT.search(before), _COUNT.search(line)
+    if one and other and one[1].lower() == other[1].lower() and float(one[2]) < float(other[2]):
+        return False
+    (words, phases), (other_words, other_phases) = _kind_of(before, metric), _kind_of(line, metric)
+    return words != other_words or bool(phases and other_phases and phases.isdisjoint(other_phases))
+
+
+def _kind_of(line: str, metric: str) -> tuple[list[str], set[str]]:
+    """Return the words before a metric that do not change, with the number of ratios, and the phases named after it."""
+    text, before = _text_of(line), ""
+    if text.startswith("{"):
+        behind = " ".join(value for value in _content(text).values() if isinstance(value, str))
+    else:
+        at = next((match for match in _PAIR.finditer(text) if match[1] == metric), None)
+        before, behind = (text[: at.start()], text[at.end() :]) if at else ("", "")
+    words = [word.lower() for word in re.findall(r"\w+", before) if not _CHANGING.fullmatch(word)]
+    ratios = ["%" if each == "%" else "/" for each in re.findall(r"%|\d\s*/\s*\d", before)]
+    named = re.findall(r"[a-z]+", _PAIR.sub(" ", behind.lower()))
+    return words + ratios, {_PHASES[word] for word in named if word in _PHASES}
+
+
+def pattern_of(line: str, metric: str) -> str:
+    """Return a pattern by which only lines such as this one have the metric, for an error; empty where none is easy."""
+    text = _text_of(line)
+    at = next((match for match in _PAIR.finditer(text) if match[1] == metric), None)
+    if at is None or not metric.isidentifier():
+        return ""
+    words = re.search(r"(?:[^\W\d_]+ )*$", before := text[: at.start()])
+    assert words is not None, "it may be empty"
+    begin = "^" if words[0] == before else r"\b"
+    sign = text[at.start(1) + len(metric) : at.start(2)]
+    return rf"{begin}{words[0]}{metric}{sign}(?P<{metric}>\S+)"
+
+
 def _text_of(line: str) -> str:
     return _BAR.sub("", _ESCAPE.sub("", line)).strip()
 

@@ -92,6 +92,21 @@ def trial(tmp_path: Path) -> Trial:
     return Trial(tmp_path)
 
 
+def test_lines_of_training_and_of_validation_do_not_count_alike_in_a_run(trial: Trial) -> None:
+    source = """
+        import time
+        for epoch in range(5):
+            print("Train loss: 1", flush=True)
+            time.sleep(0.12)
+            print("Val loss: 2", flush=True)
+            time.sleep(0.12)
+    """
+    items = trial.run(source, "", metrics=Metrics(source="stdout"))
+    assert losses(items) == [(1, 1.0)]
+    assert items[-1].kind == "no_metric"  # so that it is not tried again
+    assert items[-1].message.startswith("two kinds of line have loss, 'Train loss: 1' and 'Val loss: 2'")
+
+
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("instance", "line"),

@@ -13,8 +13,8 @@ import psutil
 import pytest
 import torch
 
-from rubberband.executor.training.check_findings import TrialFault
-from rubberband.executor.training.checking import CheckOrder, _Check
+from rubberband.executor.training.check_findings import CheckOrder, TrialFault
+from rubberband.executor.training.checking import _Check
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.segments import SEGMENT

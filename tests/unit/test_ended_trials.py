@@ -33,7 +33,8 @@ from rubberband.executor.journal.journal import decode_event
 from rubberband.executor.result import rows
 from rubberband.executor.result.restoring import restore_trial
 from rubberband.executor.result.result import Result, TrialResult, summarise
-from rubberband.executor.training.checking import CheckOrder, check
+from rubberband.executor.training.check_findings import CheckOrder
+from rubberband.executor.training.checking import check
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentRepeated, SegmentReport

@@ -108,6 +108,46 @@ def test_the_line_of_the_metric_is_shown() -> None:
     assert "no checkpoint" in report.summary()
 
 
+TWO_LINES = """
+import time
+for epoch in range(8):
+    {batches}
+    time.sleep(0.1)
+    print(f"{one} {{1 / (epoch + 1)}}", flush=True)
+    time.sleep(0.1)
+    print(f"{other} {{2 / (epoch + 1)}}", flush=True)
+"""
+BATCHES = "for batch in range(5): time.sleep(0.1); print(f'Epoch {epoch} [{batch}/5] loss: 0.5', flush=True)"
+
+
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize(
+    ("batches", "one", "other", "found"),
+    [
+        (
+            "pass",
+            "Train loss:",
+            "Val loss:",
+            "next: two kinds of line have loss, 'Train loss: 1.0' and 'Val loss: 2.0', and each would count as an "
+            "iteration; say by entrypoint.metrics.pattern which one counts, such as {pattern: '^Val loss: (?P<loss>",
+        ),
+        ("pass", "loss:", "best loss:", "next: two kinds of line have loss, 'loss: 1.0' and 'best loss: 2.0'"),
+        (
+            BATCHES,
+            "Epoch {{epoch}} loss:",
+            "",
+            "later lines: two kinds of line have loss, 'Epoch 0 [4/5] loss: 0.5' and",
+        ),
+    ],
+)
+def test_a_metric_in_two_kinds_of_line_is_a_problem(batches: str, one: str, other: str, found: str) -> None:
+    source = TWO_LINES.format(batches=batches, one=one, other=other)
+    report = checked(source, "python train.py ${lr}", metrics="stdout")
+    assert [problem.line[: len(found)] for problem in report.problems] == [found]
+    told = checked(source, "python train.py ${lr}", metrics={"pattern": rf"^{one.partition('{')[0]}.* (?P<loss>\S+)$"})
+    assert told.ok
+
+
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("metrics", "waits"),
