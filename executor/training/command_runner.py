@@ -138,6 +138,8 @@ class CommandRunner(Runner):
         """Wait until rank 0 ends the segment, and end this worker's program then."""
         while not self._gang.is_over:
             self._gang.check()
+            if (shard := self.shard()) is not None:
+                raise refused(f"worker {self._segment.rank} saves {shard}")
             code = None if self._program is None else self._program.poll()
             if code:
                 raise self._failure(code)
@@ -160,6 +162,19 @@ class CommandRunner(Runner):
         if found.checkpoint is not None or (self._has_new_files() and not self._saved_late(began)):
             self._take(self._iteration, found.metrics, folder)
         return found.metrics
+
+    def shard(self) -> str | None:
+        """Return what is wrong with a checkpoint whose parts are on several workers; None if nothing is."""
+        if self._command.launch == "machine" and self._segment.rank == 0:  # all of its ranks write into one folder
+            return None
+        for kind in ("*.distcp", "*zero_pp_rank_*"):  # of torch.distributed.checkpoint and DeepSpeed
+            if (found := next(self._checkpoint.rglob(kind), None)) is not None:
+                return (
+                    f"{found.name}, a part of a sharded checkpoint, and of a gang's checkpoint the files of worker 0 "
+                    "alone are kept: save the whole state on rank 0 (full_state_dict=True), or set "
+                    "resources.gpus_per_trial.max to 1"
+                )
+        return None
 
     def _see_change(self) -> None:
         if self._changed_at == math.inf and (found := signature(self._checkpoint)) != self._signature:

@@ -39,6 +39,8 @@ _UNTIL_SAVED = 4
 class ProgramCheck:
     """Goes through the steps of a program, and adds to the findings."""
 
+    _shard: str | None = None
+
     def __init__(
         self,
         order: CheckOrder,
@@ -65,6 +67,8 @@ class ProgramCheck:
             store = open_store(folder)
             seen, checkpoint, saved = self._started(segment, store)
             later = replace(segment, from_iterations=saved, until_iterations=saved + 1, checkpoint=checkpoint)
+            if self._shard is not None and self._order.max_gpus > 1:
+                self._found.problems.append(TrialFault(line=f"the {self._found.kind} saves {self._shard}"))
             again = self._restarted(later, store, seen) if checkpoint is not None else seen[0]
             if again and self._order.max_gpus > 1 and not self._found.problems:
                 self._compare(later, store, seen, again)
@@ -95,6 +99,7 @@ class ProgramCheck:
                 if saved > 0:
                     checkpoint = store.save(segment.trial, done, payload)
                     self._found.checkpoint_bytes = checkpoint.size_bytes
+                    self._shard = runner.shard()
             if goes_on and (done == 1 or saved == done):
                 goes_on = self._next(runner, segment, seen)
             if goes_on and self._reads_lines:

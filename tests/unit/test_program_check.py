@@ -270,11 +270,25 @@ def test_a_distributed_function_is_compared_on_two_workers(here: Path) -> None:
             "import os\nif os.environ['RANK'] != '0': raise SystemExit('no data')" + MEETS + TRAINS.format(save=SAVES),
             "no data",
         ),
+        (
+            MEETS + TRAINS.format(save="(out / f'__{rank}_0.distcp').write_text('x') if rank else " + SAVES),
+            "gang: on two workers, worker 1 saves __1_0.distcp, a part of a sharded checkpoint",
+        ),
     ],
 )
 def test_a_gang_that_cannot_train_is_a_problem(source: str, problem: str) -> None:
     [found] = checked(LOADS + source, "python train.py ${checkpoint} ${lr}", most=2).problems
     assert problem in found.line
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "global_step1/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"])
+def test_a_sharded_checkpoint_of_a_gang_is_a_problem(name: str) -> None:
+    saves = f"p = pathlib.Path(sys.argv[1], '{name}'); p.parent.mkdir(exist_ok=True); p.write_text('part'); {SAVES}"
+    source = LOADS + TRAINS.format(save=saves)
+    [found] = checked(source, "python train.py ${checkpoint} ${lr}", most=2).problems
+    assert f"the program saves {Path(name).name}, a part of a sharded checkpoint" in found.line
+    assert "full_state_dict=True" in found.line
+    assert checked(source, "python train.py ${checkpoint} ${lr}").problems == ()
 
 
 def test_a_metric_of_the_loaded_checkpoint_gets_a_remark() -> None:
