@@ -136,7 +136,11 @@ WeightOption = Annotated[
 ]
 BudgetOption = Annotated[
     list[str] | None,
-    option("--budget", "NAME=USD", "Most that a token's experiments may cost a month, in the pool and elsewhere. Repeat for more."),
+    option(
+        "--budget",
+        "NAME=USD",
+        "Most that a token's experiments may cost a month, in the pool and elsewhere. Repeat for more.",
+    ),
 ]
 PlannersOption = Annotated[int, typer.Option("--planners", min=1, max=64, help="Number of planning processes.")]
 PlanningOption = Annotated[str, typer.Option("--planning-limit", metavar="DURATION", help="Time limit for one plan.")]
