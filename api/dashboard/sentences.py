@@ -19,6 +19,7 @@ from rubberband.views.formatting import (
     causes,
     listed,
     printable,
+    shared_by,
     usd,
     usd_decimals,
 )
@@ -98,8 +99,10 @@ def troubles(result: Result) -> list[Trouble]:
     again = [trial for trial in result.trials if trial.failures and trial.status != "failed"]
     every = f"of {counted(len(result.trials), 'trial')}"
     return [
-        *_by_cause(failed, lambda number: f"{number} {every} failed", severe=True),
-        *_by_cause(again, lambda number: f"{number} {every} failed and {_was(number)} tried again", severe=False),
+        *_by_cause(result, failed, lambda number: f"{number} {every} failed", severe=True),
+        *_by_cause(
+            result, again, lambda number: f"{number} {every} failed and {_was(number)} tried again", severe=False
+        ),
         *_of_instances(result),
         *(
             [Trouble(what=counted(len(result.setbacks), "lost checkpoint"), why=sentence_of(last), severe=False)]
@@ -113,11 +116,14 @@ def _was(number: int) -> str:
     return "was" if number == 1 else "were"
 
 
-def _by_cause(trials: Sequence[TrialResult], what: Callable[[int], str], *, severe: bool) -> Iterator[Trouble]:
+def _by_cause(
+    result: Result, trials: Sequence[TrialResult], what: Callable[[int], str], *, severe: bool
+) -> Iterator[Trouble]:
     found = causes(trials)
     for cause, ours in found[:_MOST_CAUSES]:
         named = f"trial{'' if len(ours) == 1 else 's'} {listed(ours)}"
-        yield Trouble(what=what(len(ours)), why=f"{cause} ({named})", severe=severe)
+        shared = shared_by(result, ours) if severe else ""
+        yield Trouble(what=what(len(ours)), why=f"{cause} ({named}{f'; {shared}' if shared else ''})", severe=severe)
     if left := sum(len(ours) for _, ours in found[_MOST_CAUSES:]):
         yield Trouble(what=what(left), why=f"for {counted(len(found) - _MOST_CAUSES, 'other cause')}", severe=severe)
 

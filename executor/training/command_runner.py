@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -354,19 +354,21 @@ class CommandRunner(Runner):
             self._await_failure_of_peer()
         instance = self._segment.instance
         after = f"after {seconds:.1f} s{f' on {instance}' if instance else ''}"
+        last = tuple(self._printed.last)
         if why := self._not_started(code):
             line = why
         elif code == 0:
             line = (
                 f"{self._command} ended {after}, without a report of {self._segment.metric}; call rubberband.report, "
-                "or say in entrypoint.metrics where its metrics are"
+                f"or say in entrypoint.metrics where its metrics are{self._last_lines()}"
             )
+        elif error := self._masked(error_in(last)):
+            error = error if len(error) <= _MOST_SHOWN else f"{error[:_MOST_SHOWN]}…"
+            line = f"{error} ({self._command} ended with exit code {code} {after})"
         else:
-            line = f"{self._command} ended with exit code {code} {after}"
-        if not why:
-            line += self._last_lines()
+            line = f"{self._command} ended with exit code {code} {after}{self._last_lines()}"
         failure = refused(line)
-        failure.__cause__ = WorkerTrace("\n".join(self._printed.last))
+        failure.__cause__ = WorkerTrace("\n".join(last))
         return failure
 
     def _last_lines(self) -> str:
@@ -410,6 +412,29 @@ class CommandRunner(Runner):
         if self._segment.instance:
             remedy = "install it there (resources.aws.install or setup), or put it into the experiment's folder"
         return f"{name} is not on {place} ({reason}): {remedy}"
+
+
+_OF_RANK = re.compile(r"^\[rank\d+\]:\s?")
+_FRAME = re.compile(r"Traceback \(most recent call last\)|  File \"")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")
+_OF_LAUNCHERS = re.compile(r"[\w.]*(ChildFailedError|CalledProcessError)\b")
+"""Exceptions of torchrun and of accelerate, which follow from that of the program."""
+_ERROR = re.compile(r"([^\s:]+: )?(fatal )?error: \S", re.IGNORECASE)
+"""The last line of a parser of options: `train.py: error: …`, `Error: …`."""
+
+
+def error_in(lines: Sequence[str]) -> str:
+    """Return the line of the last exception in the last lines of a program, or of an error; empty without any."""
+    error, is_trace = "", False
+    for line in (_OF_RANK.sub("", each.rstrip()) for each in lines):
+        if _FRAME.match(line):
+            is_trace = True
+        elif is_trace and _EXCEPTION.match(line):
+            is_trace = False
+            error = error if error and _OF_LAUNCHERS.match(line) else line
+        elif not is_trace and _ERROR.match(line):
+            error = line
+    return error
 
 
 class _Report:

@@ -37,7 +37,8 @@ _QUIET_S = 0.05
 """How long files stay as they are until all are taken for saved."""
 SHORTEST_S = 0.1
 """The shortest iteration whose files are taken: those of a shorter one may be those of the next."""
-_LAST_LINES = 20
+_LAST_LINES = 60
+"""A launcher writes some 30 lines below the exception of its program."""
 _CHUNK = 2**16
 _LONGEST_LINE = 2**16
 """Bytes of a line; of a longer one the beginning is not read for metrics."""

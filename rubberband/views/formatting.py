@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 from rubberband.executor.core.events import Gang
 from rubberband.executor.result.batch_history import BatchStretch
@@ -154,6 +154,48 @@ def causes(trials: Iterable[TrialResult]) -> list[tuple[str, list[int]]]:
         for shape, ours in found.items()
     ]
     return sorted(named, key=lambda cause: -len(cause[1]))
+
+
+_OF_PARSER = re.compile(r"^\S+: error: ")
+_ENDED = re.compile(r" \((?:(?! \().)* ended with exit code .*\)$")
+_FEWEST_ALIKE = 3
+
+
+def most_frequent_cause(result: Result) -> tuple[int, str] | None:
+    """Return how many trials failed for the most frequent cause, and the cause with the parameter that they share.
+
+    None unless two trials, and a tenth of all, failed alike.
+    """
+    failed = [trial for trial in result.trials if trial.status == "failed"]
+    cause, ours = next(iter(causes(failed)), ("", []))
+    if len(ours) < 2 or 10 * len(ours) < len(result.trials):
+        return None
+    shared = shared_by(result, ours)
+    return len(ours), _OF_PARSER.sub("", _ENDED.sub("", cause)) + (f" ({shared})" if shared else "")
+
+
+def shared_by(result: Result, trials: Collection[int]) -> str:
+    """Return the values that these trials alone have, such as `shift < 0`; empty if no parameter says it, or few."""
+    ours = [trial.configuration for trial in result.trials if trial.trial in trials]
+    others = [trial.configuration for trial in result.trials if trial.status != "failed" and trial.iterations]
+    if min(len(ours), len(others)) < _FEWEST_ALIKE:
+        return ""
+    for name in ours[0]:
+        one, other = [each.get(name) for each in ours], [each.get(name) for each in others]
+        if len({repr(value) for value in one}) == 1 and one[0] not in other:
+            return f"{name}={setting(one[0])}"
+        low, high = ([value for value in values if _is_number(value)] for values in (one, other))
+        if len(low) + len(high) < len(one) + len(other):
+            continue
+        if max(low) < min(high):
+            return f"{name} < {number(0.0 if max(low) < 0.0 <= min(high) else min(high))}"
+        if min(low) > max(high):
+            return f"{name} > {number(0.0 if max(high) <= 0.0 < min(low) else max(high))}"
+    return ""
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")

@@ -264,6 +264,46 @@ def test_a_program_that_fails_shows_its_last_lines(trial: Trial, source: str, me
     assert message in failure.message
 
 
+EXCEPTION = """
+    def load(): open("nosuch.pt")
+    try:
+        load()
+    except OSError as error:
+        raise ValueError("no weights\\nin nosuch.pt") from error
+    finally:
+        import atexit
+        atexit.register(print, "done: see the log", flush=True)
+"""
+PARSER = """
+    import argparse
+    parser = argparse.ArgumentParser(prog="train.py")
+    parser.add_argument("--shift", type=float)
+    parser.parse_args(["--shift", "-1e-05"])
+"""
+LAUNCHED = """
+    import sys
+    for line in ("Traceback (most recent call last):", '  File "train.py", line 1', "KeyError: 'lr'"):
+        print(f"[rank0]: {line}")
+    for line in ("Traceback (most recent call last):", '  File "run.py", line 1', "a.b.ChildFailedError: "):
+        print(line)
+    sys.exit(1)
+"""
+
+
+@pytest.mark.by_default(2)
+@pytest.mark.parametrize(
+    ("source", "begin"),
+    [
+        (EXCEPTION, "ValueError: no weights (python"),
+        (PARSER, "train.py: error: argument --shift: expected one argument (python"),
+        (LAUNCHED, "KeyError: 'lr' (python"),
+    ],
+)
+def test_the_failure_of_a_program_is_its_last_exception(trial: Trial, source: str, begin: str) -> None:
+    [*_, failure] = trial.run(source)
+    assert failure.message.replace(sys.executable, "python").startswith(begin)
+
+
 def test_a_report_without_the_metric_is_refused(trial: Trial) -> None:
     [*_, failure] = trial.run("import rubberband; rubberband.report({'los': 1})")
     assert isinstance(failure, SegmentFailure)

@@ -253,7 +253,7 @@ def test_causes_that_differ_in_numbers_are_one() -> None:
     )
     found = troubles(dataclasses.replace(result, trials=(*trials, *result.trials[3:])))
     assert [(one.what, one.why) for one in found] == [
-        ("3 of 12 trials failed", "ValueError: size … at … (trials 0, 1, 2)")
+        ("3 of 12 trials failed", "ValueError: size … at … (trials 0, 1, 2; lr > 0.025)")
     ]
 
 

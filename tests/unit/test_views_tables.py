@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
+from collections.abc import Container, Sequence
 from io import StringIO
 from itertools import chain
 from typing import cast
@@ -20,7 +22,17 @@ from rubberband.values.submission import Submission
 from rubberband.views import formatting
 from rubberband.views.experiment import costs
 from rubberband.views.formatting import ranked
-from rubberband.views.report.tables import decisions, failures, incidents, outcome, paid_time, stages, trials
+from rubberband.views.report.page import render_html
+from rubberband.views.report.tables import (
+    decisions,
+    failures,
+    headlines,
+    incidents,
+    outcome,
+    paid_time,
+    stages,
+    trials,
+)
 from rubberband.views.report.text import MOST_TRIALS, _print_folded, tables
 from tests.builders.jobs import JOB
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, configurations, cut_short, render
@@ -102,6 +114,50 @@ def test_failed_trials_are_named_with_their_reasons() -> None:
         ("not a number", "7", "1", "fault"),
     ]
     assert table.notes == ("Failed and tried again: 1 trial (5).",)
+
+
+def with_failed(result: Result, why: str, trials: Container[int], **configuration: object) -> Result:
+    """The result with trials that failed, each with its number as `shift`, less 4, and more of a configuration."""
+    return dataclasses.replace(
+        result,
+        trials=tuple(
+            dataclasses.replace(
+                trial,
+                iterations=1,
+                configuration={"lr": 0.1, "shift": trial.trial - 4, **configuration},
+                **({"status": "failed", "failure": why} if trial.trial in trials else {"status": "completed"}),
+            )
+            for trial in result.trials[:8]
+        ),
+    )
+
+
+OF_PARSER = (
+    "raised: train.py: error: argument --shift: expected one argument (python train.py --shift ${shift} ended with "
+    "exit code 2 after 0.1 s on i-001)"
+)
+
+
+@pytest.mark.parametrize(
+    ("trials", "line"),
+    [
+        (range(4), "4 of 8 trials failed: argument --shift: expected one argument (shift < 0)"),
+        (range(5, 8), "3 of 8 trials failed: argument --shift: expected one argument (shift > 0)"),
+        ((1, 3, 5), "3 of 8 trials failed: argument --shift: expected one argument"),
+        ((7,), "deadline 20m met"),
+    ],
+)
+def test_trials_that_failed_alike_are_the_second_line_and_on_the_page(trials: Sequence[int], line: str) -> None:
+    result = with_failed(a_result(), OF_PARSER, trials)
+    assert headlines(result)[1].startswith(line)
+    assert len(trials) == 1 or f'<p class="answer">{html.escape(line)}</p>' in render_html(result)
+
+
+def test_some_of_the_failed_trials_may_have_failed_alike() -> None:
+    result = with_failed(a_result(), "raised: ValueError: heads", (1, 2))
+    trials = (dataclasses.replace(result.trials[0], status="failed", failure="died"), *result.trials[1:])
+    line = "3 of 8 trials failed, 2 of them alike: ValueError: heads"
+    assert headlines(dataclasses.replace(result, trials=trials))[1] == line
 
 
 def test_failures_that_differ_in_numbers_are_one_row_of_the_table_and_of_the_text() -> None:

@@ -44,6 +44,7 @@ from rubberband.views.report.tables import (
     bill,
     comparison,
     decisions,
+    failed_alike,
     failures,
     incidents,
     outcome,
@@ -245,7 +246,11 @@ def _header(result: Result) -> str:
     cards = [best_card(result), time_card(result), cost_card(result), paid]
     kind = "late" if result.late and result.outcome == "done" else result.outcome
     badge = "done, after the deadline" if kind == "late" else result.outcome
-    answers = [outcome(result), *([result.start_failures] if tells_start_failures(result) else [])]
+    answers = [
+        outcome(result),
+        *failed_alike(result),
+        *([result.start_failures] if tells_start_failures(result) else []),
+    ]
     return page_header(result.name, kind, badge, answers, cards)
 
 

@@ -25,6 +25,7 @@ from rubberband.views.formatting import (
     goodput,
     listed,
     mean_efficiency,
+    most_frequent_cause,
     noise_scales,
     number,
     overall_saving,
@@ -45,7 +46,7 @@ from rubberband.views.story import StoryRecord, cells, sentence
 def headlines(result: Result) -> list[str]:
     """Return outcome, limits, best trial with configuration and checkpoint, and the change of its batch size."""
     best = result.best
-    lines = [f"{result.name}: {_ended(result)}"]
+    lines = [f"{result.name}: {_ended(result)}", *failed_alike(result)]
     limits = "; ".join(filter(None, (_deadline(result), "" if result.max_cost_usd is None else budget(result))))
     lines += [limits] if limits else []
     lines += [printable(result.start_failures)] if tells_start_failures(result) else []
@@ -84,6 +85,16 @@ def _metrics_line(result: Result, best: TrialResult) -> str:
 def tells_start_failures(result: Result) -> bool:
     """Whether to report instances that failed to start: not if the run is done, or its reason says so."""
     return bool(result.start_failures) and result.outcome != "done" and "to start: " not in result.reason
+
+
+def failed_alike(result: Result) -> list[str]:
+    """Return a line for trials that failed for one cause, if many did and the run's reason does not have it."""
+    found = most_frequent_cause(result)
+    if found is None or found[1] in printable(result.reason):
+        return []
+    failed, (alike, cause) = sum(trial.status == "failed" for trial in result.trials), found
+    of_them = "" if alike == failed else f", {alike} of them alike"
+    return [f"{failed} of {counted(len(result.trials), 'trial')} failed{of_them}: {cause}"]
 
 
 def outcome(result: Result) -> str:

@@ -16,6 +16,7 @@ from rubberband.views.report.tables import (
     bill,
     comparison,
     decisions,
+    failed_alike,
     failures,
     headlines,
     incidents,
@@ -60,7 +61,7 @@ def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
 
 def print_report(result: Result, *, verbose: bool = False) -> None:
     """Print the report: one screen, or all of it."""
-    styles = ("bold", "", "bold green", "", "dim")
+    styles = ("bold", *("bold yellow" for _ in failed_alike(result)), "", "bold green", "", "dim")
     lines, every = headlines(result), tables(result, MOST_TRIALS)
     if verbose:
         print_document(lines, every, styles, unit=result.unit)
