@@ -52,7 +52,7 @@ from rubberband.executor.training.checkpoint import (
 )
 from rubberband.executor.training.clocks import ComputeTimer, make_timer
 from rubberband.executor.training.data import Feed, iteration_of
-from rubberband.executor.training.failures import refused
+from rubberband.executor.training.failures import TrialFailure, refused
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gpu_rows import Residence
 from rubberband.executor.training.loading import LoaderSettings, Part
@@ -331,6 +331,7 @@ class TorchRunner(Runner):
         evaluated = self._evaluated(iterations)
         metrics: dict[str, float] = {}
         if segment.rank == 0:
+            self._require_finite(trained)
             metrics = clean_metrics({**trained, **evaluated}, segment.metric)
             self._trial._observe(metrics)
         watched = self._watched(metrics) if segment.rank == 0 else ""
@@ -345,6 +346,18 @@ class TorchRunner(Runner):
         if segment.verify and (self.ended or iterations == segment.until_iterations):
             check_same_weights(self._gang, parameters_of(self._module, self._optimizers.members))
         return metrics
+
+    def _require_finite(self, trained: Mapping[str, float]) -> None:
+        """Raise TrialFailure for a trial that diverged, whose metric may be finite as its evaluation filters losses.
+
+        A loss that is not finite alone is none: a GradScaler leaves out that step.
+        """
+        loss = trained.get("train_loss", 0.0)
+        if math.isfinite(loss):
+            return
+        for name, weights in self._module.named_parameters():
+            if not bool(torch.isfinite(weights).all()):
+                raise TrialFailure("not_a_number", f"train_loss is {loss}, and the weights of {name} are not finite")
 
     def _evaluated(self, iterations: int) -> Mapping[str, Any]:
         """Return the metrics of the evaluation after that many iterations; `evaluate` may change the weights."""

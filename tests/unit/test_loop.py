@@ -76,6 +76,35 @@ def test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit(store
         assert_identical(content(store, before.checkpoint), content(store, straight[iterations].checkpoint))
 
 
+class Diverging(Exact):
+    """Its evaluation hides what is not a number, as libraries do."""
+
+    spoils_weights = True
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * (torch.nan if self.spoils_weights else 1.0)
+
+    def evaluate(self, model, loader):
+        return {name: float(np.nan_to_num(value)) for name, value in super().evaluate(model, loader).items()}
+
+
+class OneBadBatch(Diverging):
+    """A loss that is no number, in a step that is left out as a GradScaler does."""
+
+    spoils_weights = False
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        return loss + torch.full((), torch.nan) if model.training else loss  # its gradients are finite
+
+
+def test_a_trial_that_diverged_is_no_result_though_its_metric_is_finite(store):
+    found = failure(train(Diverging, store))
+    assert found.kind == "not_a_number"
+    assert found.message.startswith("train_loss is nan, and the weights of ")
+    assert all(np.isfinite(report.metrics["loss"]) for report in reports(train(OneBadBatch, store)))
+
+
 def test_another_seed_is_another_curve(store):
     assert reports(train(Noisy, store))[0].metrics != reports(train(Noisy, store, seed=12))[0].metrics
 
