@@ -255,6 +255,8 @@ class ClusterRequest:
     """Highest price of an instance of another type that is used instead; None: the offer's."""
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Type with other GPUs that may be used instead -> their speed over that of the offer's."""
+    hash_seed: str = "0"
+    """PYTHONHASHSEED of the instances' processes: sets of texts have one order in all starts then."""
     join_s: float | None = None
     """Time that a node which joins a borrowed cluster is expected to take; None: that is not known."""
     on_join: Callable[[float], None] = lambda waited_s: None

@@ -37,6 +37,7 @@ from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import InputError
 from rubberband.spec.resources import Aws
+from rubberband.values.environment import HASH_SEED
 
 MAX_BYTES = 16 * 1024
 """EC2's limit of UserData, before base64."""
@@ -178,6 +179,7 @@ def resolve(
     token_path: Path | None = None,
     sleep: Callable[[float], None] = time.sleep,
     builds: bool = False,
+    hash_seed: str = "0",
 ) -> Machines:
     """Return the launch parameters of instances of one type, on the owner's built image unless this call `builds` one.
 
@@ -206,7 +208,9 @@ def resolve(
         root_device=image.root_device,
         further_disks=image.further_disks,
         reservation=held,
-        user_data=_user_data(session.region, words, packages, installed, facts, built=own is not None, device=device),
+        user_data=_user_data(
+            session.region, words, packages, installed, facts, built=own is not None, device=device, hash_seed=hash_seed
+        ),
     )
 
 
@@ -219,6 +223,7 @@ def _user_data(
     *,
     built: bool,
     device: Literal["cpu", "cuda"] | None,
+    hash_seed: str,
 ) -> Callable[[NodeStart], str]:
     """Return the function that makes an instance's boot script, once its packages are in the bucket."""
     boot = Boot(
@@ -227,7 +232,7 @@ def _user_data(
         installation=installed,
         setup=words.setup,
         built=built,
-        ray_settings=ray_node.SETTINGS | ray_node.NETWORK_SETTINGS,
+        ray_settings=ray_node.SETTINGS | ray_node.NETWORK_SETTINGS | {HASH_SEED: hash_seed},
         device=device or ("cuda" if facts.gpus else "cpu"),
     )
     return partial(_script, packages, boot)

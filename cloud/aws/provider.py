@@ -286,6 +286,7 @@ def open_cluster(request: ClusterRequest) -> AwsProvider:
         table=live_table(resources, request.home) if len(types_of(resources)) > 1 else None,
         not_before=request.not_before,
         together=request.largest_gang > request.offer.gpus,
+        hash_seed=request.hash_seed,
     )
 
 
@@ -303,6 +304,7 @@ def open_provider(
     environment: Mapping[str, str] = os.environ,
     not_before: float = 0.0,
     together: bool = False,
+    hash_seed: str = "0",
 ) -> AwsProvider:
     """Open EC2 for one run of the experiment `name`, which keeps its records in `directory`.
 
@@ -319,7 +321,13 @@ def open_provider(
     host = _host(resources, place)
     device = device_of(session, offer.instance_type, environment)
     machines = resolve(
-        session, resources.aws, offer.instance_type, checkpoints=resources.checkpoints, place=place, device=device
+        session,
+        resources.aws,
+        offer.instance_type,
+        checkpoints=resources.checkpoints,
+        place=place,
+        device=device,
+        hash_seed=hash_seed,
     )
     limit_usd = max(offer.price_usd_per_hour, highest_price_usd_per_hour or 0.0)
     others = fallback_offers(resources, offer, speeds=speeds, table=table, environment=environment)

@@ -38,6 +38,7 @@ from rubberband.cloud.ray_head.instance import (
 from rubberband.cloud.ray_head.ray_node import RayHead, end, end_all, observe
 from rubberband.errors import ProviderError
 from rubberband.files import make_directories
+from rubberband.values.environment import HASH_SEED
 from rubberband.values.plan import Market
 
 _USUAL_START_S = 9.0
@@ -66,6 +67,7 @@ class LocalProvider:
         devices: Sequence[str] = (),
         token_path: Path | None = None,
         not_before: float = 0.0,
+        hash_seed: str = "0",
     ) -> None:
         """Take over `directory`, which has all records of the instances.
 
@@ -80,6 +82,7 @@ class LocalProvider:
         """Instances that were released, some of them before they started."""
         self._head = RayHead(experiment, directory, token_path=token_path, lease_s=lease_s, not_before=not_before)
         self._guards = self._head.guards
+        self._guards.variables = {HASH_SEED: hash_seed}
         self.clock = self._head.clock
         self.device: Literal["cpu", "cuda"] = "cuda" if self._devices else "cpu"
         self._instances = self._directory / "instances"
@@ -235,6 +238,7 @@ def open_cluster(request: ClusterRequest) -> LocalProvider:
         resources.lease_length_s,
         devices=devices,
         not_before=request.not_before,
+        hash_seed=request.hash_seed,
     )
 
 

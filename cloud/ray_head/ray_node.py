@@ -35,6 +35,7 @@ from rubberband.cloud.ray_head.instance import (
 )
 from rubberband.errors import ProviderError
 from rubberband.files import make_directories, write_atomically
+from rubberband.values.environment import HASH_SEED
 
 LOOPBACK = "127.0.0.1"
 _QUIET_PORTS = range(20_000, 32_000)
@@ -57,6 +58,7 @@ SETTINGS = {
     "RAY_raylet_start_wait_time_s": f"{LONGEST_START_S:.0f}",  # until it has joined; by default 30
     "RAY_agent_register_timeout_ms": f"{LONGEST_START_S * 1000:.0f}",  # else the raylet ends itself; 30 s
     "RAY_worker_register_timeout_seconds": f"{LONGEST_START_S:.0f}",  # 60
+    HASH_SEED: "0",
     "SPT_NOENV": "1",  # or Ray's process titles overwrite the environment, and with it our tags
 }
 """Environment of every Ray node, on this machine or another."""
@@ -224,6 +226,8 @@ class Guards:
         self._starts.mkdir(exist_ok=True)
         self._lease_s = lease_s
         self._clock = clock
+        self.variables: Mapping[str, str] = {}
+        """Further variables of the processes."""
         self._mutex = threading.Lock()
         self._closed = False
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -280,6 +284,7 @@ class Guards:
             guard.EXPERIMENT_TAG: self._experiment,
             guard.DIRECTORY_TAG: str(self._directory),
             guard.INSTANCE_TAG: record.name,
+            **self.variables,
         }
         with self._mutex:
             if self._closed:

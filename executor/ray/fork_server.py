@@ -41,7 +41,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.trial import Device
 from rubberband.executor.training.worker_process import worker_settings
 from rubberband.files import write_atomically
-from rubberband.values.environment import Environment
+from rubberband.values.environment import HASH_SEED, Environment
 
 _NAME = "fork-server"
 _PADDING = "RUBBERBAND_PADDING"
@@ -93,6 +93,7 @@ class ForkServer:
         environment = ray_node.environment(os.environ, ray_node.default_token_path(), tags, _A_GPU[device])
         named = {**environment, **self._environment.variables}
         environment |= worker_settings(named, device, slots_on_machine) | _UNTOUCHED
+        environment[HASH_SEED] = self._environment.hash_seed
         environment.setdefault("OMP_NUM_THREADS", "1")  # as in Ray's workers; a pool of threads cannot be forked
         environment[_PADDING] = " " * _PADDING_BYTES
         name = secrets.token_hex(16)

@@ -26,6 +26,7 @@ from rubberband.executor.ray.slot_worker import ServerProcess, SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.trial import Device
 from rubberband.units import counted, error_line
+from rubberband.values.environment import HASH_SEED
 
 
 class Shipment:
@@ -125,7 +126,11 @@ class Workers:
 
     def options(self) -> Mapping[str, Any]:
         """Return further options of Ray for processes of the instance."""
-        return {} if self.node_probe is None else self.node_probe.options()
+        if self.node_probe is None:
+            return {}
+        given = self.node_probe.options()
+        variables = {HASH_SEED: self.entrypoint.environment.hash_seed}
+        return {**given, "runtime_env": {**given.get("runtime_env", {}), "env_vars": variables}}
 
     @property
     def dismissed(self) -> bool:

@@ -121,7 +121,7 @@ def _run(
         spec, draw = _drawing(RunSpec.from_json(header.setup), controller)
         spec, store = spec if address is None else spec.at(address), None
         if spec.entrypoint is not None:
-            environment = spec.experiment.resources.environment(os.environ)
+            environment = spec.experiment.environment(os.environ)
             spec = replace(spec, entrypoint=replace(spec.entrypoint, environment=environment))
             assert spec.entrypoint is not None
             require_ray(f"provider: {spec.experiment.resources.provider}")
@@ -374,6 +374,7 @@ def open_cluster(folder: ExperimentFolder, spec: RunSpec, offer: Offer, rental: 
         largest_gang=rental.largest_gang,
         highest_price_usd_per_hour=rental.highest_price_usd_per_hour,
         speeds=rental.speeds,
+        hash_seed="0" if spec.entrypoint is None else spec.entrypoint.environment.hash_seed,
     )
     return open_provider(_with_joins(request) if spec.kind.is_borrowed else request)
 

@@ -48,6 +48,7 @@ from rubberband.executor.training.runner import Runner
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.values.command import ProgramCommand
+from rubberband.values.environment import HASH_SEED
 
 if TYPE_CHECKING:
     from rubberband.executor.training.asynchronous.server import ServerThreads
@@ -76,6 +77,7 @@ def check(
     """Check a trial in a process of its own, for `limit_s` seconds at most; `output` is what the trial prints to."""
     environment = {key: value for key, value in os.environ.items() if key != "RUBBERBAND_STORE"}  # has a password
     environment |= {"CUDA_VISIBLE_DEVICES": order.device_id, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    environment[HASH_SEED] = order.entrypoint.environment.hash_seed
     environment["TORCH_COMPILE_DISABLE"] = "1"  # compiling may take longer than the check
     inbound, outbound = os.pipe()
     with os.fdopen(inbound, "rb") as answers:

@@ -333,7 +333,7 @@ def named_entrypoint(experiment: Experiment, search_path: Sequence[str | os.Path
     """
     if experiment.entrypoint is None:
         raise InputError("entrypoint: missing; name what to train, such as entrypoint: examples.digits:DigitsTrial")
-    environment = experiment.resources.environment(os.environ)
+    environment = experiment.environment(os.environ)
     found = entrypoint_of(experiment, search_path)
     if found.command is not None and any(text in word for word in found.command.words for text in environment.masks()):
         raise InputError(

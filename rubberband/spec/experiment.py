@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -53,6 +54,7 @@ from rubberband.units import counted, format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
 from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance, BalancePolicy
+from rubberband.values.environment import HASH_SEED, Environment
 from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
 
@@ -362,6 +364,21 @@ class Experiment(Words):
         noted = self.model_copy()
         noted._notes = (*self._notes, *notes)
         return noted
+
+    def environment(self, given: Mapping[str, str]) -> Environment:
+        """Return the variables of trials' processes; see `Resources.environment`.
+
+        The seed of Python's hashes follows from that of the search, so that sets have one order in all starts. On a
+        pool it is 0, as its processes begin before the experiment.
+        """
+        resources = self.resources
+        seed = "0" if resources.pool is not None else str(self.search.sampler.seed % 2**32)
+        if resources.pool is not None and resources.env.get(HASH_SEED, seed) != seed:
+            raise InputError(
+                f"resources.env: {HASH_SEED} is 0 on a pool, whose processes start before the experiment; leave it out"
+            )
+        found = resources.environment(given)
+        return replace(found, variables={HASH_SEED: seed, **found.variables})
 
     @property
     def is_function(self) -> bool:

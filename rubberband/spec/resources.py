@@ -38,7 +38,7 @@ from rubberband.spec.fields import (
     word_error,
 )
 from rubberband.units import shown
-from rubberband.values.environment import LEAST_SECRET, Environment
+from rubberband.values.environment import HASH_SEED, LEAST_SECRET, Environment
 from rubberband.values.kinds import KINDS, OWN, ProviderKind, known_provider, part_of
 from rubberband.values.offer import Billing, Unit
 from rubberband.values.plan import Market
@@ -196,6 +196,7 @@ def cluster_address(address: str) -> str:
 _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _AT_START = ("PYTHON", "LD_")
 _OWN = ("RUBBERBAND_", "RAY_")
+_HASH_SEEDS = 2**32
 
 
 def variable_name(name: str) -> str:
@@ -204,7 +205,7 @@ def variable_name(name: str) -> str:
         raise fault(f"{shown(name)} is no name of a variable; use letters, digits and _")
     if name.startswith(_OWN) or name == "CUDA_VISIBLE_DEVICES":
         raise fault(f"{name} is set by rubberband itself; leave it out")
-    if name.startswith(_AT_START):
+    if name.startswith(_AT_START) and name != HASH_SEED:
         raise fault(
             f"{name} is read when a process starts, before rubberband can set it; set it for `rubberband` itself"
         )
@@ -464,6 +465,9 @@ class Resources(Words):
                 raise fault(f"{name} occurs twice; remove one", at="secrets")
             if name in self.env:
                 raise fault(f"{name} is in env as well; keep one of the two", at="secrets")
+        seed = self.env.get(HASH_SEED, "0")
+        if seed != "random" and not (seed.isdecimal() and seed.isascii() and int(seed) < _HASH_SEEDS):
+            raise fault(f"{HASH_SEED}={shown(seed)} starts no process; write a number below 2**32", at="env")
         return self
 
     @model_validator(mode="after")

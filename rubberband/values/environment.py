@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import quote, quote_plus
 
+HASH_SEED = "PYTHONHASHSEED"
+"""Variable that is read when a process starts: with one value, sets of texts have one order in all starts."""
 MASK = "***"
 LEAST_SECRET = 4
 """Characters of a secret: a shorter one is in many words, which a log would lose."""
@@ -24,6 +26,11 @@ class Environment:
     """`resources.env`."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """`resources.secrets` with the values of the driver's environment: they are never written down."""
+
+    @property
+    def hash_seed(self) -> str:
+        """The value of PYTHONHASHSEED, which processes need when they start."""
+        return self.variables.get(HASH_SEED, "0")
 
     def put(self) -> None:
         """Set them in this process, for itself and for those that it starts."""

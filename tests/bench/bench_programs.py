@@ -86,7 +86,7 @@ def main() -> None:
         print(f"{reports} reports in {seconds:.2f} s: {reports / seconds:.0f} a second; none saves files")
         (folder / "bench_function.py").write_text(_FUNCTION)
         os.environ[DIRECTORY_TAG] = name
-        os.environ |= {"OMP_NUM_THREADS": "1", **worker_settings(os.environ, "cpu", 1)}
+        os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **worker_settings(os.environ, "cpu", 1)}
         fresh = function_s(folder, segments)
         server = ForkServer("bench", folder, Entrypoint.parse("bench_function:train", search_path=[folder]))
         forked = function_s(folder, segments)

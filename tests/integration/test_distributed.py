@@ -24,7 +24,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
     directory = tmp_path_factory.mktemp("instances")
     server = ForkServer("test", directory, None)
     try:
-        with gang_of(2, RUBBERBAND_DIRECTORY=str(directory)) as started:
+        with gang_of(2, RUBBERBAND_DIRECTORY=str(directory), PYTHONHASHSEED="0") as started:
             yield started
     finally:
         server.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -64,3 +67,45 @@ def test_trials_get_variables_and_secrets_and_nothing_keeps_a_secret(command_lin
     assert [name for name, text in message.items() if TOKEN in text] == []
     assert [path for path, content in kept.items() if TOKEN.encode() in content] == []
     assert command_line.nothing_left()
+
+
+ORDERED = """
+import subprocess
+import sys
+import rubberband
+
+ORDER = "".join(set("cat dog bird fish cow pig".split()))
+PRINT = "print(''.join(set('cat dog bird fish cow pig'.split())))"
+
+def train(config):
+    child = subprocess.run([sys.executable, "-c", PRINT], capture_output=True, text=True, check=True).stdout.strip()
+    for iteration in range(rubberband.get_checkpoint() or 0, 2):
+        print("order", ORDER, child, flush=True)
+        rubberband.report({"score": config["x"]}, checkpoint=iteration + 1)
+"""
+
+
+@pytest.mark.parametrize(("seed", "setting"), [(5, "resources.env={}"), (7, 'resources.env={PYTHONHASHSEED: "5"}')])
+@pytest.mark.by_default(1)
+def test_sets_have_one_order_in_every_process_of_every_stage(
+    command_line: CommandLine, seed: int, setting: str
+) -> None:
+    """A label -> index that follows from a set is the same after a SYNC."""
+    (command_line.folder / "ordered.py").write_text(ORDERED)
+    settings = (
+        "name=ordered",
+        "entrypoint=ordered:train",
+        "search.scheduler={type: sha, num_samples: 2, max_t: 2, reduction_factor: 2}",
+        f"search.sampler={{type: random, seed: {seed}}}",
+        setting,
+    )
+    command_line("run", "sleepy.yaml", *[word for setting in settings for word in ("-s", setting)])
+    seen = {
+        line.partition("order ")[2] for line in command_line.shows("logs", "ordered").splitlines() if "order " in line
+    }
+    here = {**os.environ, "PYTHONHASHSEED": "5"}
+    print_order = ORDERED.partition('PRINT = "')[2].partition('"')[0]
+    order = subprocess.run(
+        [sys.executable, "-c", print_order], env=here, capture_output=True, text=True, check=True
+    ).stdout
+    assert seen == {f"{order.strip()} {order.strip()}"}

@@ -19,7 +19,7 @@ from rubberband.executor.checkpoints import open_store
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
-from rubberband.values.environment import Environment
+from rubberband.values.environment import HASH_SEED, Environment
 from tests.builders.processes.segment_worker import gang_of, run_gang
 from tests.builders.segments import SEGMENT
 from tests.builders.waiting import eventually
@@ -72,7 +72,7 @@ class Function:
         """Write its module, and let it have these variables."""
         (self.folder / "forked_code.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(source))
         entrypoint = Entrypoint.parse("forked_code:train", search_path=[self.folder])
-        self.entrypoint = replace(entrypoint, environment=Environment(variables=environment))
+        self.entrypoint = replace(entrypoint, environment=Environment(variables={HASH_SEED: "0", **environment}))
 
     def serve(self) -> None:
         """Start the server."""
@@ -177,7 +177,7 @@ def test_nothing_is_left_of_a_forked_function_whose_process_is_killed(function: 
     """
     function.write(source)
     function.serve()
-    with gang_of(1, RUBBERBAND_DIRECTORY=str(function.folder)) as (worker,):
+    with gang_of(1, RUBBERBAND_DIRECTORY=str(function.folder), PYTHONHASHSEED="0") as (worker,):
         store = open_store(str(function.folder / "store"))
         thread = threading.Thread(target=run_gang, args=([worker], function.entrypoint, SEGMENT, store))
         thread.start()

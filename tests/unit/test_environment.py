@@ -57,6 +57,7 @@ def experiment(**resources: Any) -> Experiment:
         ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "CUDA_VISIBLE_DEVICES is set by rubberband itself; leave it out"),
         ({"env": {"RUBBERBAND_HOME": "/x"}}, "RUBBERBAND_HOME is set by rubberband itself"),
         ({"env": {"PYTHONPATH": "/x"}}, "PYTHONPATH is read when a process starts"),
+        ({"env": {"PYTHONHASHSEED": "4294967296"}}, "PYTHONHASHSEED='4294967296' starts no process; write a number"),
         ({"env": {"LD_PRELOAD": "/x.so"}}, "LD_PRELOAD is read when a process starts"),
         ({"secrets": ["LD_PRELOAD"]}, "LD_PRELOAD is read when a process starts"),
         ({"env": {"TOKEN": "${HF_TOKEN}"}}, "resources.env.TOKEN: names another variable"),
@@ -97,6 +98,16 @@ def test_values_of_secrets_are_in_no_words_and_no_text_of_an_entry_point() -> No
     assert found.to_words()["resources"]["secrets"] == ["HF_TOKEN"]
     assert TOKEN not in repr(entrypoint)
     assert TOKEN not in repr(environment)
+
+
+def test_the_seed_of_hashes_follows_from_that_of_the_search() -> None:
+    def hash_seed(**resources: Any) -> str:
+        words = experiment(**resources).to_words()
+        words["search"]["sampler"] = {"type": "random", "seed": 2**32 + 7}
+        return Experiment(**words).environment({}).hash_seed
+
+    assert hash_seed() == "7"
+    assert hash_seed(env={"PYTHONHASHSEED": "random"}) == "random"
 
 
 def test_a_function_that_holds_a_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
