@@ -220,7 +220,7 @@ def _conclude(result: Result) -> None:
     if result.outcome in ("cancelled", "failed", "budget"):
         from rubberband.states import ExperimentState, obstacle
 
-        why = obstacle(ExperimentState(result.outcome), "resume", lambda _open: result.resumable)
+        why = obstacle(ExperimentState(result.outcome), "resume", lambda fact: fact != "open" or result.resumable)
         remedy = f"`rubberband resume {result.name}` continues it"
         print(f"{result.name} cannot be resumed: {why}" if why else remedy, file=sys.stderr)
     if result.exit_code:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -15,12 +16,14 @@ from typing import Any
 
 import pandas
 import pytest
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import rubberband
 from rubberband import cli
+from rubberband.commands.run import _conclude
 from rubberband.errors import CheckpointError, InputError, StoreAwayError
 from rubberband.executor.checkpoints import make_store
 from rubberband.executor.checkpoints.folders import FolderCheckpoint
@@ -217,6 +220,28 @@ def test_export_writes_a_study_that_optuna_reads(says: Any, home: Path, tmp_path
     assert study.trials[3].intermediate_values == reports
     with pytest.raises(InputError, match="has a study 'digits-sha' already; give another database"):
         says("export", "digits-sha", "--to", url)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "resumable", "line"),
+    [
+        (
+            "failed",
+            False,
+            "digits cannot be resumed: its trials failed in their own code; fix it, then: ",
+        ),
+        ("failed", True, "`rubberband resume digits` continues it"),
+        ("budget", False, "digits cannot be resumed: raise max_cost first (extend), then resume it"),
+        ("cancelled", True, "`rubberband resume digits` continues it"),
+    ],
+)
+def test_a_run_that_ends_early_says_how_to_continue_it(
+    outcome: Any, resumable: bool, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = replace(next(iter(EVERY_RESULT.values()))(), outcome=outcome, resumable=resumable)
+    with contextlib.suppress(typer.Exit):
+        _conclude(result)
+    assert line in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", sorted(EVERY_RESULT))
