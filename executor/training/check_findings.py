@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment
@@ -20,6 +21,10 @@ class CheckOrder:
     """The most GPUs of a trial."""
     gangs: tuple[int, ...] = (1,)
     """The numbers of GPUs that a plan may give a trial."""
+    extremes: tuple[Mapping[str, Any], ...] = ()
+    """Configurations of extreme values, of which a program's first iteration is tried too."""
+    booleans: tuple[str, ...] = ()
+    """Parameters that may be true and false, of which a program's first iteration is tried with the other one."""
     device_id: str = ""
     """The GPU in CUDA_VISIBLE_DEVICES; empty: the CPU."""
 
@@ -58,6 +63,9 @@ class TrialCheck:
     cold_extra_s: float = 0.0
     problems: list[TrialFault] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    tried: int = 0
+    """Starts of a program with extreme values, or another true or false, `to_try` of which were due."""
+    to_try: int = 0
     line: str = ""
     """The first line in which a program's metric was found."""
     waits: str = ""
@@ -66,3 +74,11 @@ class TrialCheck:
     """The step that was begun last."""
     is_finished: bool = False
     """Whether every step was reached in the time."""
+
+
+def brief(configuration: Mapping[str, Any]) -> str:
+    """Return a configuration in one line."""
+    return " ".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in configuration.items()
+    )

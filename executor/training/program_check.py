@@ -6,23 +6,25 @@ It trains iterations, keeps a checkpoint, starts a second time from it, and comp
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
-from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief
 from rubberband.executor.training.command_runner import CommandRunner
-from rubberband.executor.training.failures import TrainingEnded
+from rubberband.executor.training.failures import TrainingEnded, TrialFailure
 from rubberband.executor.training.gang_check import LIMIT_S, difference, on_two_workers
 from rubberband.executor.training.run import make_runner
 from rubberband.executor.training.segment import Segment, SegmentFailure
 from rubberband.units import counted
+from rubberband.values.command import Booleans, ProgramCommand, switch_of, text_of
 
 Metrics = Mapping[str, float]
 _PROGRAM_S = 30.0
@@ -30,6 +32,12 @@ _PROGRAM_S = 30.0
 _ANSWER_S = 1.0
 """Least time between two answers of an iteration that goes on."""
 _MOST_FILES = 20_000
+_TIMES_AS_LONG = 2.0
+"""The longest iteration with other values, in times of the first one."""
+_SPARE_S = 2.0
+"""Time of the check that is left for its answer."""
+_OF_PARSER = re.compile(r"^\S+: error: (argument|unrecognized|ambiguous) ")
+"""Failures of argparse."""
 _LOOK_ON_S = 1.0
 """Least time for which later lines are looked at."""
 _UNTIL_SAVED = 4
@@ -72,6 +80,8 @@ class ProgramCheck:
             again = self._restarted(later, store, seen) if checkpoint is not None else seen[0]
             if again and self._order.max_gpus > 1 and not self._found.problems:
                 self._compare(later, store, seen, again)
+        if not self._found.problems:
+            self._try_values(seen[0])
         written = sorted(set(_files(shared).items()) - set(before.items()))
         if written and self._found.kind == "program":
             names = ", ".join(name for name, _ in written[:3]) + (", …" if len(written) > 3 else "")
@@ -204,12 +214,143 @@ class ProgramCheck:
             self._found.remarks.append(remark)
             self._found.seconds.pop("gang")
 
-    def _made(self, segment: Segment, resources: list[Any], checkpoint: Path | None = None) -> CommandRunner:
-        runner = make_runner(self._entrypoint, segment, resources)
+    def _try_values(self, first: Metrics) -> None:
+        """Train the first iteration with extreme values too, and with the other value of each boolean."""
+        seconds, config, command = self._found.seconds, self._order.segment.config, self._entrypoint.command
+        took_s = seconds["set-up"] + seconds["iteration"]
+        if command is None or took_s > _PROGRAM_S:
+            return
+        booleans = [name for name in self._order.booleans if isinstance(config.get(name), bool)]
+        self._found.to_try = len(self._order.extremes) + len(booleans)
+        most_s = _TIMES_AS_LONG * took_s + _LOOK_ON_S
+
+        def train(command: ProgramCommand, config: Mapping[str, Any]) -> Metrics | TrialFailure | None:
+            return self._first_iteration(command, config, min(time.monotonic() + most_s, self._until - _SPARE_S))
+
+        with self._step("values"), _silenced():
+            for number in range(self._found.to_try):
+                if time.monotonic() + _SPARE_S >= self._until:
+                    return
+                if number < len(self._order.extremes):
+                    found = of_extremes(train, command, self._order.extremes[number])
+                else:
+                    found = of_boolean(train, command, config, booleans[number - len(self._order.extremes)], first)
+                self._found.tried += 1
+                if isinstance(found, TrialFault) and found not in self._found.problems:
+                    self._found.problems.append(found)
+                elif isinstance(found, str):
+                    self._found.remarks.append(found)
+
+    def _first_iteration(
+        self, command: ProgramCommand, config: Mapping[str, Any], until: float
+    ) -> Metrics | TrialFailure | None:
+        """Return the metrics of the first iteration, or its failure; None if it lasts too long."""
+        segment, resources = replace(self._order.segment, config=config), list[Any]()
+        try:
+            steps = self._made(segment, resources, command=command).steps(1)
+            while time.monotonic() < until:
+                next(steps)
+        except StopIteration as end:
+            metrics: Metrics = end.value
+            return metrics
+        except TrialFailure as failure:
+            return failure
+        finally:
+            _close(resources)
+        return None
+
+    def _made(
+        self,
+        segment: Segment,
+        resources: list[Any],
+        checkpoint: Path | None = None,
+        command: ProgramCommand | None = None,
+    ) -> CommandRunner:
+        entrypoint = self._entrypoint if command is None else replace(self._entrypoint, command=command)
+        runner = make_runner(entrypoint, segment, resources)
         assert isinstance(runner, CommandRunner), "it runs every command"
         resources.append(runner)
         runner.begin(checkpoint)
         return runner
+
+
+Train = Callable[[ProgramCommand, Mapping[str, Any]], Metrics | TrialFailure | None]
+"""Trains the first iteration of a program by a command line and a configuration."""
+
+
+def of_extremes(train: Train, command: ProgramCommand, config: Mapping[str, Any]) -> TrialFault | str | None:
+    """Return what is wrong with extreme values, as a problem or a remark; None if nothing is known to be."""
+    failure = train(command, config)
+    if not _fails(failure):
+        return None
+    joined, words = list[str](), list[str]()
+    for before, word in zip(("", *command.words), command.words, strict=False):
+        at = switch_of(before, word)
+        if at and at[0] == before and text_of(config.get(at[1]), command.booleans).startswith("-"):
+            words.pop()
+            joined.append(word := f"{before}={word}")
+        words.append(word)
+    if joined and not _fails(train(replace(command, words=tuple(words)), config)):
+        why, _, _ = str(failure).partition(" (")
+        return TrialFault(
+            line=f"values: the program takes a value that begins with - for an option: {why}; write {' '.join(joined)} "
+            "in entrypoint.command"
+        )
+    line = f"with {brief(config)} the program fails: {failure}"
+    return TrialFault(line=f"values: {line}") if _OF_PARSER.search(str(failure)) else line
+
+
+def of_boolean(
+    train: Train, command: ProgramCommand, config: Mapping[str, Any], name: str, first: Metrics
+) -> TrialFault | str | None:
+    """Return what is wrong if a boolean's two values train the same: how the program reads them; None if they do not.
+
+    `first`: the metrics by `config`. Another style of writing them may make a difference.
+    """
+    other = {**config, name: not config[name]}
+    if train(command, other) != first:
+        return None
+
+    def differ(style: str) -> bool:
+        styled = replace(command, booleans=style)
+        one, two = train(styled, config), train(styled, other)
+        return isinstance(one, Mapping) and isinstance(two, Mapping) and one != two
+
+    for style in (each for each in get_args(Booleans) if each != command.booleans):
+        if differ(style):
+            return TrialFault(
+                line=f"values: {name} is read alike for true and false, as it is written {command.booleans}; write "
+                f"booleans: {{style: {style}}} in entrypoint"
+            )
+    if differ("1/"):
+        true = text_of(True, command.booleans)
+        return TrialFault(
+            line=f"values: {name} is read alike for true and false: the program takes every text for true, as "
+            f"type=bool of argparse does; compare the text in the program (text == '{true}'), or "
+            "make it a switch, with booleans: {style: flag} in entrypoint"
+        )
+    return (
+        f"true and false of {name} give the same metrics in the first iteration: it changes nothing there, or the "
+        "program does not read it"
+    )
+
+
+def _fails(outcome: Metrics | TrialFailure | None) -> bool:
+    """Whether the program fails by itself; training that diverges belongs to a search."""
+    return isinstance(outcome, TrialFailure) and outcome.kind != "not_a_number"
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Let the output of programs go nowhere."""
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _of_restart(segment: Segment, seen: Sequence[Metrics], found: Metrics, kind: str) -> str | None:

@@ -23,16 +23,18 @@ _STDERR = 2
 def check(
     file: FileArgument,
     limit: Annotated[str, typer.Option("--limit", metavar="DURATION", help="Time limit of the trial.")] = "5m",
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out a program's extreme values.")] = False,
     output: TextOption = TextFormat.text,
     overrides: Overrides = None,
 ) -> None:
     """Try one iteration; nothing is rented. FILE may also be a script or a command line.
 
     Imports the entry point, trains one iteration of one configuration, saves a checkpoint, restores it in a new trial,
-    and trains one more iteration if that takes only seconds. A script such as train.py, or a command line in quotes, is
-    checked with the experiment that `rubberband init` writes for it. Reports the metrics, the size of the checkpoint
-    and the time of each step. The trial runs on this machine, in a process of its own, without Ray. Exit code 1: there
-    are problems; each is printed with its fix.
+    and trains one more iteration if that takes only seconds. The first iteration of a program is tried with the extreme
+    values of each range, each choice, and true and false too; --quick leaves these out. A script such as train.py, or a
+    command line in quotes, is checked with the experiment that `rubberband init` writes for it. Reports the metrics,
+    the size of the checkpoint and the time of each step. The trial runs on this machine, in a process of its own,
+    without Ray. Exit code 1: there are problems; each is printed with its fix.
     """
     from rubberband.running.check import check_experiment
     from rubberband.running.program_options import is_program
@@ -43,7 +45,7 @@ def check(
     experiment = _found(str(file), overrides or []) if is_found else load_experiment(file, overrides or [])
     search_path = (Path.cwd() if is_found else file.absolute().parent, Path.cwd())
     limit_s = parse_duration(limit)
-    report = check_experiment(experiment, search_path=search_path, limit_s=limit_s, output=_STDERR)
+    report = check_experiment(experiment, search_path=search_path, limit_s=limit_s, output=_STDERR, quick=quick)
     if output is TextFormat.json:
         print_json(report.to_json())
     else:
@@ -72,7 +74,7 @@ def _found(program: str, overrides: Sequence[str]) -> Experiment:
 
 def _lines(report: CheckReport) -> Iterator[str]:
     """Iterate over the steps that were done, a line each."""
-    from rubberband.running.check import brief
+    from rubberband.executor.training.check_findings import brief
 
     trial, seconds = report.trial, report.trial.seconds
     if trial.kind:
@@ -90,6 +92,8 @@ def _lines(report: CheckReport) -> Iterator[str]:
         restored = f", restored in {seconds['restore']:.2f} s" if _succeeded(report, "restore") else ""
         went_on = ", and continued by another iteration" if _succeeded(report, "continue") else ""
         yield f"checkpoint     {size}{restored}{went_on}"
+    if trial.to_try:
+        yield f"values         {trial.tried} of {trial.to_try} tried: extremes, each choice, and each true and false"
     if _succeeded(report, "gang"):
         yield f"gang           two workers train what one trains, compared in {seconds['gang']:.2f} s"
 

@@ -363,7 +363,9 @@ def _report(seen: TrialFindings, path: Path) -> CheckReport:
     from rubberband.spec.loading import parse_experiment
 
     experiment = parse_experiment(text_of(seen, path), source=str(path))
-    return check_experiment(experiment, search_path=(path.absolute().parent, Path.cwd()), limit_s=CHECK_S, output=2)
+    return check_experiment(
+        experiment, search_path=(path.absolute().parent, Path.cwd()), limit_s=CHECK_S, output=2, quick=True
+    )
 
 
 # The file.

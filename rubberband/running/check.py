@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +20,7 @@ from rubberband.cloud.local.gpus import gpus_to_share, one_taken
 from rubberband.cloud.offers import offers
 from rubberband.errors import Cancelled, EntrypointError, InputError
 from rubberband.executor.run.allowance import require_runnable
-from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief
 from rubberband.executor.training.checking import check
 from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest, entrypoint_of, with_trial
 from rubberband.executor.training.segment import Segment
@@ -29,12 +30,14 @@ from rubberband.planning.candidates import known_gpus
 from rubberband.planning.clusters import on_cluster
 from rubberband.planning.feasible import Profiles
 from rubberband.running.profile_cache import Announce
+from rubberband.running.program_options import booleans_of
 from rubberband.running.sending import unsent_of
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.program import Program
-from rubberband.spec.space import check_names
+from rubberband.spec.samplers import configured, leaves
+from rubberband.spec.space import Domain, check_names
 from rubberband.units import format_duration
-from rubberband.values.command import unused, words_of
+from rubberband.values.command import PLACES, switch_of, text_of, unused, words_of
 from rubberband.values.offer import Offer
 from rubberband.values.plan import gang_sizes, total_iterations
 from rubberband.values.profile import Profile
@@ -107,10 +110,12 @@ def check_experiment(
     search_path: Sequence[str | os.PathLike[str]] = (),
     limit_s: float = LIMIT_S,
     output: IO[Any] | int | None = None,
+    quick: bool = False,
 ) -> CheckReport:
     """Check an experiment and its trial in a process of its own, with all problems. `output` is the trial's.
 
-    `home` is the one whose policy a run would keep, by default that of RUBBERBAND_HOME.
+    `home` is the one whose policy a run would keep, by default that of RUBBERBAND_HOME. `quick` leaves out the extreme
+    values of a program.
     """
     experiment, problems = with_trial(experiment, search_path), list[TrialFault]()
     try:
@@ -137,7 +142,7 @@ def check_experiment(
         )
     if why := unsent_of(experiment, entrypoint):
         problems.append(TrialFault(line=why))
-    report = _checked(experiment, entrypoint, max_gpus, limit_s, output, problems)
+    report = _checked(experiment, entrypoint, max_gpus, limit_s, output, problems, quick=quick)
     return replace(report, remarks=(*experiment.notes, *report.remarks))
 
 
@@ -231,18 +236,30 @@ def _checked(
     output: IO[Any] | int | None,
     problems: Sequence[TrialFault],
     cancelled: Callable[[], bool] = lambda: False,
+    *,
+    quick: bool = False,
 ) -> CheckReport:
     """Check trials until one passes: at most `TRIALS`, as long as the time lasts."""
     failed = list[str]()
     experiment = experiment.probed()
     resources, seeds = experiment.resources, experiment.trial_seeds()
     gpus = gpus_to_share(offers(resources)[0], resources.slots).ids if resources.kind.is_this_machine else ()
+    booleans = () if quick else _booleans(experiment.search.space)
     with one_taken(gpus, f"the check of {entrypoint}") as gpu:
+        misread, known = _misread(entrypoint, booleans, experiment.configurations()[0])
         until, device = time.monotonic() + limit_s, "cuda" if gpu else "cpu"
         for number, configuration in enumerate(experiment.configurations()[:TRIALS]):
             segment = _segment(experiment, number, configuration, seeds[number], device)
             gangs = _gangs(experiment, max_gpus)
-            order = CheckOrder(entrypoint=entrypoint, segment=segment, max_gpus=max_gpus, gangs=gangs, device_id=gpu)
+            order = CheckOrder(
+                entrypoint=entrypoint,
+                segment=segment,
+                max_gpus=max_gpus,
+                gangs=gangs,
+                device_id=gpu,
+                extremes=() if quick else _extremes(experiment.search.space),
+                booleans=tuple(name for name in booleans if name not in known),
+            )
             left_s = max(1.0, until - time.monotonic())
             found = check(order, limit_s=left_s, output=output, cancelled=cancelled)
             report = CheckReport(
@@ -251,13 +268,79 @@ def _checked(
                 limit_s=limit_s,
                 configuration=configuration,
                 trial=found,
-                problems=(*problems, *found.problems, *_unfinished(found, limit_s)),
+                problems=(*problems, *misread, *found.problems, *_unfinished(found, limit_s)),
                 remarks=(*found.remarks, *_remarks(experiment, found), *(() if found.problems else failed)),
             )
             if not found.problems or any(problem.is_final for problem in found.problems) or time.monotonic() > until:
                 break
             failed.append(f"trial {number} ({brief(configuration)}) fails: {found.problems[0].line}")
     return report
+
+
+_DRAWS = 1000
+_MOST_EXTREMES = 16
+
+
+def _extremes(space: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return configurations that have the extreme values of each range and each option, all parameters in turn."""
+    values = {path: _values(domain) for path, domain in leaves(space)}
+    turns = min(max(map(len, values.values()), default=0), _MOST_EXTREMES)
+
+    def extreme(turn: int) -> Mapping[str, Any]:
+        return configured(space, lambda path, domain: values[path][turn % len(values[path])])
+
+    return tuple(map(extreme, range(turns)))
+
+
+def _values(domain: Domain) -> Sequence[Any]:
+    """Return the options, or the least and the largest of many draws, and the negative one next to 0: -1.4e-05."""
+    drawn = [domain.draw(draw / _DRAWS) for draw in range(1, _DRAWS)]
+    below = [value for value in drawn if value < 0] if not domain.options else []
+    return domain.options or list(dict.fromkeys([drawn[0], drawn[-1], *below[-1:]]))
+
+
+def _booleans(space: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the parameters that are true or false."""
+    return tuple(
+        path[-1]
+        for path, domain in leaves(space)
+        if {True, False} <= {option for option in domain.options if isinstance(option, bool)}
+    )
+
+
+def _misread(
+    entrypoint: Entrypoint, booleans: Collection[str], configuration: Mapping[str, Any]
+) -> tuple[list[TrialFault], set[str]]:
+    """Return problems of booleans that the program's parser reads alike, and the names of those whose type is known."""
+    command, faults, known = entrypoint.command, list[TrialFault](), set[str]()
+    if command is None or not booleans or command.booleans == "flag":
+        return faults, known
+    try:
+        words = command.line(configuration, dict.fromkeys(PLACES, "1"))
+    except InputError:
+        return faults, known  # its start says it
+    read = booleans_of(words, Path(entrypoint.search_path[0]))
+    named = [found for pair in pairwise(("", *command.words)) if (found := switch_of(*pair))]
+    for flag, name in named + ([(f"--{name}", name) for name in booleans] if "${args}" in command.words else []):
+        if name in booleans and flag in read:
+            known.add(name)
+            if command.booleans not in read[flag]:
+                faults.append(
+                    TrialFault(
+                        line=f"{name} is read alike for true and false: {_instead(flag, read[flag], command.booleans)}"
+                    )
+                )
+    return faults, known
+
+
+def _instead(flag: str, styles: Sequence[str], style: str) -> str:
+    """Return why an option's type takes true and false for one, and the remedy."""
+    if styles:
+        return f"{flag} distinguishes {styles[0]}; write booleans: {{style: {styles[0]}}} in entrypoint"
+    return (
+        f"the type of {flag} takes every text for true, as bool does; compare the text in the program (type=lambda "
+        f"text: text == '{text_of(True, style)}'), or make it a switch, with booleans: {{style: flag}} in entrypoint"
+    )
 
 
 def _remarks(experiment: Experiment, found: TrialCheck) -> list[str]:
@@ -292,14 +375,6 @@ def _unfinished(found: TrialCheck, limit_s: float) -> Sequence[TrialFault]:
     if found.waits:
         line += f"{found.waits}; correct it, or "
     return (TrialFault(line=f"{line}allow more with --limit {format_duration(3 * limit_s)}"),)
-
-
-def brief(configuration: Mapping[str, Any]) -> str:
-    """Return a configuration in one line."""
-    return " ".join(
-        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in configuration.items()
-    )
 
 
 def _segment(experiment: Experiment, trial: int, configuration: Mapping[str, Any], seed: int, device: Any) -> Segment:

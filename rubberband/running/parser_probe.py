@@ -82,7 +82,42 @@ def _option(action: argparse.Action) -> dict[str, Any]:
         "choices": list(action.choices) if action.choices is not None else None,
         "takes_one": action.nargs in (None, "?"),
         "required": bool(action.required),
+        "booleans": _booleans(action),
     }
+
+
+def _booleans(action: argparse.Action) -> list[str] | None:
+    """Return the words for true and false that the option's type distinguishes; None for a text, or another option.
+
+    Only the type of an option that was given such a word is called: others may open files.
+    """
+    given = [word for flag in action.option_strings for word in _given(flag)]
+    if (
+        action.type in (None, str)
+        or not callable(action.type)
+        or not {word.lower() for word in given} & {"true", "false"}
+    ):
+        return None
+    found = []
+    for words in ("true/false", "True/False", "1/0"):
+        try:
+            one, other = (action.type(word) for word in words.split("/"))
+        except Exception:
+            continue
+        if one != other:
+            found.append(words)
+    return found
+
+
+def _given(flag: str) -> list[str]:
+    words = [*sys.argv[1:], ""]
+    return [
+        words[at + 1] if word == flag else word[len(flag) + 1 :] for at, word in enumerate(words) if _is_of(word, flag)
+    ]
+
+
+def _is_of(word: str, flag: str) -> bool:
+    return word == flag or word.startswith(flag + "=")
 
 
 if __name__ == "__main__":

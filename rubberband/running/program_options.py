@@ -14,7 +14,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,8 @@ class ProgramOption:
     choices: tuple[Any, ...] | None
     takes_one: bool
     required: bool
+    booleans: tuple[str, ...] | None = None
+    """Words for true and false that its type distinguishes, if it was given one of them; None: it is not known."""
 
     @property
     def flag(self) -> str:
@@ -142,6 +144,17 @@ def program_of(text: str, folder: Path) -> ProgramFindings:
         remarks.append(f"{why}, so its parameters were not found: write them below, and their options into the command")
     found = ProgramFindings(words=(*words, "${args}"), reported=tuple(metrics), prints=prints, remarks=tuple(remarks))
     return found if not options else _with_options(found, words, options)
+
+
+def booleans_of(words: Sequence[str], folder: Path) -> Mapping[str, tuple[str, ...]]:
+    """Return flag -> the words for true and false that its type distinguishes, for a command line that has such words.
+
+    Only for the options of an ArgumentParser with a type.
+    """
+    if not any("ArgumentParser" in text for text in _sources(words, folder)):
+        return {}
+    options, _ = _options(words, folder)
+    return {flag: each.booleans for each in options or () if each.booleans is not None for flag in each.flags}
 
 
 def _interpreter(script: str) -> str:
@@ -295,7 +308,8 @@ def _answered(answer: IO[bytes], printed: bytes) -> tuple[list[ProgramOption] | 
     plain = json.loads(content)
     for each in plain:
         each["flags"] = tuple(each["flags"])
-        each["choices"] = None if each["choices"] is None else tuple(each["choices"])
+        for name in ("choices", "booleans"):
+            each[name] = None if each[name] is None else tuple(each[name])
     return [ProgramOption(**each) for each in plain], ""
 
 

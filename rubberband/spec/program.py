@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from rubberband.errors import InputError
 from rubberband.spec.fields import Words, fault, word_error
+from rubberband.spec.samplers import leaves
 from rubberband.spec.search import Search
 from rubberband.spec.space import Domain, SubSpace, check_names
 from rubberband.units import shown
 from rubberband.values.command import (
     CHECKPOINT_PLACE,
+    Booleans,
     Launch,
     Metrics,
     ProgramCommand,
@@ -23,6 +26,7 @@ from rubberband.values.command import (
     script_of,
     shell_text,
     survives_shell,
+    switch_of,
     text_of,
     words_of,
 )
@@ -57,6 +61,15 @@ class MetricsPlace(Words):
         return self
 
 
+class BooleanWords(Words):
+    """How a program reads true and false."""
+
+    style: Booleans = "true/false"
+    """`true/false`, `True/False` and `1/0` are words. With `flag` an option is written for true, and none for false.
+
+    argparse's `store_true` takes a `flag`; Fire, `ast.literal_eval` and `text == "True"` read `True/False`."""
+
+
 def _metrics_kind(value: Any) -> str:
     return "place" if isinstance(value, Mapping | MetricsPlace) else "word"
 
@@ -73,6 +86,8 @@ class Program(Words):
     """`report`: it calls rubberband.report; `stdout`: it prints lines such as `loss=0.12`."""
     launch: Launch = "worker"
     """Once for each worker of a gang, or (`machine`) once for each machine, for torchrun and the like."""
+    booleans: BooleanWords = BooleanWords()
+    """How true and false are written in the command."""
 
     @model_validator(mode="after")
     def _words(self) -> Program:
@@ -92,14 +107,21 @@ class Program(Words):
         """Return the value that a worker takes."""
         place = self.metrics
         metrics = Metrics(source=place) if isinstance(place, str) else Metrics(source="stdout", **place.model_dump())
-        return ProgramCommand(words=words_of(self.command), metrics=metrics, launch=self.launch)
+        return ProgramCommand(
+            words=words_of(self.command), metrics=metrics, launch=self.launch, booleans=self.booleans.style
+        )
 
     def __str__(self) -> str:
         return str(self.to_plain())
 
 
 def command(
-    line: str | Sequence[str], /, *, metrics: str | Mapping[str, str] = "report", launch: Launch = "worker"
+    line: str | Sequence[str],
+    /,
+    *,
+    metrics: str | Mapping[str, str] = "report",
+    launch: Launch = "worker",
+    booleans: Mapping[str, str] | None = None,
 ) -> Program:
     """Return a program as a trial, for `rubberband.tune`: `command("python train.py ${args}")`.
 
@@ -109,6 +131,7 @@ def command(
         line: The command line, as a text or as words. `${lr}` is a parameter, `${args}` all of them as options.
         metrics: `"report"`, `"stdout"`, `{"file": …}` or `{"pattern": …}`.
         launch: `"worker"`: once for each worker of a gang; `"machine"`: once for each machine.
+        booleans: `{"style": "True/False"}`, `"true/false"`, `"1/0"` or `"flag"`: how true and false are written.
 
     Returns:
         The program, in place of a trial class.
@@ -121,7 +144,7 @@ def command(
         'python train.py --lr ${lr}'
     """
     try:
-        return Program(command=line, metrics=metrics, launch=launch)
+        return Program(command=line, metrics=metrics, launch=launch, booleans=booleans or {})
     except ValidationError as error:
         raise word_error(error) from None
 
@@ -131,22 +154,36 @@ def check_program(program: Program, search: Search) -> None:
     words = words_of(program.command)
     try:
         check_command(words, check_names(search.space))
+        if program.booleans.style == "flag":
+            _check_flags(words, search.space)
         if (text := shell_text(words)) is not None:
-            _check_shell_values(text, search.space)
+            _check_shell_values(text, search.space, program.booleans.style)
     except InputError as error:
         raise fault(str(error), at=("entrypoint", "command")) from None
 
 
-def _check_shell_values(text: str, space: Mapping[str, Any]) -> None:
+def _check_flags(words: Sequence[str], space: Mapping[str, Any]) -> None:
+    """Raise InputError for true or false in the place of a switch that has no option before it."""
+    switches = {found[1] for pair in pairwise(("", *words)) if (found := switch_of(*pair))}
+    for (*_, name), domain in leaves(space):
+        is_named = any(name in named(word) for word in words)
+        if is_named and name not in switches and any(isinstance(option, bool) for option in domain.options):
+            raise InputError(
+                f"booleans: {{style: flag}} writes an option or none, and ${{{name}}} has none before it; write "
+                f"--{name} ${{{name}}}"
+            )
+
+
+def _check_shell_values(text: str, space: Mapping[str, Any], booleans: Booleans) -> None:
     """Raise InputError for a value that a shell would read as something else: several words, or code."""
     for name, domain in space.items():
         options = domain.options if isinstance(domain, Domain) else (domain,)
         for option in options if name in named(text) else ():
-            value = text_of(option.name if isinstance(option, SubSpace) else option)
+            value = text_of(option.name if isinstance(option, SubSpace) else option, booleans)
             if not survives_shell(text, name, value):
                 raise InputError(
                     f"a shell would not read the value {shown(value)} of ${{{name}}} as it is; give it as a word after "
                     f'the text: [bash, -c, \'python train.py --{name} "$1"\', train, "${{{name}}}"]'
                 )
         for option in domain.sub_spaces if isinstance(domain, Domain) else ():
-            _check_shell_values(text, option.space)
+            _check_shell_values(text, option.space, booleans)

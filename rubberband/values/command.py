@@ -15,6 +15,8 @@ from typing import Any, Literal
 from rubberband.errors import InputError
 from rubberband.units import nearest, shown
 
+Booleans = Literal["true/false", "True/False", "1/0", "flag"]
+"""Words for true and false, or an option that is there or not."""
 Launch = Literal["worker", "machine"]
 """Whether a gang starts the program once for each worker, or once for each machine (for torchrun and the like)."""
 
@@ -79,6 +81,8 @@ class ProgramCommand:
     """Its command line, with `${…}` in words."""
     metrics: Metrics = Metrics()
     launch: Launch = "worker"
+    booleans: str = "true/false"
+    """How true and false are written, as in `Booleans`."""
     name: str = ""
     """Its name in errors; empty: its command line."""
 
@@ -95,11 +99,20 @@ class ProgramCommand:
         option before it; so is `--name=${name}`. Raises InputError for such a parameter within another word.
         """
         found = list[str]()
+
+        def filled(match: re.Match[str]) -> str:
+            name = match[1]
+            return "$" if name is None else places[name] if name in places else text_of(values[name], self.booleans)
+
         for before, word in zip(("", *self.words), self.words, strict=False):
             if word == _ARGS:
-                found += [f"--{name}={text_of(value)}" for name, value in values.items()]
+                for name, value in values.items():
+                    found += self._option(f"--{name}", value)
+            elif self.booleans == "flag" and (at := switch_of(before, word)) and isinstance(values.get(at[1]), bool):
+                found = found[:-1] if at[0] == before else found
+                found += self._option(at[0], values[at[1]])
             elif all(name in places or name in values for name in named(word)):
-                found.append(_PLACE.sub(lambda match: _filled(match, values, places), word))
+                found.append(_PLACE.sub(filled, word))
             elif (lone := _LONE.fullmatch(word)) is None:
                 raise InputError(
                     f"entrypoint.command: this configuration lacks a parameter of {shown(word)}; write it as a word "
@@ -109,17 +122,25 @@ class ProgramCommand:
                 found.pop()
         return found
 
+    def _option(self, option: str, value: Any) -> list[str]:
+        if self.booleans == "flag" and isinstance(value, bool):
+            return [option] if value else []
+        return [f"{option}={text_of(value, self.booleans)}"]
 
-def text_of(value: Any) -> str:
-    """Return a parameter's value as programs read it: true and false, null, JSON for lists, texts as they are."""
+
+def text_of(value: Any, booleans: str = "true/false") -> str:
+    """Return a parameter's value as programs read it: booleans as `Booleans` says, null, JSON for lists, texts."""
+    if isinstance(value, bool) and booleans != "flag":
+        return booleans.split("/")[not value]
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _filled(match: re.Match[str], values: Mapping[str, Any], places: Mapping[str, str]) -> str:
-    name = match[1]
-    if name is None:
-        return "$"
-    return places[name] if name in places else text_of(values[name])
+def switch_of(before: str, word: str) -> tuple[str, str] | None:
+    """Return the option and the parameter of `--name ${name}` or `--name=${name}`; None for other words."""
+    if (lone := _LONE.fullmatch(word)) is None:
+        return None
+    option = before if lone[1] is None else lone[1][:-1]
+    return (option, next(named(word))) if _OPTION.fullmatch(option) else None
 
 
 def words_of(command: str | Sequence[str]) -> tuple[str, ...]:

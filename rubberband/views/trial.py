@@ -84,7 +84,9 @@ def _command_line(values: Mapping[str, Any], entrypoint: Any) -> str:
     command = entrypoint.get("command") if isinstance(entrypoint, Mapping) else None
     try:
         words = words_of(command) if command else ("${args}",)
-        return shlex.join(ProgramCommand(words=words).line(values, {name: name.upper() for name in PLACES}))
+        style = entrypoint.get("booleans", {}).get("style", "true/false") if command else "true/false"
+        program = ProgramCommand(words=words, booleans=style)
+        return shlex.join(program.line(values, {name: name.upper() for name in PLACES}))
     except InputError:  # a command of another version
         return shlex.join(f"--{name}={text_of(value)}" for name, value in values.items())
 

@@ -56,6 +56,27 @@ def test_a_parameter_that_the_configuration_lacks_is_left_out_with_its_option() 
         within.line({"optimizer": "adam"}, {})
 
 
+@pytest.mark.parametrize(
+    ("style", "line"),
+    [
+        ("true/false", "train --a true --b=false true [true] --c=1"),
+        ("True/False", "train --a True --b=False True [true] --c=1"),
+        ("1/0", "train --a 1 --b=0 1 [true] --c=1"),
+        ("flag", "train --a true [true] --c=1"),
+    ],
+)
+def test_booleans_are_written_as_the_program_reads_them(style: str, line: str) -> None:
+    command = ProgramCommand(words=words_of("train --a ${a} --b=${b} ${a} ${c} --c=${d}"), booleans=style)
+    assert " ".join(command.line({"a": True, "b": False, "c": [True], "d": 1}, {})) == line
+
+
+def test_flags_are_among_all_parameters_and_may_be_conditional() -> None:
+    command = ProgramCommand(words=words_of("train --b ${b} ${args}"), booleans="flag")
+    assert command.line({"a": True, "b": False, "d": 1}, {}) == ["train", "--a", "--d=1"]
+    assert command.line({"a": False, "b": True}, {}) == ["train", "--b", "--b"]
+    assert command.line({"a": False}, {}) == ["train"]
+
+
 def test_two_dollars_are_one() -> None:
     assert ProgramCommand(words=("echo", "$${x}", "${lr}")).line({"lr": 1}, {}) == ["echo", "${x}", "1"]
 
@@ -285,11 +306,21 @@ WORDS = {
         ({"command": ""}, "names no program"),
         ({"command": "train", "launch": "gang"}, "entrypoint.launch"),
         ({"comand": "train"}, "did you mean.*command"),
+        ({"command": "train ${lr}", "booleans": {"style": "yes/no"}}, "not one of true/false, True/False, 1/0, flag"),
     ],
 )
 def test_a_program_that_cannot_be_meant_is_refused(entrypoint: dict[str, object], refusal: str) -> None:
     with pytest.raises(InputError, match=refusal):
         Experiment(**WORDS, entrypoint=entrypoint)
+
+
+def test_a_flag_needs_its_option() -> None:
+    space = {"amp": {"type": "choice", "values": [True, False]}}
+    words = {**WORDS, "search": {**WORDS["search"], "space": space}}
+    entrypoint = {"command": "train ${amp}", "booleans": {"style": "flag"}}
+    with pytest.raises(InputError, match=r"\$\{amp\} has none before it; write --amp \$\{amp\}"):
+        Experiment(**words, entrypoint=entrypoint)
+    Experiment(**words, entrypoint={**entrypoint, "command": "train --amp=${amp}"})
 
 
 def test_a_value_that_a_shell_would_change_is_refused() -> None:

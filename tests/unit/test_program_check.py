@@ -42,12 +42,12 @@ def checked(
     return check_experiment(experiment({"command": command, **changes}, most), search_path=[Path.cwd()])
 
 
-def experiment(entrypoint: object, most: int) -> Experiment:
+def experiment(entrypoint: object, most: int, space: object = None) -> Experiment:
     return Experiment(
         name="train",
         entrypoint=entrypoint,
         search={
-            "space": {"lr": {"type": "uniform", "lower": 0, "upper": 1}},
+            "space": space or {"lr": {"type": "uniform", "lower": 0, "upper": 1}},
             "scheduler": {"type": "sha", "num_samples": 4, "max_t": 8, "reduction_factor": 2},
             "metric": "loss",
             "mode": "min",
@@ -146,6 +146,116 @@ def test_a_metric_in_two_kinds_of_line_is_a_problem(batches: str, one: str, othe
     assert [problem.line[: len(found)] for problem in report.problems] == [found]
     told = checked(source, "python train.py ${lr}", metrics={"pattern": rf"^{one.partition('{')[0]}.* (?P<loss>\S+)$"})
     assert told.ok
+
+
+def tried(source: str, command: str, space: object, *, quick: bool = False, **changes: object) -> CheckReport:
+    Path("train.py").write_text(textwrap.dedent(source))
+    given = experiment({"command": f"python train.py {command}", "metrics": "stdout", **changes}, 1, space)
+    return check_experiment(given, search_path=[Path.cwd()], quick=quick)
+
+
+SHIFT = """
+    import argparse, time
+    parser = argparse.ArgumentParser(prog="train.py")
+    parser.add_argument("--shift", type=float)
+    for epoch in range(8):
+        print(f"loss={abs(parser.parse_args().shift + 2e-5)}", flush=True)
+        time.sleep(0.1)
+"""
+SHIFTS = {"shift": {"type": "uniform", "lower": -5e-5, "upper": 5e-5}}
+
+
+def test_small_negative_values_are_tried() -> None:
+    [found] = tried(SHIFT, "--shift ${shift}", SHIFTS).problems
+    assert found.line.startswith(
+        "values: the program takes a value that begins with - for an option: train.py: error: "
+    )
+    assert "expected one argument" in found.line
+    assert found.line.endswith("; write --shift=${shift} in entrypoint.command")
+    report = tried(SHIFT, "--shift=${shift}", SHIFTS)
+    assert (report.ok, report.trial.tried, report.trial.to_try) == (True, 3, 3)
+    assert tried(SHIFT, "--shift ${shift}", SHIFTS, quick=True).trial.tried == 0
+
+
+CHOOSES = """
+    import argparse, math, sys
+    parser = argparse.ArgumentParser(prog="train.py")
+    parser.add_argument("--heads", type=int)
+    parser.add_argument("--kind", choices=["a", "b"])
+    args = parser.parse_args()
+    if args.heads == 3:
+        raise ValueError("16 is not divisible by 3")
+    print("loss=nan" if args.heads == 2 else "loss=1")
+"""
+
+
+def test_each_choice_is_tried_and_only_what_the_parser_refuses_is_a_problem() -> None:
+    heads = {"type": "choice", "values": [1, 4, 5, 6, 2, 3]}
+    report = tried(CHOOSES, "--heads ${heads} --kind a", {"heads": heads})
+    assert report.ok
+    line = "with heads=3 the program fails: ValueError: 16 is not divisible by 3"
+    assert [each for each in report.remarks if "with heads=" in each and each.startswith(line)], report.remarks
+    report = tried(CHOOSES, "--heads 1 --kind ${kind}", {"kind": {"type": "choice", "values": ["a", "c"]}})
+    [found] = report.problems
+    assert "argument --kind: invalid choice: 'c'" in found.line
+
+
+READS = """
+    import argparse, ast, random, sys
+    parser = argparse.ArgumentParser(prog="train.py")
+    parser.add_argument("--classic", type=bool, default=True)
+    parser.add_argument("--python", type=lambda text: text == "True")
+    parser.add_argument("--number", type=lambda text: bool(int(text)) if text.isdigit() else True)
+    parser.add_argument("--right", type=lambda text: text.lower() == "true")
+    parser.add_argument("--fire", default="False")
+    parser.add_argument("--late")
+    parser.add_argument("--switch", action="store_true")
+    args = parser.parse_args()
+    try:
+        fire = ast.literal_eval(args.fire)
+    except ValueError:
+        fire = args.fire
+    noise = random.random() if {noise} else 0
+    print(f"loss={{noise}} a={{args.python or 0:d}} d={{args.right or 0:d}} e={{bool(fire):d}} f={{args.switch:d}}")
+"""
+CLASSIC = "classic is read alike for true and false: the type of --classic takes every text for true, as bool does"
+
+
+@pytest.mark.by_default(3)
+@pytest.mark.parametrize(
+    ("name", "style", "problem"),
+    [
+        ("python", "true/false", "python is read alike for true and false: --python distinguishes True/False; write"),
+        (
+            "fire",
+            "true/false",
+            "values: fire is read alike for true and false, as it is written true/false; write boole",
+        ),
+        ("classic", "True/False", f"{CLASSIC}; compare the text in the program (type=lambda text: text == 'True')"),
+        (
+            "number",
+            "true/false",
+            "number is read alike for true and false: --number distinguishes 1/0; write booleans: ",
+        ),
+        ("right", "true/false", None),
+        ("python", "True/False", None),
+        ("fire", "True/False", None),
+        ("number", "1/0", None),
+        ("switch", "flag", None),
+    ],
+)
+def test_a_boolean_that_the_program_reads_otherwise_is_a_problem(name: str, style: str, problem: str | None) -> None:
+    space = {name: {"type": "choice", "values": [True, False]}}
+    source = READS.format(noise=name != "fire")
+    report = tried(source, f"--{name} ${{{name}}}", space, booleans={"style": style})
+    assert [each.line[: len(problem or "")] for each in report.problems] == ([] if problem is None else [problem])
+
+
+def test_a_boolean_without_an_effect_gets_a_remark() -> None:
+    space = {"late": {"type": "choice", "values": [True, False]}}
+    report = tried(READS.format(noise=False), "--late=${late}", space)
+    assert report.ok
+    assert "true and false of late give the same metrics in the first iteration" in report.remarks[-1]
 
 
 @pytest.mark.by_default(1)

@@ -87,7 +87,7 @@ COMMANDS = {
     },
     "cloud prices": {"types", "--output", "-o", "--refresh", "--region", "-r"},
     "profile": {"file", "--iterations", "--no-cap", "--out", "--set", "-s", "--trials", "--yes", "-y"},
-    "check": {"file", "--limit", "--output", "-o", "--set", "-s"},
+    "check": {"file", "--limit", "--quick", "--output", "-o", "--set", "-s"},
     "run": {
         "file",
         "--check",
