@@ -105,7 +105,7 @@ class Settings:
     store: str | None = field(default=None, repr=False)
     """SQLAlchemy URL of the store, journals included; None: SQLite files below `home`. May hold a password."""
     host: str = "127.0.0.1"
-    port: int = 8265
+    port: int = 8642
     auth: bool = False
     """Whether tokens are required. Without them, every client that reaches the port may do everything."""
     hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]")

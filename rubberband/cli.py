@@ -19,6 +19,7 @@ import typer
 import typer.core
 
 import rubberband
+from rubberband.commands.common import Group
 from rubberband.errors import InfeasibleError, InputError, RubberbandError
 from rubberband.interrupts import ENDS, AtOnce
 
@@ -109,7 +110,7 @@ class Promised(typer.core.TyperCommand):
         return context
 
 
-class Commands(typer.core.TyperGroup):
+class Commands(Group):
     """Group of the commands, none of which is imported yet."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -125,13 +126,7 @@ class Commands(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command and its arguments, also for the earlier name of a command."""
-        words = [*_EARLIER.get(args[0], args[:1]), *args[1:]]
-        if words[0] not in self.commands and not words[0].startswith("-"):
-            from rubberband.units import did_you_mean
-
-            hint = did_you_mean(words[0], self.commands) or "; `rubberband --help` lists them"
-            ctx.fail(f"there is no command {words[0]!r}{hint}")
-        return super().resolve_command(ctx, words)
+        return super().resolve_command(ctx, [*_EARLIER.get(args[0], args[:1]), *args[1:]])
 
 
 def _with_examples(command: Any, path: str) -> Any:

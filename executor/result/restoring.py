@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
+from zipfile import is_zipfile
 
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import store_of
@@ -22,6 +24,7 @@ from rubberband.executor.training.runner import check_device, expect, unpack, un
 from rubberband.executor.training.sampler import reseed, reseed_data
 from rubberband.executor.training.torch_trial import TorchTrial, override_of
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext
+from rubberband.files import make_directories
 from rubberband.spec.program import Program
 from rubberband.units import shown
 
@@ -51,25 +54,46 @@ def restore_trial(found: TrialResult, target: Code | str, *, is_simulated: bool,
 
 
 def save_files(found: TrialResult, folder: str | os.PathLike[str], *, is_simulated: bool) -> Path:
-    """Write the files of the trial's checkpoint into a folder; see `Result.save_best`.
+    """Write the files of the trial's checkpoint into a folder, or its model into a file; see `Result.save_best`.
 
     Raises InputError for a run without checkpoints, a trial without files, and a folder with files; CheckpointError if
     the checkpoint is missing or the folder cannot be written.
     """
     place = Path(folder).absolute()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise InputError(f"{folder} is there, and is not overwritten; give an empty or new folder")
+        raise InputError(f"{folder} is there, and is not overwritten; give an empty or new folder, or a new file")
     with _checkpoint(found, is_simulated) as path:
         kind = read_manifest(path)["kind"] if is_archive(path) else None
         if kind == "function":  # such as one with a Trainer
             state = _state(unpack(path, kind, found.iterations, "cpu"), "cpu")
             if isinstance(state, FolderCheckpoint):
                 return _written(state, place)
+        if kind is None and is_zipfile(path):
+            return _save_model(found, path, place / "model.pt" if place.is_dir() else place)
         if kind != "program":
             raise InputError(f"trial {found.trial} is Python, with no folder of files; result.load_best() loads it")
         if not unpack_folder(path, place)["files"]:
             raise InputError(f"trial {found.trial} saved no files: its program wrote nothing to ${{checkpoint}}")
     return place
+
+
+def _save_model(found: TrialResult, path: Path, file: Path) -> Path:
+    """Write the state_dict of a TorchTrial's model, as `torch.load` reads it also with weights_only."""
+    import torch
+
+    from rubberband.executor.training.checkpoint import read
+
+    state = expect(read(path), "torch", found.iterations)["model"]
+    try:
+        make_directories(file.parent)
+        torch.save(state, str(file))
+        torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError:
+        file.unlink()
+        raise InputError("the model's state holds objects of its own classes; result.load_best() loads it") from None
+    except (RuntimeError, OSError) as error:
+        raise CheckpointError(f"{file} cannot be written: {one_line(error)}; give another path") from error
+    return file
 
 
 def _written(files: FolderCheckpoint, place: Path) -> Path:

@@ -439,9 +439,11 @@ class Result:
     def save_best(self, folder: str | os.PathLike[str], /) -> Path:
         """Write the files of the best trial's checkpoint into a folder, which is made; return it.
 
-        The checkpoint is a folder if a command, `transformers` or Ray Tune saved it. Raises InputError if no trial has
-        reported, the checkpoint is no folder, or `folder` has files; CheckpointError if the checkpoint is missing or
-        `folder` cannot be written, StoreAwayError if its store is away.
+        The checkpoint is a folder if a command, `transformers` or Ray Tune saved it. A TorchTrial has its model's
+        `state_dict()` written into a file of that name, which `torch.load` reads with `weights_only=True`.
+
+        Raises InputError if no trial has reported, the checkpoint is neither, or `folder` has files; CheckpointError if
+        the checkpoint is missing or `folder` cannot be written, StoreAwayError if its store is away.
         """
         from rubberband.executor.result.restoring import save_files
         from rubberband.executor.result.rows import best_of

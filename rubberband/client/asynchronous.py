@@ -179,6 +179,8 @@ class AsyncClient(Connected):
                 return
 
     async def _send(self, call: Call[T]) -> T:
+        if call.asks_first:
+            await self._send(calls.WHO)
         for tried in count(1):
             outcome: httpx.Response | httpx.TransportError
             try:

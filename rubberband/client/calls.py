@@ -91,6 +91,8 @@ class Call(Generic[T]):
     params: Mapping[str, str | int | Sequence[str] | None] = field(default_factory=dict)
     content: bytes | None = None
     idempotency_key: str | None = None
+    asks_first: bool = False
+    """Whether a service must be there before it is sent: other programs get no experiment."""
 
     @property
     def may_be_repeated(self) -> bool:
@@ -104,6 +106,10 @@ class Call(Generic[T]):
             headers["Idempotency-Key"] = self.idempotency_key
         params = {name: value for name, value in self.params.items() if value is not None}
         return {"params": params, "content": self.content, "headers": headers}
+
+
+WHO: Call[dict[str, Any]] = Call(method="GET", path="/healthz")
+"""Question whose answer shows a service, and no other program."""
 
 
 def get(path: str, **params: str | int | Sequence[str] | None) -> Call[T]:
@@ -182,6 +188,12 @@ def answer_of(call: Call[T], outcome: httpx.Response | httpx.TransportError, url
     """Return the answer to a call. Raises what `raise_for` raises, and ServiceError if there is no answer."""
     if not isinstance(outcome, httpx.Response):
         raise unreachable(url, outcome) from None
+    if call is WHO and outcome.status_code < 500 and not {"status", "checks"} <= _problem(outcome).keys():
+        raise ServiceError(
+            f"what answers at {url} is no service of RubberBand; start one with `rubberband serve`, and give its "
+            "address in RUBBERBAND_SERVER or --server",
+            status=None,
+        )
     raise_for(outcome)
     answer: T = outcome.json()
     return answer

@@ -1,6 +1,6 @@
 """Client of the service.
 
-with rubberband.Client("http://127.0.0.1:8265") as client:
+with rubberband.Client("http://127.0.0.1:8642") as client:
     print(client.plan("digits.yaml")["prediction"]["cost_usd"]["mean"])
     client.submit("digits.yaml")
     print(client.wait("digits")["summary"]["best_value"])
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, Self
 from urllib.parse import quote
@@ -39,7 +40,7 @@ class Client(Connected):
     ServiceError if the service does not answer or fails. Calls are retried a few times where that is safe.
 
     Examples:
-        >>> with rubberband.Client() as client:  # RUBBERBAND_SERVER, or http://127.0.0.1:8265
+        >>> with rubberband.Client() as client:  # RUBBERBAND_SERVER, or http://127.0.0.1:8642
         ...     for experiment in client.experiments():
         ...         print(experiment["name"], experiment["state"])
     """
@@ -56,7 +57,7 @@ class Client(Connected):
         """Connect to a service, at the first call.
 
         Args:
-            url: Its address. By default RUBBERBAND_SERVER, or http://127.0.0.1:8265.
+            url: Its address. By default RUBBERBAND_SERVER, or http://127.0.0.1:8642.
             token: A token of it. By default RUBBERBAND_TOKEN.
             transport: Transport of httpx, such as one of a test.
             sleep: Function that pauses between two tries.
@@ -156,7 +157,9 @@ class Client(Connected):
             'submitted'
         """
         words = calls.self_contained(experiment, overrides)
-        return self._send(calls.act("/v1/experiments", words, key=idempotency_key, policy=policy, plan=plan))
+        call: Call[models.SubmittedView]
+        call = calls.act("/v1/experiments", words, key=idempotency_key, policy=policy, plan=plan)
+        return self._send(replace(call, asks_first=True))
 
     def experiments(
         self, *states: State, search: str = "", tags: Sequence[str] = (), archived: bool = False
@@ -622,6 +625,8 @@ class Client(Connected):
                 return
 
     def _send(self, call: Call[T]) -> T:
+        if call.asks_first:
+            self._send(calls.WHO)
         for tried in count(1):
             outcome: httpx.Response | httpx.TransportError
             try:

@@ -18,7 +18,7 @@ from rubberband.client.calls import unreachable
 from rubberband.client.models import EventView, ExperimentDetail
 from rubberband.errors import InputError, ServiceError
 
-DEFAULT_SERVER = "http://127.0.0.1:8265"
+DEFAULT_SERVER = "http://127.0.0.1:8642"
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 STREAM_TIMEOUT = httpx.Timeout(5.0, read=45.0)
 """A stream of events has heartbeats, closer together than this."""

@@ -174,5 +174,5 @@ def _require_unlisted(folder: ExperimentFolder) -> None:
             raise InputError(
                 f"experiment {folder.name!r} is listed by the service of this home, which deletes it: start it if it "
                 f"does not run (`rubberband serve`), then `rubberband rm {folder.name} --server URL` with the address "
-                "that it prints (http://127.0.0.1:8265 by default)"
+                "that it prints (http://127.0.0.1:8642 by default)"
             )

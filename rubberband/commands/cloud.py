@@ -16,6 +16,7 @@ import typer
 
 from rubberband.commands.common import (
     FileArgument,
+    Group,
     Overrides,
     TableFormat,
     YesOption,
@@ -45,6 +46,7 @@ OwnerOption = Annotated[
 
 cloud = typer.Typer(
     name="cloud",
+    cls=Group,
     help="Manage the head and images; show prices.",
     no_args_is_help=True,
     add_completion=False,
@@ -372,6 +374,7 @@ def cleanup(
 
 image = typer.Typer(
     name="image",
+    cls=Group,
     help="Manage images with the driver's packages.",
     no_args_is_help=True,
     add_completion=False,

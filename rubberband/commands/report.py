@@ -105,8 +105,8 @@ def best(
     """Print an experiment's best configuration.
 
     Includes its metrics and the path of its checkpoint. While the experiment runs, this is the best so far. With --out,
-    the files of a checkpoint that is a folder (of a command, transformers or Ray Tune) are written into another one;
-    `result.load_best` loads other trials in Python.
+    the state_dict of a TorchTrial's model is written into a file, and the files of a checkpoint that is a folder (of a
+    command, transformers or Ray Tune) into another one; `result.load_best` loads other trials in Python.
     """
     from rubberband.executor.result.rows import best_of
     from rubberband.views.experiment import plain

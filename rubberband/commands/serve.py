@@ -168,7 +168,7 @@ ProxyOption = Annotated[
 
 def serve(
     host: HostOption = "127.0.0.1",
-    port: PortOption = 8265,
+    port: PortOption = 8642,
     store: StoreOption = None,
     auth: AuthOption = None,
     allow: AllowOption = None,

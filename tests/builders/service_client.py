@@ -15,7 +15,7 @@ import httpx
 from fastapi import FastAPI
 
 T = TypeVar("T")
-ADDRESS = "http://127.0.0.1:8265"
+ADDRESS = "http://127.0.0.1:8642"
 
 
 class Client:

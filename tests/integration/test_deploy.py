@@ -109,7 +109,7 @@ def test_the_service_is_healthy_and_asks_for_a_token(server: tuple[ServerProcess
     started, token = server
     (check,) = re.findall(r'CMD \["python", "-c", "(.*)"\]', (DEPLOY / "Dockerfile").read_text(encoding="utf-8"))
     subprocess.run(
-        [sys.executable, "-c", check.replace(":8265", f":{started.port}").replace("=5)", "=60)")], check=True
+        [sys.executable, "-c", check.replace(":8642", f":{started.port}").replace("=5)", "=60)")], check=True
     )
     asked = [
         httpx.get(f"{started.address}/v1/experiments", headers=headers, timeout=60).status_code
@@ -136,7 +136,7 @@ def nginx(folder: Path, port: int) -> Iterator[str]:
     subprocess.run([*ask, *files], check=True, capture_output=True)
     secure, plain = free_port(), free_port()
     text = (DEPLOY / "nginx.conf").read_text(encoding="utf-8").replace("/etc/ssl/tuning", str(folder))
-    text = text.replace(":8265", f":{port}").replace("listen 80;", f"listen {plain};")
+    text = text.replace(":8642", f":{port}").replace("listen 80;", f"listen {plain};")
     text = text.replace("listen 443 ssl;", f"listen {secure} ssl;")
     if version < (1, 25, 1):
         text = re.sub("http2 on;", "", text).replace(f"{secure} ssl;", f"{secure} ssl http2;")

@@ -14,7 +14,7 @@ from tests.builders.server_process import ServerProcess, serving
 PLACES = {
     place: [page for page in PAGES if any(b.place == place for b in blocks(page))] for place in ("service", "ray")
 }
-ADDRESS = "127.0.0.1:8265"
+ADDRESS = "127.0.0.1:8642"
 
 
 def options_of(serve: Block) -> list[str]:
@@ -29,7 +29,7 @@ def options_of(serve: Block) -> list[str]:
 def elsewhere(text: str, server: ServerProcess) -> str:
     """A block for a server that does not listen on the usual port, which another may have."""
     host = server.address.partition("//")[2]
-    text = text.replace(ADDRESS, host).replace("localhost:8265", host)
+    text = text.replace(ADDRESS, host).replace("localhost:8642", host)
     return text.replace("rubberband submit ", f"rubberband submit --server {server.address} ")
 
 

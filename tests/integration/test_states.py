@@ -143,7 +143,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, journals: Mapping[str, Recor
 
 def granted(house: House, name: str, action: Action) -> str:
     """Empty if the client is granted it; else why not."""
-    with Client("http://127.0.0.1:8265", transport=httpx.MockTransport(house.ask)) as client:
+    with Client("http://127.0.0.1:8642", transport=httpx.MockTransport(house.ask)) as client:
         try:
             match action:
                 case "cancel":
@@ -168,7 +168,7 @@ def test_the_page_offers_and_the_client_is_granted_the_same(house: House, case: 
     for action in ACTIONS:
         name = f"{action}-{at}"
         house.put(case, name)
-        page = house.ask(httpx.Request("GET", f"http://127.0.0.1:8265/experiments/{name}"))
+        page = house.ask(httpx.Request("GET", f"http://127.0.0.1:8642/experiments/{name}"))
         assert set(re.findall(r'data-dialog="(\w+)"', page.text)) == set(case.may.split()), "the page offers it"
         why = granted(house, name, action)
         is_repeated = (case.state, action) == (ExperimentState.CANCELLED, "cancel")  # answered as before, not offered
@@ -179,13 +179,13 @@ def test_the_page_offers_and_the_client_is_granted_the_same(house: House, case: 
 def test_a_trial_is_stopped_where_its_page_offers_it(house: House, case: Case) -> None:
     name = f"stop-{CASES.index(case)}"
     house.put(case, name)
-    with Client("http://127.0.0.1:8265", transport=httpx.MockTransport(house.ask)) as client:
+    with Client("http://127.0.0.1:8642", transport=httpx.MockTransport(house.ask)) as client:
         trials = list(client.trials(name))
         going = {one["trial"] for one in trials if one["status"] in ("queued", "running", "paused")}
         may = "limit" in case.may.split()
         assert not may or case.journal != "half" or 0 < len(going) < len(trials)
         for trial in (min(going, default=0), next(one["trial"] for one in trials if one["trial"] not in going)):
-            page = house.ask(httpx.Request("GET", f"http://127.0.0.1:8265/experiments/{name}/trials/{trial}"))
+            page = house.ask(httpx.Request("GET", f"http://127.0.0.1:8642/experiments/{name}/trials/{trial}"))
             is_offered = may and trial in going
             assert ('data-dialog="stop"' in page.text) == is_offered
             if is_offered:

@@ -411,7 +411,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="origin-by-its-begin",
-        harm="a page of localhost:8265.evil.example cancels experiments in the name of who looks at it",
+        harm="a page of localhost:8642.evil.example cancels experiments in the name of who looks at it",
         file="api/security/middleware.py",
         old="own = origin is None or _netloc(origin) == host.lower()",
         new="own = origin is None or _netloc(origin).startswith(host.lower())",

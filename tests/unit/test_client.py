@@ -26,8 +26,13 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 def answering(handler: Handler, **options: Any) -> Client:
     waits: list[float] = []
+
+    def service(request: httpx.Request) -> httpx.Response:
+        is_who = request.url.path == "/healthz"
+        return httpx.Response(200, json={"status": "ok", "checks": {}}) if is_who else handler(request)
+
     client = Client(
-        "http://service", token="rb_a_b", transport=httpx.MockTransport(handler), sleep=waits.append, **options
+        "http://service", token="rb_a_b", transport=httpx.MockTransport(service), sleep=waits.append, **options
     )
     client.waits = waits  # type: ignore[attr-defined]
     return client
@@ -184,6 +189,37 @@ def test_the_address_and_the_token_come_from_the_environment(monkeypatch: pytest
         client.prices("p3.2xlarge", region="eu-west-1")
     assert str(seen[0].url) == "http://there:1234/v1/prices?type=p3.2xlarge&region=eu-west-1"
     assert seen[0].headers["Authorization"] == "Bearer rb_c_d"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        httpx.Response(200, text="success"),
+        httpx.Response(200, json={"status": "ok"}),
+        httpx.Response(404, text="404: Not Found"),
+        httpx.Response(200, text="<html></html>"),
+    ],
+)
+def test_another_program_at_the_address_gets_no_experiment(other: httpx.Response) -> None:
+    """As Ray's dashboard, which had the port of a service."""
+    seen: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(f"{request.method} {request.url.path}")
+        return httpx.Response(other.status_code, content=other.content)
+
+    line = "^what answers at http://service is no service of RubberBand; start one with `rubberband serve`, and give"
+    client = Client("http://service", transport=httpx.MockTransport(handler))
+    with client, pytest.raises(ServiceError, match=line):
+        client.submit(words())
+
+    async def submit() -> None:
+        async with AsyncClient("http://service", transport=httpx.MockTransport(handler)) as client:
+            await client.submit(words())
+
+    with pytest.raises(ServiceError, match=line):
+        asyncio.run(submit())
+    assert seen == ["GET /healthz"] * 2
 
 
 def test_a_name_cannot_leave_its_place_in_the_path() -> None:
@@ -380,4 +416,4 @@ def test_the_local_service_is_asked_by_name_despite_the_environment(
 ) -> None:
     monkeypatch.setenv("RUBBERBAND_SERVER", "http://there:1234")
     with open_client("local") as here, open_client(None) as there:
-        assert (here.url, there.url) == ("http://127.0.0.1:8265", "http://there:1234")
+        assert (here.url, there.url) == ("http://127.0.0.1:8642", "http://there:1234")

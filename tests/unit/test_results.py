@@ -204,6 +204,20 @@ def test_export_refuses(says: Any, arguments: tuple[str, ...], error: str) -> No
         says("export", "digits-sha", *arguments)
 
 
+def test_the_model_of_a_torch_trial_is_written_as_its_state(tmp_path: Path) -> None:
+    import torch
+
+    from tests.builders.trials.torch_trials import Line
+
+    found = trained(Line, tmp_path / "store", metric="train_loss", lr=0.3)
+    assert found.save_best(tmp_path / "new" / "model.pt") == tmp_path / "new" / "model.pt"
+    state, best = torch.load(tmp_path / "new" / "model.pt", weights_only=True), found.load_best(Line).model.state_dict()
+    assert state.keys() == best.keys()
+    assert all(torch.equal(state[name], best[name]) for name in best)
+    with pytest.raises(InputError, match="is there, and is not overwritten"):
+        found.save_best(tmp_path / "new" / "model.pt")
+
+
 @pytest.mark.long
 def test_export_writes_a_study_that_optuna_reads(says: Any, home: Path, tmp_path: Path) -> None:
     import optuna

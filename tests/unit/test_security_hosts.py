@@ -24,9 +24,9 @@ SERVED = frozenset({"localhost", "127.0.0.1", "[::1]"})
     ("value", "host"),
     [
         ("localhost", "localhost"),
-        ("LocalHost:8265", "localhost"),
+        ("LocalHost:8642", "localhost"),
         ("localhost.:80", "localhost"),
-        ("[::1]:8265", "[::1]"),
+        ("[::1]:8642", "[::1]"),
         ("[::1]", "[::1]"),
         ("127.0.0.1:", "127.0.0.1"),
         ("", ""),
@@ -53,26 +53,26 @@ def test_every_host_is_answered_only_if_the_operator_says_so() -> None:
     ("fetch_site", "origin", "own"),
     [
         (None, None, True),
-        ("same-origin", "http://localhost:8265", True),
+        ("same-origin", "http://localhost:8642", True),
         ("none", None, True),
         ("same-site", "http://localhost:9", False),
-        ("cross-site", "http://localhost:8265", False),
-        (None, "http://localhost:8265", True),
+        ("cross-site", "http://localhost:8642", False),
+        (None, "http://localhost:8642", True),
         (None, "http://localhost:9", False),
         (None, "http://evil.example", False),
-        (None, "http://localhost:8265.evil.example", False),
-        (None, "http://evil.example/localhost:8265", False),
+        (None, "http://localhost:8642.evil.example", False),
+        (None, "http://evil.example/localhost:8642", False),
         (None, "null", False),
         (None, "http://[", False),
     ],
 )
 def test_pages_of_other_sites_change_nothing(fetch_site: str | None, origin: str | None, own: bool) -> None:
-    require_own_page("GET", fetch_site=fetch_site, origin=origin, host="localhost:8265")
+    require_own_page("GET", fetch_site=fetch_site, origin=origin, host="localhost:8642")
     if own:
-        require_own_page("POST", fetch_site=fetch_site, origin=origin, host="localhost:8265")
+        require_own_page("POST", fetch_site=fetch_site, origin=origin, host="localhost:8642")
         return
     with pytest.raises(HttpProblem) as caught:
-        require_own_page("POST", fetch_site=fetch_site, origin=origin, host="localhost:8265")
+        require_own_page("POST", fetch_site=fetch_site, origin=origin, host="localhost:8642")
     assert caught.value.kind is FOREIGN_ORIGIN
 
 
@@ -129,7 +129,7 @@ def test_a_name_is_a_host_alone(name: str) -> None:
 def test_the_address_is_one_that_a_browser_here_can_open() -> None:
     assert url_of("0.0.0.0", 80, https=False) == "http://127.0.0.1:80"
     assert url_of("::", 443, https=True) == "https://[::1]:443"
-    assert url_of("localhost", 8265, https=False) == "http://localhost:8265"
+    assert url_of("localhost", 8642, https=False) == "http://localhost:8642"
 
 
 class Clock:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from rubberband import cli
 from rubberband.errors import EntrypointError, InputError
 from rubberband.executor.journal.folder import open_folder
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -36,6 +38,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_the_nearest_word_is_meant_whatever_its_case(word: str, hint: str) -> None:
     assert did_you_mean(word, ["accuracy", "loss"]) == hint
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("rum", "there is no command 'rum'; did you mean 'run' or 'rm'?"),
+        ("submitt", "there is no command 'submitt'; did you mean 'submit'?"),
+        ("cancl", "there is no command 'cancl'; `rubberband --help` lists them"),
+        ("cloud dwn", "there is no command 'dwn'; `rubberband cloud --help` lists them"),
+        ("cloud price", "there is no command 'price'; did you mean 'prices'?"),
+        ("aws teardwn", "there is no command 'teardwn'; `rubberband aws --help` lists them"),
+    ],
+)
+def test_a_destructive_command_is_never_the_only_one_that_is_meant(words: str, hint: str) -> None:
+    found = CliRunner().invoke(cli.app, words.split(), prog_name="rubberband")
+    assert found.exit_code == 2
+    assert hint in found.stderr
 
 
 def test_a_file_beside_the_missing_one_is_meant(here: Path) -> None:
