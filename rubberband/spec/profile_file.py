@@ -77,7 +77,7 @@ class LimitsWords(Words):
     max_per_gpu: Count | None = None
     """Most samples that go through the model on one GPU at once; by default no limit is known."""
     accumulation: Annotated[bool, Field(strict=True)] = True
-    """Whether gradients may be accumulated."""
+    """Whether gradients could be accumulated when it was measured; plans follow `batch.accumulation`."""
 
     @model_validator(mode="after")
     def _agrees(self) -> LimitsWords:
@@ -158,8 +158,8 @@ class AsyncWords(Words):
     largest_shard: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
     """Share of the model's bytes on the server that holds most; by default they are split evenly."""
     blend: Annotated[float, Field(strict=True, ge=0, le=1)] | None = None
-    """Place of the throughput in its band: 0 is the low end, 1 the high end. By default that of measured gangs with two
-    or more workers."""
+    """Place of the throughput in its band: 0 is the low end, 1 the high end. Measured gangs of two or more workers
+    count instead where they show it."""
 
     @model_validator(mode="after")
     def _holds_the_model(self) -> AsyncWords:

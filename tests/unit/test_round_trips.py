@@ -217,7 +217,7 @@ RECORDS: dict[str, tuple[Callable[[], Any], Callable[[Any, Path], Any]]] = {
     ),
     "api.store.schema.KeptAnswer": (lambda: filled(schema.KeptAnswer), _stored(_answered)),
     "api.store.schema.Promise": (
-        lambda: filled(schema.Promise, experiment=SUBMISSION.name),
+        lambda: filled(schema.Promise, experiment=SUBMISSION.name, spans=[[2, 0.5], [1, 9.5]]),
         _stored(lambda store, value: (_submitted(store, SUBMISSION, value), store.promises()[0])[1]),
     ),
     "api.store.schema.StoredPlan": (
