@@ -68,8 +68,8 @@ class AsyncDict(TypedDict, total=False):
     largest_shard: float | None
     """Share of the model's bytes on the server that holds most; by default they are split evenly."""
     blend: float | None
-    """Place of the throughput in its band: 0 is the low end, 1 the high end. By default that of measured gangs with
-    two or more workers."""
+    """Place of the throughput in its band: 0 is the low end, 1 the high end. Measured gangs of two or more workers
+    count instead where they show it."""
 
 
 class AwsDict(TypedDict, total=False):
@@ -156,6 +156,15 @@ class BatchBalanceDict(TypedDict, total=False):
     max_share: float | None
     """Largest part of a batch on one worker, such as 0.5; never less than an equal share. By default what its
     memory holds."""
+
+
+class BooleanDict(TypedDict, total=False):
+    """How a program reads true and false."""
+
+    style: Literal["true/false", "True/False", "1/0", "flag"]
+    """`true/false`, `True/False` and `1/0` are words. With `flag` an option is written for true, and none for
+    false. argparse's `store_true` takes a `flag`; Fire, `ast.literal_eval` and `text == "True"` read
+    `True/False`."""
 
 
 class ConstraintsDict(TypedDict, total=False):
@@ -269,7 +278,7 @@ class LimitsDict(TypedDict, total=False):
     max_per_gpu: int | None
     """Most samples that go through the model on one GPU at once; by default no limit is known."""
     accumulation: bool
-    """Whether gradients may be accumulated."""
+    """Whether gradients could be accumulated when it was measured; plans follow `batch.accumulation`."""
 
 
 class LognormalDelayDict(TypedDict, total=False):
@@ -347,6 +356,8 @@ class ProgramDict(TypedDict, total=False):
     """`report`: it calls rubberband.report; `stdout`: it prints lines such as `loss=0.12`."""
     launch: Literal["worker", "machine"]
     """Once for each worker of a gang, or (`machine`) once for each machine, for torchrun and the like."""
+    booleans: BooleanDict
+    """How true and false are written in the command."""
 
 
 class ResourcesDict(TypedDict, total=False):
