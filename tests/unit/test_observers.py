@@ -277,7 +277,7 @@ TRACKED: dict[type, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", TRACKED, ids=lambda kind: kind.__name__)
-def test_a_tracker_leaves_what_it_is_told_as_it_was(kind, tmp_path):
+def test_a_tracker_leaves_reports_as_they_were(kind, tmp_path):
     run = SimpleNamespace(name="a", metric="loss", mode="min", num_trials=1, experiment={"name": "a"}, is_resumed=False)
     config, metrics = {"lr": 0.1, "layers": [1, 2]}, {"loss": 0.5}
     about = {"trial": 0, "config": config, "iterations": 1, "elapsed_s": 1.0}
