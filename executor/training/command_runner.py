@@ -132,7 +132,8 @@ class CommandRunner(Runner):
         found = yield from (self._reported() if self._command.metrics.source == "report" else self._read())
         self._waits_since = math.inf
         self._require_group()
-        return clean_metrics(found, self._segment.metric)
+        is_last = self._iteration == self._segment.max_iterations
+        return clean_metrics(found, self._segment.metric, is_last=is_last)
 
     def _follow(self) -> Iterator[None]:
         """Wait until rank 0 ends the segment, and end this worker's program then."""

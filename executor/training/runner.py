@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 import pickle
+import re
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -51,11 +52,21 @@ MOST_NAMED = 20
 """Metrics that an error names."""
 
 
-def clean_metrics(reported: Any, metric: str) -> dict[str, float]:
+_OF_TRAINING = re.compile(r"loss|grad|gnorm", re.IGNORECASE)
+"""Metrics that are finite unless training has diverged."""
+_LARGEST = 3.38e38
+"""Below the largest number of float32 and of bfloat16, which `nan_to_num` puts in place of infinity."""
+
+
+def clean_metrics(reported: Any, metric: str, *, is_last: bool = False) -> dict[str, float]:
     """Return the numbers among the reported metrics as floats; `metric` must be one of them, and finite.
 
     Booleans, integers and scalars of NumPy and torch count as numbers, but `metric` is no boolean, by which most trials
     would be equal. Other values, and other metrics that are not finite, are left out: only `metric` decides.
+
+    Some libraries leave out losses that are not finite, and report 0, or the mean of the losses before. So 0 is no
+    result beside a loss or a gradient that is not finite. Nor is the loss of the last iteration (`is_last`) beside a
+    gradient that is NaN; before the last one it may be of a single step, which a GradScaler has skipped.
 
     Raises TrialFailure: no_metric, not_a_number (also if too large for a float), or raised (too many metrics, or a
     name that is too long).
@@ -78,7 +89,24 @@ def clean_metrics(reported: Any, metric: str) -> dict[str, float]:
         )
     if not math.isfinite(value):
         raise TrialFailure("not_a_number", f"the metric {metric!r} is {value}")
+    if abs(value) > _LARGEST:
+        raise TrialFailure("not_a_number", f"the metric {metric!r} is {value:.3g}, which stands for infinity")
+    if diverged := _diverged(metric, value, floats, is_last=is_last):
+        raise TrialFailure(
+            "not_a_number", f"the metric {metric!r} is {value:.6g} beside {diverged}: training has diverged"
+        )
     return {name: number for name, number in floats.items() if number is not None and math.isfinite(number)}
+
+
+def _diverged(metric: str, value: float, floats: Mapping[str, float | None], *, is_last: bool) -> str:
+    """Return the metric by which training has diverged, as `grad_norm=nan`; empty without one."""
+    for name, other in floats.items():
+        if other is None or math.isfinite(other) or not _OF_TRAINING.search(name):
+            continue
+        is_nan_gradient = math.isnan(other) and "loss" in metric.lower() and "loss" not in name.lower()
+        if value == 0.0 or (is_last and is_nan_gradient):
+            return f"{name}={other}"
+    return ""
 
 
 def _is_boolean(value: Any) -> bool:

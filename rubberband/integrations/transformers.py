@@ -30,7 +30,8 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
     An iteration is an epoch, or `steps_per_iteration` optimizer steps. It ends with an evaluation, whose `eval_…`
     metrics are reported with the training `loss`, and a checkpoint: the files that the Trainer saves (model, optimizer,
     LR schedule, random states). Its own checkpoints (`save_strategy`, `output_dir`) are not written. `num_train_epochs`
-    is the longest training of the search, `max_t`; the LR schedule follows it. A callback that stops the training
+    is the longest training of the search, `max_t`; the LR schedule follows it. Losses that are not finite count as they
+    are (`logging_nan_inf_filter` is off), so that a trial that diverges fails. A callback that stops the training
     before, such as EarlyStoppingCallback, ends the trial; its patience counts the evaluations of `eval_strategy` alone,
     and goes on after a resume. So do frozen parameters and the attributes of your own callbacks that are plain data.
 
@@ -63,6 +64,7 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         trainer.args.output_dir = folder
         _leave_out_own_saves(trainer.args)
         trainer.args.restore_callback_states_from_checkpoint = True
+        trainer.args.logging_nan_inf_filter = False  # it would report 0 for an epoch that has diverged
         _leave_out_best_model(trainer.args)
         resumed = trainer_files.resumed_in(Path(folder) / "resumed")
         _require_mean_of_losses(trainer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -316,7 +317,9 @@ def metrics_in(line: str, pattern: re.Pattern[str] | None = None) -> dict[str, f
     if pattern is not None:
         found = pattern.search(line)
         groups = found.groupdict() if found is not None else {}
-        return {name: float(text) for name, text in groups.items() if text is not None and _is_number(text)}
+        named = {name: float(text) for name, text in groups.items() if text is not None and _is_number(text)}
+        beside = metrics_in(line) if named else {}  # by which a loss that a library has left out is seen
+        return {name: value for name, value in beside.items() if not math.isfinite(value)} | named
     text = _text_of(line)
     if text.startswith("{"):
         content = _content(text)
@@ -395,9 +398,13 @@ def _text_of(line: str) -> str:
     return _BAR.sub("", _ESCAPE.sub("", line)).strip()
 
 
+_BARE = re.compile(r"(?<=: )(-?inf|nan)(?=[,}])")
+"""Numbers that Python prints so in a dict."""
+
+
 def _content(text: str) -> Mapping[Any, Any]:
     """Return the object that is written as JSON, or as Python prints a dict: the Trainer of transformers does."""
-    for read in (json.loads, ast.literal_eval):
+    for read in (json.loads, ast.literal_eval, lambda text: ast.literal_eval(_BARE.sub(r"'\1'", text))):
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             content = read(text)
             return content if isinstance(content, dict) else {}

@@ -171,7 +171,9 @@ def most_frequent_cause(result: Result) -> tuple[int, str] | None:
     if len(ours) < 2 or 10 * len(ours) < len(result.trials):
         return None
     shared = shared_by(result, ours)
-    return len(ours), _OF_PARSER.sub("", _ENDED.sub("", cause)) + (f" ({shared})" if shared else "")
+    return len(ours), _OF_PARSER.sub("", _ENDED.sub("", cause)).partition("; its last lines: ")[0] + (
+        f" ({shared})" if shared else ""
+    )
 
 
 def shared_by(result: Result, trials: Collection[int]) -> str:

@@ -264,6 +264,31 @@ def test_a_program_that_fails_shows_its_last_lines(trial: Trial, source: str, me
     assert message in failure.message
 
 
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("pattern", [None, r"'loss': '?(?P<loss>[0-9.]+)"])
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{'loss': 0.0, 'grad_norm': nan, 'epoch': 2.0}", "0 beside grad_norm=nan: training has diverged"),
+        ("{'loss': '0', 'grad_norm': 'nan', 'epoch': '2'}", "0 beside grad_norm=nan: training has diverged"),
+        ("{'loss': 0.4, 'grad_norm': nan, 'epoch': 2.0}", "0.4 beside grad_norm=nan: training has diverged"),
+    ],
+)
+def test_a_printed_loss_that_a_library_has_left_out_is_no_result(
+    trial: Trial, line: str, why: str, pattern: str | None
+) -> None:
+    source = f"""
+        import time
+        print("{{'loss': 0.7, 'grad_norm': 1.5, 'epoch': 1.0}}", flush=True)
+        time.sleep(0.15)
+        print("{line}", flush=True)
+    """
+    metrics = Metrics(source="stdout", pattern=pattern)
+    items = trial.run(source, "", metrics=metrics, max_iterations=2)
+    assert losses(items) == [(1, 0.7)]
+    assert (items[-1].kind, items[-1].message) == ("not_a_number", f"the metric 'loss' is {why}")
+
+
 EXCEPTION = """
     def load(): open("nosuch.pt")
     try:

@@ -200,6 +200,9 @@ def test_a_place_that_nothing_fills_is_refused() -> None:
         ("loss: 0.25 at 12:30:01", {"loss": 0.25}),
         ("a.b/c=3 x=1.2.3 path=/a/b", {"a.b/c": 3.0}),
         ("loss=nan", {"loss": math.nan}),
+        ("{'loss': 0.0, 'grad_norm': nan, 'epoch': 1.0}", {"loss": 0, "grad_norm": math.nan, "epoch": 1}),
+        ("{'loss': -inf, 'name': 'is: nan', 'a': [1]}", {"loss": -math.inf}),
+        ("{'loss': '0', 'grad_norm': 'nan'}", {"loss": 0, "grad_norm": math.nan}),
         ("nothing", {}),
         ("{broken loss", {}),
         ("\x1b[32mloss\x1b[0m: 0.5 \x1b[1macc=1\x1b[0m", {"loss": 0.5, "acc": 1}),
@@ -266,6 +269,9 @@ def test_a_pattern_names_the_metrics() -> None:
     pattern = re.compile(r"validation (?P<loss>\S+) after")
     assert metrics_in("validation 0.5 after 3", pattern) == {"loss": 0.5}
     assert metrics_in("validation none after 3", pattern) == {}
+    found = metrics_in("validation 0.5 after grad_norm=nan acc=3", pattern)
+    assert math.isnan(found.pop("grad_norm"))
+    assert found == {"loss": 0.5}
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]\w{0,9}", fullmatch=True), st.floats(-1e300, 1e300)))

@@ -103,6 +103,14 @@ def test_a_trial_that_resumes_learns_what_one_never_stopped_learns(store, config
     }
 
 
+@pytest.mark.parametrize("metric", ["loss", "eval_loss"])
+def test_a_loss_that_is_no_number_fails_its_trial(store, metric):
+    """The Trainer leaves such losses out by default, and reports 0 for an epoch that has no other."""
+    *_, failure = run(train, store, config={"lr": 1e30}, metric=metric, until_iterations=3)
+    assert isinstance(failure, SegmentFailure)
+    assert (failure.kind, failure.message) == ("not_a_number", f"the metric '{metric}' is nan")
+
+
 def freezing(config):
     class Freezing(transformers.TrainerCallback):
         def __init__(self):

@@ -23,8 +23,9 @@ from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import MOST_DETAILS
+from rubberband.executor.training.failures import MOST_DETAILS, TrialFailure
 from rubberband.executor.training.run import run_segment, warm_up
+from rubberband.executor.training.runner import clean_metrics
 from rubberband.executor.training.segment import SegmentRepeated, SegmentReport, SegmentStarted
 from tests.builders import segments
 from tests.builders.segments import failure, reports, train
@@ -177,6 +178,13 @@ def test_a_segment_that_is_not_walked_to_its_end_closes_the_trial(store):
         ({"loss": np.array(True)}, "no_metric", "'loss' is True, a boolean"),
         ({"loss": math.nan}, "not_a_number", "the metric 'loss' is nan"),
         ({"loss": np.float32(-math.inf)}, "not_a_number", "the metric 'loss' is -inf"),
+        (
+            {"loss": 0.0, "grad_norm": math.nan},
+            "not_a_number",
+            "'loss' is 0 beside grad_norm=nan: training has diverged",
+        ),
+        ({"loss": 0.0, "val_loss": math.inf}, "not_a_number", "'loss' is 0 beside val_loss=inf"),
+        ({"loss": float(np.finfo(np.float32).max)}, "not_a_number", "'loss' is 3.4e+38, which stands for infinity"),
         ({"loss": 1.0, "steps": 10**5000}, "not_a_number", "the metric 'steps' is too large for a float (1.8e+308 at"),
         ({"loss": Decimal("-1e400")}, "not_a_number", "the metric 'loss' is too large for a float"),
         ({"loss": np.longdouble("1e400")}, "not_a_number", "the metric 'loss' is too large for a float"),
@@ -195,6 +203,15 @@ def test_the_metric_must_be_there_and_finite(store, metrics, kind, message):
     failed = failure(run(Counting, store, config={"metrics": metrics}))
     assert failed.kind == kind
     assert message in failed.message
+
+
+def test_metrics_beside_the_one_that_counts_need_not_be_finite():
+    others = {"perplexity": math.inf, "f1": math.nan, "val_loss": math.nan, "grad_norm": math.nan}
+    assert clean_metrics({"accuracy": 0.5, **others}, "accuracy", is_last=True) == {"accuracy": 0.5}
+    assert clean_metrics({"loss": 0.5, **others}, "loss") == {"loss": 0.5}  # a GradScaler may have skipped that step
+    assert clean_metrics({"loss": 0.0, "f1": math.nan}, "loss", is_last=True) == {"loss": 0.0}
+    with pytest.raises(TrialFailure, match=r"'loss' is 0\.5 beside grad_norm=nan"):
+        clean_metrics({"loss": 0.5, **others}, "loss", is_last=True)
 
 
 def test_metrics_become_floats(store):
