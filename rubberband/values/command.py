@@ -347,7 +347,7 @@ _COUNT = re.compile(
 )
 """The number of an iteration, as in `Epoch 3/8`, `step: 20` or `"epoch": 1.5`."""
 _CHANGING = re.compile(
-    r"\w*\d\w*|nan|inf|infinity|true|false|none|yes|no|[ap]m|m?s|h|secs?|seconds?|mins?|minutes?|hours?|days?|"
+    r"\w*\d\w*|nan|inf|infinity|true|false|none|yes|no|and|[ap]m|[kmgt]i?b|m?s|h|secs?|seconds?|mins?|minutes?|hours?|days?|"
     r"(mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*",
     re.IGNORECASE,
 )
@@ -375,7 +375,7 @@ def _kind_of(line: str, metric: str) -> tuple[list[str], set[str]]:
     else:
         at = next((match for match in _PAIR.finditer(text) if match[1] == metric), None)
         before, behind = (text[: at.start()], text[at.end() :]) if at else ("", "")
-    words = [word.lower() for word in re.findall(r"\w+", before) if not _CHANGING.fullmatch(word)]
+    words = [word.lower().rstrip("s") for word in re.findall(r"\w+", before) if not _CHANGING.fullmatch(word)]
     ratios = ["%" if each == "%" else "/" for each in re.findall(r"%|\d\s*/\s*\d", before)]
     named = re.findall(r"[a-z]+", _PAIR.sub(" ", behind.lower()))
     return words + ratios, {_PHASES[word] for word in named if word in _PHASES}

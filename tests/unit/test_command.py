@@ -247,7 +247,7 @@ ONE_KIND = [
     ("Epoch 1/8 loss=1", "Epoch 2/8 new best! loss=.5"),
     ("Epoch 4 warmup loss=1", "Epoch 5 cosine loss=1"),
     ("took 59s loss=1", "took 1m 3s loss=1"),
-    ("took 59 s loss=1", "took 1 min 3 s loss=1"),
+    ("1 epoch in 59.9 seconds, 900 MB: loss=1", "2 epochs in 1 minute and 3 seconds, 1.2 GB: loss=1"),
     ("acc=nan loss=1", "acc=0.5 loss=1"),
     ("lr=0.1 improved=True loss=1", "lr=1e-05 improved=False loss=1"),
     ("{'loss': 1, 'grad_norm': 1, 'epoch': 0.5}", "{'loss': 1, 'epoch': 1.0}"),
