@@ -287,7 +287,7 @@ MOST_NAMED = 2000
 
 def problem_of(error: RubberbandError) -> HttpProblem:
     """Return an error with a message for users as a problem."""
-    detail = str(error)
+    detail = "; ".join(str(error).splitlines())
     match error:
         case InfeasibleError():
             nearest = {"jct_s": error.shortest_jct_s, "cost_usd": error.cheapest_usd}

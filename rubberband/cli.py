@@ -172,7 +172,8 @@ def main() -> None:
     try:
         app(prog_name="rubberband")
     except RubberbandError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        for line in getattr(error, "lines", (str(error),)):
+            print(f"error: {' '.join(line.split())}", file=sys.stderr)
         if isinstance(error, InfeasibleError) and error.remedies:
             _print_others(error)
         sys.exit(error.exit_code)

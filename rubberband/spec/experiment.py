@@ -326,7 +326,7 @@ class Experiment(Words):
         try:
             super().__init__(**dict[str, Any](words))
         except ValidationError as error:
-            raise word_error(error) from None
+            raise word_error(error, words, lambda rest: type(self)(**rest)) from None
 
     @model_validator(mode="after")
     def _agrees(self) -> Experiment:

@@ -7,7 +7,7 @@ WordError with the full key path.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Annotated, Any
@@ -34,6 +34,7 @@ from rubberband.units import (
     MAX_USD,
     did_you_mean,
     format_instant,
+    near,
     nearest,
     parse_bytes,
     parse_deadline,
@@ -55,12 +56,28 @@ _TAGS = {"scheduler", "profile", "provision_delay", "init_delay", "num_samples",
 
 
 class WordError(InputError):
-    """A value that does not fit, at `path` from the top of the document; `reason` is the message without the path."""
+    """A value that does not fit, at `path` from the top of the document; `reason` is the message without the path.
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{dotted(path)}: {reason}" if path else reason)
-        self.path = path
-        self.reason = reason
+    `others` are further faults of the same document, each of which has a line of its own.
+    """
+
+    def __init__(self, path: Path, reason: str, others: Sequence[WordError] = ()) -> None:
+        own = f"{dotted(path)}: {reason}" if path else reason
+        super().__init__("\n".join([own, *map(str, others)]))
+        self.path, self.reason, self.others = path, reason, others
+
+    def each(self) -> Iterator[WordError]:
+        """Iterate over this fault, alone, and the others."""
+        yield WordError(self.path, self.reason)
+        yield from self.others
+
+
+class DocumentError(InputError):
+    """All faults of a document, a line for each."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
 
 
 class Words(BaseModel):
@@ -97,11 +114,10 @@ class Words(BaseModel):
                 else f"keys and values, such as {first}: ..."
             )
             raise fault(f"{shown(data)} is not a mapping; write {meant}")
-        for key in data:
-            if key not in known:
-                below = [f"{name}.{key}" for name, field in known.items() if key in _keys_of(field.annotation)]
-                meant = f"write {below[0]}" if below else nearest(str(key), known)
-                raise fault(f"unknown key; {meant}", at=key if isinstance(key, int) else str(key))
+        if unknown := [key for key in data if key not in known]:
+            found = {key: _meant(key, known) for key in unknown}
+            first = unknown[0]
+            raise fault(found[first][0], at=first if isinstance(first, int) else str(first), unknown=found)
         return data
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
@@ -113,6 +129,45 @@ class Words(BaseModel):
     @classmethod
     def _keys(cls) -> dict[str, FieldInfo]:
         return {field.alias or name: field for name, field in cls.model_fields.items()}
+
+
+_OF_PEERS = {
+    **dict.fromkeys(("n_trials", "num_trials", "num_samples"), "search.scheduler.num_samples"),
+    **dict.fromkeys(("n_jobs", "max_concurrent", "max_concurrent_trials", "parallelism"), "resources.max_instances"),
+    **dict.fromkeys(("direction", "goal"), "search.mode, such as mode: min"),
+    "objective": "search.metric and search.mode",
+    **dict.fromkeys(("algorithm", "algo", "search_alg"), "search.sampler, such as {type: optuna, sampler: tpe}"),
+    **dict.fromkeys(("pruner", "early_terminate"), "search.scheduler, such as {type: asha, num_samples: 64, max_t: 9}"),
+    **dict.fromkeys(("parameters", "param_space", "params"), "search.space"),
+    **dict.fromkeys(("budget", "max_budget"), "constraints.max_cost"),
+    **dict.fromkeys(("timeout", "time_budget_s", "time_limit"), "constraints.deadline"),
+    "eta": "search.scheduler.reduction_factor",
+    **dict.fromkeys(("min_resource", "min_iter"), "search.scheduler.grace_period"),
+    **dict.fromkeys(("max_t", "max_resource", "max_iter", "max_iterations"), "search.scheduler.max_t"),
+    "seed": "search.sampler.seed",
+    "gpus": "resources.gpus_per_instance",
+    "accelerators": "resources.instance_type, such as g5.xlarge",
+}
+"""Key of other tools -> what is written for it here."""
+_VALUES_OF_PEERS = {
+    "minimize": "min",
+    "maximize": "max",
+    "fifo": "{type: none, num_samples: 16, max_t: 27}, which trains each trial to its end",
+    "median": "{type: asha, num_samples: 64, max_t: 27}",
+}
+"""Value of other tools -> what is written for it here."""
+
+
+def _meant(key: Any, known: Mapping[str, FieldInfo]) -> tuple[str, str]:
+    """Return the line for a key that is not among the `known` ones of its mapping, and the one that is meant; or ""."""
+    below = [f"{name}.{key}" for name, field in known.items() if key in _keys_of(field.annotation)]
+    written = below[0] if below else _OF_PEERS.get(str(key).lower(), "")
+    own = written.split(",")[0].rpartition(".")[2]
+    if own in known:
+        return f"unknown key; write {own}", own
+    if written:
+        return f"unknown key; write {written}", ""
+    return f"unknown key; {nearest(str(key), known)}", next(iter(near(str(key), known)), "")
 
 
 def _keys_of(annotation: Any) -> Collection[str]:
@@ -138,9 +193,14 @@ def _docstrings(model: type[Words]) -> dict[str, str]:
     return found
 
 
-def fault(reason: str, *, at: str | int | Path | None = None) -> PydanticCustomError:
-    """Return the error to raise from a validator; `at` is a key (or a path of keys) below the validated value."""
-    return PydanticCustomError("fault", "{reason}", {"reason": reason, "at": at})
+def fault(
+    reason: str, *, at: str | int | Path | None = None, unknown: Mapping[Any, tuple[str, str]] | None = None
+) -> PydanticCustomError:
+    """Return the error to raise from a validator; `at` is a key (or a path of keys) below the validated value.
+
+    `unknown`: the keys there that no field has, with the reason of each, and the key that is meant.
+    """
+    return PydanticCustomError("fault", "{reason}", {"reason": reason, "at": at, "unknown": unknown or {}})
 
 
 def input_checked(check: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -155,15 +215,54 @@ def input_checked(check: Callable[..., Any]) -> Callable[[Any], Any]:
     return validate
 
 
-def word_error(error: ValidationError) -> WordError:
-    """Return the first error of pydantic in our words, with the number of further ones."""
+def word_error(
+    error: ValidationError, words: Any = None, validate: Callable[[Any], object] = lambda words: None
+) -> WordError:
+    """Return the errors of pydantic in our words: one, with all others of the document.
+
+    `validate` is called again for the `words` with the meant keys in place of unknown ones, which hide what is wrong
+    beside them.
+    """
     details = error.errors(include_url=False)
-    first = details[0]
-    path = _path(first)
-    lacking = [dotted(_path(each)) for each in details[1:] if first["type"] == each["type"] == "missing"]
-    others = len(details) - 1 - len(lacking)
-    more = f", and {', '.join(lacking)}" * bool(lacking) + f" (and {others} more)" * bool(others)
-    return WordError(path, f"{REMOVED.get(dotted(path)) or _reason(first)}{more}")
+    missing = [dotted(_path(each)) for each in details if each["type"] == "missing"]
+    found, rest = list[WordError](), words
+    for each in details:
+        path, unknown = _path(each), each.get("ctx", {}).get("unknown", {})
+        for key, (reason, meant) in unknown.items():
+            at = (*path[:-1], key if isinstance(key, int) else str(key))
+            found.append(WordError(at, REMOVED.get(dotted(at), reason)))
+            rest = _renamed(rest, (*path[:-1], key), meant)
+        if not unknown and (each["type"] != "missing" or dotted(path) == missing[0]):
+            lacking = f", and {', '.join(missing[1:])}" if each["type"] == "missing" and missing[1:] else ""
+            found.append(WordError(path, f"{_reason(each)}{lacking}"))
+    if rest != words:
+        try:
+            validate(rest)
+        except ValidationError as further:
+            found += word_error(further, rest, validate).each()
+        except WordError as further:
+            found += further.each()
+    first, *others = {str(each): each for each in found}.values()
+    if len(others) > _MOST_FAULTS:
+        others = [*others[:_MOST_FAULTS], WordError((), f"{len(others) - _MOST_FAULTS} more; correct these first")]
+    return WordError(first.path, first.reason, others)
+
+
+_MOST_FAULTS = 20
+"""Lines of faults beside the first."""
+
+
+def _renamed(words: Any, path: Path, meant: str) -> Any:
+    """Return the words with the key that is meant in place of the one at a path, which goes if that is there, or ""."""
+    key, *below = path
+    if isinstance(words, list) and isinstance(key, int) and key < len(words) and below:
+        return [*words[:key], _renamed(words[key], tuple(below), meant), *words[key + 1 :]]
+    if not isinstance(words, Mapping) or key not in words:
+        return words
+    if below:
+        return {**words, key: _renamed(words[key], tuple(below), meant)}
+    rest = {name: value for name, value in words.items() if name != key}
+    return rest if not meant or meant in rest else {**rest, meant: words[key]}
 
 
 def dotted(path: Path) -> str:
@@ -207,6 +306,8 @@ def _reason(details: ErrorDetails) -> str:
             options = [option.strip() for option in allowed.replace(" or ", ", ").split(",")]
             wrong = str(context.get("tag", details["input"]))
             own = f"; write {_of_type(wrong) if wrong in _LEARNING else 'one of them'}"
+            if (written := _VALUES_OF_PEERS.get(wrong.lower())) is not None:
+                return f"{shown(wrong)} is not one of {', '.join(options)}; write {written}"
             return f"{shown(wrong)} is not one of {', '.join(options)}{did_you_mean(wrong, options) or own}"
         case "union_tag_not_found":
             return "is required; add it, such as type: sha"

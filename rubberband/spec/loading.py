@@ -24,8 +24,8 @@ from rubberband.errors import InputError
 from rubberband.installation import default_home
 from rubberband.spec.account import POLICY_FILE, AccountPolicy, fill
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.fields import DocumentError, WordError, Words, dotted, name_like, word_error
 from rubberband.spec.fields import Path as KeyPath
-from rubberband.spec.fields import WordError, Words, dotted, name_like, word_error
 from rubberband.spec.key_examples import add_examples
 from rubberband.spec.pool import PoolFile, on_pool
 from rubberband.spec.profile_file import load_profile, save_profile
@@ -312,9 +312,17 @@ def _validated(model: type[_Model], words: Mapping[Any, Any], origins: Mapping[K
     try:
         return model.model_validate(words)
     except ValidationError as error:
-        wrong = word_error(error)
-        place = next((origins[key] for key in (wrong.path, wrong.path[:1]) if key in origins), source)
-        raise InputError(f"{place}: {wrong}") from None
+        raise _placed(word_error(error, words, model.model_validate), origins, source) from None
+
+
+def _placed(error: WordError, origins: Mapping[KeyPath, str], source: str) -> InputError:
+    """Return the error with the place of each fault, a line for each."""
+    lines = []
+    for each in error.each():
+        known = (each.path[:length] for length in range(len(each.path), 0, -1))
+        place = next((origins[path] for path in known if path in origins), source)
+        lines.append(f"{place}: {each}" if place and each.path else str(each))
+    return DocumentError(lines)
 
 
 def parse_experiment(
@@ -433,9 +441,7 @@ def _experiment(words: dict[Any, Any], origins: dict[KeyPath, str], source: str)
     try:
         return Experiment.model_validate(words)
     except WordError as error:
-        known = (error.path[:length] for length in range(len(error.path), 0, -1))
-        origin = next((origins[path] for path in known if path in origins), source)
-        raise InputError(f"{origin}: {error}" if origin else str(error)) from None
+        raise _placed(error, origins, source) from None
 
 
 def _override(words: dict[Any, Any], origins: dict[KeyPath, str], overrides: Sequence[str], option: str) -> None:
@@ -458,6 +464,10 @@ def _overridden(words: dict[Any, Any], override: str, option: str) -> KeyPath:
         value, _ = read_yaml(value_text)
     except YamlError as error:
         raise InputError(f"{option} {dotted(tuple(keys))}: {error.reason}") from None
+    search = words.get("search")
+    space = search.get("space") if isinstance(search, dict) else None
+    if isinstance(space, dict) and key_text in space and key_text not in Experiment.model_fields:
+        raise InputError(f"{option} {key_text}: unknown key; write {option} search.space.{override}")
     target = words
     for length, part in enumerate(keys[:-1], start=1):
         key = _spelt(part, target)

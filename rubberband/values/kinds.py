@@ -139,6 +139,9 @@ OWN: Mapping[str, ProviderKind] = {
 }
 """Providers that come with rubberband. No entry point replaces one."""
 
+_WITH_RAY = ("kubernetes", "k8s", "slurm", "gcp", "azure", "lambda", "runpod")
+"""Places that other tools name, where a Ray cluster can be started."""
+
 NOT_INSTALLED = ProviderKind(is_rented=True, release_margin_s=60.0)
 """A journal's provider whose package is not installed here."""
 
@@ -171,6 +174,8 @@ def known_provider(name: str) -> str:
     why = _loaded(name)
     if isinstance(why, str):
         raise InputError(why)
+    if name.lower() in _WITH_RAY:
+        raise InputError(f"{shown(name)} is no provider; start Ray there, and write provider: ray with its address")
     raise InputError(f"{shown(name)} is not installed here; {nearest(name, KINDS)}")
 
 

@@ -232,8 +232,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="removed-keys-are-slips",
         harm="who writes a removed key is told of another one, and not what to use",
         file="rubberband/spec/fields.py",
-        old="REMOVED.get(dotted(path)) or _reason(first)",
-        new="_reason(first)",
+        old="REMOVED.get(dotted(at), reason)",
+        new="reason",
         tests=_REMOVED,
     ),
     Mutant(

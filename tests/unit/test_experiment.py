@@ -287,11 +287,10 @@ def test_the_entry_point_may_be_a_class() -> None:
         ),
     ],
 )
-def test_bad_input_is_one_line_with_the_key_path_and_the_remedy(change: dict[str, Any], message: str) -> None:
+def test_bad_input_has_a_line_with_the_key_path_and_the_remedy(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         Experiment(**words(**change))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(caught.value).splitlines()[0]
 
 
 def test_a_sampler_that_is_not_there_is_refused_with_those_that_are() -> None:

@@ -37,7 +37,7 @@ def write(folder: Path, content: str | bytes) -> Path:
 def refusal(content: str | bytes) -> str:
     with pytest.raises(InputError) as caught:
         parse_experiment(content, source="digits.yaml")
-    assert "\n" not in str(caught.value)
+    assert all(line.startswith("digits.yaml") for line in str(caught.value).splitlines())
     return str(caught.value)
 
 
@@ -266,6 +266,79 @@ def test_overrides(tmp_path: Path) -> None:
     assert load_experiment(path, ["profile="]).profile is None
 
 
+WRONG = """
+n_trials: 3
+budget: 5
+name: digits
+search:
+  metric: accuracy
+  direction: maximize
+  space: {lr: {type: uniform, lower: 0}}
+  scheduler: {type: sha, num_samples: 4, max_t: 4, eta: 3}
+constraints: {deadlin: soon, max_cost: -1}
+resources: {provider: slurm, gpus: 4}
+"""
+
+
+def test_all_faults_of_a_file_are_listed_a_line_for_each() -> None:
+    assert refusal(WRONG).splitlines() == [
+        "digits.yaml:2: n_trials: unknown key; write search.scheduler.num_samples",
+        "digits.yaml:3: budget: unknown key; write constraints.max_cost",
+        "digits.yaml:7: search.direction: unknown key; write mode",
+        "digits.yaml:10: constraints.deadlin: unknown key; did you mean 'deadline'?",
+        "digits.yaml:11: resources.gpus: unknown key; write gpus_per_instance",
+        "digits.yaml:8: search.space.lr: a uniform needs upper; add it",
+        "digits.yaml:9: search.scheduler.eta: unknown key; write reduction_factor",
+        "digits.yaml:5: search.mode: 'maximize' is not one of min, max; write max",
+        "digits.yaml:10: constraints.deadline: 'soon' is not a duration; write it as 90s, 20m, 1h30m, 1d or plain "
+        "seconds, or as a time with its zone, such as 2026-11-21T20:00:00Z",
+        "digits.yaml:10: constraints.max_cost: -1 is not an amount from 0 to 1,000,000,000 USD; write US dollars as 5, "
+        "0.50, $5 or 5 USD",
+        "digits.yaml:11: resources.provider: 'slurm' is no provider; start Ray there, and write provider: ray with its "
+        "address",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "written"),
+    [
+        ("n_trials", "search.scheduler.num_samples"),
+        ("num_trials", "search.scheduler.num_samples"),
+        ("n_jobs", "resources.max_instances"),
+        ("max_concurrent_trials", "resources.max_instances"),
+        ("direction", "search.mode"),
+        ("goal", "search.mode"),
+        ("algorithm", "search.sampler"),
+        ("budget", "constraints.max_cost"),
+        ("timeout", "constraints.deadline"),
+        ("time_budget_s", "constraints.deadline"),
+        ("eta", "search.scheduler.reduction_factor"),
+        ("gpus", "resources.gpus_per_instance"),
+        ("accelerators", "resources.instance_type"),
+        ("param_space", "search.space"),
+        ("seed", "search.sampler.seed"),
+    ],
+)
+def test_a_key_of_another_tool_is_answered_with_ours(word: str, written: str) -> None:
+    line = refusal(f"{EXAMPLE}\n{word}: 3\n")
+    assert f": {word}: unknown key; write {written}" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("search.mode=minimize", "'minimize' is not one of min, max; write min"),
+        ("search.scheduler.type=fifo", "'fifo' is not one of sha, asha, hyperband, none, stages; write {type: none"),
+        ("resources.provider=kubernetes", "'kubernetes' is no provider; start Ray there, and write provider: ray"),
+        ("resources.provider=gcp", "'gcp' is no provider; start Ray there, and write provider: ray"),
+    ],
+)
+def test_a_value_of_another_tool_is_answered_with_ours(tmp_path: Path, override: str, line: str) -> None:
+    with pytest.raises(InputError, match=re.escape(line)):
+        load_experiment(write(tmp_path, EXAMPLE), [override])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -276,6 +349,7 @@ def test_overrides(tmp_path: Path) -> None:
         ("constraints.deadlin=30m", "-s: constraints.deadlin: unknown key; did you mean 'deadline'?"),
         ("constraints.deadline=[", "-s constraints.deadline: not YAML"),
         ("deadline=30m", "-s: deadline: unknown key; write constraints.deadline"),
+        ("lr=0.1", "-s lr: unknown key; write -s search.space.lr=0.1"),
         ("constraints.max_cost=", "-s constraints.max_cost: no amount (a shell reads $5 as a variable"),
         ("constraints.max_cost=.inf", "-s constraints.max_cost: .inf is not a finite number"),
     ],
