@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import shutil
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -252,6 +253,10 @@ def _directory(path: Path) -> LocalCheckpointStore:
     return LocalCheckpointStore(Path(os.path.abspath(path.expanduser())))
 
 
+_READ_ONLY_PAUSES_S = (0.1, 0.4, 1.0, 2.0)
+"""Pauses before a file is written again where the file system is read-only for moments, as while it is repaired."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalCheckpointStore(CheckpointStore):
     """Checkpoints as files in one directory, which all workers see. Use `open_store`, which checks the directory."""
@@ -277,18 +282,28 @@ class LocalCheckpointStore(CheckpointStore):
         path = self.directory / file_name(trial, iterations, self.run)
         self._require_mark()
         try:
-            if isinstance(payload, bytes):
-                write_atomically(path, payload, durable=True)
-                return reference(path.as_uri(), payload)
-            with new_file(path) as draft:
-                payload(draft)
-                return reference_to(path.as_uri(), draft)
+            for pause_s in _READ_ONLY_PAUSES_S:
+                try:
+                    return self._write(path, payload)
+                except OSError as error:
+                    if os.strerror(errno.EROFS) not in str(error):  # torch's writer raises errors without a number
+                        raise
+                time.sleep(pause_s)
+            return self._write(path, payload)
         except OSError as error:
             size = f" ({len(payload)} bytes)" if isinstance(payload, bytes) else ""
             raise CheckpointError(
                 f"the checkpoint of trial {trial} after {counted(iterations, 'iteration')}{size} could "
                 f"not be written to {path}: {error.strerror or error}"
             ) from error
+
+    def _write(self, path: Path, payload: Payload) -> CheckpointRef:
+        if isinstance(payload, bytes):
+            write_atomically(path, payload, durable=True)
+            return reference(path.as_uri(), payload)
+        with new_file(path) as draft:
+            payload(draft)
+            return reference_to(path.as_uri(), draft)
 
     @contextmanager
     def file(self, ref: CheckpointRef) -> Iterator[Path]:

@@ -102,7 +102,8 @@ class Database:
             with self._one_writer or nullcontext(), self._begin(durable) as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise JournalError(f"{self._what} cannot be written: {self._explained(error)}; {self._remedy}") from error
+            remedy = self.remedy_of(error, self._remedy)
+            raise JournalError(f"{self._what} cannot be written: {self._explained(error)}; {remedy}") from error
 
     @contextmanager
     def _begin(self, durable: bool) -> Iterator[sql.Connection]:
@@ -142,7 +143,7 @@ class Database:
         except sqlite3.Error as error:
             wrapped = DBAPIError.instance(statement, None, error, sqlite3.Error)
             raise JournalError(
-                f"{self._what} cannot be written: {self._explained(wrapped)}; {self._remedy}"
+                f"{self._what} cannot be written: {self._explained(wrapped)}; {self.remedy_of(wrapped, self._remedy)}"
             ) from wrapped
 
     def write(self, work: Callable[[sql.Connection, bool], None]) -> None:
@@ -203,6 +204,11 @@ class Database:
     def access(self) -> str:
         """Conditions for opening it."""
         return _FILE_ACCESS if self.is_sqlite else _SERVER_ACCESS
+
+    def remedy_of(self, error: BaseException, otherwise: str) -> str:
+        """Return the remedy of an error: of a file that is locked, to end the program that holds it."""
+        is_held = self.is_sqlite and "database is locked" in str(error)
+        return f"end the program that holds it, which `fuser {self.path}` names" if is_held else otherwise
 
     def _explained(self, error: SQLAlchemyError) -> str:
         line = first_line(error)

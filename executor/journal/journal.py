@@ -226,9 +226,8 @@ class Journal:
             if not isinstance(error, JournalError) or isinstance(error, DamagedJournalError):
                 raise
             reason = first_line(error.__cause__ or error)
-            raise JournalError(
-                f"the journal {self._database.shown} cannot be opened: {reason}; {self._database.access}"
-            ) from error
+            remedy = self._database.remedy_of(error, self._database.access)
+            raise JournalError(f"the journal {self._database.shown} cannot be opened: {reason}; {remedy}") from error
 
     def create(self, *, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
         """Write the header. Raises NameTakenError if the name is taken; if several try at once, one succeeds."""

@@ -126,6 +126,25 @@ def test_a_checkpoint_that_cannot_write_itself_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_is_read_only_for_moments_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "_READ_ONLY_PAUSES_S", (0.0, 0.0, 0.0))
+    store, tried = open_store(str(tmp_path)), list[Path]()
+
+    def at_last(path: Path) -> None:
+        tried.append(path)
+        if len(tried) < 3:
+            raise OSError(f"RuntimeError: open file failed with strerror: {os.strerror(errno.EROFS)}")
+        path.write_bytes(b"whole")
+
+    assert store.load(store.save(3, 12, at_last)) == b"whole"
+
+    def never(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with pytest.raises(CheckpointError, match="Read-only file system"):
+        store.save(3, 12, never)
+
+
 def test_an_empty_payload_is_a_payload(store):
     assert store.load(store.save(0, 1, b"")) == b""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +150,22 @@ def test_a_crash_of_the_database_takes_no_event_of_a_driver_that_goes_on(postgre
     sql.event.remove(journal._database.engine, "before_cursor_execute", look)
     journal.close()
     assert set(lines) == {("on",)}
+
+
+def test_the_remedy_of_a_locked_journal_is_to_end_what_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.db"
+    monkeypatch.setattr("rubberband.executor.journal.database._SQLITE_WAIT_S", 0.05)
+    journal = Journal(f"sqlite:///{path}", "test", create=True)
+    journal.create(created_at=1.0, job=JOB, setup={})
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as browser:
+        browser.execute("BEGIN IMMEDIATE")
+        with pytest.raises(
+            JournalError, match=r"database is locked; end the program that holds it, which `fuser /.* names"
+        ):
+            journal.append(EVENTS[:1])
+    journal.close()
 
 
 def test_a_driver_whose_place_was_taken_does_nothing_more(store_url: str) -> None:
