@@ -298,7 +298,11 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
         announce_device(experiment, options.announce)
         with cancel_on_signals() as cancelled:
             start = _Start(experiment, entrypoint, folder, options, prices, cancelled)
-            profiles = start.known_profiles()
+            profiles, lines, is_instant = start.known_profiles(), list[str](), False
+            first: tuple[Experiment, Job] | None = None
+            if profiles is not None:  # what has no plan is refused before anything is tried
+                is_instant = isinstance(experiment.constraints.deadline, datetime)
+                first = replace(start, options=replace(options, announce=lines.append)).planned(profiles, Spent())
             if options.check and entrypoint is not None:
                 start.check(entrypoint, profiles)
             if profiles is not None:  # measuring one asks the nodes as well
@@ -313,7 +317,11 @@ def run_experiment(experiment: Experiment, folder: ExperimentFolder, options: Ru
                     profiles = measured.profile
                     spent = Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
                 with noting(lambda: spent.cost_usd):
-                    sized, job = start.planned(profiles, spent)
+                    if first is None or is_instant:  # which the check has brought nearer
+                        first, lines = start.planned(profiles, spent), []
+                    sized, job = first
+                    for line in lines:
+                        options.announce(line)
                     if is_known or job.max_cost_usd is None:
                         start.ask(f", about {format_usd(spent.cost_usd + job.prediction.cost_usd)}")
                     start.require_money(job)

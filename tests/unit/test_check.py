@@ -17,10 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.errors import EntrypointError
+from rubberband.errors import EntrypointError, InfeasibleError
+from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.training import checking
 from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest
 from rubberband.running.check import CheckReport, check_experiment, check_first
+from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
 from tests.builders.waiting import eventually
 
@@ -154,6 +156,20 @@ def test_plans_on_spot_that_assume_other_checkpoints_than_the_trial_writes_are_n
     assert text.endswith("write -s resources.spot.checkpoint_iterations=5")
     assert not remarks(market="spot", spot={"price_per_hour": 0.3, "checkpoint_iterations": 5})
     assert not remarks()
+
+
+def test_a_deadline_that_no_plan_meets_is_refused_before_an_iteration_is_tried(code: Path, tmp_path: Path) -> None:
+    (code / "tried.py").write_text(
+        "import pathlib, rubberband\ndef train(config):\n"
+        "    pathlib.Path(__file__).with_suffix('.txt').write_text('')\n    rubberband.report({'score': 1.0})\n"
+    )
+    asked = experiment(
+        "tried:train", profile={"seconds_per_iteration": {1: 10}}, constraints={"deadline": "1s", "max_cost": 1}
+    )
+    options = RunOptions(search_path=(code,))
+    with pytest.raises(InfeasibleError, match="deadline 1s cannot be met"):
+        run_experiment(asked, ExperimentFolder(home=tmp_path, name="test"), options)
+    assert not (code / "tried.txt").exists()
 
 
 def test_a_constant_that_looks_like_a_domain_is_named(code: Path) -> None:
