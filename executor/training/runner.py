@@ -54,6 +54,7 @@ MOST_NAMED = 20
 
 _OF_TRAINING = re.compile(r"loss|grad|gnorm", re.IGNORECASE)
 """Metrics that are finite unless training has diverged."""
+_OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|dev|test)(?![a-z])", re.IGNORECASE)
 _LARGEST = 3.38e38
 """Below the largest number of float32 and of bfloat16, which `nan_to_num` puts in place of infinity."""
 
@@ -64,9 +65,10 @@ def clean_metrics(reported: Any, metric: str, *, is_last: bool = False) -> dict[
     Booleans, integers and scalars of NumPy and torch count as numbers, but `metric` is no boolean, by which most trials
     would be equal. Other values, and other metrics that are not finite, are left out: only `metric` decides.
 
-    Some libraries leave out losses that are not finite, and report 0, or the mean of the losses before. So 0 is no
-    result beside a loss or a gradient that is not finite. Nor is the loss of the last iteration (`is_last`) beside a
-    gradient that is NaN; before the last one it may be of a single step, which a GradScaler has skipped.
+    Some libraries and programs leave out training losses that are not finite, and report 0, or the mean of those
+    before. So 0 is no result beside a loss or a gradient that is not finite. Nor is a training loss beside the loss of
+    an evaluation that is NaN, or in the last iteration (`is_last`) beside such a gradient: before, it may be that of a
+    single step, which a GradScaler has skipped.
 
     Raises TrialFailure: no_metric, not_a_number (also if too large for a float), or raised (too many metrics, or a
     name that is too long).
@@ -100,11 +102,13 @@ def clean_metrics(reported: Any, metric: str, *, is_last: bool = False) -> dict[
 
 def _diverged(metric: str, value: float, floats: Mapping[str, float | None], *, is_last: bool) -> str:
     """Return the metric by which training has diverged, as `grad_norm=nan`; empty without one."""
+    is_trained = "loss" in metric.lower() and not _OF_EVALUATION.search(metric)
     for name, other in floats.items():
         if other is None or math.isfinite(other) or not _OF_TRAINING.search(name):
             continue
-        is_nan_gradient = math.isnan(other) and "loss" in metric.lower() and "loss" not in name.lower()
-        if value == 0.0 or (is_last and is_nan_gradient):
+        is_evaluated = _OF_EVALUATION.search(name) is not None
+        is_known = is_trained and math.isnan(other) and (is_evaluated or (is_last and "loss" not in name.lower()))
+        if value == 0.0 or is_known:
             return f"{name}={other}"
     return ""
 

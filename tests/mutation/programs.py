@@ -70,8 +70,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="filtered-losses-are-results",
         harm="a trial that has diverged reports a loss of 0, and wins",
         file="executor/training/runner.py",
-        old="if value == 0.0 or (",
-        new="if (",
+        old="if value == 0.0 or is_known:",
+        new="if is_known:",
         tests=("tests/unit/test_trial.py::test_the_metric_must_be_there_and_finite",),
     ),
     Mutant(

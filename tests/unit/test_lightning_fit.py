@@ -75,6 +75,27 @@ def losses(items: list[Any]) -> list[tuple[float, float]]:
     return [(item.metrics["val_loss"], item.metrics["train_loss"]) for item in items[1:]]
 
 
+class Skipping(Net):
+    """Leaves out losses that are not finite, so that the training loss stays as it was logged before."""
+
+    def training_step(self, batch, batch_idx):
+        loss = nn.functional.cross_entropy(self.body(batch[0]), batch[1])
+        if not loss.isfinite():
+            return None
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+
+def test_a_training_loss_beside_an_evaluation_that_has_diverged_is_no_result(store):
+    def train(config):
+        fit(made(), Skipping(config["lr"]), loader(32, shuffle=True), loader(16))
+
+    *_, failure = run(train, store, config={"lr": 1e38}, metric="train_loss")
+    assert isinstance(failure, SegmentFailure)
+    assert failure.kind == "not_a_number"
+    assert failure.message.endswith("beside val_loss=nan: training has diverged")
+
+
 def files(store: Any, report: Any) -> set[str]:
     listed = read_manifest(store.load(report.checkpoint))["files"]
     return {file["path"].removeprefix("0/") for file in listed} - {"state.pickle"}

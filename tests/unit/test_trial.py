@@ -183,6 +183,7 @@ def test_a_segment_that_is_not_walked_to_its_end_closes_the_trial(store):
             "not_a_number",
             "'loss' is 0 beside grad_norm=nan: training has diverged",
         ),
+        ({"loss": 0.7, "eval/loss": math.nan}, "not_a_number", "'loss' is 0.7 beside eval/loss=nan"),
         ({"loss": 0.0, "val_loss": math.inf}, "not_a_number", "'loss' is 0 beside val_loss=inf"),
         ({"loss": float(np.finfo(np.float32).max)}, "not_a_number", "'loss' is 3.4e+38, which stands for infinity"),
         ({"loss": 1.0, "steps": 10**5000}, "not_a_number", "the metric 'steps' is too large for a float (1.8e+308 at"),
@@ -206,10 +207,11 @@ def test_the_metric_must_be_there_and_finite(store, metrics, kind, message):
 
 
 def test_metrics_beside_the_one_that_counts_need_not_be_finite():
-    others = {"perplexity": math.inf, "f1": math.nan, "val_loss": math.nan, "grad_norm": math.nan}
+    others = {"perplexity": math.inf, "f1": math.nan, "aux_loss": math.nan, "grad_norm": math.nan}
     assert clean_metrics({"accuracy": 0.5, **others}, "accuracy", is_last=True) == {"accuracy": 0.5}
     assert clean_metrics({"loss": 0.5, **others}, "loss") == {"loss": 0.5}  # a GradScaler may have skipped that step
     assert clean_metrics({"loss": 0.0, "f1": math.nan}, "loss", is_last=True) == {"loss": 0.0}
+    assert clean_metrics({"val_loss": 0.5, "loss": math.nan}, "val_loss", is_last=True) == {"val_loss": 0.5}
     with pytest.raises(TrialFailure, match=r"'loss' is 0\.5 beside grad_norm=nan"):
         clean_metrics({"loss": 0.5, **others}, "loss", is_last=True)
 
