@@ -36,7 +36,7 @@ _TIMES_AS_LONG = 2.0
 """The longest iteration with other values, in times of the first one."""
 _SPARE_S = 2.0
 """Time of the check that is left for its answer."""
-_OF_PARSER = re.compile(r"^\S+: error: (argument|unrecognized|ambiguous) ")
+_OF_PARSER = re.compile(r"^\S+: error: (argument|unrecognized|ambiguous|the following) ")
 """Failures of argparse."""
 _LOOK_ON_S = 1.0
 """Least time for which later lines are looked at."""
@@ -285,10 +285,14 @@ def of_extremes(train: Train, command: ProgramCommand, config: Mapping[str, Any]
         return None
     joined, words = list[str](), list[str]()
     for before, word in zip(("", *command.words), command.words, strict=False):
-        at = switch_of(before, word)
-        if at and at[0] == before and text_of(config.get(at[1]), command.booleans).startswith("-"):
-            words.pop()
-            joined.append(word := f"{before}={word}")
+        name = word.removeprefix("${").removesuffix("}")
+        if word == f"${{{name}}}" and text_of(config.get(name), command.booleans).startswith("-"):
+            if switch_of(before, word) is not None:
+                words.pop()
+                joined.append(word := f"{before}={word}")
+            elif "--" not in words:
+                words.append("--")
+                joined.append(f"-- {word}")
         words.append(word)
     if joined and not _fails(train(replace(command, words=tuple(words)), config)):
         why, _, _ = str(failure).partition(" (")

@@ -177,6 +177,12 @@ def test_small_negative_values_are_tried() -> None:
     assert tried(SHIFT, "--shift ${shift}", SHIFTS, quick=True).trial.tried == 0
 
 
+def test_a_small_negative_value_may_be_a_positional_argument() -> None:
+    source = SHIFT.replace('"--shift"', '"shift"')
+    [found] = tried(source, "${shift}", SHIFTS).problems
+    assert found.line.endswith("; write -- ${shift} in entrypoint.command")
+
+
 CHOOSES = """
     import argparse, math, sys
     parser = argparse.ArgumentParser(prog="train.py")
