@@ -114,7 +114,11 @@ HEADERS_BYTES = 32 << 10
 UNREAD_S = 30.0
 """A client that reads nothing for this long is disconnected, since it holds memory."""
 MOST_WAITING = 64
-"""Connections of one address with an incomplete request; beyond that, the oldest is closed."""
+"""Connections of one address with an incomplete request; beyond that, those are closed that wait for `PATIENCE_S`."""
+PATIENCE_S = 1.0
+"""The whole requests of a burst are read by then."""
+_MOST_AT_ONCE = 400
+"""Connections of one address with an incomplete request of which the oldest is closed at once: others need room too."""
 
 
 class _Gathering:
@@ -150,6 +154,8 @@ class PatientProtocol(H11Protocol):
     """uvicorn's protocol with time limits for headers and for clients that do not read."""
 
     _late: asyncio.TimerHandle | None = None
+    _since = 0.0
+    """Time of the loop from which on it waits."""
     _unread: asyncio.TimerHandle | None = None
     _waiting: ClassVar[dict[str, dict[PatientProtocol, None]]] = {}
     """Address -> its connections with an incomplete request, the oldest first."""
@@ -204,15 +210,30 @@ class PatientProtocol(H11Protocol):
         return self.conn.their_state is h11.IDLE or (answered and self.conn.their_state is h11.SEND_BODY)
 
     @property
+    def _is_of_proxy(self) -> bool:
+        """Whether it may be of any client: the proxy before the service counts those."""
+        return self.config.proxy_headers and self._address in (self.config.forwarded_allow_ips or ())
+
+    @property
     def _address(self) -> str:
         return self.client[0] if self.client else ""
 
     def _expect(self) -> None:
-        self._late = self.loop.call_later(HEADERS_S, self._cut_off)
+        self._late, self._since = self.loop.call_later(HEADERS_S, self._cut_off), self.loop.time()
+        if self._is_of_proxy:
+            return
         waiting = self._waiting.setdefault(self._address, {})
         waiting[self] = None
-        if len(waiting) > MOST_WAITING:
+        if len(waiting) > _MOST_AT_ONCE:
             next(iter(waiting))._cut_off()
+        elif len(waiting) > MOST_WAITING:  # a timer comes after what has arrived meanwhile is read
+            self.loop.call_later(PATIENCE_S, self._cut_off_oldest, waiting)
+
+    @staticmethod
+    def _cut_off_oldest(waiting: dict[PatientProtocol, None]) -> None:
+        for oldest in list(waiting)[: max(0, len(waiting) - MOST_WAITING)]:
+            if oldest._since <= oldest.loop.time() - PATIENCE_S:
+                oldest._cut_off()
 
     def _stop_waiting(self) -> None:
         if self._late is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -123,7 +125,7 @@ def test_tokens_are_made_listed_and_revoked_without_a_server(home: Path) -> None
         (("--allow", "os.system"), "MODULE:ATTRIBUTE"),
         (("--allow", "os:system()"), "MODULE:ATTRIBUTE"),
         (("--code", "/no/such/folder"), "is not a folder"),
-        (("--provider", "gcp"), "known are local, aws, ray, virtual"),
+        (("--provider", "gcp"), "start Ray there, and write provider: ray"),
         (("--checkpoints", "s3:bucket"), "s3://bucket/folder/"),
         (("--checkpoints", "/"), "neither a URL nor a folder"),
         (("--max-cost", "nan"), "not an amount of money"),
@@ -305,6 +307,68 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
     lost = asyncio.Event()
     asyncio.run(scenario())
     assert lost.is_set(), "the app hears that its client is gone"
+
+
+@pytest.mark.parametrize("at_once", [150, 200])
+def test_a_burst_of_whole_requests_of_one_address_is_answered(server: ServerProcess, at_once: int) -> None:
+    begin, answers = threading.Barrier(at_once), list[int | str]()
+
+    def ask() -> None:
+        begin.wait()
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        try:
+            client.request("GET", "/v1/experiments", headers={"Host": "localhost"})
+            answers.append(client.getresponse().status)
+        except OSError as error:
+            answers.append(repr(error))
+        finally:
+            client.close()
+
+    threads = [threading.Thread(target=ask) for _ in range(at_once)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == at_once
+    assert set(answers) <= {200, 429}, "none is reset"
+    assert 200 in answers
+
+
+@pytest.mark.parametrize("proxies", [[], ["127.0.0.1"]])
+def test_unfinished_requests_are_counted_by_address_but_for_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, proxies: list[str]
+) -> None:
+    monkeypatch.setattr(connections, "MOST_WAITING", 2)
+    monkeypatch.setattr(connections, "PATIENCE_S", 0.05)
+
+    async def never(_scope: object, _receive: object, _send: object) -> None:
+        raise AssertionError("the request is not whole")
+
+    async def scenario() -> bool:
+        config = uvicorn.Config(
+            never,
+            http=PatientProtocol,
+            lifespan="off",
+            log_config=None,
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=proxies or None,
+        )
+        server = uvicorn.Server(config)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            config.load()
+            server.lifespan = config.lifespan_class(config)
+            await server.startup(sockets=[listener])
+            crowd = [await asyncio.open_connection(*listener.getsockname()) for _ in range(3)]
+            first = asyncio.create_task(crowd[0][0].read())
+            await asyncio.wait([first], timeout=0.5 if proxies else 60.0)
+            is_closed = first.done()
+            for _, writer in crowd:
+                writer.close()
+            await first
+            await server.shutdown()
+        return is_closed
+
+    assert asyncio.run(scenario()) is (not proxies)
 
 
 def test_many_silent_connections_of_one_address_do_not_block_others(server: ServerProcess) -> None:
