@@ -126,6 +126,7 @@ def test_shares_of_at_least_so_many_keep_their_sum_and_the_largest_takes_the_res
 @example(3, 2, 2)
 @example(5, 4, 2)
 @example(1, 1, 1)
+@example(3, 1, 2)
 @example(0, 4, 2)
 def test_micro_batches_are_few_and_within_the_limit(size, limit, least):
     parts = _micro_batches(torch.arange(size).numpy(), limit, least)
@@ -134,6 +135,8 @@ def test_micro_batches_are_few_and_within_the_limit(size, limit, least):
     if size >= least and limit >= 2 * least - 1:
         assert all(least <= each <= limit for each in sizes)
         assert len(parts) == -(-size // limit)
+    if limit <= least:
+        assert all(each <= limit + size % limit for each in sizes)
     assert max(sizes, default=0) - min(sizes, default=0) <= 1
 
 
@@ -194,16 +197,18 @@ def test_a_largest_share_is_never_less_than_an_equal_one(max_share, batch_size, 
     assert cap == min(batch_size, max(math.floor(max_share * batch_size), -(-batch_size // num_workers)))
 
 
-@given(st.integers(1, 60), st.integers(1, 40))
-@example(256, 3)
-@example(257, 3)
-@example(127, 3)
-@example(128, 3)
-def test_the_names_of_one_request_fit_into_a_tag(length, count):
-    names = ["x" * length] * count
+@given(st.lists(st.integers(1, 120), min_size=1, max_size=30))
+@example([256, 1])
+@example([257])
+@example([100, 155])
+@example([100, 156])
+@example([84, 84, 86])
+@example([84, 84, 87])
+def test_the_names_of_one_request_fit_into_a_tag(lengths):
+    names = ["x" * length for length in lengths]
     found = share(names, "on_demand")
     assert len(" ".join(names[:found])) <= 256 or found == 1
-    assert found == count or len(" ".join(names[: found + 1])) > 256
+    assert found == len(names) or len(" ".join(names[: found + 1])) > 256
     assert share(names, "spot") == 1
 
 
