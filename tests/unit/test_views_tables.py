@@ -153,6 +153,12 @@ def test_trials_that_failed_alike_are_the_second_line_and_on_the_page(trials: Se
     assert len(trials) == 1 or f'<p class="answer">{html.escape(line)}</p>' in render_html(result)
 
 
+def test_the_reason_of_a_failed_run_is_not_repeated() -> None:
+    result = with_failed(a_result(), OF_PARSER, range(8))
+    ended = dataclasses.replace(result, outcome="failed", reason="every trial of stage 0 failed; the first one raised")
+    assert not any("of 8 trials failed" in line for line in headlines(ended))
+
+
 def test_some_of_the_failed_trials_may_have_failed_alike() -> None:
     result = with_failed(a_result(), "raised: ValueError: heads", (1, 2))
     trials = (dataclasses.replace(result.trials[0], status="failed", failure="died"), *result.trials[1:])

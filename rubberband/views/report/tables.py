@@ -88,9 +88,9 @@ def tells_start_failures(result: Result) -> bool:
 
 
 def failed_alike(result: Result) -> list[str]:
-    """Return a line for trials that failed for one cause, if many did and the run's reason does not have it."""
+    """Return a line for trials that failed for one cause, if many did; the reason of a run that failed has it."""
     found = most_frequent_cause(result)
-    if found is None or found[1] in printable(result.reason):
+    if found is None or (result.outcome == "failed" and "trial" in result.reason):
         return []
     failed, (alike, cause) = sum(trial.status == "failed" for trial in result.trials), found
     of_them = "" if alike == failed else f", {alike} of them alike"
