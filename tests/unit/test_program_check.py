@@ -172,11 +172,16 @@ def test_small_negative_values_are_tried() -> None:
     )
     assert "expected one argument" in found.line
     assert found.line.endswith("; write --shift=${shift} in entrypoint.command")
+
+
+@pytest.mark.long
+def test_values_are_tried_unless_it_has_to_be_quick() -> None:
     report = tried(SHIFT, "--shift=${shift}", SHIFTS)
     assert (report.ok, report.trial.tried, report.trial.to_try) == (True, 3, 3)
     assert tried(SHIFT, "--shift ${shift}", SHIFTS, quick=True).trial.tried == 0
 
 
+@pytest.mark.long
 def test_a_small_negative_value_may_be_a_positional_argument() -> None:
     source = SHIFT.replace('"--shift"', '"shift"')
     [found] = tried(source, "${shift}", SHIFTS).problems
@@ -227,7 +232,7 @@ READS = """
 CLASSIC = "classic is read alike for true and false: the type of --classic takes every text for true, as bool does"
 
 
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("name", "style", "problem"),
     [
