@@ -19,7 +19,6 @@ import typer
 import typer.core
 
 import rubberband
-from rubberband.commands.common import Group
 from rubberband.errors import InfeasibleError, InputError, RubberbandError
 from rubberband.interrupts import ENDS, AtOnce
 
@@ -73,6 +72,36 @@ _EARLIER = {
 }
 """Earlier name of a command -> its words of now. Scripts may use it; no help shows it."""
 
+_DESTRUCTIVE = frozenset(
+    {"cancel", "cleanup", "delete", "down", "restore", "revoke", "rm", "scale", "stop", "teardown"}
+)
+
+
+class Group(typer.core.TyperGroup):
+    """Group of commands. A slip is answered with those that may be meant, and never with a destructive one alone."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name, the command and its arguments."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            from rubberband.units import near
+
+            close = near(args[0], self.commands, most=3)
+            safe = [each for each in close if each not in _DESTRUCTIVE][:1]
+            meant = " or ".join(map(repr, dict.fromkeys([*safe, *close[:1]])))
+            hint = f"did you mean {meant}?" if safe else f"`{ctx.command_path} --help` lists them"
+            ctx.fail(f"there is no command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+def _grouped(found: typer.Typer) -> typer.Typer:
+    """Let groups of commands be answered so, also those below them."""
+    found.info.cls = Group
+    for below in found.registered_groups:
+        if below.typer_instance is not None:
+            _grouped(below.typer_instance)
+    return found
+
+
 _COLLECT_EVERY = 100_000
 """Objects between two garbage collections. The many objects of a start all stay, so collecting earlier frees none."""
 
@@ -89,7 +118,7 @@ class Promised(typer.core.TyperCommand):
             alone = typer.Typer(add_completion=False, rich_markup_mode=None)
             alone.command(self.name)(found)
             found = alone
-        return _with_examples(typer.main.get_command(found), f"rubberband {self.name}")
+        return _with_examples(typer.main.get_command(_grouped(found)), f"rubberband {self.name}")
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the arguments as the imported command does, which becomes the context's command.

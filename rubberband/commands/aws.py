@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import Group, argument, aws_region
+from rubberband.commands.common import argument, aws_region
 from rubberband.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 aws = typer.Typer(
     name="aws",
-    cls=Group,
     help="Set up an account of AWS, or check it.",
     no_args_is_help=True,
     add_completion=False,

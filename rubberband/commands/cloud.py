@@ -16,7 +16,6 @@ import typer
 
 from rubberband.commands.common import (
     FileArgument,
-    Group,
     Overrides,
     TableFormat,
     YesOption,
@@ -46,7 +45,6 @@ OwnerOption = Annotated[
 
 cloud = typer.Typer(
     name="cloud",
-    cls=Group,
     help="Manage the head and images; show prices.",
     no_args_is_help=True,
     add_completion=False,
@@ -374,7 +372,6 @@ def cleanup(
 
 image = typer.Typer(
     name="image",
-    cls=Group,
     help="Manage images with the driver's packages.",
     no_args_is_help=True,
     add_completion=False,

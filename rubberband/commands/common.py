@@ -18,27 +18,6 @@ if TYPE_CHECKING:
     from rubberband.client.client import Client
 
 
-_DESTRUCTIVE = frozenset(
-    {"cancel", "cleanup", "delete", "down", "restore", "revoke", "rm", "scale", "stop", "teardown"}
-)
-
-
-class Group(typer.core.TyperGroup):
-    """Group of commands. A slip is answered with those that may be meant, and never with a destructive one alone."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name, the command and its arguments."""
-        if args[0] not in self.commands and not args[0].startswith("-"):
-            from rubberband.units import near
-
-            close = near(args[0], self.commands, most=3)
-            safe = [each for each in close if each not in _DESTRUCTIVE][:1]
-            meant = " or ".join(map(repr, dict.fromkeys([*safe, *close[:1]])))
-            hint = f"did you mean {meant}?" if safe else f"`{ctx.command_path} --help` lists them"
-            ctx.fail(f"there is no command {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
-
-
 def print_json(value: Any) -> None:
     """Print one JSON value on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rubberband.commands.common import (
-    Group,
     TableFormat,
     YesOption,
     argument,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 pool = typer.Typer(
     name="pool",
-    cls=Group,
     help="Manage a pool that experiments share.",
     no_args_is_help=True,
     add_completion=False,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import Group, argument
+from rubberband.commands.common import argument
 from rubberband.commands.serve import StoreOption
 from rubberband.errors import InputError
 from rubberband.units import shown
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 token = typer.Typer(
     name="token",
-    cls=Group,
     help="Manage the tokens of a service.",
     no_args_is_help=True,
     add_completion=False,

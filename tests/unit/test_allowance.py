@@ -133,7 +133,11 @@ def by_tune(home: Path, **changes: Any) -> None:
 
 def by_check(home: Path, **changes: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check, "_checked", lambda *given: SimpleNamespace(problems=given[-1]))
+        patch.setattr(
+            check,
+            "_checked",
+            lambda *given: check.CheckReport(entrypoint="", device="cpu", limit_s=1.0, problems=given[-1]),
+        )
         (problem,) = check.check_experiment(Experiment(**words(**changes)), home=home).problems
     raise InputError(problem.line)
 
