@@ -101,8 +101,8 @@ def answer(
         estimate=best,
         assumptions=assumptions(best, _bases(experiment, best.problem, prices, found.seen)),
         notes=(
-            *started.notes,
             *found.remarks,
+            *started.notes,
             *repeat_notes(started),
             *_planned_notes(best, started, found.candidates),
             *_notes(started, best.problem, prices.table),

@@ -355,9 +355,9 @@ class Experiment(Words):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on constants of the space that look like domains, and on words that its pool has changed."""
+        """Remarks on words that its pool has changed, and on constants of the space that look like domains."""
         is_typed = not isinstance(self.entrypoint, Program)
-        return (*constant_notes(self.search.space, is_typed=is_typed), *self._notes)
+        return (*self._notes, *constant_notes(self.search.space, is_typed=is_typed))
 
     def with_notes(self, *notes: str) -> Experiment:
         """Return the experiment with remarks, which every estimate of it shows."""

@@ -73,7 +73,7 @@ def estimated(asked: Experiment, **more: Any) -> EstimateAnswer:
 def test_a_search_that_cannot_be_sized_is_refused_in_a_line(scheduler: Any, more: Any, says: str) -> None:
     with pytest.raises(InputError, match=says) as refused:
         experiment(scheduler, **more)
-    assert "\n" not in str(refused.value)
+    assert all(": " in line for line in str(refused.value).splitlines())
 
 
 @pytest.mark.parametrize("scheduler", [AUTO, {"type": "hyperband", "max_t": "auto"}])
