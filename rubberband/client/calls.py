@@ -93,6 +93,8 @@ class Call(Generic[T]):
     idempotency_key: str | None = None
     asks_first: bool = False
     """Whether a service must be there before it is sent: other programs get no experiment."""
+    is_anonymous: bool = False
+    """Whether it is sent without the token."""
 
     @property
     def may_be_repeated(self) -> bool:
@@ -104,12 +106,14 @@ class Call(Generic[T]):
         headers = {} if self.content is None else {"Content-Type": "application/json"}
         if self.idempotency_key is not None:
             headers["Idempotency-Key"] = self.idempotency_key
+        if self.is_anonymous:
+            headers["Authorization"] = ""
         params = {name: value for name, value in self.params.items() if value is not None}
         return {"params": params, "content": self.content, "headers": headers}
 
 
-WHO: Call[dict[str, Any]] = Call(method="GET", path="/healthz")
-"""Question whose answer shows a service, and no other program."""
+WHO: Call[dict[str, Any]] = Call(method="GET", path="/healthz", is_anonymous=True)
+"""Question whose answer shows a service, and no other program, which must not get the token."""
 
 
 def get(path: str, **params: str | int | Sequence[str] | None) -> Call[T]:

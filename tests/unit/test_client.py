@@ -206,15 +206,16 @@ def test_another_program_at_the_address_gets_no_experiment(other: httpx.Response
 
     def handler(request: httpx.Request) -> httpx.Response:
         seen.append(f"{request.method} {request.url.path}")
+        assert "rb_a_b" not in str(request.headers.raw)
         return httpx.Response(other.status_code, content=other.content)
 
     line = "^what answers at http://service is no service of RubberBand; start one with `rubberband serve`, and give"
-    client = Client("http://service", transport=httpx.MockTransport(handler))
+    client = Client("http://service", token="rb_a_b", transport=httpx.MockTransport(handler))
     with client, pytest.raises(ServiceError, match=line):
         client.submit(words())
 
     async def submit() -> None:
-        async with AsyncClient("http://service", transport=httpx.MockTransport(handler)) as client:
+        async with AsyncClient("http://service", token="rb_a_b", transport=httpx.MockTransport(handler)) as client:
             await client.submit(words())
 
     with pytest.raises(ServiceError, match=line):
