@@ -76,7 +76,7 @@ def _wires(words: Mapping[str, Any], folder: Path) -> Wires:
         taken |= _fields(part, getattr(job, part))
     taken["plan"] = plain((job.plan, job.prediction))
     taken |= _fields("header", spec, but=("experiment", "code"))
-    taken["lease"] = spec.lease_s
+    taken |= {"lease": spec.lease_s, "header.provider": spec.to_json()["provider"]}
     taken["environment"] = plain(experiment.resources.environment(ENVIRONMENT))
     taken["notices"] = [plain(one) for one in addresses(all_of(experiment.notify or (), ENVIRONMENT), ENVIRONMENT)]
     taken["trackers"] = [_tracked(tracker, home.path) for tracker in experiment.track or ()]

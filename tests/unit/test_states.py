@@ -414,7 +414,9 @@ EXAMPLES: dict[str, Example] = {
         settings=("growth_factor", "backoff_factor", "growth_interval"),
     ),
     "executor.training.sampler.FixedBatching": Example(lambda: _fixed_batching(FixedBatching), _restrict, steps=6),
-    "executor.training.sampler.GlobalBatchSampler": Example(lambda: GlobalBatchSampler(20, 3), _draw, anew=("_order",)),
+    "executor.training.sampler.GlobalBatchSampler": Example(
+        lambda: GlobalBatchSampler(20, 3), _draw, steps=13, anew=("_order",)
+    ),
     "planner.balancing.line_balancer.LineBalancer": Example(
         lambda: line_balancer.LineBalancer(3), _balance, anew=_MEASURED, settings=("num_workers",)
     ),

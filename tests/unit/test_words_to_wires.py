@@ -453,7 +453,7 @@ job.confidence: Constraints.confidence
 job.objective plan: Constraints.objective
 job.iteration_timeout_s measuring: Constraints.iteration_timeout
 job.max_failures: Constraints.max_failures
-attempt job.lease_s job.release_margin_s leases logs measuring offer.init_delay_s offer.instance_type
+attempt header.provider job.lease_s job.release_margin_s leases logs measuring offer.init_delay_s offer.instance_type
     offer.provision_delay_s plan segment: Resources.provider
 ray.address: Resources.address
 measured ray.group: Resources.node_labels
