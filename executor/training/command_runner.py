@@ -21,7 +21,7 @@ from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.checkpoints.folders import pack, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
-from rubberband.executor.training.failures import TrainingEnded, WorkerTrace, refused
+from rubberband.executor.training.failures import TrainingEnded, TrialFailure, WorkerTrace, refused
 from rubberband.executor.training.guard import NOT_STARTED
 from rubberband.executor.training.printed import BESIDE_S, SHORTEST_S, MetricLine, Printed, Signature, newest, signature
 from rubberband.executor.training.program import ProgramProcess
@@ -29,7 +29,7 @@ from rubberband.executor.training.program_gang import ProgramGang
 from rubberband.executor.training.reporting import BEGUN, CHECKPOINT, CONFIG, GO_ON, LINE, short
 from rubberband.executor.training.runner import Runner, Steps, clean_metrics
 from rubberband.executor.training.segment import Segment
-from rubberband.units import counted
+from rubberband.units import counted, shown
 from rubberband.values.command import ProgramCommand
 from rubberband.values.environment import Environment
 
@@ -340,6 +340,12 @@ class CommandRunner(Runner):
         self._printed.finish()
         if self._printed.has_lines or self._reports.has_more():
             return
+        if code == 0 and self._printed.unread:
+            line = self._masked(self._printed.unread.strip())
+            raise TrialFailure(
+                "not_a_number",
+                f"{self._command} ended, and its last line with {self._segment.metric} has no number: {shown(line)}",
+            )
         if code == 0 and self._iteration > 1:
             self._gang.leave()
             raise TrainingEnded

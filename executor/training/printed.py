@@ -23,7 +23,15 @@ from typing import IO
 from rubberband.executor.training.failures import UnclearMetric
 from rubberband.executor.training.program import ProgramProcess
 from rubberband.units import shown
-from rubberband.values.command import CHECKPOINT_PLACE, Metrics, ambiguous, is_another_kind, metrics_in, pattern_of
+from rubberband.values.command import (
+    CHECKPOINT_PLACE,
+    Metrics,
+    ambiguous,
+    is_another_kind,
+    metrics_in,
+    pattern_of,
+    unread,
+)
 
 Take = Callable[[int], None]
 """Keeps the files as they are, as those of an iteration; the program is stopped."""
@@ -80,6 +88,8 @@ class Printed:
         self._fault: Exception | None = None
         self._line_before = ""
         """The latest line with the metric."""
+        self.unread = ""
+        """The latest line in which `null` and the like stand for the metric, until another has its number."""
         self._checkpoint = checkpoint
         self._saves = saves
         self._lines = deque[MetricLine]()
@@ -240,11 +250,19 @@ class Printed:
                     "entrypoint.metrics.pattern which one counts"
                 )
             elif self._metric in (metrics := metrics_in(text, self._pattern)):
-                before, self._line_before = self._line_before, text
+                before, self._line_before, self.unread = self._line_before, text, ""
                 if before and self._pattern is None and is_another_kind(text, before, self._metric):
                     self._fault = UnclearMetric(_two_kinds(self._metric, before, text))
                     return
                 yield text, metrics
+            else:
+                value, has_comma = unread(text, self._metric, self._pattern)
+                self.unread = text if value else self.unread
+                if has_comma:
+                    self._fault = UnclearMetric(
+                        f"a line has {self._metric} as {value}, a number with a comma: {shown(text.strip())}; print it "
+                        "without one"
+                    )
 
     def go_on(self) -> None:
         """Let the program continue, unless it has printed a line that the runner has not seen."""

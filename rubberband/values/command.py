@@ -337,6 +337,27 @@ def ambiguous(line: str, metric: str) -> list[str]:
     return found if len(set(found)) > 1 and not _text_of(line).startswith("{") else []
 
 
+_UNREAD = re.compile(r"null|none|n/?a|-{1,3}|undefined|(?P<comma>[-+]?\d+,\d[\d,.]*)(?:[eE][-+]?\d+)?", re.IGNORECASE)
+
+
+def unread(line: str, metric: str, pattern: re.Pattern[str] | None = None) -> tuple[str, bool]:
+    """Return what stands for a metric in a line of output without its number: `null` or `1,234.5`; empty for neither.
+
+    With it goes whether it has a comma.
+    """
+    if pattern is not None:
+        match = pattern.search(line)
+        text = (match.groupdict().get(metric) if match else None) or ""
+    elif (whole := _text_of(line)).startswith("{"):
+        content = _content(whole)
+        text = ("null" if content[metric] is None else str(content[metric])) if metric in content else ""
+    else:
+        match = re.search(rf"(?<![\w./-]){re.escape(metric)}\s*[=:]\s*([^\s;|)]+)", whole)
+        text = match[1].rstrip(",.") if match else ""
+    found = _UNREAD.fullmatch(text.strip())
+    return (text.strip(), found["comma"] is not None) if found else ("", False)
+
+
 _PHASES = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "eval", "evaluation", "dev"), "validation"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import sys
 import textwrap
 import time
@@ -287,6 +288,32 @@ def test_a_printed_loss_that_a_library_has_left_out_is_no_result(
     items = trial.run(source, "", metrics=metrics, max_iterations=2)
     assert losses(items) == [(1, 0.7)]
     assert (items[-1].kind, items[-1].message) == ("not_a_number", f"the metric 'loss' is {why}")
+
+
+@pytest.mark.parametrize("value", ["null", "None", "N/A"])
+def test_a_program_that_ends_without_a_number_for_its_metric_is_no_result(trial: Trial, value: str) -> None:
+    """JSON has no NaN: a loss that diverged is null, and the number before it would win."""
+    line = '{"epoch": 2, "loss": null}' if value == "null" else f"epoch 2 loss={value}"
+    source = f"""
+        import sys, time
+        for line in ["loss=0.7", {line!r}, "loss=0.6", *sys.argv[1:]]:
+            print(line, flush=True)
+            time.sleep(0.15)
+    """
+    asked = {"metrics": Metrics(source="stdout"), "max_iterations": 9, "until_iterations": 9}
+    assert losses(trial.run(source, "", **asked)) == [(1, 0.7), (2, 0.6)]
+    failure = trial.run(source, shlex.quote(line), **asked)[-1]
+    assert failure.kind == "not_a_number"
+    assert failure.message.endswith(f"ended, and its last line with loss has no number: {line!r}")
+
+
+@pytest.mark.parametrize("pattern", [None, r"loss is (?P<loss>\S+)|loss=(?P<other>.*)"])
+def test_a_number_with_a_comma_is_not_read_past(trial: Trial, pattern: str | None) -> None:
+    """A loss of 1,234.5 was no iteration, and one of 999.5 was."""
+    line = "loss=1,234.5" if pattern is None else "loss is 1,234.5"
+    metrics = Metrics(source="stdout", pattern=pattern)
+    failure = trial.run(f"print('{line}')", "", metrics=metrics, max_iterations=1)[-1]
+    assert failure.message == f"a line has loss as 1,234.5, a number with a comma: '{line}'; print it without one"
 
 
 EXCEPTION = """

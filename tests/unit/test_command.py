@@ -24,6 +24,7 @@ from rubberband.values.command import (
     launcher_of,
     metrics_in,
     survives_shell,
+    unread,
     unused,
     words_of,
 )
@@ -217,6 +218,30 @@ def test_a_place_that_nothing_fills_is_refused() -> None:
 )
 def test_a_line_has_its_metrics(line: str, metrics: dict[str, float]) -> None:
     assert json.dumps(metrics_in(line)) == json.dumps({name: float(value) for name, value in metrics.items()})
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('{"epoch": 2, "loss": null}', ("null", False)),
+        ("{'loss': None}", ("null", False)),
+        ("epoch 2 loss=None, acc=0.1", ("None", False)),
+        ("loss: N/A | acc: 0.1", ("N/A", False)),
+        ("val_loss: null loss: --", ("--", False)),
+        ("loss: 1,234.56", ("1,234.56", True)),
+        ('{"loss": "1,234"}', ("1,234", True)),
+        ("loss=1,acc=2", ("", False)),
+        ("val_loss: null", ("", False)),
+        ("Namespace(loss='mse')", ("", False)),
+        ("loss: cross_entropy", ("", False)),
+        ("loss: nonexistent", ("", False)),
+    ],
+)
+def test_a_line_shows_a_metric_without_its_number(line: str, found: tuple[str, bool]) -> None:
+    assert unread(line, "loss") == found
+    text = re.compile(r"loss\S* ?(?P<loss>\S+)")
+    assert unread("the loss is: nan, loss null", "loss", text) == ("", False)
+    assert unread("loss: 1,234", "loss", text) == ("1,234", True)
 
 
 def test_a_line_with_two_values_of_a_metric_is_ambiguous() -> None:
