@@ -128,21 +128,23 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return _version()
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as error:
-        from rubberband.installation import remedy_of
+if not TYPE_CHECKING:  # or any name would be one to mypy and to editors
 
-        if (remedy := remedy_of(error)) is None:
-            raise
-        raise ImportError(f"rubberband.{name} needs {error.name}; run {remedy}", name=error.name) from None
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return _version()
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            from rubberband.installation import remedy_of
+
+            if (remedy := remedy_of(error)) is None:
+                raise
+            raise ImportError(f"rubberband.{name} needs {error.name}; run {remedy}", name=error.name) from None
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

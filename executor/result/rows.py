@@ -214,7 +214,18 @@ def result_html(result: Result) -> str:
 
 
 def _lines(result: Result) -> list[str]:
-    return [_cost(result), *([result.reason] if result.reason else []), *_best(result)]
+    return [*_failures(result), _cost(result), *([result.reason] if result.reason else []), *_best(result)]
+
+
+def _failures(result: Result) -> list[str]:
+    """Return how many trials failed, and why the first one did."""
+    failed = [trial for trial in result.trials if trial.status == "failed"]
+    if not failed:
+        return []
+    cause = (failed[0].failure or "").partition("; its last lines: ")[0]
+    if cause and cause in result.reason:
+        return []
+    return [f"{len(failed)} of {counted(len(result.trials), 'trial')} failed; trial {failed[0].trial}: {cause}"]
 
 
 def _outcome(result: Result) -> str:

@@ -25,6 +25,7 @@ def tune() -> None:
     print(rubberband.estimate(experiment=experiment).feasible)
 
     rubberband.tune("module:trial", serach=search)  # fault
+    rubberband.unifrom(0.5, 0.95)  # fault
     rubberband.tune("module:trial", constraints={"maxcost": 3})  # fault
     rubberband.tune("module:trial", search={"space": {}, "metric": "loss", "mode": "minimum"})  # fault
     scheduler: AshaDict = {"type": "sha", "max_t": 4}  # fault

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import html
 import io
 import json
 import math
@@ -66,6 +67,14 @@ def test_a_printed_result_has_what_a_user_looks_for() -> None:
     assert f"(trial {result.best.trial}, " in best
     assert configuration.split()[1:] == [f"{name}={value:.6g}" for name, value in result.best_config.items()]
     assert [line.split(":")[0] for line in stages[:2]] == ["stage 0", "stage 1"]
+
+
+def test_a_printed_result_says_how_many_trials_failed_and_why() -> None:
+    result = a_result(faults=Faults(failures={(0, 1): "not_a_number", (3, 1): "raised"}))
+    number, failed = len(result.trials), [trial for trial in result.trials if trial.status == "failed"]
+    line = f"{len(failed)} of {number} trials failed; trial {failed[0].trial}: {failed[0].failure}"
+    assert str(result).splitlines()[1] == line
+    assert line in html.unescape(result._repr_html_())
 
 
 def test_the_best_configuration_of_a_run_without_reports_is_refused() -> None:
