@@ -623,7 +623,8 @@ class FunctionRunner(Runner):
         current_session.set(self)
         in_functions.add(self)
         self._switches.put()
-        reseed("train", self._segment.seed, self._state_iterations, self._segment.rank)
+        # The same in each segment, or a `random_split` at its start would hold out samples that it has trained on.
+        reseed("train", self._segment.seed, 0, self._segment.rank)
         error: BaseException | None = None
         try:
             with tune_session(self, self._segment):

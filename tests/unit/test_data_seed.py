@@ -137,3 +137,18 @@ def test_a_run_has_the_seed_of_its_sampler(tmp_path):
     asked = asked.model_copy(update={"search": search})
     setup = RunSpec.of(asked, None, ExperimentFolder(home=tmp_path, name="test"), Spent())
     assert RunSpec.from_json(json.loads(json.dumps(setup.to_json()))).data_seed == 9
+
+
+def splits(config: dict[str, Any]) -> None:
+    """Holds out a part at random at each start, as a script does, and reports its first sample."""
+    done = rubberband.get_checkpoint() or 0
+    _, held = random_split(range(1000), [900, 100])
+    while True:
+        done += 1
+        rubberband.report({"loss": held.indices[0]}, checkpoint=done)
+
+
+def test_a_function_holds_out_the_same_part_after_a_resume(store):
+    first = segments.reports(segments.train(splits, store, until_iterations=1))
+    rest = segments.train(splits, store, from_iterations=1, until_iterations=2, checkpoint=first[-1].checkpoint)
+    assert segments.reports(rest)[0].metrics == first[0].metrics
