@@ -238,6 +238,7 @@ def _reporter(trainer: Any, folder: Path, resumed: Path | None) -> Any:
             if trainer.current_epoch % trainer.check_val_every_n_epoch and not is_last:
                 return
             self._reported = trainer.current_epoch
+            trainer_files.require_finite(trainer.lightning_module)
             saved = folder / "saved"
             trainer.save_checkpoint(saved / _FILE)
             states = trainer_files.gathered(_random_states())

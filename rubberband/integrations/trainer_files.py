@@ -16,6 +16,7 @@ from typing import Any
 import rubberband
 from rubberband.executor.checkpoints.folders import FolderCheckpoint
 from rubberband.executor.training import reporting
+from rubberband.executor.training.failures import TrialFailure
 from rubberband.executor.training.reporting import current_session
 
 
@@ -59,6 +60,13 @@ def report(metrics: Mapping[str, Any], folder: Path, *, is_last: bool = False) -
     else:
         session.ended = is_last
         session.report(metrics, FolderCheckpoint.taking(folder))
+
+
+def require_finite(model: Any) -> None:
+    """Raise TrialFailure for a model that has diverged: a metric such as its accuracy is a number all the same."""
+    for name, weights in model.named_parameters():
+        if weights.requires_grad and not bool(weights.isfinite().all()):
+            raise TrialFailure("not_a_number", f"the weights of {name} are not finite: training has diverged")
 
 
 def gathered(content: Any) -> list[Any]:

@@ -31,9 +31,10 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
     metrics are reported with the training `loss`, and a checkpoint: the files that the Trainer saves (model, optimizer,
     LR schedule, random states). Its own checkpoints (`save_strategy`, `output_dir`) are not written. `num_train_epochs`
     is the longest training of the search, `max_t`; the LR schedule follows it. Losses that are not finite count as they
-    are (`logging_nan_inf_filter` is off), so that a trial that diverges fails. A callback that stops the training
-    before, such as EarlyStoppingCallback, ends the trial; its patience counts the evaluations of `eval_strategy` alone,
-    and goes on after a resume. So do frozen parameters and the attributes of your own callbacks that are plain data.
+    are (`logging_nan_inf_filter` is off), so that a trial that diverges fails, as one does whose weights are not
+    finite. A callback that stops the training before, such as EarlyStoppingCallback, ends the trial; its patience
+    counts the evaluations of `eval_strategy` alone, and goes on after a resume. So do frozen parameters and the
+    attributes of your own callbacks that are plain data.
 
     `result.load_best(train)` returns the best checkpoint; its `to_directory(folder)` writes what `from_pretrained`
     reads.
@@ -249,6 +250,7 @@ def _reporter(
             if not self._is_due:
                 return
             self._is_due = False
+            trainer_files.require_finite(model)
             saved = folder / f"checkpoint-{state.global_step}"
             beside.save(model, saved)
             if self._evaluated_at != state.global_step:

@@ -136,6 +136,8 @@ _OF_PEERS = {
     **dict.fromkeys(("n_jobs", "max_concurrent", "max_concurrent_trials", "parallelism"), "resources.max_instances"),
     **dict.fromkeys(("direction", "goal"), "search.mode, such as mode: min"),
     "objective": "search.metric and search.mode",
+    "program": "entrypoint, such as {command: python train.py}",
+    "method": "search.sampler, such as {type: random}",
     **dict.fromkeys(("algorithm", "algo", "search_alg"), "search.sampler, such as {type: optuna, sampler: tpe}"),
     **dict.fromkeys(("pruner", "early_terminate"), "search.scheduler, such as {type: asha, num_samples: 64, max_t: 9}"),
     **dict.fromkeys(("parameters", "param_space", "params"), "search.space"),
@@ -326,7 +328,8 @@ def _reason(details: ErrorDetails) -> str:
         case "bool_type" | "bool_parsing":
             return f"{value} is neither true nor false; write one of them"
         case "string_type" | "string_unicode":
-            return f"{value} is not a text; put it in quotes"
+            is_nested = isinstance(details["input"], Mapping | list)
+            return f"{value} is not a text; {'write one' if is_nested else 'put it in quotes'}"
         case "dict_type" | "list_type" | "tuple_type":
             written = "nothing" if details["input"] is None else value
             needed = "mapping; write one, as {key: 1}" if kind == "dict_type" else "list; write one, as [1, 2]"

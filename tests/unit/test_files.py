@@ -317,6 +317,8 @@ def test_all_faults_of_a_file_are_listed_a_line_for_each() -> None:
         ("accelerators", "resources.instance_type"),
         ("param_space", "search.space"),
         ("seed", "search.sampler.seed"),
+        ("program", "entrypoint"),
+        ("method", "search.sampler"),
     ],
 )
 def test_a_key_of_another_tool_is_answered_with_ours(word: str, written: str) -> None:
@@ -331,6 +333,7 @@ def test_a_key_of_another_tool_is_answered_with_ours(word: str, written: str) ->
         ("search.mode=minimize", "'minimize' is not one of min, max; write min"),
         ("search.scheduler.type=fifo", "'fifo' is not one of sha, asha, hyperband, none, stages; write {type: none"),
         ("resources.provider=kubernetes", "'kubernetes' is no provider; start Ray there, and write provider: ray"),
+        ("search.metric={name: loss, goal: minimize}", "{'name': 'loss', 'goal': 'minimize'} is not a text; write one"),
         ("resources.provider=gcp", "'gcp' is no provider; start Ray there, and write provider: ray"),
     ],
 )

@@ -111,6 +111,29 @@ def test_a_trainer_that_resumes_learns_what_one_never_stopped_learns(store):
     assert files(store, first[-1]) == {"trainer.ckpt", "random-states.pt"}
 
 
+class Accurate(Net):
+    """Its one metric is an accuracy, which is a number when its weights are none."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (torch.nan if self.global_step == 5 else 1.0)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("accuracy", (self.body(batch[0]).argmax(dim=1) == batch[1]).float().mean())
+
+
+def diverging(config):
+    fit(made(), Accurate(0.05), loader(32), loader(16))
+
+
+def test_weights_that_are_no_numbers_fail_a_trial_with_any_metric(store):
+    _, first, failure = run(diverging, store, metric="accuracy")
+    assert isinstance(first, SegmentReport)
+    assert (failure.kind, failure.message) == (
+        "not_a_number",
+        "the weights of body.0.weight are not finite: training has diverged",
+    )
+
+
 def with_callbacks(config):
     stopping = EarlyStopping("val_loss", patience=2, min_delta=100.0)
     trainer = made(

@@ -108,7 +108,29 @@ def test_a_loss_that_is_no_number_fails_its_trial(store, metric):
     """The Trainer leaves such losses out by default, and reports 0 for an epoch that has no other."""
     *_, failure = run(train, store, config={"lr": 1e30}, metric=metric, until_iterations=3)
     assert isinstance(failure, SegmentFailure)
-    assert (failure.kind, failure.message) == ("not_a_number", f"the metric '{metric}' is nan")
+    assert failure.kind == "not_a_number"
+
+
+def poisoned(config):
+    """The loss of one step is NaN, of which an accuracy shows nothing."""
+
+    def compute(model, inputs, *args, **words):
+        loss = compute_loss(model, inputs, *args, **words)
+        return loss * torch.nan if model.training and given.state.global_step == 5 else loss
+
+    given = trainer(config)
+    given.compute_metrics = lambda found: {"accuracy": float((found.predictions.argmax(1) == found.label_ids).mean())}
+    compute_loss, given.compute_loss = given.compute_loss, compute
+    fit(given)
+
+
+def test_weights_that_are_no_numbers_fail_a_trial_with_any_metric(store):
+    _, first, failure = run(poisoned, store, metric="eval_accuracy")
+    assert isinstance(first, SegmentReport)
+    assert (failure.kind, failure.message) == (
+        "not_a_number",
+        "the weights of body.0.weight are not finite: training has diverged",
+    )
 
 
 def freezing(config):
