@@ -226,6 +226,9 @@ def word_error(
     beside them.
     """
     details = error.errors(include_url=False)
+    inside = {each["loc"][:end] for each in details for end in range(len(each["loc"]))}
+    # pydantic counts the valid entries of a list alone.
+    details = [each for each in details if each["type"] != "too_short" or each["loc"] not in inside]
     missing = [dotted(_path(each)) for each in details if each["type"] == "missing"]
     found, rest = list[WordError](), words
     for each in details:
