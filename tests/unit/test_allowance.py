@@ -136,7 +136,7 @@ def by_check(home: Path, **changes: Any) -> None:
         patch.setattr(
             check,
             "_checked",
-            lambda *given: check.CheckReport(entrypoint="", device="cpu", limit_s=1.0, problems=given[-1]),
+            lambda *given, **_: check.CheckReport(entrypoint="", device="cpu", limit_s=1.0, problems=given[-1]),
         )
         (problem,) = check.check_experiment(Experiment(**words(**changes)), home=home).problems
     raise InputError(problem.line)
