@@ -277,7 +277,7 @@ def _leads_back(path: Path, top: Path) -> bool:
 def _patterns(top: Path) -> tuple[str, ...]:
     ignored = []
     with suppress(OSError, UnicodeError):
-        lines = (line.strip() for line in (top / IGNORE_FILE).read_text().splitlines())
+        lines = (line.strip() for line in (top / IGNORE_FILE).read_text("utf-8-sig").splitlines())
         ignored = [line.rstrip("/") for line in lines if line and not line.startswith("#")]
     return (*_SKIPPED, *_SECRET, *ignored, *(_OF_A_HOME if _is_home(top) else ()))
 

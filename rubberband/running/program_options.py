@@ -323,7 +323,7 @@ def _sources(words: Sequence[str], folder: Path) -> list[str]:
         return []
     places = (str(script.parent), str(folder))
     files = files_of(Entrypoint(module=script.stem, attribute="", search_path=places))
-    return [Path(file).read_text("utf-8", "replace") for file in dict.fromkeys([str(script), *files])]
+    return [Path(file).read_text("utf-8-sig", "replace") for file in dict.fromkeys([str(script), *files])]
 
 
 def _trial_in(source: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from typer.testing import CliRunner
 from rubberband import cli
 from rubberband.errors import EntrypointError, InputError
 from rubberband.executor.journal.folder import open_folder
+from rubberband.executor.ray.code import pack
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import describe
-from rubberband.spec.loading import load_experiment, load_pool, parse_experiment
+from rubberband.running.program_options import program_of
+from rubberband.spec.loading import load_experiment, load_policy, load_pool, parse_experiment
+from rubberband.spec.profile_file import load_profile
 from rubberband.units import did_you_mean, parse_deadline
 from tests.builders.journalled_runs import recorded
 
@@ -30,6 +34,28 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "slip_trial", raising=False)
     return tmp_path
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "experiment.yaml": (EXAMPLE, load_experiment),
+    "pool.yaml": ("{instances: 2, gpus_per_instance: 4}\n", load_pool),
+    "policy.yaml": ("max_usd_per_run: 4\n", lambda path: load_policy(path.parent)),
+    "profile.json": ('{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": 2.0}}\n', load_profile),
+    "train.py": ('print("val_loss=", 1.0)\n', lambda path: program_of(path.name, path.parent)),
+    ".rubberbandignore": ("data.csv\n", lambda path: pack([str(path.parent)]).archive),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_that_an_editor_of_windows_has_saved_says_the_same(name: str, tmp_path: Path) -> None:
+    text, read = READERS[name]
+    (tmp_path / "data.csv").write_text("1")
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    plain = read(path)
+    assert plain
+    path.write_text(text, encoding="utf-8-sig", newline="\r\n")
+    assert read(path) == plain
 
 
 @pytest.mark.parametrize(
