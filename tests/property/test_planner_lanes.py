@@ -14,6 +14,7 @@ from rubberband.errors import InfeasibleError
 from rubberband.planner.exact.model import predict
 from rubberband.planner.hyperband import sample_lanes
 from rubberband.planner.problem import BracketGroup
+from rubberband.planner.reserve import Reserve
 from rubberband.spec.search import hyperband
 from rubberband.values.offer import Billing, Offer
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Stage, StagePlan
@@ -124,6 +125,20 @@ def test_brackets_run_side_by_side_when_time_is_short_and_one_after_another_when
     assert len(fast.lanes) > len(slow.lanes)
     assert fast.prediction.jct_s < slow.prediction.jct_s
     assert fast.prediction.cost_usd > slow.prediction.cost_usd
+
+
+@pytest.mark.parametrize("trial_cv", [0.0, pytest.param(0.2, marks=pytest.mark.long)])
+def test_money_is_kept_back_to_release_all_lanes_at_once(trial_cv: float) -> None:
+    brackets, offer, terms = hyperband(27, 3), offer_of(64), Reserve(margin_s=60.0)
+    limits = PlanningConstraints(max_gpus_per_trial=8, max_cost_usd=1e3)
+    profile = replace(PROFILE, trial_cv=trial_cv)
+    job = plan_brackets(brackets, profile, offer, limits, objective="min_time", reserve=terms)
+    assert len(job.lanes) > 1
+    alone_usd = [
+        terms.usd(offer, lane.planned.plan.stages, [stage.cost_usd for stage in lane.planned.prediction.stages])
+        for lane in job.lanes
+    ]
+    assert job.reserve_usd == pytest.approx(sum(alone_usd))
 
 
 def test_the_budget_is_the_job_s_and_not_each_lane_s() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from rubberband.errors import InfeasibleError
 from rubberband.planner.exact import solver
 from rubberband.planner.exact.model import predict
+from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
@@ -233,3 +235,19 @@ def test_the_user_can_hold_the_plan_to_its_word():
         )
     )
     assert predict(stages, again, profile, offer) == planned.prediction
+
+
+CHAIN = sha(27, 1, 40, 3)
+NOISY = Profile(seconds_per_iteration={1: 40.0, 2: 22.0, 4: 13.0}, trial_startup_s=5.0, trial_cv=0.3, iteration_cv=0.1)
+
+
+@pytest.mark.parametrize("stages", [CHAIN, (asha(CHAIN, 3),)], ids=["sha", "asha"])
+@pytest.mark.parametrize("profile", [NOISY, replace(NOISY, trial_cv=0.0, iteration_cv=0.0)], ids=["noisy", "certain"])
+def test_each_deadline_on_the_frontier_is_kept_for_about_its_cost(stages: Sequence[Stage], profile: Profile) -> None:
+    rented = Offer(instance_type="test", gpus=4, price_usd_per_hour=12.24, max_instances=8, provision_delay_s=30.0)
+    limits = PlanningConstraints(max_gpus_per_trial=4)
+    points = frontier(stages, profile, rented, limits)
+    for jct_s, cost_usd in {points[0], points[len(points) // 2], points[-1]}:
+        found = plan(stages, profile, rented, replace(limits, deadline_s=1.02 * jct_s))
+        assert found.odds is None or found.odds.p_both >= limits.confidence
+        assert found.prediction.cost_usd <= 1.05 * cost_usd

@@ -145,6 +145,41 @@ def test_the_last_checkpoint_of_a_segment_has_the_optimizers_state_at_any_interv
     assert not thread.is_alive()
 
 
+def test_a_server_keeps_no_snapshot_before_that_with_which_rank_0_is_done() -> None:
+    """Each is as large as its shard."""
+    segment = replace(SEGMENT, until_iterations=4, training=AsyncTraining(servers=1), secret=SECRET)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = ParameterServer(ServedShard(Momentum(), segment, 0), segment, 0, checkpoint_every=1)
+    thread = threading.Thread(target=server.run, args=(listener,), daemon=True)
+    thread.start()
+    wire, state = Wire.connect(f"127.0.0.1:{listener.getsockname()[1]}", SECRET), io.BytesIO()
+    torch.save({"parameters": Buffer([torch.zeros(1, 1)]).whole, "optimizer": None, "scheduler": None}, state)
+    wire.send(BEGIN | {"boundaries": [0, 1, 2, 3, 4], "total_steps": 4}, state.getbuffer())
+    wire.header()
+    wire.send({"kind": "join", "worker": "a", "hand": 1, "closes": True})
+    parameters(wire)
+    gradient = torch.tensor([1.0]).numpy().tobytes()
+    for iteration in (1, 2, 3):
+        wire.announce(PUSH, len(gradient))
+        latest = wire.header()["number"]
+        wire.write(gradient)
+        parameters(wire)
+        for asked in range(iteration, 0, -1):
+            wire.send({"kind": "cut", "iteration": asked, "latest": {"a": latest}})
+            header = wire.header()
+            assert ("use" in header) == (asked == iteration)
+            if asked == iteration:
+                wire.content(header)
+                wire.content(wire.header())
+                wire.send({"kind": "close", "iteration": iteration, "value": None})
+                wire.content(wire.header())
+    wire.send({"kind": "finish"})
+    wire.header()
+    wire.close()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
 def test_a_server_takes_the_states_of_workers_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers have none."""
     segment = replace(SEGMENT, until_iterations=1, training=AsyncTraining(servers=1), secret=SECRET)

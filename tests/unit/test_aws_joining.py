@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -108,6 +109,18 @@ def test_this_torch_is_found_out() -> None:
     said = gpu_trouble(1, run=run, clock=lambda: real.now, sleep=real.sleep)
     assert (said == "") == (torch.cuda.device_count() >= 1)
     assert said == "" or "is a build without CUDA" in said or "sees 0 of 1 GPUs" in said
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_the_reason_is_what_a_command_says_in_either_stream(
+    stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho driver/library version mismatch >&{stream}\nexit 18\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    clock = Machine(NONE)
+    assert "(driver/library version mismatch)" in gpu_trouble(1, clock=lambda: clock.now, sleep=clock.sleep)
 
 
 @pytest.mark.parametrize(

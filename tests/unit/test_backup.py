@@ -399,6 +399,7 @@ os.kill(os.getpid(), 9)
         with pytest.raises(InputError, match="is in use by a service; stop it first"):
             put_back(tmp_path / "backup", home, url)
     put_back(tmp_path / "backup", home, url, all_homes=True)
+    assert path.stat().st_mode & 0o077 == 0, "it has hashes of tokens"
     with closing(Store(url)) as store:
         assert store.submissions().items == []
 

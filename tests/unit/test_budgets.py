@@ -224,6 +224,22 @@ def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
         assert re.search(r"budget of : .*, and the extension costs .*; extend it by less, or next month", budget)
 
 
+@pytest.mark.parametrize(
+    ("start_at", "cost_usd", "used"),
+    [(DEC, 0.35, r"0\.10 USD of 0\.40 USD .* this month"), (JAN, 0.2, r"0\.25 USD of 0\.40 USD .* in January 2027")],
+)
+def test_the_amount_in_a_refusal_is_that_of_the_month_that_it_names(
+    service: FakeService, start_at: float, cost_usd: float, used: str
+) -> None:
+    row = service.add("spent", summary=Summary(cost_usd=0.1), created_at=DEC)
+    service.store.change("spent", at=DEC, state=ExperimentState.DONE)
+    later = replace(row, name="later", state=ExperimentState.RUNNING, summary=Summary())
+    assert service.store.add(later, Promise(experiment="later", start_at=JAN + 60.0, spans=[(1, 60.0)], cost_usd=0.25))
+    expense = Expense(cost_usd=cost_usd, start_at=start_at, duration_s=60.0)
+    with pytest.raises(HttpProblem, match=used):
+        Budgets(replace(POOL, budgets_usd={"": 0.4}), service.store).require_budget("", expense, DEC)
+
+
 def test_no_month_is_named_for_what_is_more_than_a_whole_budget(service: FakeService) -> None:
     pool = replace(POOL, budgets_usd={"": 0.3})
     now = service.clock()

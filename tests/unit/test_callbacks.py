@@ -303,18 +303,22 @@ def test_tensorboard_shows_each_report_once_also_after_a_resume(tmp_path: Path) 
     (folder.path / "tracking" / "0-tensorboard.json").write_text("{}")  # as if nothing had been acknowledged
     result = session.run(folder)
     seen: Counter[tuple[int, int]] = Counter()
+    starts = set[float]()
     for trial in result.trials:
         values: dict[int, float] = {}
+        reported_s = {done: at_s for at_s, done, _ in trial.curve}
         for event in tensorboard_events(folder.path / "tensorboard" / f"trial-{trial.trial:04d}"):
             if event.HasField("session_log"):
                 values = {step: value for step, value in values.items() if step < event.step}
             for value in event.summary.value:
                 if value.tag == "accuracy":
                     seen[trial.trial, event.step] += 1
+                    starts.add(round(event.wall_time - reported_s[event.step], 3))
                     values[event.step] = value.simple_value
         assert values == pytest.approx({done: metrics["accuracy"] for _, done, metrics in trial.curve}, rel=1e-5)
     assert seen.keys() == reports_of(result)
     assert max(seen.values()) == 2
+    assert len(starts) == 1, "the times are those of the reports, whenever they were written"
 
 
 @pytest.mark.filterwarnings("ignore")  # the library's own

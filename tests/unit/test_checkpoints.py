@@ -427,12 +427,13 @@ def test_a_damaged_file_is_refused(tmp_path, damage, message):
 
 
 def _unreadable(monkeypatch, code: int, *, times: int, path: str) -> None:
-    """Let the first `times` reads of a file whose path ends in `path` fail with the system error `code`."""
+    """Let the first `times` reads of a file whose path ends in `path` fail half-way with the system error `code`."""
     copy, left = shutil.copyfileobj, [times]
 
     def copyfileobj(source: Any, target: Any, length: int) -> None:
         if source.name.endswith(path) and left[0]:
             left[0] -= 1
+            target.write(source.read(2))
             raise OSError(code, os.strerror(code))
         copy(source, target, length)
 

@@ -24,6 +24,7 @@ from rubberband.states import ExperimentState
 from rubberband.units import format_instant
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.experiment import experiment_view
+from rubberband.views.formatting import ranked
 from rubberband.views.live.status import headline
 from tests.builders.fake_runs import FakeService
 from tests.builders.journalled_runs import words
@@ -321,6 +322,19 @@ def test_curves_are_of_the_metric_of_the_most() -> None:
     for button in figure["layout"]["updatemenus"][0]["buttons"]:
         assert [len(xs) for xs in button["args"][0]["x"]] == [len(trace["y"]) for trace in figure["data"]]
     assert curves_of([one("a")]) is None
+
+
+@pytest.mark.parametrize("reports", [1, 2, 399, 400, 401, 799, 800, 3000])
+def test_a_curve_of_any_length_is_drawn_from_its_first_report_to_its_last(reports: int) -> None:
+    result = a_result()
+    best = ranked(result)[0]
+    curve = tuple((float(n), n, {result.metric: n / reports}) for n in range(1, reports + 1))
+    trials = [dataclasses.replace(one, curve=curve if one is best else ()) for one in result.trials]
+    figure = curves_of([one("a", dataclasses.replace(result, trials=tuple(trials)))])
+    assert figure is not None
+    (drawn,) = figure["data"]
+    assert (drawn["x"][0], drawn["x"][-1], drawn["y"][-1]) == (1, reports, 1.0)
+    assert len(drawn["x"]) <= 401
 
 
 def test_the_page_says_which_names_do_not_fit(service: FakeService) -> None:

@@ -6,9 +6,11 @@ import dataclasses
 import itertools
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.job import Job
@@ -19,7 +21,7 @@ from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Spent, StagePlan
+from rubberband.values.plan import Market, Spent, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.experiments import PROFILE, experiment
 from tests.builders.plans import plan_job
@@ -227,6 +229,33 @@ def test_a_stage_that_grows_is_started_at_the_highest_price_from_what_is_left_th
     assert Reserve(highest_price_usd_per_hour=72.0, ready=4).usd(SPOT, grows[1:], [1.0]) == pytest.approx(
         4 * (72.0 - 12.0) * 2.0 / 3600.0  # nothing starts: what the stop needs at the highest price
     )
+
+
+stages_on_markets = st.lists(
+    st.builds(
+        StagePlan, instances=st.integers(1, 4), gpus_per_trial=st.just(1), market=st.sampled_from(get_args(Market))
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(stages_on_markets, st.lists(st.floats(0.0, 5.0), min_size=4, max_size=4))
+def test_the_reserve_starts_each_instance_that_no_earlier_stage_holds(
+    chosen: list[StagePlan], costs_usd: list[float]
+) -> None:
+    reserve = Reserve(highest_price_usd_per_hour=72.0)
+    held, spent_usd, needed_usd = set[tuple[str, int]](), 0.0, 0.0
+    for stage, cost_usd in zip(chosen, costs_usd, strict=False):
+        wanted = {(stage.market, number) for number in range(stage.instances)}
+        if wanted - held:  # those held until they are ready, new ones at least 60 s
+            starts_s = 30.0 * len(wanted & held) + 60.0 * len(wanted - held)
+            needed_usd = max(needed_usd, spent_usd + 72.0 / 3600.0 * starts_s)
+        spent_usd += cost_usd
+        needed_usd = max(needed_usd, spent_usd + reserve.release_usd(SPOT, stage))
+        held = wanted
+    found_usd = reserve.usd(SPOT, chosen, costs_usd[: len(chosen)])
+    assert found_usd == pytest.approx(max(0.0, needed_usd - spent_usd))
 
 
 def words(asked: Experiment) -> dict[str, Any]:

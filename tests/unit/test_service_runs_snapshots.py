@@ -232,6 +232,14 @@ def test_trials_and_their_failures_are_reported_with_their_numbers(tmp_path: Pat
     assert texts(one) == ["hello from 12"]
 
 
+@pytest.mark.parametrize("search", ["hello", "HELLO", "traceback", "TRACEBACK", "Traceback"])
+def test_output_and_reasons_of_failures_are_found_in_upper_and_lower_case(tmp_path: Path, search: str) -> None:
+    for trial in (0, 1):
+        (tmp_path / f"trial-{trial:03d}.log").write_text(f"Hello from {trial}\nother\n")
+    lines, _ = page(trial_files(tmp_path, None), FAILED, cursor=None, limit=100, is_whole=True, search=search)
+    assert texts(lines) == (["Hello from 0", "Hello from 1"] if search.lower() == "hello" else ["Traceback"])
+
+
 def test_no_more_files_are_followed_than_a_cursor_holds(tmp_path: Path) -> None:
     for trial in range(MAX_FILES + 5):
         (tmp_path / f"trial-{trial:03d}.log").write_text("x" * (trial % 300) + "\n")

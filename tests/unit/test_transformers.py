@@ -14,6 +14,7 @@ import torch
 
 from rubberband.executor.checkpoints.folders import read_manifest
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.integrations import trainer_files
 from rubberband.integrations.transformers import REFUSED, _check_arguments, fit
 from tests.builders import segments
 
@@ -131,6 +132,31 @@ def test_weights_that_are_no_numbers_fail_a_trial_with_any_metric(store):
         "not_a_number",
         "the weights of body.0.weight are not finite: training has diverged",
     )
+
+
+def test_each_resume_on_another_gang_has_random_numbers_of_its_own(store, monkeypatch):
+    """Such a gang has no random states in the checkpoint: here they are taken out of it."""
+
+    def without_states(folder, resumed_in=trainer_files.resumed_in):
+        found = resumed_in(folder)
+        if found is not None:
+            (found / "rng_state.pth").unlink()
+        return found
+
+    class Seen(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            logs["seed"] = torch.initial_seed()
+
+    def seeing(config):
+        made = trainer(config)
+        made.add_callback(Seen())
+        fit(made)
+
+    _, one, two = run(seeing, store)
+    monkeypatch.setattr(trainer_files, "resumed_in", without_states)
+    _, after_one = run(seeing, store, from_iterations=1, checkpoint=one.checkpoint)
+    _, after_two = run(seeing, store, from_iterations=2, until_iterations=3, checkpoint=two.checkpoint)
+    assert len({each.metrics["seed"] for each in (one, after_one, after_two)}) == 3
 
 
 def freezing(config):

@@ -138,6 +138,28 @@ def view(state: str) -> dict[str, Any]:
     return {"name": "digits", "state": state, "reason": "", "slack_s": 20.0, "summary": summary}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deadline_s",
+        "planned_jct_s",
+        "forecast_jct_s",
+        "max_cost_usd",
+        "planned_cost_usd",
+        "forecast_cost_usd",
+        "best_value",
+        "max_instances",
+    ],
+)
+def test_a_figure_that_is_0_is_a_known_one(name: str) -> None:
+    def shown_with(value: float | None) -> list[str]:
+        shown = view("running")
+        shown["summary"] |= {"metric": "score", "best_trial": 3, name: value}
+        return lines(shown)
+
+    assert shown_with(0) != shown_with(None)
+
+
 def test_the_stage_is_the_one_that_the_table_has() -> None:
     assert headline(view("running")) == "digits: runs, stage 1 (2 of 3)"
 

@@ -13,6 +13,7 @@ import pytest
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result.result import Result
 from rubberband.executor.result.rows import trial_rows
+from rubberband.values.offer import SideCost
 from rubberband.views.charts.allocation import allocation
 from rubberband.views.charts.learning import MOST_POINTS, learning_curves
 from rubberband.views.charts.parallel_coordinates import MOST_TRIALS, parallel_coordinates
@@ -54,9 +55,19 @@ def test_the_bill_over_time_never_falls_and_ends_at_the_bill(which: str) -> None
     assert bill.at(math.inf) == pytest.approx(result.actual_cost_usd, abs=1e-9)
 
 
+BESIDE_THE_RENT: list[dict[str, Any]] = [
+    {},
+    {"head_price_usd_per_hour": 0.5},
+    {"data_usd_per_instance": 0.3},
+    {"side_costs": (SideCost(line="a", usd_per_hour=2.0), SideCost(line="b", usd_once=0.5))},
+]
+
+
+@pytest.mark.parametrize("beside", BESIDE_THE_RENT, ids=lambda beside: ", ".join(beside) or "rent")
 @pytest.mark.parametrize("faults", [None, FAULTS])
-def test_the_bill_over_time_is_at_every_sync_what_the_stages_add_up_to(faults: Any) -> None:
-    result = a_result(a_job(), faults)
+def test_the_bill_over_time_is_at_every_sync_what_the_stages_add_up_to(faults: Any, beside: dict[str, Any]) -> None:
+    offer = dataclasses.replace(a_job().offer, **beside)
+    result = a_result(a_job(offer=offer, max_cost_usd=None), faults)
     bill, at_s, spent_usd = spending(result), 0.0, 0.0
     for stage in result.stages[:-1]:
         assert stage.actual_s is not None

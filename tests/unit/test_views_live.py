@@ -6,13 +6,15 @@ import io
 import itertools
 import re
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 from rich.console import Console
 
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import DriverResumed, Event, TrialReported
+from rubberband.executor.core.events import DriverResumed, Event, Started, Tick, TrialReported
 from rubberband.executor.core.forecast import Forecast, forecast
+from rubberband.executor.core.history import Record
 from rubberband.executor.core.job import Job
 from rubberband.executor.core.state import Phase, State
 from rubberband.executor.journal.journal import Journal
@@ -23,6 +25,7 @@ from rubberband.values.profile import Profile
 from rubberband.views.live import view as live
 from rubberband.views.live.narration import Narrator
 from rubberband.views.live.view import Progress, TerminalView, observe, open_view, stage_table, summary
+from tests.builders.filled import filled
 from tests.builders.results import FAULTS, a_job
 from tests.builders.watching import narration, pictures, watch
 
@@ -134,6 +137,22 @@ def test_after_a_resume_only_what_is_new_is_reported() -> None:
     assert lines[0] == "1m22s  resuming digits: 2 instances held, 4 trials to continue, 0.0180 USD spent"
     assert not any("SYNC 0" in line or "stage 0" in line or "launching" in line for line in lines)
     assert any("SYNC 1" in line for line in lines)
+
+
+@pytest.mark.parametrize("kind", get_args(Record))
+def test_a_record_of_an_earlier_driver_is_not_reported_again(kind: type[Record]) -> None:
+    job = a_job()
+    controller = Controller(job)
+    controller.handle(Started(occurred_at=0.0))
+    earlier = filled(kind, at_s=1.0, **({"trial": 0} if hasattr(kind, "trial") else {}))
+    controller.state.history.add(earlier)
+    narrator, resumed = Narrator(job), DriverResumed(occurred_at=5.0, live=(), ended=())
+    controller.handle(resumed)
+    first = narrator.lines(resumed, controller)
+    assert len(first) == 1
+    assert first[0].startswith("resuming digits: ")
+    controller.handle(Tick(occurred_at=6.0))
+    assert narrator.lines(Tick(occurred_at=6.0), controller) == []
 
 
 def test_a_resume_shows_the_remaining_limits() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import html
 import json
 from collections.abc import Container, Sequence
+from datetime import UTC, datetime
 from io import StringIO
 from itertools import chain
 from typing import cast
@@ -17,6 +18,7 @@ from rubberband.executor.result.result import Result, summarise
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.exact.model import predict
 from rubberband.states import ExperimentState
+from rubberband.units import parse_duration
 from rubberband.values.plan import Plan
 from rubberband.values.submission import Submission
 from rubberband.views import formatting
@@ -320,3 +322,11 @@ def test_a_folded_table_loses_no_column_and_cuts_no_figure(width: int) -> None:
     cells = chain.from_iterable([*table.rows, *([table.total] if table.total else [])])
     assert {word for cell in cells for word in cell.split()} <= set(words)
     assert "\u2026" not in printed
+
+
+@pytest.mark.parametrize(
+    ("left", "day"), [("4m16s", ""), ("16h42m", ""), ("16h43m", "Mar 14 "), ("28d", "Mar 14 "), ("365d", "Mar 14 ")]
+)
+def test_an_end_on_another_day_has_its_day(left: str, day: str) -> None:
+    at = datetime(2026, 3, 14, 16, 42, tzinfo=UTC).timestamp()
+    assert formatting.ends(at, parse_duration(left)) == f"ends {day}16:42 (in {left})"
