@@ -139,8 +139,8 @@ def uniform(lower: float, upper: float) -> Domain:
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.uniform(0.5, 0.99)
-        Domain(kind='uniform', arguments={'lower': 0.5, 'upper': 0.99})
+        >>> rubberband.uniform(0.5, 0.99).to_words()
+        {'type': 'uniform', 'lower': 0.5, 'upper': 0.99}
     """
     return Domain("uniform", {"lower": lower, "upper": upper})
 
@@ -160,8 +160,8 @@ def quniform(lower: float, upper: float, q: float) -> Domain:
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.quniform(0.0, 0.5, 0.1)
-        Domain(kind='quniform', arguments={'lower': 0.0, 'upper': 0.5, 'q': 0.1})
+        >>> rubberband.quniform(0.0, 0.5, 0.1).to_words()
+        {'type': 'quniform', 'lower': 0.0, 'upper': 0.5, 'q': 0.1}
     """
     return Domain("quniform", {"lower": lower, "upper": upper, "q": q})
 
@@ -181,8 +181,8 @@ def loguniform(lower: float, upper: float, base: float = 10) -> Domain:
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.loguniform(1e-4, 1e-1)
-        Domain(kind='loguniform', arguments={'lower': 0.0001, 'upper': 0.1, 'base': 10})
+        >>> rubberband.loguniform(1e-4, 1e-1).to_words()
+        {'type': 'loguniform', 'lower': 0.0001, 'upper': 0.1, 'base': 10}
     """
     return Domain("loguniform", {"lower": lower, "upper": upper, "base": base})
 
@@ -203,8 +203,8 @@ def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Domai
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.qloguniform(0.001, 1.0, 0.001)
-        Domain(kind='qloguniform', arguments={'lower': 0.001, 'upper': 1.0, 'q': 0.001, 'base': 10})
+        >>> rubberband.qloguniform(0.001, 1.0, 0.001).to_words()
+        {'type': 'qloguniform', 'lower': 0.001, 'upper': 1.0, 'q': 0.001, 'base': 10}
     """
     return Domain("qloguniform", {"lower": lower, "upper": upper, "q": q, "base": base})
 
@@ -223,8 +223,8 @@ def randn(mean: float = 0.0, sd: float = 1.0) -> Domain:
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.randn(0.0, 1.0)
-        Domain(kind='randn', arguments={'mean': 0.0, 'sd': 1.0})
+        >>> rubberband.randn(0.0, 1.0).to_words()
+        {'type': 'randn', 'mean': 0.0, 'sd': 1.0}
     """
     return Domain("randn", {"mean": mean, "sd": sd})
 
@@ -244,8 +244,8 @@ def qrandn(mean: float, sd: float, q: float) -> Domain:
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.qrandn(0.0, 1.0, 0.5)
-        Domain(kind='qrandn', arguments={'mean': 0.0, 'sd': 1.0, 'q': 0.5})
+        >>> rubberband.qrandn(0.0, 1.0, 0.5).to_words()
+        {'type': 'qrandn', 'mean': 0.0, 'sd': 1.0, 'q': 0.5}
     """
     return Domain("qrandn", {"mean": mean, "sd": sd, "q": q})
 
@@ -264,8 +264,8 @@ def randint(lower: int, upper: int) -> Domain:
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.randint(1, 9)
-        Domain(kind='randint', arguments={'lower': 1, 'upper': 9})
+        >>> rubberband.randint(1, 9).to_words()
+        {'type': 'randint', 'lower': 1, 'upper': 9}
     """
     return Domain("randint", {"lower": lower, "upper": upper})
 
@@ -285,8 +285,8 @@ def lograndint(lower: int, upper: int, base: float = 10) -> Domain:
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.lograndint(16, 1025)
-        Domain(kind='lograndint', arguments={'lower': 16, 'upper': 1025, 'base': 10})
+        >>> rubberband.lograndint(16, 1025).to_words()
+        {'type': 'lograndint', 'lower': 16, 'upper': 1025, 'base': 10}
     """
     return Domain("lograndint", {"lower": lower, "upper": upper, "base": base})
 
@@ -308,8 +308,8 @@ def qrandint(lower: int, upper: int, q: int = 1) -> Domain:
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.qrandint(16, 256, 16)
-        Domain(kind='qrandint', arguments={'lower': 16, 'upper': 256, 'q': 16})
+        >>> rubberband.qrandint(16, 256, 16).to_words()
+        {'type': 'qrandint', 'lower': 16, 'upper': 256, 'q': 16}
     """
     return Domain("qrandint", {"lower": lower, "upper": upper, "q": q})
 
@@ -330,8 +330,8 @@ def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Domain:
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.qlograndint(16, 1024, 16)
-        Domain(kind='qlograndint', arguments={'lower': 16, 'upper': 1024, 'q': 16, 'base': 10})
+        >>> rubberband.qlograndint(16, 1024, 16).to_words()
+        {'type': 'qlograndint', 'lower': 16, 'upper': 1024, 'q': 16, 'base': 10}
     """
     return Domain("qlograndint", {"lower": lower, "upper": upper, "q": q, "base": base})
 
@@ -349,8 +349,8 @@ def choice(categories: Sequence[Any]) -> Domain:
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.choice(["sgd", "adam"])
-        Domain(kind='choice', arguments={'values': ('sgd', 'adam')})
+        >>> rubberband.choice(["sgd", "adam"]).to_words()
+        {'type': 'choice', 'values': ['sgd', 'adam']}
     """
     return Domain("choice", {"values": categories})
 
@@ -368,8 +368,8 @@ def grid_search(values: Sequence[Any]) -> Domain:
         InputError: For bounds that leave no value.
 
     Examples:
-        >>> rubberband.grid_search([0.01, 0.1])
-        Domain(kind='grid', arguments={'values': (0.01, 0.1)})
+        >>> rubberband.grid_search([0.01, 0.1]).to_words()
+        {'type': 'grid', 'values': [0.01, 0.1]}
     """
     return Domain("grid", {"values": values})
 
