@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +48,12 @@ def connection(url: str | None, token: str | None, environment: Mapping[str, str
 
 
 def _no_url(url: str, why: str) -> InputError:
-    return InputError(f"{url!r} is not the address of a service ({why}); write it as {DEFAULT_SERVER}")
+    return InputError(f"{_shown(url)!r} is not the address of a service ({why}); write it as {DEFAULT_SERVER}")
+
+
+def _shown(url: str) -> str:
+    """Return an address, also one that is none, without user and password."""
+    return re.sub(r"//[^/?#]*@", "//", url)
 
 
 FEED_FAILURES = (httpx.TransportError, SSEError, ServiceError)
@@ -100,8 +106,8 @@ class Connected:
 
     @property
     def url(self) -> str:
-        """Address of the service."""
-        return self._url
+        """Address of the service, without user and password."""
+        return _shown(self._url)
 
 
 def require_time(found: ExperimentDetail, until: float | None, timeout_s: float | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,14 @@ from rubberband.client.asynchronous import AsyncClient
 from rubberband.client.calls import self_contained
 from rubberband.client.client import Client
 from rubberband.commands.common import open_client
-from rubberband.errors import InfeasibleError, InputError, NameTakenError, ProfileMissingError, ServiceError
+from rubberband.errors import (
+    InfeasibleError,
+    InputError,
+    NameTakenError,
+    ProfileMissingError,
+    RubberbandError,
+    ServiceError,
+)
 from tests.builders.experiment_words import words
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -168,6 +176,34 @@ def test_a_service_that_is_not_there_is_reported_in_one_line() -> None:
         client.experiment("digits")
     assert caught.value.status is None
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer", [httpx.ConnectError("refused"), httpx.ReadTimeout("late"), problem(500, "internal"), problem(404, "no")]
+)
+def test_the_password_of_an_address_is_in_no_error(answer: Exception | httpx.Response) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    options: dict[str, Any] = {"transport": httpx.MockTransport(handler), "sleep": lambda _: None}
+    calls: list[Callable[[Client], Any]] = [
+        lambda c: c.experiment("x"),
+        lambda c: next(c.events()),
+        lambda c: c.submit(words()),
+    ]
+    for call in calls:
+        with Client("http://ann:topsecret@service", **options) as client, pytest.raises(RubberbandError) as caught:
+            call(client)
+        assert not {"ann", "topsecret"} & set(re.findall(r"\w+", str(caught.value)))
+
+
+@pytest.mark.parametrize("url", ["ftp://ann:top@secret@x", "http://ann:topsecret@", "http://ann:topsecret@[::1"])
+def test_the_password_of_an_invalid_address_is_not_shown(url: str) -> None:
+    with pytest.raises(InputError, match="not the address of a service") as caught:
+        Client(url)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "nothing", "http://", "http://[::1"])
