@@ -29,6 +29,7 @@ from rubberband.errors import Cancelled, InputError, JournalError
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, InstanceLost, InstanceRefused
 from rubberband.executor.core.history import HungInstance, Replacement
+from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.run.follower import JournalFollower, outcome_of
@@ -272,7 +273,7 @@ class NoticeSource:
             text = f"was cancelled {after}, at {cost}"
         else:
             text = f"has failed {after}, at {cost}"
-        failed = len(controller.state.failed)
+        failed = sum(trial.status is TrialStatus.FAILED for trial in controller.state.trials)
         parts = [text, reason, found, f"{counted(failed, 'trial')} failed" if failed else ""]
         is_done = state in (ExperimentState.DONE, ExperimentState.CANCELLED)
         return self._notice(f"end-{seq}", "done" if is_done else "failed", "; ".join(part for part in parts if part))

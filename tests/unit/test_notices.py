@@ -192,11 +192,33 @@ def test_trouble_is_one_notice_before_the_end(tmp_path: Path) -> None:
         assert "lost an instance (" in trouble.text
         assert "did not get an instance (no capacity for i-002)" in trouble.text
         assert "trial 3, " in trouble.text
-        assert f"{len(follower.controller.state.failed)} trials failed" in end.text
+        assert len(follower.controller.state.failed) > 1, "it was tried again"
+        assert "; 1 trial failed" in end.text
         assert found.events() == []
     again = JournalFollower(ExperimentFolder(home=tmp_path, name="digits-sha"))
     with closing(again):
         assert NoticeSource(again, after=found.seq).events() == []
+
+
+def test_no_trouble_is_lost_wherever_a_driver_is_killed(tmp_path: Path) -> None:
+    faults = Faults(lost_after_s={"i-001": 200.0}, refused={"i-002"}, failures={(3, 1): "raised"})
+    run = recorded(words(), faults=faults)
+    whole = NoticeSource(JournalFollower(run.named("whole").put(tmp_path)))
+    events = [whole._troubles(event) for _, event in whole._follower.each(live=True)]
+    every = [text for texts in events for text in texts]
+    assert len(set(every)) == len(every) == 3
+    first, *later = [number for number, texts in enumerate(events, start=1) if texts]
+    for upto in [first, *later]:  # what came after the first notice waits for the next one
+        one = run.named(f"upto-{upto}")
+        before = NoticeSource(JournalFollower(folder := one.put(tmp_path, first)))
+        assert before.events() == []
+        told = before.trouble(0.0)
+        one.grow(folder, first, upto)
+        assert before.events() == before.trouble(1.0) == []
+        one.grow(folder, upto, len(one.events))
+        told += NoticeSource(JournalFollower(folder), after=before.seq).events()
+        texts = "; ".join(notice.text for notice in told)
+        assert [texts.count(text) for text in every] == [1, 1, 1]
 
 
 def test_trouble_waits_until_the_last_notice_of_it_is_old(tmp_path: Path) -> None:
