@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sqlite3
 import time
@@ -53,7 +54,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.states import ExperimentState
-from rubberband.units import format_usd, month_end
+from rubberband.units import format_usd, month_begin, month_end
 from rubberband.values.offer import Offer, SideCost, Spot
 from rubberband.values.submission import Submission, Summary
 from tests.builders.experiment_words import MINIMAL
@@ -402,6 +403,13 @@ def test_the_month_has_what_runs_have_spent_and_what_those_that_run_still_may(ho
     assert committed_usd(home, next_month) == 0.0
     with folder.driving():  # what it has spent belongs to this month
         assert committed_usd(home, next_month) == pytest.approx(4.0 - cut_usd)
+
+
+def test_a_journal_of_last_month_counts_once_its_log_is_of_this_one(home: Path) -> None:
+    spent_usd, journal = on_ec2(home, "one", 20), ExperimentFolder(home=home, name="one").journal
+    os.utime(journal, (before := month_begin(time.time()) - 3600.0, before))
+    journal.with_name(f"{journal.name}-wal").touch()  # SQLite writes to the file later
+    assert committed_usd(home, time.time()) == pytest.approx(spent_usd)
 
 
 def test_a_resume_and_an_extension_keep_the_policy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

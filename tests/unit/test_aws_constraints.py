@@ -8,12 +8,15 @@ import hashlib
 from email.message import Message
 from importlib.metadata import PackageMetadata, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from rubberband.cloud.aws import s3
 from rubberband.cloud.aws.installing import canonical, constraints, what_to_install
 from rubberband.cloud.aws.s3 import Packages
+from rubberband.errors import InputError
 from rubberband.spec.resources import Aws
 from tests.builders.aws_account import Account
 
@@ -100,3 +103,21 @@ def test_without_a_bucket_they_are_in_the_boot_script(tmp_path: Path) -> None:
 
     assert gzip.decompress(base64.b64decode(asked.constraints)).decode() == constraints()
     assert what_to_install(Packages(Account().session, None), Aws(install="none")).constraints == ""
+
+
+def test_packages_that_were_not_written_anew_are_tried_again_at_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, clock = list[float](), SimpleNamespace(now=1e9)
+
+    def put(*_: object, **__: object) -> str:
+        written.append(clock.now)
+        if len(written) == 2:
+            raise InputError("AWS is busy")
+        return "s3://b/packages/c/wheel"
+
+    monkeypatch.setattr(s3.time, "time", lambda: clock.now)
+    monkeypatch.setattr(s3, "put_package", put)
+    packages = Packages(None, "s3://b/c", renewed_at=clock.now)
+    packages.put("wheel", b"1")
+    for clock.now in (1e9 + 86_399.0, *(1e9 + 86_400.0 + 60.0 * turn for turn in range(4)), 1e9 + 2 * 86_400.0 + 60.0):
+        packages.renew()
+    assert written == [1e9, 1e9 + 86_400.0, 1e9 + 86_460.0, 1e9 + 2 * 86_400.0 + 60.0]

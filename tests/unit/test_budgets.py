@@ -142,6 +142,14 @@ def test_a_month_that_ends_during_an_experiment_pays_for_it_and_so_does_the_next
     assert short.next_at == month_end(JAN)
 
 
+def test_what_ends_before_the_month_does_counts_in_no_other_one(service: FakeService) -> None:
+    summary = Summary(cost_usd=0.2, forecast_cost_usd=0.3, jct_s=3000.0, forecast_jct_s=3600.0)
+    words = {"resources": {"provider": "virtual"}}
+    service.add("nearly-done", words=words, summary=summary, created_at=DEC, state=ExperimentState.RUNNING)
+    for before_s, months in ((601.0, [DEC]), (599.0, [DEC, JAN])):
+        assert list(Budgets(POOL, service.store).committed_usd(JAN - before_s, bill_usd=None)) == months
+
+
 def test_an_experiment_counts_what_it_has_cost_will_cost_or_is_promised_and_only_on_its_pool(
     service: FakeService,
 ) -> None:

@@ -21,13 +21,16 @@ from rubberband.api.settings import SharedPool
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import Entry
 from rubberband.commands import local_experiment
+from rubberband.commands.report import _listed
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.labelling import read_labels
+from rubberband.executor.journal.labelling import read_labels, write_labels
 from rubberband.executor.run.follower import JournalFollower
 from rubberband.states import OVER, ExperimentState
 from rubberband.values.labels import LONGEST_NOTE, MOST_TAGS, LabelChange, Labels, NoteChangedError, has_tags
 from rubberband.values.submission import Submission, Summary
+from rubberband.views.experiment import experiment_view
+from rubberband.views.live.status import headline
 from tests.builders.fake_runs import FakeService
 from tests.builders.journalled_runs import recorded, words
 from tests.builders.service_runs import DONE, House, count_of, experiment
@@ -403,6 +406,24 @@ def test_a_home_lists_by_tag_by_note_and_without_the_archived(tmp_path: Path) ->
     run_here(tmp_path, "tag", "one", "--unarchive")
     assert listed(tmp_path) == ["one", "two"]
     assert "no tags and no note" in run_here(tmp_path, "tag", "two").stdout
+
+
+@pytest.mark.parametrize("state", ExperimentState)
+def test_the_reason_of_a_state_is_told_where_it_says_more_than_the_state(state: ExperimentState) -> None:
+    row = Submission(name="one", state=state, created_at=1.0, changed_at=1.0, reason="why it is so")
+    says_all = state in (RUNNING, DONE, ExperimentState.CANCELLED)
+    assert bool(_listed(experiment_view(row)).reason) is not says_all
+    assert (f"{state}: why it is so" in headline(experiment_view(row))) is not says_all
+
+
+def test_what_runs_is_listed_also_if_it_is_archived_and_once(tmp_path: Path) -> None:
+    run = recorded(words(name="one"))
+    folder = run.put(tmp_path, len(run.events) // 2)
+    with folder.driving():
+        assert (listed(tmp_path), listed(tmp_path, "--archived")) == (["one"], [])
+        write_labels(folder, Labels(archived=True))
+        assert (listed(tmp_path), listed(tmp_path, "--archived")) == (["one"], [])
+    assert (listed(tmp_path), listed(tmp_path, "--archived")) == ([], ["one"])
 
 
 @pytest.mark.parametrize("word", ["vision", "--nte"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from rubberband.executor.training import loop
 from rubberband.executor.training.data import DatasetBatches, Feed
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loop import first_step, warm_kernels
-from rubberband.executor.training.metrics import EvalLoader
+from rubberband.executor.training.metrics import EvalLoader, Means
 from rubberband.executor.training.segment import SegmentReport
 from rubberband.planner.balancing import even_shares
 from tests.builders import segments
@@ -188,6 +189,15 @@ def test_the_evaluation_loader_walks_in_order_as_often_as_asked():
     assert (len(loader), loader.sizes) == (3, [3, 3, 1])
     for _ in range(2):
         assert [batch["x"].flatten().tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@pytest.mark.parametrize("number", [float, partial(torch.tensor, dtype=torch.float64)])
+@pytest.mark.parametrize("mean", [math.nan, math.inf])
+def test_what_counts_nothing_adds_nothing_whatever_its_mean_is(number, mean):
+    means = Means(torch.device("cpu"))
+    means.add(number(2.0), torch.tensor(3.0), {"error": 1.0, "other": torch.tensor(4.0)})
+    means.add(number(0.0), torch.tensor(mean), {"error": mean, "other": torch.tensor(mean)})
+    assert means.reduce(Gang(0, 1, None)) == {"loss": 3.0, "error": 1.0, "other": 4.0}
 
 
 @pytest.mark.parametrize(

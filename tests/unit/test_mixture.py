@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.cloud import offers
+from rubberband.cloud.catalogue import catalogue
 from rubberband.cloud.offers import fallback_offers
 from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor.core.controller import Controller
@@ -153,6 +154,15 @@ def test_types_of_another_model_stand_in_where_their_speed_is_known_and_memory_s
     assert fallback_offers(resources, offer) == []
     found = fallback_offers(resources, offer, speeds={"g6.xlarge": 0.5, "g4dn.xlarge": 0.25})
     assert [one.instance_type for one in found] == ["g6.xlarge"]
+
+
+def test_the_type_that_is_cheapest_for_its_speed_stands_in_first() -> None:
+    resources = Resources(provider="aws", instance_types=TYPES, max_instances=4, checkpoints="s3://b/x")
+    table = {name: replace(row, gpu_memory_gib=24.0) for name, row in catalogue().items()}
+    offer = offers.offer(resources, instance_type="g6.xlarge", table=table)
+    found = fallback_offers(resources, offer, speeds={"g5.xlarge": 0.9, "g4dn.xlarge": 0.3}, table=table)
+    assert [one.instance_type for one in found] == ["g5.xlarge", "g4dn.xlarge"]
+    assert found[0].price_usd_per_hour > found[1].price_usd_per_hour, "an hour of the slow one costs less"
 
 
 @pytest.mark.parametrize(("balance", "expected"), [("auto", 1), ("equal", 0)])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rubberband.executor.training import program_gang, reporting, worker_process
+from rubberband.executor.training import command_runner, program_gang, reporting, worker_process
 from rubberband.executor.training.lifeline import connected
 from rubberband.executor.training.program_gang import ProgramGang
+from rubberband.values.command import Metrics, ProgramCommand
+from rubberband.values.environment import Environment
 from tests.builders.segments import SEGMENT
 
 GPUS = {0: "10", 1: "9", 2: "0", 3: "3"}
@@ -56,3 +61,38 @@ def test_only_the_first_worker_of_the_gang_reports_not_the_first_of_each_machine
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(FileNotFoundError):
         reporting.report({"loss": 1.0})
+
+
+@pytest.mark.parametrize("launch", ["worker", "machine"])
+def test_what_a_gang_says_counts_whatever_the_variables_of_its_worker_are(
+    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = program_gang.Place(
+        rank=0, size=2, local_rank=0, local_size=2, machine=0, machines=1, address="10.0.0.1", port=4711, gpus="10,0"
+    )
+    own = place.variables("rubberband-4-1") if launch == "worker" else place.address_variables()
+    own |= {"CUDA_VISIBLE_DEVICES": "10,0", "PYTHONUNBUFFERED": "1"}
+    for name in (*own, reporting.LINE, reporting.CHECKPOINT, reporting.CONFIG, "PL_TRAINER_STRATEGY"):
+        monkeypatch.setenv(name, "the worker's")
+    started: list[dict[str, str]] = []
+
+    class Started:
+        def __init__(self, words: Any, environment: dict[str, str], folder: str, *outputs: int, forks: bool) -> None:
+            started.append(environment)
+            for output in outputs:
+                os.close(output)
+
+        def poll(self) -> int:
+            return 0
+
+        def end(self) -> None: ...
+
+    monkeypatch.setattr(command_runner, "ProgramProcess", Started)
+    gang: Any = SimpleNamespace(place=place)
+    program = ProgramCommand(words=("true",), metrics=Metrics(source="stdout"), launch=launch)
+    runner = command_runner.CommandRunner(program, replace(SEGMENT, num_workers=2), str(tmp_path), gang, Environment())
+    runner._start()
+    runner.close()
+    assert {name: started[0][name] for name in own} == own
+    assert "the worker's" not in {started[0][name] for name in (reporting.LINE, reporting.CHECKPOINT, reporting.CONFIG)}
+    assert started[0]["PL_TRAINER_STRATEGY"] == "the worker's", "a default only"

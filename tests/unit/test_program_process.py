@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rubberband.executor.training.printed import Printed
 from rubberband.executor.training.program import ProgramProcess
+from rubberband.values.command import Metrics
 from tests.builders.waiting import eventually
 
 PAIR = """
@@ -48,3 +50,24 @@ def test_a_pause_stops_what_the_program_started_and_the_end_does_not_wait_for_it
     program.end()
     assert program.poll() == 143  # of SIGTERM: a stopped program gets it as well
     assert not Path("/proc", str(child)).exists()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("before", ["", " 50%|##   | 1/2\r", "loss=9\r"])
+@pytest.mark.parametrize("place", ["stdout", "file"])
+def test_a_line_is_read_whatever_it_ends_with_and_from_its_last_return_on(
+    end: str, before: str, place: str, tmp_path: Path
+) -> None:
+    text = f"{before}loss=1{end}{before}loss=2{end}".encode()
+    (tmp_path / "checkpoint").mkdir()
+    printed = Printed(
+        Metrics(source="stdout", file=None if place == "stdout" else str(tmp_path / "log")),
+        "loss",
+        tmp_path / "checkpoint",
+        saves=False,
+    )
+    if place == "file":
+        (tmp_path / "log").write_bytes(text)
+    else:
+        printed._add(text.split(b"\n"), 0.0, reads=True)
+    assert [line.metrics for line in (printed.wait(), printed.wait()) if line] == [{"loss": 1.0}, {"loss": 2.0}]

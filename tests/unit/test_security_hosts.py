@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import string
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rubberband.api.app.serving import is_loopback, require_auth, served_names, url_of
 from rubberband.api.problems import FOREIGN_HOST, FOREIGN_ORIGIN, MALFORMED, RATE, TOO_LARGE, TOO_SLOW, HttpProblem
 from rubberband.api.security import Buckets, address_key, safe_next
-from rubberband.api.security.middleware import Body, Message, RateLimiter, host_of, require_host, require_own_page
+from rubberband.api.security.middleware import (
+    Body,
+    Exchange,
+    Message,
+    RateLimiter,
+    host_of,
+    require_host,
+    require_own_page,
+)
 from rubberband.api.settings import ServiceLimits
 from rubberband.errors import InputError
 
@@ -277,3 +286,14 @@ def test_a_body_announced_as_too_large_is_not_read(length: str, kind: object) ->
     assert caught.value.kind is kind
     _body([], 5).require_announced("5")
     _body([], 5).require_announced(None)
+
+
+@given(st.one_of(st.from_regex(r"[0-9A-Za-z._-]{1,64}", fullmatch=True), st.text(max_size=70)))
+@example("a GET / 200 root")
+@example("a\n")
+@example("a" * 65)
+def test_a_request_has_its_own_id_only_where_a_log_may_have_it(asked: str) -> None:
+    found = Exchange(asyncio.sleep, id=asked, method="GET", target="/", https=False).id
+    is_fit = 1 <= len(asked) <= 64 and set(asked) <= set(string.ascii_letters + string.digits + "._-")
+    assert (found == asked) is is_fit
+    assert set(found) <= set(string.ascii_letters + string.digits + "._-")

@@ -138,6 +138,21 @@ def test_a_look_that_a_revocation_overtakes_is_not_remembered(store: Store, cloc
     assert tokens.recall(Bearer(text)) is None
 
 
+def test_a_look_that_a_sign_out_overtakes_is_not_remembered(store: Store, clock: Clock) -> None:
+    class Overtaken(Tokens):
+        def _read(self, *asked: Any) -> Any:
+            found = super()._read(*asked)
+            if session:
+                self.sign_out(session)
+            return found
+
+    session, tokens = "", Overtaken(store, clock=clock)
+    _, text = tokens.create("me", "admin")
+    session = signed_in(tokens, text) or ""
+    looked_up(tokens, Cookie(session))
+    assert tokens.recall(Cookie(session)) is None
+
+
 def test_a_revocation_by_another_process_takes_effect_within_seconds(
     store: Store, tokens: Tokens, clock: Clock
 ) -> None:

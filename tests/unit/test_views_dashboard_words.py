@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.dashboard import badge
+from rubberband.api.dashboard import badge, trial_table
 from rubberband.api.dashboard.sentences import cards, sentence, stage_rows, troubles
 from rubberband.api.dashboard.trial_table import PAGE_SIZE, Asked, TrialTable, trial_page
 from rubberband.executor.core.history import LimitsExtended
@@ -167,6 +167,15 @@ def test_every_column_sorts_both_ways(key: str, down: bool) -> None:
     assert f"down={int(not down)}" in chosen.address or down
     if key == ".lr":
         assert numbers(page) == (list(range(12)) if down else list(range(11, -1, -1)))
+
+
+def test_every_other_view_of_the_trials_begins_on_its_first_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_table, "PAGE_SIZE", 2)
+    page = trial_page(a_result(), Asked(page=4, brush=(("lr", 0.0, 1.0),)))
+    assert "page=3" in page.before
+    assert "page=5" in page.after
+    others = [page.clear, *(each.address for each in (*page.columns, *page.choices))]
+    assert not [address for address in others if "page=" in address]
 
 
 def test_values_of_mixed_kinds_sort_numbers_first_and_missing_last() -> None:

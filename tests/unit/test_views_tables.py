@@ -8,7 +8,7 @@ import json
 from collections.abc import Container, Sequence
 from datetime import UTC, datetime
 from io import StringIO
-from itertools import chain
+from itertools import chain, permutations
 from typing import cast
 
 import pytest
@@ -26,6 +26,7 @@ from rubberband.views.experiment import costs
 from rubberband.views.formatting import ranked
 from rubberband.views.report.page import render_html
 from rubberband.views.report.tables import (
+    _update_row,
     decisions,
     failures,
     headlines,
@@ -37,7 +38,7 @@ from rubberband.views.report.tables import (
 )
 from rubberband.views.report.text import MOST_TRIALS, _print_folded, tables
 from tests.builders.jobs import JOB
-from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, configurations, cut_short, render
+from tests.builders.results import EVERY_RESULT, FAULTS, UPDATES, a_job, a_result, configurations, cut_short, render
 from tests.builders.virtual_runs import run_virtual
 
 
@@ -302,12 +303,20 @@ def test_a_line_that_wraps_is_indented_below_its_text() -> None:
     assert formatting.hanging("digits: done in 13s for 0.20 USD", 20).splitlines()[1].startswith("  ")
 
 
-@pytest.mark.parametrize(("left_s", "day"), [(60.0, ""), (90000.0, "Jan 3 ")])
+@pytest.mark.parametrize(("left_s", "day"), [(60.0, ""), (90000.0, "Jan 3 "), (31 * 86400.0, "Feb 2 ")])
 def test_an_end_is_an_instant_and_the_time_until_then(left_s: float, day: str) -> None:
     now = 86400.0 + 3600.0 * 10
-    hour = "10:01" if left_s == 60.0 else "11:00"
+    hour = {60.0: "10:01", 90000.0: "11:00"}.get(left_s, "10:00")
     assert formatting.ends(now + left_s, left_s) == f"ends {day}{hour} (in {formatting.duration(left_s)})"
     assert formatting.ends(None, left_s) == f"ends in {formatting.duration(left_s)}"
+
+
+def test_the_updates_of_a_trial_are_summed_up_in_any_order() -> None:
+    each = ((4, 50), (9, 10), (2, 5))
+    uses = [dataclasses.replace(UPDATES, max_staleness=most, updates=number) for most, number in each]
+    rows = {_update_row(some) for some in permutations(uses)}
+    (row,) = rows
+    assert row[:1] + row[3:5] == ("65", "9", "3")
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 95])
