@@ -297,7 +297,8 @@ class TrialRunner(Runner):
         reseed("train", self._segment.seed, iterations, self._segment.rank)
         reported = self._trial.iterate()
         self.ended = self._trial.ended
-        return clean_metrics(reported, self._segment.metric) if self._segment.rank == 0 else {}
+        is_last = iterations == self._segment.max_iterations
+        return clean_metrics(reported, self._segment.metric, is_last=is_last) if self._segment.rank == 0 else {}
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
         return pack("trial", iterations, {"state": self._trial.save(), "metrics": dict(metrics)})
@@ -540,7 +541,8 @@ class FunctionRunner(Runner):
             except Empty:
                 yield
             else:
-                return clean_metrics(self._reported(answer), self._segment.metric)
+                is_last = iterations == self._segment.max_iterations
+                return clean_metrics(self._reported(answer), self._segment.metric, is_last=is_last)
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
         content: dict[str, Any] = {"state": self._state, "state_iterations": self._state_iterations}

@@ -206,6 +206,24 @@ def test_the_metric_must_be_there_and_finite(store, metrics, kind, message):
     assert message in failed.message
 
 
+def filtered(config):
+    """Reports the log of a library that leaves out losses that are not finite."""
+    for _ in range(3):
+        rubberband.report({"loss": 0.5, "grad_norm": math.nan}, checkpoint=0)
+
+
+class Filtered(Counting):
+    def iterate(self):
+        return {**super().iterate(), "loss": 0.5, "grad_norm": math.nan}
+
+
+@pytest.mark.parametrize("trial", [filtered, Filtered])
+def test_a_loss_beside_gradients_that_are_none_is_no_result_of_a_whole_trial(store, trial):
+    items = run(trial, store, max_iterations=2, until_iterations=2)
+    assert [report.iterations for report in reports(items[:-1])] == [1]
+    assert failure(items).message.startswith("the metric 'loss' is 0.5 beside grad_norm=nan")
+
+
 def test_metrics_beside_the_one_that_counts_need_not_be_finite():
     others = {"perplexity": math.inf, "f1": math.nan, "aux_loss": math.nan, "grad_norm": math.nan}
     assert clean_metrics({"accuracy": 0.5, **others}, "accuracy", is_last=True) == {"accuracy": 0.5}
