@@ -142,7 +142,7 @@ def test_a_month_that_ends_during_an_experiment_pays_for_it_and_so_does_the_next
     assert short.next_at == month_end(JAN)
 
 
-def test_what_ends_before_the_month_does_counts_in_no_other_one(service: FakeService) -> None:
+def test_an_expense_that_ends_before_the_month_does_counts_in_no_other_one(service: FakeService) -> None:
     summary = Summary(cost_usd=0.2, forecast_cost_usd=0.3, jct_s=3000.0, forecast_jct_s=3600.0)
     words = {"resources": {"provider": "virtual"}}
     service.add("nearly-done", words=words, summary=summary, created_at=DEC, state=ExperimentState.RUNNING)

@@ -409,14 +409,14 @@ def test_a_home_lists_by_tag_by_note_and_without_the_archived(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("state", ExperimentState)
-def test_the_reason_of_a_state_is_told_where_it_says_more_than_the_state(state: ExperimentState) -> None:
+def test_the_reason_of_a_state_is_shown_where_it_says_more_than_the_state(state: ExperimentState) -> None:
     row = Submission(name="one", state=state, created_at=1.0, changed_at=1.0, reason="why it is so")
     says_all = state in (RUNNING, DONE, ExperimentState.CANCELLED)
     assert bool(_listed(experiment_view(row)).reason) is not says_all
     assert (f"{state}: why it is so" in headline(experiment_view(row))) is not says_all
 
 
-def test_what_runs_is_listed_also_if_it_is_archived_and_once(tmp_path: Path) -> None:
+def test_a_running_experiment_is_listed_once_also_if_it_is_archived(tmp_path: Path) -> None:
     run = recorded(words(name="one"))
     folder = run.put(tmp_path, len(run.events) // 2)
     with folder.driving():

@@ -193,7 +193,7 @@ def test_the_evaluation_loader_walks_in_order_as_often_as_asked():
 
 @pytest.mark.parametrize("number", [float, partial(torch.tensor, dtype=torch.float64)])
 @pytest.mark.parametrize("mean", [math.nan, math.inf])
-def test_what_counts_nothing_adds_nothing_whatever_its_mean_is(number, mean):
+def test_a_weight_of_zero_adds_nothing_with_any_mean(number, mean):
     means = Means(torch.device("cpu"))
     means.add(number(2.0), torch.tensor(3.0), {"error": 1.0, "other": torch.tensor(4.0)})
     means.add(number(0.0), torch.tensor(mean), {"error": mean, "other": torch.tensor(mean)})

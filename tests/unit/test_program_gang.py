@@ -64,7 +64,7 @@ def test_only_the_first_worker_of_the_gang_reports_not_the_first_of_each_machine
 
 
 @pytest.mark.parametrize("launch", ["worker", "machine"])
-def test_what_a_gang_says_counts_whatever_the_variables_of_its_worker_are(
+def test_the_word_of_a_gang_counts_with_any_variables_of_its_worker(
     launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = program_gang.Place(
