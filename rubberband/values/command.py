@@ -337,7 +337,9 @@ def ambiguous(line: str, metric: str) -> list[str]:
     return found if len(set(found)) > 1 and not _text_of(line).startswith("{") else []
 
 
-_UNREAD = re.compile(r"null|none|n/?a|-{1,3}|undefined|(?P<comma>[-+]?\d+,\d[\d,.]*)(?:[eE][-+]?\d+)?", re.IGNORECASE)
+_UNREAD = re.compile(
+    r"null|none|n/?a|-{1,3}|\*+|nan\d+|undefined|(?P<comma>[-+]?\d+,\d[\d,.]*)(?:[eE][-+]?\d+)?", re.IGNORECASE
+)
 
 
 def unread(line: str, metric: str, pattern: re.Pattern[str] | None = None) -> tuple[str, bool]:

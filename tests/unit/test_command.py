@@ -228,6 +228,8 @@ def test_a_line_has_its_metrics(line: str, metrics: dict[str, float]) -> None:
         ("epoch 2 loss=None, acc=0.1", ("None", False)),
         ("loss: N/A | acc: 0.1", ("N/A", False)),
         ("val_loss: null loss: --", ("--", False)),
+        ("loss: NaN32", ("NaN32", False)),
+        ("loss: ******", ("******", False)),
         ("loss: 1,234.56", ("1,234.56", True)),
         ('{"loss": "1,234"}', ("1,234", True)),
         ("loss=1,acc=2", ("", False)),
