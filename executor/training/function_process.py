@@ -64,7 +64,7 @@ def main() -> None:
     try:
         function = entrypoint.load()
         reporting.begin()
-        reseed("train", segment.seed, 0, segment.rank)  # as in FunctionRunner
+        reseed("train", segment.seed, 0, 0)  # as in FunctionRunner, and the same on each worker
         returned = function(dict(segment.config))
         if isinstance(returned, Mapping) and not reporting.has_reported():
             reporting.report_to_worker(flat(returned), None, ended=True)

@@ -120,7 +120,13 @@ def accelerated(config: dict[str, Any]) -> None:
 
 @rubberband.distributed
 def draws(config: dict[str, Any]) -> None:
-    """Reports a random number, and the rank that it was given."""
+    """Reports its first random number, that of the last rank, and the rank that it was given."""
+    import torch.distributed as dist
+
+    drawn: list[Any] = [None] * int(os.environ["WORLD_SIZE"])
+    first = random.random()
+    dist.init_process_group("gloo")
+    dist.all_gather_object(drawn, first)
     while True:
         Path(os.environ["RUBBERBAND_CHECKPOINT"], "drawn").touch()
-        rubberband.report({"loss": random.random(), "rank": float(os.environ["RANK"])})
+        rubberband.report({"loss": first, "of_last": drawn[-1], "rank": float(os.environ["RANK"])})
