@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,8 +177,9 @@ def _ec2(spec: RunSpec, job: Job, home: ExperimentFolder) -> Wires:
         opened = stack.enter_context(patch.object(aws, "open_session", return_value=session))
         heads = stack.enter_context(patch.object(aws, "RayHead", wraps=RayHead))
         guards = stack.enter_context(patch.object(aws, "Schedules"))
-        at_once = partial(aws.AwsProvider, sleep=_no_sleep)
-        made = stack.enter_context(patch.object(aws, "AwsProvider", side_effect=at_once))
+        opening, no_time = aws.AwsProvider, {"sleep": _no_sleep, "clock": lambda: account.now}
+        at_once = mock.Mock(side_effect=lambda *named, **more: opening(*named, **more | no_time))
+        made = stack.enter_context(patch.object(aws, "AwsProvider", at_once))
         stack.enter_context(patch.dict("os.environ", {"RUBBERBAND_HOME": str(home.home)}))
         rental = Rental(highest_price_usd_per_hour=job.highest_price_usd_per_hour)
         provider = open_cluster(home, spec, job.offer, rental)
