@@ -27,7 +27,7 @@ settings.register_profile("few", settings.get_profile("long"), max_examples=20)
 settings.register_profile("random", settings.get_profile("long"), derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
-_FOR_TESTS = ("RUBBERBAND_TEST_", "RUBBERBAND_SCREENSHOTS", "RUBBERBAND_POOL_SEEDS", "RUBBERBAND_FREEZE_OPENAPI")
+_FOR_TESTS = ("RUBBERBAND_TEST_", "RUBBERBAND_SCREENSHOTS", "RUBBERBAND_POOL_SEEDS", "RUBBERBAND_FREEZE_")
 _OF_THE_USER = ("RUBBERBAND_", "RAY_", "AWS_", "CUDA_VISIBLE_DEVICES", "LC_", "LANG", "TZ", "COLUMNS")
 # The user's choices, time zone and language change neither results nor output of tests; `own_home` has their files.
 for _name in [name for name in os.environ if name.startswith(_OF_THE_USER) and not name.startswith(_FOR_TESTS)]:
