@@ -237,7 +237,7 @@ def _metadata(needs: list[str], version: str) -> bytes:
 
 
 def _needs(root: Path, content: dict[str, bytes]) -> list[str]:
-    pyproject = root.parent / "pyproject.toml"
+    pyproject = root.resolve().parent / "pyproject.toml"  # an editable install is a link to it
     project: dict[str, Any] = {}
     if pyproject.is_file():
         try:
