@@ -253,8 +253,9 @@ def experiment_report(service: Serving, _reader: Reader, experiment: Known) -> R
         raise HttpProblem(NOT_FOUND, f"{experiment.name!r} has no report yet: it has not started")
     policy = f"{CONTENT_POLICY}; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
-    importance = cached_importance(result, _space(experiment))
-    return HTMLResponse(render_html(result, importance, f"/experiments/{experiment.name}/trials"), headers=headers)
+    space = _space(experiment)
+    page = render_html(result, cached_importance(result, space), f"/experiments/{experiment.name}/trials", space)
+    return HTMLResponse(page, headers=headers)
 
 
 def top_of(text: str) -> int | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -56,7 +57,8 @@ def report(
         from rubberband.views.charts.search import importance
         from rubberband.views.report.page import render_html
 
-        write_page(html, render_html(result, importance(result)))
+        space = _space(name) if server is None else None
+        write_page(html, render_html(result, importance(result, space), space=space))
     if output is TextFormat.json:
         print_json(result.to_json())
     elif html is None:
@@ -76,6 +78,21 @@ def _result(name: str, client: Client | None) -> Result:
 
     with client:
         return Result.from_json(client.report(name))
+
+
+def _space(name: str) -> Mapping[str, Any] | None:
+    """Return the search space of an experiment of this home; None where its journal is damaged."""
+    from rubberband.errors import JournalError
+    from rubberband.executor.journal.folder import open_folder
+    from rubberband.executor.run.follower import open_journal
+
+    try:
+        journal, header = open_journal(open_folder(name))
+    except JournalError:
+        return None
+    with closing(journal):
+        space: Mapping[str, Any] | None = header.setup.get("experiment", {}).get("search", {}).get("space")
+        return space
 
 
 def _read(folder: ExperimentFolder) -> Result:

@@ -136,16 +136,17 @@ def charts_of(result: Result, charts: Mapping[str, tuple[str, str]] = CHARTS) ->
     }
 
 
-def render_html(result: Result, importance: Figure | str = "", trials_at: str = "") -> str:
+def render_html(result: Result, importance: Figure | str = "", trials_at: str = "", space: Space = None) -> str:
     """Return the page; `importance` is the chart of the parameters' importance, or why there is none.
 
-    `trials_at` is the address of the trials' pages, to which their numbers and points lead; empty: there are none.
+    `trials_at` is the address of the trials' pages, to which their numbers and points lead; empty: there are none. The
+    axes of parameters are logarithmic where the `space` says so; without it, where values span decades.
     """
     shares, reason = (None, importance) if isinstance(importance, str) else (importance, "")
     by_gpus = batches_by_gpus(result)
     is_modelled = by_gpus is not None and any(trace["mode"] == "lines" for trace in by_gpus["data"])
-    more = {"importance": shares, "contour": contours(result), "batches-by-gpus": by_gpus}
-    drawn = result_charts(result) | {name: figure for name, figure in more.items() if figure is not None}
+    more = {"importance": shares, "contour": contours(result, space), "batches-by-gpus": by_gpus}
+    drawn = result_charts(result, space) | {name: figure for name, figure in more.items() if figure is not None}
     by_gpus_section = "Batch sizes by GPUs and stage", _BY_GPUS + _BY_MODEL * is_modelled
     body = "\n".join(
         [
