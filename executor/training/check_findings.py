@@ -8,6 +8,7 @@ from typing import Any
 
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment
+from rubberband.values.command import text_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,20 @@ class TrialFault:
     """Whether another configuration would fail as well."""
     may_be_here: bool = False
     """Whether it may be only that this machine has no GPU, or too little memory."""
+
+
+def read_alike(name: str, reader: str, style: str, better: str | None) -> str:
+    """Return the line for a boolean whose two words, in this `style`, a `reader` takes for one, with the fix.
+
+    `better`: a style that the reader distinguishes; None: it takes every text for true.
+    """
+    line = f"{name} is read alike for true and false: {reader}"
+    if better is not None:
+        return f"{line} distinguishes {better}; write booleans: {{style: {better}}} in entrypoint"
+    return (
+        f"{line} takes every text for true, as bool does; compare the text there (text == '{text_of(True, style)}'), "
+        "or make it a switch, with booleans: {style: flag} in entrypoint"
+    )
 
 
 @dataclass(slots=True, kw_only=True)

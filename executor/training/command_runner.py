@@ -39,6 +39,7 @@ LONG_S = 30.0
 """An iteration that is ended after more seconds has a line in the trial's log: it may have hung."""
 _LOOK_S = 0.02
 _FORMED_LOOK_S = 0.1
+_SHARD_LOOK_S = 1.0
 _LATE = 0.1
 """Part of an iteration in which a save belongs to the one before."""
 _WORD_S = 3.0
@@ -137,17 +138,24 @@ class CommandRunner(Runner):
 
     def _follow(self) -> Iterator[None]:
         """Wait until rank 0 ends the segment, and end this worker's program then."""
+        look_at = 0.0
         while not self._gang.is_over:
             self._gang.check()
-            if (shard := self.shard()) is not None:
-                raise refused(f"worker {self._segment.rank} saves {shard}")
+            if time.monotonic() >= look_at:  # a folder may have many files
+                self._require_whole()
+                look_at = time.monotonic() + _SHARD_LOOK_S
             code = None if self._program is None else self._program.poll()
             if code:
                 raise self._failure(code)
             yield
             time.sleep(_LOOK_S)
+        self._require_whole()  # of an iteration that took no longer than a look
         if self._program is not None:
             self._program.end()
+
+    def _require_whole(self) -> None:
+        if (shard := self.shard()) is not None:
+            raise refused(f"worker {self._segment.rank} saves {shard}")
 
     def _reported(self) -> Steps:
         """Wait for a report; the program waits for the next step then."""

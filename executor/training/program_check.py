@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
-from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief, read_alike
 from rubberband.executor.training.command_runner import CommandRunner
 from rubberband.executor.training.failures import TrainingEnded, TrialFailure
 from rubberband.executor.training.gang_check import LIMIT_S, difference, on_two_workers
@@ -322,17 +322,9 @@ def of_boolean(
 
     for style in (each for each in get_args(Booleans) if each != command.booleans):
         if differ(style):
-            return TrialFault(
-                line=f"values: {name} is read alike for true and false, as it is written {command.booleans}; write "
-                f"booleans: {{style: {style}}} in entrypoint"
-            )
+            return TrialFault(line=f"values: {read_alike(name, 'the program', command.booleans, style)}")
     if differ("1/"):
-        true = text_of(True, command.booleans)
-        return TrialFault(
-            line=f"values: {name} is read alike for true and false: the program takes every text for true, as "
-            f"type=bool of argparse does; compare the text in the program (text == '{true}'), or "
-            "make it a switch, with booleans: {style: flag} in entrypoint"
-        )
+        return TrialFault(line=f"values: {read_alike(name, 'the program', command.booleans, None)}")
     return (
         f"true and false of {name} give the same metrics in the first iteration: it changes nothing there, or the "
         "program does not read it"

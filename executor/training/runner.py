@@ -55,8 +55,8 @@ MOST_NAMED = 20
 _OF_TRAINING = re.compile(r"loss|grad|gnorm", re.IGNORECASE)
 """Metrics that are finite unless training has diverged."""
 _OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|dev|test)(?![a-z])", re.IGNORECASE)
-_LARGEST = 3.38e38
-"""Below the largest number of float32 and of bfloat16, which `nan_to_num` puts in place of infinity."""
+_INFINITE = (3.38e38, 3.41e38)
+"""Around the largest numbers of bfloat16 and float32, which `nan_to_num` puts in place of infinity."""
 
 
 def clean_metrics(reported: Any, metric: str, *, is_last: bool = False) -> dict[str, float]:
@@ -91,7 +91,7 @@ def clean_metrics(reported: Any, metric: str, *, is_last: bool = False) -> dict[
         )
     if not math.isfinite(value):
         raise TrialFailure("not_a_number", f"the metric {metric!r} is {value}")
-    if abs(value) > _LARGEST:
+    if _INFINITE[0] < abs(value) < _INFINITE[1] or abs(value) == sys.float_info.max:
         raise TrialFailure("not_a_number", f"the metric {metric!r} is {value:.3g}, which stands for infinity")
     if diverged := _diverged(metric, value, floats, is_last=is_last):
         raise TrialFailure(

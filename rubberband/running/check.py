@@ -20,7 +20,7 @@ from rubberband.cloud.local.gpus import gpus_to_share, one_taken
 from rubberband.cloud.offers import offers
 from rubberband.errors import Cancelled, EntrypointError, InputError
 from rubberband.executor.run.allowance import require_runnable
-from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief
+from rubberband.executor.training.check_findings import CheckOrder, TrialCheck, TrialFault, brief, read_alike
 from rubberband.executor.training.checking import check
 from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest, entrypoint_of, with_trial
 from rubberband.executor.training.segment import Segment
@@ -37,7 +37,7 @@ from rubberband.spec.program import Program
 from rubberband.spec.samplers import configured, leaves
 from rubberband.spec.space import Domain, check_names
 from rubberband.units import format_duration
-from rubberband.values.command import PLACES, switch_of, text_of, unused, words_of
+from rubberband.values.command import PLACES, switch_of, unused, words_of
 from rubberband.values.offer import Offer
 from rubberband.values.plan import gang_sizes, total_iterations
 from rubberband.values.profile import Profile
@@ -325,22 +325,9 @@ def _misread(
         if name in booleans and flag in read:
             known.add(name)
             if command.booleans not in read[flag]:
-                faults.append(
-                    TrialFault(
-                        line=f"{name} is read alike for true and false: {_instead(flag, read[flag], command.booleans)}"
-                    )
-                )
+                better = next(iter(read[flag]), None)
+                faults.append(TrialFault(line=read_alike(name, f"the type of {flag}", command.booleans, better)))
     return faults, known
-
-
-def _instead(flag: str, styles: Sequence[str], style: str) -> str:
-    """Return why an option's type takes true and false for one, and the remedy."""
-    if styles:
-        return f"{flag} distinguishes {styles[0]}; write booleans: {{style: {styles[0]}}} in entrypoint"
-    return (
-        f"the type of {flag} takes every text for true, as bool does; compare the text in the program (type=lambda "
-        f"text: text == '{text_of(True, style)}'), or make it a switch, with booleans: {{style: flag}} in entrypoint"
-    )
 
 
 def _remarks(experiment: Experiment, found: TrialCheck) -> list[str]:

@@ -102,7 +102,7 @@ def _booleans(action: argparse.Action) -> list[str] | None:
     for words in ("true/false", "True/False", "1/0"):
         try:
             one, other = (action.type(word) for word in words.split("/"))
-        except Exception:
+        except Exception:  # a type refuses words that it does not know
             continue
         if one != other:
             found.append(words)

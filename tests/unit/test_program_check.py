@@ -236,17 +236,21 @@ CLASSIC = "classic is read alike for true and false: the type of --classic takes
 @pytest.mark.parametrize(
     ("name", "style", "problem"),
     [
-        ("python", "true/false", "python is read alike for true and false: --python distinguishes True/False; write"),
+        (
+            "python",
+            "true/false",
+            "python is read alike for true and false: the type of --python distinguishes True/False; write",
+        ),
         (
             "fire",
             "true/false",
-            "values: fire is read alike for true and false, as it is written true/false; write boole",
+            "values: fire is read alike for true and false: the program distinguishes True/False; write boole",
         ),
-        ("classic", "True/False", f"{CLASSIC}; compare the text in the program (type=lambda text: text == 'True')"),
+        ("classic", "True/False", f"{CLASSIC}; compare the text there (text == 'True')"),
         (
             "number",
             "true/false",
-            "number is read alike for true and false: --number distinguishes 1/0; write booleans: ",
+            "number is read alike for true and false: the type of --number distinguishes 1/0; write booleans: ",
         ),
         ("right", "true/false", None),
         ("python", "True/False", None),

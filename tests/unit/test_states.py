@@ -368,7 +368,7 @@ def _first(made: Any) -> Any:
 
 
 _MEASURED = ("_lines", "_steps")
-"""Of a balancer: the lines and the number of steps of the last look."""
+"""Lines of a balancer, and the number of steps of its last look."""
 _GROUP = Example(_with_optimizers, lambda made, at: _trained(made[0], [*made[1].values()], at))
 EXAMPLES: dict[str, Example] = {
     "executor.training.adaptation.AdaptiveBatching": Example(

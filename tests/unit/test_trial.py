@@ -227,6 +227,7 @@ def test_a_loss_beside_gradients_that_are_none_is_no_result_of_a_whole_trial(sto
 def test_metrics_beside_the_one_that_counts_need_not_be_finite():
     others = {"perplexity": math.inf, "f1": math.nan, "aux_loss": math.nan, "grad_norm": math.nan}
     assert clean_metrics({"accuracy": 0.5, **others}, "accuracy", is_last=True) == {"accuracy": 0.5}
+    assert clean_metrics({"perplexity": 1e50}, "perplexity") == {"perplexity": 1e50}
     assert clean_metrics({"loss": 0.5, **others}, "loss") == {"loss": 0.5}  # a GradScaler may have skipped that step
     assert clean_metrics({"loss": 0.0, "f1": math.nan}, "loss", is_last=True) == {"loss": 0.0}
     assert clean_metrics({"val_loss": 0.5, "loss": math.nan}, "val_loss", is_last=True) == {"val_loss": 0.5}
