@@ -67,6 +67,19 @@ class ByWhatIsShared(xdist.scheduler.LoadFileScheduling):
         return "gangs" if file.startswith("tests/integration/") and ("gang" in file or "distributed" in file) else file
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--cpu`."""
+    parser.addoption("--cpu", action="store_true", help="print the CPU seconds of the run by kind and by file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count CPU seconds where they are asked for."""
+    if config.getoption("--cpu"):
+        from tests.builders.cpu import CpuSeconds
+
+        config.pluginmanager.register(CpuSeconds())
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByWhatIsShared:
     """Say which tests run in the same process."""
     return ByWhatIsShared(config, log)
