@@ -18,7 +18,7 @@ from tests.builders.databases import postgresql_url as postgresql_url
 from tests.builders.databases import store_url as store_url
 
 if TYPE_CHECKING:
-    from rubberband.executor.checkpoints import CheckpointStore
+    from rubberband.executor import CheckpointStore
 
 # How long an example takes, and how fast examples are made, is the machine's to say.
 settings.register_profile("long", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -101,7 +101,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def store(tmp_path: Path) -> "CheckpointStore":
     """Where the checkpoints of a test go."""
-    from rubberband.executor.checkpoints import open_store
+    from rubberband.executor import open_store
 
     return open_store(str(tmp_path))
 

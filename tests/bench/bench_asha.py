@@ -19,14 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.job import Job
-from rubberband.executor.journal.folder import open_folder
-from rubberband.executor.result.result import jct_s
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import VirtualBackend, shuffled
-from rubberband.executor.virtual.fleet import Noise
+from rubberband.executor import Controller, Job, Noise, VirtualBackend, bill_usd, drive, jct_s, open_folder
+from rubberband.executor.virtual.backend import shuffled
 from rubberband.planner.asha import Simulations
 from rubberband.planner.exact.table import Floats
 from rubberband.running.run import RunOptions, run_experiment

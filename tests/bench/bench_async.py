@@ -34,9 +34,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.executor import Entrypoint, SegmentFailure, SegmentReport, open_store
 from rubberband.planner.queueing import curve, scaled, updates_per_s
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes, AsyncTraining, AsyncUse
 from rubberband.values.profile import Profile

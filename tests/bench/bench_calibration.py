@@ -25,12 +25,7 @@ import numpy as np
 
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.job import Job
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.fleet import Noise
+from rubberband.executor import Controller, Job, Noise, VirtualBackend, bill_usd, drive
 from rubberband.planner.exact.solver import Box
 from rubberband.planner.noise.sampling import Draws
 from rubberband.spec.search import sha

@@ -25,15 +25,20 @@ from pathlib import Path
 from typing import Any
 
 import rubberband
-from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.checkpoints.folders import FolderCheckpoint, pack, unpack
+from rubberband.executor import (
+    CheckpointRef,
+    CheckpointStore,
+    Entrypoint,
+    FolderCheckpoint,
+    SegmentFailure,
+    SegmentReport,
+    TrialResult,
+    open_store,
+    run_segment,
+)
+from rubberband.executor.checkpoints.folders import pack, unpack
 from rubberband.executor.checkpoints.scratch import Scratch
-from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.result.restoring import restore_trial
-from rubberband.executor.result.result import TrialResult
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from tests.builders.segments import SEGMENT
 
 ROOT = Path(__file__).parents[2]

@@ -13,13 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
-from rubberband.executor.core.forecast import Forecast, forecast
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.fleet import Noise
+from rubberband.executor import Controller, Event, Forecast, Noise, VirtualBackend, bill_usd, drive, forecast
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile

@@ -27,16 +27,9 @@ from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
 from rubberband.cloud.virtual import VirtualClock
+from rubberband.executor import Controller, Event, ExperimentFolder, Header, Job, Observer, RunSpec, VirtualBackend
 from rubberband.executor.core.backend import Backend
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
-from rubberband.executor.core.job import Job
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.journal import Header
 from rubberband.executor.run import session
-from rubberband.executor.run.driver import Observer
-from rubberband.executor.training.run_spec import RunSpec
-from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import hyperband
 from rubberband.values.plan import Spent

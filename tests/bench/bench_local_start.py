@@ -22,12 +22,18 @@ from pathlib import Path
 
 import psutil
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import InstanceReady, InstanceRunning, Started, TrialStarted
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.journal import Journal, sqlite_url
-from rubberband.executor.journal.reading import read
-from rubberband.executor.run.driver import replay
+from rubberband.executor import (
+    Controller,
+    ExperimentFolder,
+    InstanceReady,
+    InstanceRunning,
+    Journal,
+    Started,
+    TrialStarted,
+    replay,
+    sqlite_url,
+)
+from rubberband.executor import read_journal as read
 from rubberband.spec.loading import load_experiment
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rubberband.executor.training.gradient_noise import GradientNoise
-from rubberband.executor.training.noise_scale import NoiseEstimate, NoiseReading, NoiseScale, moments
+from rubberband.executor import GradientNoise, NoiseEstimate, NoiseReading, NoiseScale
+from rubberband.executor.training.noise_scale import moments
 from tests.bench.overhead import Case, measure
 
 DIMENSIONS = 1000

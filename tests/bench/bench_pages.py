@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import psutil
 
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor import ExperimentFolder
 from tests.builders.browser import chromium
 from tests.builders.journalled_runs import Recorded, recorded, words
 from tests.builders.server_process import serving

@@ -26,14 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import GangRun, State
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.journal import Journal, sqlite_url
-from rubberband.executor.journal.reading import read
-from rubberband.executor.result.result import Result
-from rubberband.executor.run.driver import replay
+from rubberband.executor import Controller, ExperimentFolder, GangRun, Job, Journal, Result, State, replay, sqlite_url
+from rubberband.executor import read_journal as read
 
 ROOT = Path(__file__).parents[2]
 

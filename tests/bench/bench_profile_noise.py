@@ -14,7 +14,8 @@ import time
 
 import numpy as np
 
-from rubberband.executor.profiling.points import Cell, Fit, cell_of, fit
+from rubberband.executor import Cell, Fit, cell_of
+from rubberband.executor.profiling.points import fit
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -15,10 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rubberband.cloud.ray_head.instance import DIRECTORY_TAG
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.ray.fork_server import ForkServer
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
+from rubberband.executor import Entrypoint, ForkServer, open_store, run_segment
 from rubberband.executor.training.worker_process import worker_settings
 from rubberband.values.command import Metrics, ProgramCommand, words_of
 from tests.builders.segments import SEGMENT

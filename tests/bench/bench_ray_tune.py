@@ -33,8 +33,7 @@ sys.path[:0] = [str(ROOT)]
 
 from rubberband.cloud.ray_head.instance import load, tagged  # noqa: E402
 from rubberband.cloud.ray_head.ray_node import end_all  # noqa: E402
-from rubberband.executor.core.job import Job  # noqa: E402
-from rubberband.executor.journal.folder import ExperimentFolder  # noqa: E402
+from rubberband.executor import ExperimentFolder, Job  # noqa: E402
 from rubberband.spec.experiment import Experiment  # noqa: E402
 from rubberband.spec.loading import load_experiment  # noqa: E402
 from rubberband.values.offer import Offer  # noqa: E402

@@ -20,15 +20,22 @@ from functools import partial
 
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Command, Event, Gang, Slot, StartTrial
-from rubberband.executor.core.job import Job
+from rubberband.executor import (
+    AttemptFaults,
+    Command,
+    Controller,
+    Event,
+    Gang,
+    Job,
+    Noise,
+    Phase,
+    Slot,
+    StartTrial,
+    VirtualBackend,
+    bill_usd,
+    drive,
+)
 from rubberband.executor.core.replanning import decide
-from rubberband.executor.core.state import Phase
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.fleet import AttemptFaults, Noise
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints

@@ -19,11 +19,8 @@ from pathlib import Path
 
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Entry, StoredPlan, TakenIn, TokenRecord
-from rubberband.executor.core.events import TrialReported
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.journal import Journal
+from rubberband.executor import ExperimentFolder, Journal, JournalFollower, TrialReported
 from rubberband.executor.run import session
-from rubberband.executor.run.follower import JournalFollower
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from tests.builders.databases import DURABLE, database, programs, server

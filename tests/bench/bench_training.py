@@ -27,13 +27,8 @@ from torch.utils.data import TensorDataset
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import rubberband
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.clocks import own_time
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor import Entrypoint, SegmentReport, TorchRunner, open_store, own_time, run_segment
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.loop import TorchRunner
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentReport
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.bench.training_models import ImagesTrial, TextTrial, ours, plain
 from tests.builders.segments import SEGMENT

@@ -16,9 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.journal import Journal, sqlite_url
-from rubberband.executor.journal.reading import read
+from rubberband.executor import ExperimentFolder, Journal, sqlite_url
+from rubberband.executor import read_journal as read
 
 ROOT = Path(__file__).parents[2]
 

@@ -31,9 +31,8 @@ import torch  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import rubberband  # noqa: E402
+from rubberband.executor import Segment, TorchRunner  # noqa: E402
 from rubberband.executor.training.gang import Gang  # noqa: E402
-from rubberband.executor.training.loop import TorchRunner  # noqa: E402
-from rubberband.executor.training.segment import Segment  # noqa: E402
 from rubberband.planner.balancing import Line, ShareLimits  # noqa: E402
 from rubberband.planner.balancing.shares import min_max_shares, slowest_s  # noqa: E402
 from rubberband.values.adaptive import AdaptiveBatch  # noqa: E402

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from examples.digits import DigitsTrial, load_splits
+from rubberband.executor import GradientNoise
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.gradient_noise import GradientNoise
 
 STEPS = 20
 """Of a block; a reading ends it, as often as the agent takes one."""

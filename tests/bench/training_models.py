@@ -13,9 +13,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import rubberband
+from rubberband.executor import Segment, TorchRunner
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.loop import TorchRunner
-from rubberband.executor.training.segment import Segment
 
 CLASSES = 10
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rubberband.executor.core.events import Command, Event, StartTrial, TrialReported
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor import Command, Event, StartTrial, TrialReported, VirtualBackend
 from rubberband.planner.goodput import candidates, step_s
 from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile
 

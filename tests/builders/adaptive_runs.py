@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rubberband.executor.core.events import Gang
-from rubberband.executor.core.job import Job
-from rubberband.executor.result.result import Result, summarise
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor import Faults, Gang, Job, Result, VirtualBackend, summarise
 from rubberband.planner.goodput import choose
 from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
 from tests.builders.results import a_job, configurations

@@ -21,7 +21,7 @@ from rubberband.api.routes import NAME_PATTERN
 from rubberband.api.security import Tokens
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store import open_store
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor import ExperimentFolder
 from rubberband.running.run import run_experiment
 from tests.builders.browser import served
 from tests.builders.service_runs import cut_off, experiment

@@ -18,11 +18,16 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 from unittest import mock
 
-from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor import (
+    CheckpointStore,
+    Entrypoint,
+    Segment,
+    SegmentFailure,
+    SegmentReport,
+    run_segment,
+    run_server,
+)
 from rubberband.executor.training.asynchronous.protocol import Wire
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment, run_server
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.forked import CONTEXT, start
 

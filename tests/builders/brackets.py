@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rubberband.executor.core.job import Job, brackets_of
+from rubberband.executor import Job, brackets_of
 from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Prediction, Stage, StagePlan
 from tests.builders.jobs import JOB

@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.errors import RubberbandError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.reading import read
-from rubberband.executor.result.result import Result
+from rubberband.executor import ExperimentFolder, Result
+from rubberband.executor import read_journal as read
 from tests.builders.waiting import eventually
 
 ROOT = Path(__file__).parents[2]

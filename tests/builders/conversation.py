@@ -8,18 +8,18 @@ from typing import TypeVar
 
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.ray_head.instance import tagged
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.backend import Backend
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     CheckpointRef,
     Event,
     InstanceReady,
     LaunchInstance,
+    RayBackend,
     Slot,
     StartTrial,
     TrialReported,
+    open_store,
 )
-from rubberband.executor.ray.backend import RayBackend
+from rubberband.executor.core.backend import Backend
 from tests.builders import trials
 from tests.builders.sessions import run_spec
 from tests.builders.waiting import eventually

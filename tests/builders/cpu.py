@@ -86,6 +86,6 @@ def kind(file: str) -> str:
         return folder
     words = name.removesuffix(".py").split("_")[1:]
     parts = {"dashboard": "browser", "site": "browser", "ec2": "EC2", "fake": "EC2", "ray": "Ray", "pool": "pool"}
-    parts |= {word: "gangs" for word in ("gang", "gangs", "distributed", "idioms", "trainers")}
-    parts |= {word: "documents" for word in ("documents", "examples", "points")}
+    parts |= dict.fromkeys(("gang", "gangs", "distributed", "idioms", "trainers"), "gangs")
+    parts |= dict.fromkeys(("documents", "examples", "points"), "documents")
     return f"integration: {next((parts[word] for word in words if word in parts), 'others')}"

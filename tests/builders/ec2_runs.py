@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rubberband.cloud.aws.calls import name_in
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from tests.builders.command_line import ROOT, CommandLine
 from tests.ec2.billing import BillLine
 from tests.ec2.core import FakeAws

@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.core.events import CheckpointRef, Command, DiscardCheckpoint, Event, StartTrial, TrialReported
+from rubberband.executor import (
+    CheckpointRef,
+    CheckpointStore,
+    Command,
+    DiscardCheckpoint,
+    Event,
+    StartTrial,
+    TrialReported,
+    VirtualBackend,
+    open_store,
+)
 from rubberband.executor.run import session
-from rubberband.executor.virtual.backend import VirtualBackend
 
 
 class FileBackend(VirtualBackend):

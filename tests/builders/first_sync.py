@@ -6,11 +6,8 @@ import itertools
 import math
 from dataclasses import replace
 
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
+from rubberband.executor import Controller, Event, Phase, bill_usd
 from rubberband.executor.core.replanning import held, limits, remaining
-from rubberband.executor.core.state import Phase
 from rubberband.planner.exact.model import predict
 from rubberband.planner.planning import plan
 from rubberband.planner.problem import JobPlan, Problem

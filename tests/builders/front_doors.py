@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from rubberband.errors import InfeasibleError
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor import ExperimentFolder
 from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer, live_prices_and_quotas
 from rubberband.running import run as running

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 
+from rubberband.executor import (
+    Controller,
+    InstanceCapChanged,
+    InstanceStatus,
+    Job,
+    Phase,
+    Slot,
+    State,
+    TrialStatus,
+    is_result,
+)
 from rubberband.executor.core import budget
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Slot
-from rubberband.executor.core.fleet import GONE, InstanceStatus
-from rubberband.executor.core.history import InstanceCapChanged
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import GroupState, Phase, State, TrialStatus
-from rubberband.executor.core.trials import is_result
+from rubberband.executor.core.fleet import GONE
+from rubberband.executor.core.state import GroupState
 
 
 def validate(controller: Controller, *, is_informed: bool = True) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     CheckpointLost,
     CheckpointRef,
     DriverResumed,
@@ -12,6 +12,7 @@ from rubberband.executor.core.events import (
     EndedInstance,
     Event,
     InstanceRunning,
+    Job,
     LiveInstance,
     RestPlanned,
     Started,
@@ -19,7 +20,6 @@ from rubberband.executor.core.events import (
     TrialFailed,
     TrialReported,
 )
-from rubberband.executor.core.job import Job
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer, Spot

@@ -9,15 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
-from rubberband.executor.core.job import Job
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.journal import Journal, begin, sqlite_url
-from rubberband.executor.run.driver import drive
-from rubberband.executor.training.run_spec import RunSpec
-from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.fleet import Faults
+from rubberband.executor import (
+    Controller,
+    Event,
+    ExperimentFolder,
+    Faults,
+    Job,
+    Journal,
+    RunSpec,
+    VirtualBackend,
+    drive,
+    sqlite_url,
+)
+from rubberband.executor.journal.journal import begin
 from rubberband.spec.experiment import Experiment
 from rubberband.values.plan import Spent
 from tests.builders.memory import MemoryJournal

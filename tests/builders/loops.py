@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor import CheckpointRef, CheckpointStore
 
 
 class Noisy(rubberband.TorchTrial):

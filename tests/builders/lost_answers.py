@@ -6,7 +6,7 @@ from collections import Counter
 from functools import partial
 from random import Random
 
-from rubberband.executor.core.events import Event
+from rubberband.executor import Event
 from rubberband.executor.virtual.fleet import VirtualFleet, _VirtualHold
 from rubberband.values.plan import Market
 

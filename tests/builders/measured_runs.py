@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Slot
-from rubberband.executor.core.state import GangRun, State, TrialReport
+from rubberband.executor import Controller, GangRun, Slot, State, TrialReport
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB

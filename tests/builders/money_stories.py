@@ -23,8 +23,7 @@ from rubberband.api.plans.process import RestAnswer, RestQuestion
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
 from rubberband.api.store import Store, open_store
-from rubberband.executor.core.extending import Extension, Limits
-from rubberband.executor.core.forecast import Forecast
+from rubberband.executor import Extension, Forecast, Limits
 from rubberband.spec.experiment import Experiment
 from rubberband.states import AT_WORK, ExperimentState
 from rubberband.units import month_begin, month_end

@@ -8,7 +8,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.executor.core.job import Job
+from rubberband.executor import Job
 from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile

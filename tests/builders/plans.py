@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rubberband.executor.core.job import Job
+from rubberband.executor import Job
 from rubberband.planner import search
 from rubberband.planner.exact.model import check_plan
 from rubberband.planner.noise.sampling import MOST_SAMPLES, Draws, Samples

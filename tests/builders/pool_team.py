@@ -20,10 +20,8 @@ import pytest
 from rubberband import Client
 from rubberband.cloud.pool import FileJournal, RemotePool
 from rubberband.cloud.pool.broker import Broker
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import is_hosted, read_mark
-from rubberband.executor.journal.reading import read
-from rubberband.executor.result.result import Result
+from rubberband.executor import ExperimentFolder, Result, is_hosted, read_mark
+from rubberband.executor import read_journal as read
 from rubberband.spec.pool import PoolFolder
 from rubberband.units import parse_deadline
 from tests.builders.command_line import TRIALS

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError
 
-from rubberband.executor.core.events import (
-    CheckpointRef,
-)
+from rubberband.executor import CheckpointRef, Segment, SegmentReport
 from rubberband.executor.ray import attempt
-from rubberband.executor.training.segment import Segment, SegmentReport
 from tests.builders.waiting import eventually
 
 DEATH = RayError("The actor is dead because its process was killed")

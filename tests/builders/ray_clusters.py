@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 
 from rubberband import load_result
 from rubberband.cloud.ray_cluster import view
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from tests.builders.waiting import eventually
 
 PROGRAM = """

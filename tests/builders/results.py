@@ -5,13 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
-from rubberband.executor.core.job import Job
-from rubberband.executor.journal.journal import Journal
-from rubberband.executor.result.result import Result, summarise
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor import Controller, Event, Faults, Job, Journal, Result, VirtualBackend, drive, summarise
 from rubberband.planner.exact.model import predict
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.offer import Offer

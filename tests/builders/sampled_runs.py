@@ -8,11 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rubberband.executor import sampling
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.job import Job
-from rubberband.executor.run.driver import Observer, drive
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor import Controller, Job, Observer, VirtualBackend, drive, sampling
 from rubberband.spec.experiment import Experiment
 from tests.builders.memory import MemoryJournal
 from tests.builders.plans import plan_job

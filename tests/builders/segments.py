@@ -8,10 +8,15 @@ from typing import Any
 
 import torch
 
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor import (
+    CheckpointStore,
+    Entrypoint,
+    Segment,
+    SegmentFailure,
+    SegmentReport,
+    SegmentStarted,
+    run_segment,
+)
 
 SEGMENT = Segment(
     trial=4,

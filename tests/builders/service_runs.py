@@ -20,9 +20,7 @@ from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import FeedEvent
 from rubberband.errors import InputError
-from rubberband.executor.core.extending import Extension
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import read_mark
+from rubberband.executor import ExperimentFolder, Extension, read_mark
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState

@@ -6,12 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
-from rubberband.executor.core.job import Job
-from rubberband.executor.run.driver import Observer
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run_spec import RunSpec
+from rubberband.executor import Controller, Entrypoint, Event, Job, Observer, RunSpec
 from rubberband.spec.experiment import Experiment
 from tests.builders.virtual_runs import Killed
 

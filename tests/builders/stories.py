@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     CheckpointRef,
     Command,
+    Controller,
     InstanceReady,
     InstanceRunning,
+    Job,
     Started,
     TrialFailed,
     TrialReported,
 )
-from rubberband.executor.core.job import Job
 from tests.builders.invariants import validate
 from tests.builders.jobs import JOB, SPOT
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from rubberband.executor.core.events import FailureKind
-from rubberband.executor.core.job import Job
-from rubberband.executor.virtual.backend import Faults
+from rubberband.executor import FailureKind, Faults, Job
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import Plan, Stage, StagePlan, gang_sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from rubberband.executor.journal.inbox import DriverRequest
+from rubberband.executor import DriverRequest
 from tests.builders.memory import MemoryInbox
 
 

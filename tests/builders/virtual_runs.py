@@ -6,14 +6,20 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event, Finish
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import State
-from rubberband.executor.journal.inbox import Requests
-from rubberband.executor.journal.journal import EventLog
-from rubberband.executor.run.driver import Draw, Observer, drive
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor import (
+    Controller,
+    Event,
+    EventLog,
+    Faults,
+    Finish,
+    Job,
+    Observer,
+    Requests,
+    State,
+    VirtualBackend,
+    drive,
+)
+from rubberband.executor.run.driver import Draw
 from tests.builders.invariants import validate
 from tests.builders.memory import MemoryJournal
 

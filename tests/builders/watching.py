@@ -5,11 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.job import Job
-from rubberband.executor.journal.journal import Journal
-from rubberband.executor.run.driver import Observer, drive
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor import Controller, Faults, Job, Journal, Observer, VirtualBackend, drive
 from rubberband.views.live.view import Progress, observe, open_view
 from tests.builders.results import a_job
 

@@ -7,7 +7,7 @@ written here: the last ones give back what the others train on.
 
 from __future__ import annotations
 
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     DriverResumed,
     InstanceReady,
     InstanceRefused,

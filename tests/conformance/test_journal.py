@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.errors import JournalError, NameTakenError
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.journal.journal import EventLog, Journal
-from rubberband.executor.run.driver import replay
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor import Controller, EventLog, Journal, VirtualBackend, replay
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.memory import MemoryJournal
 from tests.builders.virtual_runs import run_until_killed, run_virtual

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend
+from rubberband.executor import Faults, TrialEnd, VirtualBackend
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.builders.conversation import Conversation

@@ -16,28 +16,30 @@ from typing import Any
 
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
-from rubberband.executor import sampling
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     CheckpointLost,
     Command,
+    Controller,
     DiscardCheckpoint,
+    DriverRequest,
     DriverResumed,
     Event,
     Finish,
     LimitsChanged,
+    LimitsExtended,
     StartTrial,
+    State,
     TrialEnded,
     TrialReported,
     TrialsDrawn,
+    VirtualBackend,
+    bill_usd,
+    drive,
+    replay,
+    sampling,
 )
-from rubberband.executor.core.history import LimitsExtended
 from rubberband.executor.core.limits import can_go_on
-from rubberband.executor.core.state import State
-from rubberband.executor.journal.inbox import POLL_S, DriverRequest
-from rubberband.executor.run.driver import drive, replay
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor.journal.inbox import POLL_S
 from tests.builders.invariants import validate
 from tests.builders.lost_answers import LossyFleet
 from tests.builders.memory import MemoryInbox, MemoryJournal

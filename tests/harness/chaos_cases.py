@@ -10,9 +10,9 @@ from random import Random
 from typing import Literal, get_args
 
 from rubberband.cloud.virtual import InstanceFaults
-from rubberband.executor.core.events import FailureKind
-from rubberband.executor.core.job import Bracket, Job, brackets_of
-from rubberband.executor.virtual.fleet import AttemptFaults, Messages, TrialEnd
+from rubberband.executor import AttemptFaults, FailureKind, Job, TrialEnd, brackets_of
+from rubberband.executor.core.job import Bracket
+from rubberband.executor.virtual.fleet import Messages
 from rubberband.planner.exact.model import predict
 from rubberband.spec.search import Search, asha, sha
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, slots

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     AllotmentChanged,
     CheckpointLost,
+    Controller,
     Event,
+    InstanceCapChanged,
     LimitsChanged,
+    Phase,
     RestPlanned,
     TrialReported,
+    bill_usd,
+    forecast,
 )
-from rubberband.executor.core.forecast import forecast
-from rubberband.executor.core.history import InstanceCapChanged
-from rubberband.executor.core.state import GroupState, Phase
+from rubberband.executor.core.state import GroupState
 from rubberband.planner.noise.sampling import varies
 from rubberband.units import MONEY_SLACK_USD
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rubberband.executor.core.budget import bill_usd, instance_cost_usd
-from rubberband.executor.core.events import Finish
-from rubberband.executor.core.fleet import InstanceStatus
-from rubberband.executor.core.state import Phase, StageRecord, State
+from rubberband.executor import Finish, InstanceStatus, Phase, StageRecord, State, bill_usd, instance_cost_usd
 from tests.builders.invariants import validate
 from tests.harness.chaos_cases import BREEZE, CALM, LEASE_S
 

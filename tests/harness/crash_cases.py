@@ -10,8 +10,7 @@ from random import Random
 from typing import Any, Literal, TypeVar
 
 from rubberband.cloud.offers import side_costs
-from rubberband.executor.core.job import Job, brackets_of
-from rubberband.executor.virtual.fleet import TrialEnd
+from rubberband.executor import Job, TrialEnd, brackets_of
 from rubberband.planner.exact.model import predict
 from rubberband.spec.resources import Resources
 from rubberband.spec.search import asha

@@ -19,13 +19,7 @@ from rubberband.cloud.aws.cleanup import clean_up, end_everything
 from rubberband.cloud.aws.fleet import SHUTDOWN_S, VISIBILITY_S
 from rubberband.cloud.aws.guards import SLACK_S
 from rubberband.errors import RubberbandError
-from rubberband.executor import sampling
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import Phase
-from rubberband.executor.run.driver import drive, replay
+from rubberband.executor import Controller, Event, Job, Phase, bill_usd, drive, replay, sampling
 from tests.builders.aws_account import START_AT
 from tests.builders.invariants import validate
 from tests.builders.memory import MemoryJournal

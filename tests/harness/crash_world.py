@@ -15,8 +15,7 @@ from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.catalogue import boot_timeouts
 from rubberband.cloud.provider import Head
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.core.job import Job
-from rubberband.executor.virtual.fleet import TrialEnd
+from rubberband.executor import Job, TrialEnd
 from tests.builders.aws_account import START_AT, Account, boot_times
 from tests.ec2.billing import BillLine
 from tests.ec2.instance import Instance

@@ -17,10 +17,7 @@ from botocore.exceptions import CredentialRetrievalError
 
 from rubberband.cloud.aws.fleet import SHUTDOWN_S, VISIBILITY_S
 from rubberband.cloud.aws.guards import LEAST_SLACK_S
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event, InstanceLost, InstanceRefused
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import Phase
+from rubberband.executor import Controller, Event, InstanceLost, InstanceRefused, Job, Phase
 from tests.builders.aws_account import START_AT
 from tests.ec2 import FakeCall, FakeError, Fault
 from tests.ec2.instance import USER_INITIATED, Instance

@@ -36,23 +36,23 @@ from rubberband.cloud.pool.pool import LentInstance
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError, StoreAwayError
-from rubberband.executor.core.backend import resumed
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.demand import HANDOVER_S
-from rubberband.executor.core.events import (
+from rubberband.executor import (
+    Agenda,
     Command,
+    Controller,
+    DriverRequest,
     DriverResumed,
     Event,
     Finish,
+    Job,
+    VirtualBackend,
+    bill_usd,
+    drive,
 )
-from rubberband.executor.core.job import Job
+from rubberband.executor.core.backend import resumed
+from rubberband.executor.core.demand import HANDOVER_S
 from rubberband.executor.core.lifecycle import Lifecycle
 from rubberband.executor.core.limits import can_go_on
-from rubberband.executor.journal.inbox import DriverRequest
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.fleet import Agenda
 from rubberband.planner.exact.model import predict
 from rubberband.planner.sharing import Autoscaling, Calendar, Span
 from rubberband.units import month_begin

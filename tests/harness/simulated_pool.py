@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rubberband.api.experiments.sharing import Division
 from rubberband.cloud.virtual import InstanceFaults, VirtualProvider
-from rubberband.executor.core.job import Job
+from rubberband.executor import Job
 from rubberband.planner.exact.model import predict
 from rubberband.planner.sharing import Capacity, make_policy
 from rubberband.planner.sharing.jobs import CurveJob

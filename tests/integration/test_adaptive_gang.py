@@ -10,9 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import Segment, SegmentReport, SegmentStarted
+from rubberband.executor import CheckpointStore, Segment, SegmentReport, SegmentStarted, run_segment
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments, trials
 from tests.builders.processes.segment_worker import Worker, gang_of, run_again, run_gang

@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
+from rubberband.executor import (
+    CheckpointRef,
+    CheckpointStore,
+    Entrypoint,
+    Segment,
+    SegmentFailure,
+    SegmentReport,
+    run_segment,
+)
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.async_gang import async_gang
 from tests.builders.segments import SEGMENT, reports

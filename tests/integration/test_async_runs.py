@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from rubberband.executor.result.result import Result, TrialResult
+from rubberband.executor import Result, TrialResult
 from tests.builders import trials
 from tests.builders.command_line import CommandLine
 from tests.builders.ec2_runs import (

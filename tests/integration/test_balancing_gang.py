@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.sampler import GlobalBatchSampler, reseed
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor import Entrypoint, GlobalBatchSampler, SegmentReport, reseed, run_segment
 from rubberband.values.balance import Balance
 from tests.builders import segments, trials
 from tests.builders.processes.segment_worker import Shares, Worker, run_gang, run_unequal

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from tests.builders.command_line import EXPERIMENT, CommandLine
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(420)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from tests.builders.command_line import PATIENCE_S, CommandLine
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]

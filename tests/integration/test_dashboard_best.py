@@ -15,9 +15,8 @@ import yaml
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.reading import read
-from rubberband.executor.virtual.fleet import Faults
+from rubberband.executor import ExperimentFolder, Faults
+from rubberband.executor import read_journal as read
 from rubberband.states import ExperimentState
 from tests.builders.browser import served, visiting
 from tests.builders.journalled_runs import recorded, words

@@ -16,9 +16,7 @@ from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
 from rubberband.errors import JournalError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import Inbox
-from rubberband.executor.virtual.fleet import Faults
+from rubberband.executor import ExperimentFolder, Faults, Inbox
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.report.page import CHARTS, result_charts

@@ -15,12 +15,8 @@ import yaml
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
-from rubberband.executor.core.events import TrialStopRequested
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import Inbox
-from rubberband.executor.journal.journal import Journal, sqlite_url
-from rubberband.executor.journal.reading import read
-from rubberband.executor.virtual.fleet import Faults
+from rubberband.executor import ExperimentFolder, Faults, Inbox, Journal, TrialStopRequested, sqlite_url
+from rubberband.executor import read_journal as read
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
 from tests.builders.browser import served, visiting

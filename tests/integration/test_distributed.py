@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.checkpoints.folders import FolderCheckpoint
-from rubberband.executor.ray.fork_server import ForkServer
-from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentReport
+from rubberband.executor import FolderCheckpoint, ForkServer, SegmentEnded, SegmentFailure, SegmentReport, open_store
 from tests.builders import segments, trials
 from tests.builders.processes.segment_worker import Worker, gang_of, run_gang
 

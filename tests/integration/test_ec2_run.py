@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.aws.calls import name_in
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from tests.builders.command_line import ROOT
 from tests.builders.ec2_runs import (
     FEW,

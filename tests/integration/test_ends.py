@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor import ExperimentFolder
 from rubberband.spec.pool import PoolFolder
 from tests.builders.command_line import EXPERIMENT, PATIENCE_S, CommandLine
 from tests.builders.server_process import serving

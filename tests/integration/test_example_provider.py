@@ -21,9 +21,8 @@ from rubberband.cloud.provider import ClusterRequest
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import tagged
 from rubberband.errors import InputError, RubberbandError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import read_mark
-from rubberband.executor.journal.reading import read
+from rubberband.executor import ExperimentFolder, read_mark
+from rubberband.executor import read_journal as read
 from rubberband.spec.resources import Resources
 from rubberband.testing.provider_conformance import ProviderConformance, ProviderUnderTest
 from rubberband.values import kinds

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from rubberband.cloud.provider import INSTANCE_LABEL, ClusterProvider, Head
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
-from rubberband.executor.core.events import Event, InstancePriced, InstanceRunning
+from rubberband.executor import Agenda, Connection, Event, Faults, InstancePriced, InstanceRunning, Workers
 from rubberband.executor.ray import connection
-from rubberband.executor.ray.connection import Connection
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
-from rubberband.executor.ray.workers import Workers, WorkersError
-from rubberband.executor.virtual.fleet import Agenda, Faults, VirtualFleet
+from rubberband.executor.ray.workers import WorkersError
+from rubberband.executor.virtual.fleet import VirtualFleet
 from rubberband.values.offer import Offer
 
 READY_TIMEOUT_S = 307.0

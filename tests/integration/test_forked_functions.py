@@ -15,10 +15,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.ray.fork_server import ForkServer
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
+from rubberband.executor import Entrypoint, ForkServer, open_store, run_segment
 from rubberband.values.environment import HASH_SEED, Environment
 from tests.builders.processes.segment_worker import gang_of, run_gang
 from tests.builders.segments import SEGMENT

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from rubberband.executor import Segment, SegmentFailure
 from rubberband.executor.training import checkpoint, comparing, loop, wrapping
 from rubberband.executor.training.comparing import Comparison
-from rubberband.executor.training.segment import Segment, SegmentFailure
 from rubberband.values.balance import Balance
 from tests.builders import segments, trials
 

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentFailure
+from rubberband.executor import Entrypoint, SegmentFailure, open_store
 from tests.builders import segments, trials
 from tests.builders.processes.segment_worker import run_gang, run_unequal
 

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.checkpoints import LocalCheckpointStore, Payload
-from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor import CheckpointRef, Entrypoint, LocalCheckpointStore, SegmentReport
+from rubberband.executor.checkpoints import Payload
 from tests.builders import segments
 from tests.builders.processes.segment_worker import Worker, gang_of, run_gang
 from tests.builders.segments import reports

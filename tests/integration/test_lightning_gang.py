@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor import SegmentReport, open_store
 from tests.builders import segments, trials
 from tests.builders.processes.segment_worker import run_gang
 

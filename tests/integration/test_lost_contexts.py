@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.runner import RUNS_ON
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.executor import RUNS_ON, Entrypoint, SegmentFailure, SegmentReport, open_store
 from tests.builders.command_line import CommandLine
 from tests.builders.processes.segment_worker import Worker
 from tests.builders.segments import SEGMENT

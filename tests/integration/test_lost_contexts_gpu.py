@@ -10,9 +10,7 @@ import pytest
 import torch
 
 import rubberband
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor import Entrypoint, SegmentReport, open_store
 from tests.builders.processes.segment_worker import Worker
 from tests.builders.segments import SEGMENT
 

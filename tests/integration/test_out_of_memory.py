@@ -10,10 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor import (
+    CheckpointStore,
+    Entrypoint,
+    Segment,
+    SegmentFailure,
+    SegmentReport,
+    SegmentStarted,
+    open_store,
+    run_segment,
+)
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments, trials
 from tests.builders.command_line import CommandLine

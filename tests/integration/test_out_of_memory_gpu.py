@@ -12,10 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentReport, SegmentStarted
+from rubberband.executor import Entrypoint, SegmentReport, SegmentStarted, open_store, run_segment
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
 

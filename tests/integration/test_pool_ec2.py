@@ -18,7 +18,7 @@ from rubberband import Client
 from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.pool import FileJournal
 from rubberband.cloud.pool.broker import Broker
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from rubberband.spec.loading import read_yaml
 from rubberband.spec.pool import PoolFolder
 from tests.builders.ec2_runs import (

@@ -12,13 +12,21 @@ import pytest
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.virtual import InstanceFaults
 from rubberband.errors import ProviderError, RubberbandError
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.events import WITHOUT_CHECKPOINT, Event, TrialRepeated, TrialReported, TrialStarted
+from rubberband.executor import (
+    WITHOUT_CHECKPOINT,
+    Event,
+    Faults,
+    RayBackend,
+    TrialEnd,
+    TrialReported,
+    TrialStarted,
+    VirtualBackend,
+    open_store,
+)
+from rubberband.executor.core.events import TrialRepeated
 from rubberband.executor.profiling.points import Point
 from rubberband.executor.profiling.session import ProfilingLimits
 from rubberband.executor.profiling.summary import gpu_counts, measure
-from rubberband.executor.ray.backend import RayBackend
-from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend
 from rubberband.planner.goodput import step_s
 from rubberband.values.adaptive import BatchLimits, GoodputProfile, Throughput
 from rubberband.values.offer import Offer

@@ -10,11 +10,10 @@ from random import Random
 import pytest
 
 from rubberband.cloud.virtual import VirtualClock
+from rubberband.executor import AttemptFaults, Faults, Noise, VirtualBackend
 from rubberband.executor.profiling.points import Component
 from rubberband.executor.profiling.session import ProfilingLimits
 from rubberband.executor.profiling.summary import ProfilingResult, measure
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.executor.virtual.fleet import AttemptFaults, Noise
 from rubberband.running.profile import noise_lines, point_line, start_lines
 from rubberband.values.offer import Offer
 from rubberband.values.profile import FIXED, Profile, Spread

@@ -16,9 +16,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.executor import Entrypoint, SegmentFailure, SegmentReport, open_store
 from rubberband.values.command import Launch, Metrics, ProgramCommand, words_of
 from tests.builders.processes.segment_worker import Worker, gang_of, run_gang
 from tests.builders.segments import SEGMENT

@@ -14,10 +14,15 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentRepeated, SegmentReport
+from rubberband.executor import (
+    Entrypoint,
+    SegmentEnded,
+    SegmentFailure,
+    SegmentRepeated,
+    SegmentReport,
+    open_store,
+    run_segment,
+)
 from rubberband.values.command import Metrics, ProgramCommand, words_of
 from rubberband.values.environment import Environment
 from tests.builders.segments import SEGMENT

@@ -27,7 +27,7 @@ from rubberband.cloud.pool import (
 from rubberband.cloud.ray_cluster import RayClusterProvider
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
-from rubberband.executor.ray.connection import Connection
+from rubberband.executor import Connection
 from rubberband.spec.pool import PoolFolder
 from rubberband.testing.provider_conformance import TAKEN, ProviderConformance, ProviderUnderTest
 from rubberband.values.offer import Offer, Spot

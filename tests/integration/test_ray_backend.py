@@ -13,18 +13,18 @@ import pytest
 
 from rubberband.cloud.local import LocalProvider
 from rubberband.errors import ProviderError
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     DiscardCheckpoint,
     InstanceLost,
+    RayBackend,
     StopTrial,
     TrialFailed,
     TrialReported,
     TrialStarted,
+    open_store,
 )
 from rubberband.executor.logs.pages import page
 from rubberband.executor.logs.trial_log import printed_bytes, read
-from rubberband.executor.ray.backend import RayBackend
 from rubberband.values.plan import Market
 from tests.builders import trials
 from tests.builders.conversation import Conversation, kinds, nothing_left, processes_of

@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 
 from rubberband.cloud.ray_cluster import RayClusterProvider, view
 from rubberband.errors import ProviderError
-from rubberband.executor.ray.connection import Connection
+from rubberband.executor import Connection
 from tests.builders.ray_clusters import ClusterRuns, free_gpus, started
 from tests.builders.waiting import eventually
 

@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster
 import rubberband
 from rubberband.cloud.ray_cluster import RayClusterProvider, view
 from rubberband.errors import InputError
-from rubberband.executor.checkpoints import make_store
+from rubberband.executor import make_store
 from rubberband.executor.ray.node_probe import NodeProbe
 from tests.builders.ray_clusters import StartedHead
 

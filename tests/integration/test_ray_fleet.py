@@ -13,17 +13,18 @@ import pytest
 
 from rubberband.cloud.provider import INSTANCE_LABEL, ClusterProvider, Head, InstanceDescription, NoRecordError
 from rubberband.errors import ProviderError
-from rubberband.executor.core.events import (
+from rubberband.executor import (
+    Connection,
     Event,
     InstanceInterrupted,
     InstanceLost,
     InstanceRefused,
     InstanceReleased,
     InstanceRunning,
+    Workers,
 )
-from rubberband.executor.ray.connection import Connection
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet, described
-from rubberband.executor.ray.workers import Workers, WorkersError
+from rubberband.executor.ray.workers import WorkersError
 from rubberband.values.plan import Market
 from tests.builders.waiting import eventually
 

@@ -10,10 +10,7 @@ import psutil
 import pytest
 
 from rubberband.cloud.local import LocalProvider
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.events import StopTrial, TrialFailed, TrialReported
-from rubberband.executor.ray.backend import RayBackend
-from rubberband.executor.ray.fork_server import ForkServer
+from rubberband.executor import ForkServer, RayBackend, StopTrial, TrialFailed, TrialReported, open_store
 from tests.builders import trials
 from tests.builders.conversation import Conversation, nothing_left
 from tests.builders.sessions import run_spec

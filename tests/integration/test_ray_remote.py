@@ -14,11 +14,16 @@ import pytest
 
 from rubberband.cloud.local import LocalProvider, provider
 from rubberband.cloud.node import LEASE_VARIABLE, METADATA_VARIABLE
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.events import InstanceInterrupted, InstanceLost, InstanceReleased, ReleaseInstance
-from rubberband.executor.ray.backend import RayBackend
+from rubberband.executor import (
+    Entrypoint,
+    InstanceInterrupted,
+    InstanceLost,
+    InstanceReleased,
+    RayBackend,
+    ReleaseInstance,
+    open_store,
+)
 from rubberband.executor.ray.code import pack
-from rubberband.executor.training.entrypoint import Entrypoint
 from tests.builders.conversation import Conversation, nothing_left
 from tests.builders.metadata_service import metadata_service
 from tests.builders.sessions import run_spec

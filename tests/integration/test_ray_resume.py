@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from rubberband.cloud.ray_head.instance import load
-from rubberband.executor.core.events import InstanceLost, ReleaseInstance
+from rubberband.executor import InstanceLost, ReleaseInstance
 from tests.builders.conversation import Conversation, make_backend, nothing_left, processes_of
 from tests.builders.waiting import eventually
 from tests.conformance.backend import require_adoption

@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.ray.attempt import RAN_OUT
-from rubberband.executor.result.result import Result
-from rubberband.executor.run.follower import JournalFollower
+from rubberband.executor import RAN_OUT, ExperimentFolder, JournalFollower, Result
 from tests.builders.command_line import PATIENCE_S, CommandLine
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(420)]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.core.events import WITHOUT_CHECKPOINT
-from rubberband.executor.result.result import Result
+from rubberband.executor import WITHOUT_CHECKPOINT, Result
 from tests.builders.command_line import PATIENCE_S, CommandLine, interrupt
 from tests.builders.invariants import validate
 from tests.builders.waiting import eventually
@@ -236,9 +235,7 @@ def test_bad_input_is_refused_before_anything_starts(command_line: CommandLine, 
 
 
 def test_the_invariants_hold_over_a_whole_real_history(undisturbed: CommandLine) -> None:
-    from rubberband.executor.core.controller import Controller
-    from rubberband.executor.journal.folder import ExperimentFolder
-    from rubberband.executor.journal.journal import Journal, sqlite_url
+    from rubberband.executor import Controller, ExperimentFolder, Journal, sqlite_url
 
     folder = ExperimentFolder(home=undisturbed.home, name="sleepy")
     journal = Journal(sqlite_url(folder.journal), folder.name)

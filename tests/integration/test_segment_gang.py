@@ -10,11 +10,8 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from rubberband.executor.training.data import Feed
+from rubberband.executor import Feed, SegmentFailure, SegmentReport, SegmentStarted, reseed, run_segment
 from rubberband.executor.training.metrics import EvalLoader
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.sampler import reseed
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
 from tests.builders import segments, trials
 from tests.builders.processes.segment_worker import Worker, run_gang, run_unequal
 from tests.builders.segments import content, reports

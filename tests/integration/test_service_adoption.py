@@ -18,8 +18,7 @@ import pytest
 
 from rubberband.client.client import Client
 from rubberband.cloud.ray_head.ray_node import free_port  # one that Linux gives to nobody while the server is away
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import is_hosted, read_mark
+from rubberband.executor import ExperimentFolder, is_hosted, read_mark
 from tests.builders import processes
 from tests.builders.listener import Listener
 from tests.builders.server_process import ServerProcess, serving

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from tests.builders.command_line import CommandLine
 from tests.builders.ec2_runs import each_iteration_once, ec2
 from tests.ec2.principals import BUCKET

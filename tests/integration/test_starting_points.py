@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentEnded, SegmentReport
+from rubberband.executor import Entrypoint, SegmentEnded, SegmentReport, open_store
 from tests.builders.command_line import CommandLine
 from tests.builders.segments import SEGMENT
 

@@ -21,9 +21,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store import Store, open_store
 from rubberband.client.client import Client
 from rubberband.errors import InputError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import Inbox
-from rubberband.executor.virtual.fleet import Faults
+from rubberband.executor import ExperimentFolder, Faults, Inbox
 from rubberband.states import ACTIVE, OVER, Action, ExperimentState, State, obstacle
 from rubberband.values.submission import Submission, Summary
 from tests.builders.fake_runs import NearPlans

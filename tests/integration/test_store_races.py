@@ -19,9 +19,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import NUMBERS, Entry, Promise
 from rubberband.errors import InputError, JournalError
-from rubberband.executor.core.events import Event
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.journal import Journal, encode_event
+from rubberband.executor import Event, ExperimentFolder, Journal, encode_event
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.databases import cut_off, database

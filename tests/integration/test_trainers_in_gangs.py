@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.checkpoints.folders import read_manifest
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor import Entrypoint, SegmentReport, open_store, read_manifest
 from tests.builders import segments
 from tests.builders.processes.segment_worker import run_gang
 

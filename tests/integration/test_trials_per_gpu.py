@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rubberband import Client
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from tests.builders.command_line import CommandLine
 from tests.builders.ec2_runs import ON_EC2, each_iteration_once, ec2, words
 from tests.builders.pool_team import PRICE_USD, Team, ended

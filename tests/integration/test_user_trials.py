@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor import CheckpointStore, SegmentReport, run_segment
 from tests.builders import segments, trials
 from tests.builders.processes.segment_worker import Worker, run_gang
 from tests.builders.segments import content, reports

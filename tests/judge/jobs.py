@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rubberband.executor.core.job import Job
+from rubberband.executor import Job
 from rubberband.planner.estimates import Estimate, estimate
 from rubberband.planner.exact.solver import Objective
 from rubberband.planner.problem import Problem

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rubberband.executor.core.job import Job, brackets_of
+from rubberband.executor import Job, brackets_of
 from rubberband.planner.exact.model import predict
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rubberband.executor.core.job import Job
+from rubberband.executor import Job
 from rubberband.values.plan import PlanningConstraints
 from tests.judge.cluster import Bools, Floats
 from tests.judge.jobs import PlannedJob

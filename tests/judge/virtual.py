@@ -8,13 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.job import Job, brackets_of
-from rubberband.executor.result.result import jct_s
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import VirtualBackend, shuffled
-from rubberband.executor.virtual.fleet import Noise as VirtualNoise
+from rubberband.executor import Controller, Job, VirtualBackend, bill_usd, brackets_of, drive, jct_s
+from rubberband.executor import Noise as VirtualNoise
+from rubberband.executor.virtual.backend import shuffled
 from rubberband.planner.problem import JobPlan
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Stage

@@ -10,16 +10,22 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import TrialsDrawn
+from rubberband.executor import (
+    Controller,
+    Faults,
+    Job,
+    Journal,
+    Phase,
+    State,
+    TrialsDrawn,
+    TrialStatus,
+    VirtualBackend,
+    bill_usd,
+    drive,
+    jct_s,
+    replay,
+)
 from rubberband.executor.core.history import Promotion
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import Phase, State, TrialStatus
-from rubberband.executor.journal.journal import Journal
-from rubberband.executor.result.result import jct_s
-from rubberband.executor.run.driver import drive, replay
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.planner.noise.asha_runs import SimulatedRuns
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import slots

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+from rubberband.executor import Controller
 from rubberband.executor.core import limits
-from rubberband.executor.core.controller import Controller
 from tests.harness.chaos import Outcome, replay_command, run_seed
 from tests.harness.chaos_cases import LEARNING, Family
 

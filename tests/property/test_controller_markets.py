@@ -8,10 +8,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
-from rubberband.executor.core.job import Job
+from rubberband.executor import Controller, Event, Job, bill_usd
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan

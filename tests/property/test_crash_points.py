@@ -13,7 +13,7 @@ import pytest
 
 from rubberband.cloud.aws import calls, cleanup, fleet, guards
 from rubberband.cloud.aws.intents import Intents
-from rubberband.executor.core.controller import Controller
+from rubberband.executor import Controller
 from tests.builders.budget import examples
 from tests.harness.crash_cases import AFTERWARDS, HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
 from tests.harness.crash_points import points, replay_command, run_point, sample

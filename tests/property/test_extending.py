@@ -6,14 +6,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event, LimitsChanged
-from rubberband.executor.core.extending import Extension, extension
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import Phase, State
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor import (
+    Controller,
+    Event,
+    Extension,
+    Job,
+    LimitsChanged,
+    Phase,
+    State,
+    VirtualBackend,
+    bill_usd,
+    drive,
+)
+from rubberband.executor.core.extending import extension
 from tests.builders.budget import examples
 from tests.builders.invariants import validate
 from tests.builders.memory import MemoryJournal

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
-from rubberband.executor.core.forecast import Forecast, forecast
-from rubberband.executor.core.job import Job
-from rubberband.executor.journal.journal import Journal
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor import Controller, Event, Forecast, Job, Journal, VirtualBackend, drive, forecast
 from tests.builders.budget import examples
 from tests.builders.strategies import jobs
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rubberband.cloud.provider import InstanceDescription
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     Event,
     InstanceInterrupted,
     InstanceLost,

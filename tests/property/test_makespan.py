@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InputError
-from rubberband.executor.core.job import Job
+from rubberband.executor import Job
 from rubberband.planner.exact.model import MeanCost, predict
 from rubberband.planner.noise.makespan import makespan
 from rubberband.planner.noise.sampling import Draws

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.profiling.points import Cell, Fit, cell_of, fit
-from rubberband.executor.training.noise_scale import NoiseEstimate, NoiseScale, moments
+from rubberband.executor import Cell, Fit, NoiseEstimate, NoiseScale, cell_of
+from rubberband.executor.profiling.points import fit
+from rubberband.executor.training.noise_scale import moments
 
 CVS = (0.01, 0.05, 0.1, 0.3)
 

@@ -8,10 +8,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Gang, Slot
+from rubberband.executor import Controller, Gang, Slot, StageRecord, TrialStatus
 from rubberband.executor.core.placement import FreeSlots, gpu_of, place
-from rubberband.executor.core.state import StageRecord, TrialStatus
 from rubberband.values.offer import slots
 from rubberband.values.plan import gang_sizes
 from tests.builders.budget import examples

@@ -8,15 +8,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
-from rubberband.executor.core.forecast import forecast
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import Phase, State
-from rubberband.executor.journal.journal import Journal
-from rubberband.executor.run.driver import replay
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor import (
+    Controller,
+    Event,
+    Faults,
+    Job,
+    Journal,
+    Phase,
+    State,
+    VirtualBackend,
+    bill_usd,
+    forecast,
+    replay,
+)
 from tests.builders.budget import examples
 from tests.builders.first_sync import FirstSync
 from tests.builders.planned_jobs import planned_jobs

@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.job import Job
-from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.fleet import Noise
+from rubberband.executor import Job, Noise, VirtualBackend, bill_usd
 from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import largest, size
 from rubberband.spec.experiment import Experiment

@@ -9,15 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Finish
-from rubberband.executor.core.forecast import expected_iterations, forecast
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import Phase, State, TrialStatus
-from rubberband.executor.core.trials import best_trial, is_result
-from rubberband.executor.journal.inbox import DriverRequest, Requests
-from rubberband.executor.run.driver import drive, replay
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor import (
+    Controller,
+    DriverRequest,
+    Faults,
+    Finish,
+    Job,
+    Phase,
+    Requests,
+    State,
+    TrialStatus,
+    VirtualBackend,
+    best_trial,
+    drive,
+    expected_iterations,
+    forecast,
+    is_result,
+    replay,
+)
 from tests.builders.budget import examples
 from tests.builders.memory import MemoryJournal
 from tests.builders.strategies import faults, jobs

@@ -8,12 +8,8 @@ from unittest import mock
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from rubberband.executor import Faults, Job, Replacement, State, bill_usd
 from rubberband.executor.core import stragglers
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.history import Replacement
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import State
-from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan

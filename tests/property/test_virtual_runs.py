@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.core.budget import bill_usd, paid_time
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import Phase, TrialStatus
-from rubberband.executor.journal.journal import Journal
-from rubberband.executor.run.driver import replay
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor import (
+    Controller,
+    Faults,
+    Job,
+    Journal,
+    Phase,
+    TrialStatus,
+    VirtualBackend,
+    bill_usd,
+    paid_time,
+    replay,
+)
 from tests.builders.budget import examples
 from tests.builders.strategies import faults, jobs
 from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual

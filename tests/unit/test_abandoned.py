@@ -11,20 +11,22 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.events import (
+from rubberband.executor import (
+    Entrypoint,
     Event,
+    Gathered,
+    SegmentFailure,
+    SegmentStarted,
     Slot,
     StartTrial,
     TrialFailed,
     TrialReported,
     TrialStarted,
+    Workers,
+    open_store,
 )
 from rubberband.executor.ray import attempt, connection
-from rubberband.executor.ray.attempt import Attempt, Gathered
-from rubberband.executor.ray.workers import Workers
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentFailure, SegmentStarted
+from rubberband.executor.ray.attempt import Attempt
 from tests.builders.ray_actors import DEATH, Actor, Stream, ray, report  # noqa: F401 - the stand-in for Ray is a fixture
 from tests.builders.segments import SEGMENT
 

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from rubberband.executor import (
+    CudaLapClock,
+    GlobalBatch,
+    GlobalBatchSampler,
+    LapClock,
+    NoiseReading,
+    TrialFailure,
+    make_lr_scaling,
+)
 from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, make_adaptive, resolve_limits
-from rubberband.executor.training.clocks import CudaLapClock, LapClock
-from rubberband.executor.training.failures import TrialFailure
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.gradient_noise import NoiseReading
-from rubberband.executor.training.options import make_lr_scaling
-from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.segment import BatchReport
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits
 from tests.builders import segments

@@ -27,8 +27,7 @@ from rubberband.api.settings import Settings, SharedPool
 from rubberband.api.store import open_store
 from rubberband.api.store.schema import Promise
 from rubberband.commands import serve
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor import ExperimentFolder, Inbox
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, on_pool, pool_folder
 from rubberband.states import ExperimentState

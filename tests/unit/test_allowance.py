@@ -29,8 +29,7 @@ from rubberband.commands import common
 from rubberband.commands.local_experiment import local_experiment
 from rubberband.commands.run import resume
 from rubberband.errors import Cancelled, InfeasibleError, InputError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor import ExperimentFolder, Inbox, JournalFollower
 from rubberband.executor.run import allowance
 from rubberband.executor.run.allowance import (
     committed_usd,
@@ -41,7 +40,6 @@ from rubberband.executor.run.allowance import (
     require_pool,
     require_runnable,
 )
-from rubberband.executor.run.follower import JournalFollower
 from rubberband.executor.run.session import cancel_on_signals
 from rubberband.files import EXCLUSIVE, locked
 from rubberband.planning.feasible import PricesAndQuotas

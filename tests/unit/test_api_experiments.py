@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rubberband.executor.logs.pages import PrintedLine
+from rubberband.executor import PrintedLine
 from rubberband.executor.result import rows
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary

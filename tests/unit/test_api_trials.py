@@ -12,9 +12,8 @@ import pytest
 
 from rubberband.api.security import Tokens
 from rubberband.api.store.schema import SCOPES
-from rubberband.executor.checkpoints import make_store
+from rubberband.executor import CheckpointRef, make_store
 from rubberband.executor.checkpoints.folders import pack
-from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.logs.pages import page, trial_files
 from rubberband.executor.result.result import SavedCheckpoint
 from rubberband.states import ExperimentState

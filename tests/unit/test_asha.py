@@ -9,8 +9,7 @@ import pytest
 
 from rubberband.api.dashboard.sentences import rungs_reached, stage_rows
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.executor.core.forecast import expected_iterations
-from rubberband.executor.result.result import summarise
+from rubberband.executor import expected_iterations, summarise
 from rubberband.planner import asha as planner
 from rubberband.planner.estimates import OtherScheduler, estimate
 from rubberband.planner.problem import JobPlan, Problem

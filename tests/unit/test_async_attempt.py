@@ -9,8 +9,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     Event,
+    SegmentFailure,
+    SegmentStarted,
     Slot,
     StartTrial,
     TrialFailed,
@@ -18,7 +20,6 @@ from rubberband.executor.core.events import (
     TrialStarted,
 )
 from rubberband.executor.ray.attempt import AsyncAttempt
-from rubberband.executor.training.segment import SegmentFailure, SegmentStarted
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.ray_actors import DEATH, Actor, report
 from tests.builders.ray_actors import ray as ray

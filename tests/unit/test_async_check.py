@@ -13,9 +13,9 @@ import psutil
 import pytest
 import torch
 
+from rubberband.executor import Entrypoint
 from rubberband.executor.training.check_findings import CheckOrder, TrialFault
 from rubberband.executor.training.checking import _Check
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.segments import SEGMENT
 from tests.builders.trials import segment_trials

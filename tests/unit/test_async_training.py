@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rubberband.executor import TrialFailure
 from rubberband.executor.training.asynchronous.protocol import Order, Pace, Tally
 from rubberband.executor.training.asynchronous.shards import check_memory, largest_share, shards_of
-from rubberband.executor.training.failures import TrialFailure
 from rubberband.values.asynchronous import AsyncUse
 
 SIZES = st.lists(st.integers(0, 10**9), min_size=1, max_size=40)

@@ -13,7 +13,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from rubberband.api.settings import ServiceLimits
-from rubberband.executor.logs.pages import PrintedLine
+from rubberband.executor import PrintedLine
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
 from tests.builders import results

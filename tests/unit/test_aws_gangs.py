@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from rubberband.cloud.aws.cleanup import end_everything
 from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.errors import InputError
-from rubberband.executor.core.job import Job
+from rubberband.executor import Job
 from tests.builders.aws_account import Account, offer
 from tests.builders.fake_ec2 import World, asked, machines_of
 from tests.ec2 import FakeCall, Fault

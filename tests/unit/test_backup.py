@@ -23,10 +23,9 @@ from rubberband.api.security import Tokens
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.copying import dump
 from rubberband.errors import InputError, JournalError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.reading import read, read_at_once
+from rubberband.executor import ExperimentFolder, Observer, read_at_once
+from rubberband.executor import read_journal as read
 from rubberband.executor.run import session
-from rubberband.executor.run.driver import Observer
 from rubberband.files import EXCLUSIVE, try_lock
 from rubberband.running import backup
 from rubberband.running import restore as restoring

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from rubberband.executor import CpuTimer, CudaLapClock, GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.balancing import Availability, Balancing, at_least, can_balance
-from rubberband.executor.training.clocks import ComputeTimer, CpuTimer, CudaLapClock, CudaTimer
+from rubberband.executor.training.clocks import ComputeTimer, CudaTimer
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.sampler import FixedBatching, GlobalBatch, GlobalBatchSampler
+from rubberband.executor.training.sampler import FixedBatching
 from rubberband.planner.balancing import Line, Look, ShareLimits, even_shares
 from rubberband.values.balance import Balance
 from tests.builders import segments

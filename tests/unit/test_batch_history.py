@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.core.state import TrialReport
+from rubberband.executor import TrialReport
 from rubberband.executor.result.batch_history import batch_history
 from rubberband.values.adaptive import BatchUse
 

@@ -20,9 +20,7 @@ from rubberband.api.body import require_allowed
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
 from rubberband.errors import InputError
-from rubberband.executor.core.events import FailureKind
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.result.result import Result
+from rubberband.executor import ExperimentFolder, FailureKind, Faults, JournalFollower, Result
 from rubberband.executor.run import callbacks as module
 from rubberband.executor.run import session, trackers
 from rubberband.executor.run.callbacks import (
@@ -36,8 +34,6 @@ from rubberband.executor.run.callbacks import (
     Translator,
     calling,
 )
-from rubberband.executor.run.follower import JournalFollower
-from rubberband.executor.virtual.fleet import Faults
 from rubberband.running.run import RunOptions, run_experiment
 from tests.builders.journalled_runs import recorded, words
 from tests.builders.sessions import dying_after

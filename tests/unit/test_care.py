@@ -23,9 +23,8 @@ from rubberband.api.store.schema import Entry
 from rubberband.commands import local_experiment
 from rubberband.commands.report import _listed
 from rubberband.errors import InputError
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor import ExperimentFolder, JournalFollower
 from rubberband.executor.journal.labelling import read_labels, write_labels
-from rubberband.executor.run.follower import JournalFollower
 from rubberband.states import OVER, ExperimentState
 from rubberband.values.labels import LONGEST_NOTE, MOST_TAGS, LabelChange, Labels, NoteChangedError, has_tags
 from rubberband.values.submission import Submission, Summary

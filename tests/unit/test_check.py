@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.errors import EntrypointError, InfeasibleError
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor import Entrypoint, ExperimentFolder
 from rubberband.executor.training import checking
-from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest
+from rubberband.executor.training.entrypoint import content_of, digest
 from rubberband.running.check import CheckReport, check_experiment, check_first
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from rubberband.errors import CheckpointError
+from rubberband.executor import read_manifest
 from rubberband.executor.checkpoints import folders
-from rubberband.executor.checkpoints.folders import MANIFEST, is_archive, pack, read_manifest, unpack
+from rubberband.executor.checkpoints.folders import MANIFEST, is_archive, pack, unpack
 
 
 @pytest.fixture

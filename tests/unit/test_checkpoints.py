@@ -22,8 +22,8 @@ from moto.server import ThreadedMotoServer
 from rubberband import installation
 from rubberband.cloud.aws.s3 import S3Folder, _client, _open
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
-from rubberband.executor import checkpoints
-from rubberband.executor.checkpoints import MARK, CheckpointStore, make_store, open_store, reopen_store
+from rubberband.executor import CheckpointStore, checkpoints, make_store, open_store
+from rubberband.executor.checkpoints import MARK, reopen_store
 from rubberband.executor.checkpoints.filesystems import FsspecFolder
 from rubberband.executor.checkpoints.objects import ObjectStore
 from tests.builders.power_cut import PowerCut

@@ -21,13 +21,20 @@ from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.errors import CheckpointError
-from rubberband.executor.checkpoints import LocalCheckpointStore, Payload, open_store
-from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor import (
+    CheckpointRef,
+    Entrypoint,
+    LocalCheckpointStore,
+    SegmentFailure,
+    SegmentRepeated,
+    SegmentReport,
+    SegmentStarted,
+    open_store,
+    run_segment,
+)
+from rubberband.executor.checkpoints import Payload
 from rubberband.executor.training import checkpoint
 from rubberband.executor.training.checkpoint import HostCopy
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from tests.builders.segments import SEGMENT
 
 STEPS = 20

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rubberband.executor import own_time
 from rubberband.executor.training import clocks
 from rubberband.executor.training.agent import CHOICE_SHARE, ChoiceBudget
-from rubberband.executor.training.clocks import own_time
 
 
 @given(

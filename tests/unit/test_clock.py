@@ -16,9 +16,9 @@ from rubberband.cloud import clock as clocks
 from rubberband.cloud.clock import experiment_clock, time_of
 from rubberband.cloud.ray_head import instance
 from rubberband.cloud.ray_head.instance import STARTED, Record, load, release_marker, save
-from rubberband.executor.journal.reading import read
+from rubberband.executor import JournalFollower
+from rubberband.executor import read_journal as read
 from rubberband.executor.run import follower as follower_module
-from rubberband.executor.run.follower import JournalFollower
 from tests.builders.journalled_runs import recorded
 from tests.builders.waiting import eventually
 

@@ -15,9 +15,9 @@ import pytest
 
 from rubberband.cloud.node import LEASE_VARIABLE
 from rubberband.errors import InputError
+from rubberband.executor import Entrypoint
 from rubberband.executor.ray import code
 from rubberband.executor.ray.code import install, pack
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.values.command import ProgramCommand, words_of
 
 ROOT = Path(__file__).parents[2]

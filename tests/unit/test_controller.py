@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.core import budget
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     CancelRequested,
     Command,
     DriverResumed,
@@ -18,6 +17,7 @@ from rubberband.executor.core.events import (
     InstanceRefused,
     InstanceReleased,
     InstanceRunning,
+    InstanceStatus,
     LaunchInstance,
     LiveInstance,
     ReleaseInstance,
@@ -27,9 +27,9 @@ from rubberband.executor.core.events import (
     Tick,
     TrialReported,
     TrialStarted,
+    TrialStatus,
 )
-from rubberband.executor.core.fleet import InstanceStatus
-from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.core import budget
 from rubberband.executor.run.driver import marked_if_late
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.profile import Profile

@@ -6,19 +6,20 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     DriverResumed,
     InstanceRefused,
     InstanceReleased,
+    Job,
+    Phase,
     ReleaseInstance,
     RestPlanned,
     Started,
     StartTrial,
+    TrialStatus,
+    best_trial,
 )
-from rubberband.executor.core.job import Job
 from rubberband.executor.core.replanning import decide
-from rubberband.executor.core.state import Phase, TrialStatus
-from rubberband.executor.core.trials import best_trial
 from tests.builders.brackets import divided
 from tests.builders.stories import Story, kinds
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     CheckpointLost,
     Command,
+    Controller,
     DiscardCheckpoint,
     DriverResumed,
     DriverStopped,
+    Faults,
     InstanceReleased,
+    Setback,
     StartTrial,
     TrialReported,
+    TrialStatus,
+    replay,
+    summarise,
 )
-from rubberband.executor.core.history import Setback
-from rubberband.executor.core.state import TrialStatus
-from rubberband.executor.result.result import summarise
-from rubberband.executor.run.driver import replay
-from rubberband.executor.virtual.fleet import Faults
 from rubberband.values.plan import Stage
 from rubberband.views.live.narration import Narrator
 from rubberband.views.report.page import render_html

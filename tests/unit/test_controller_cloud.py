@@ -7,10 +7,9 @@ import math
 
 import pytest
 
-from rubberband.executor.core import budget
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     AllotmentChanged,
+    Controller,
     DriverResumed,
     EndedInstance,
     InstanceInterrupted,
@@ -20,18 +19,21 @@ from rubberband.executor.core.events import (
     InstanceRefused,
     InstanceReleased,
     InstanceRunning,
+    InstanceStatus,
     LaunchInstance,
     LiveInstance,
     ReleaseInstance,
+    Result,
     Started,
     StartTrial,
     Tick,
+    decode_event,
+    decode_job,
+    measured,
+    summarise,
 )
-from rubberband.executor.core.fleet import InstanceStatus
-from rubberband.executor.core.measured import measured
+from rubberband.executor.core import budget
 from rubberband.executor.core.replanning import held
-from rubberband.executor.journal.journal import decode_event, decode_job
-from rubberband.executor.result.result import Result, summarise
 from rubberband.values.plan import Plan
 from tests.builders.jobs import JOB, SPOT, SPOT_OFFER, SPOT_PLAN, STAGES
 from tests.builders.stories import Story, begun, kinds

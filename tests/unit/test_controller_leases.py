@@ -6,19 +6,19 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor.core.budget import spending
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     DriverResumed,
     InstanceLost,
     InstanceReady,
     InstanceReleased,
     InstanceRunning,
+    InstanceStatus,
     LaunchInstance,
     LiveInstance,
     ReleaseInstance,
     Started,
 )
-from rubberband.executor.core.fleet import InstanceStatus
+from rubberband.executor.core.budget import spending
 from tests.builders.stories import LEASE_S, LEASED, Story, at_its_sync, begun, kinds
 
 

@@ -6,22 +6,23 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     CancelRequested,
+    Controller,
     DriverResumed,
     InstanceReleased,
+    Job,
     LaunchInstance,
     LimitsChanged,
+    LimitsExtended,
+    Phase,
     Started,
     StartTrial,
     Tick,
+    decode_event,
+    encode_event,
 )
-from rubberband.executor.core.history import LimitsExtended
-from rubberband.executor.core.job import Job
 from rubberband.executor.core.limits import can_go_on
-from rubberband.executor.core.state import Phase
-from rubberband.executor.journal.journal import decode_event, encode_event
 from tests.builders.jobs import JOB
 from tests.builders.stories import Story, begun, kinds
 

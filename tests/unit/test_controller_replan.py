@@ -6,25 +6,25 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     CancelRequested,
     Command,
     DriverResumed,
     InstanceLost,
     InstanceReleased,
+    Job,
     LaunchInstance,
+    Phase,
     RestPlanned,
     StartTrial,
     Tick,
     TrialStarted,
+    bill_usd,
+    forecast,
+    measured,
 )
-from rubberband.executor.core.forecast import forecast
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.measured import measured
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.replanning import decide, held
-from rubberband.executor.core.state import Phase
 from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.profile import Profile

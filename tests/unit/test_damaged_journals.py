@@ -20,9 +20,10 @@ from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
 from rubberband.cli import app
 from rubberband.errors import DamagedJournalError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.journal import Journal, _events
-from rubberband.executor.journal.reading import read, salvage
+from rubberband.executor import ExperimentFolder, Journal
+from rubberband.executor import read_journal as read
+from rubberband.executor.journal.journal import _events
+from rubberband.executor.journal.reading import salvage
 from rubberband.executor.run import session
 from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState

@@ -17,8 +17,7 @@ from rubberband.api.dashboard import CHOICES, Row, ago, counted_choices, file_of
 from rubberband.api.dashboard.compare import Compared, configurations_of, curves_of, figures_of, settings_of
 from rubberband.api.dashboard.experiment import facts
 from rubberband.api.dashboard.sentences import sentence
-from rubberband.executor.core.history import DecisionResult
-from rubberband.executor.result.result import Result
+from rubberband.executor import DecisionResult, Result
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import format_instant

@@ -13,14 +13,16 @@ from torch import nn
 from torch.utils.data import TensorDataset, random_split
 
 import rubberband
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor import (
+    CheckpointStore,
+    Entrypoint,
+    ExperimentFolder,
+    RunSpec,
+    SegmentReport,
+    TrialResult,
+    run_segment,
+)
 from rubberband.executor.result.restoring import restore_trial
-from rubberband.executor.result.result import TrialResult
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.run_spec import RunSpec
-from rubberband.executor.training.segment import SegmentReport
 from rubberband.spec.search import Sampler
 from rubberband.values.plan import Spent
 from tests.builders import segments

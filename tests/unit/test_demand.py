@@ -18,12 +18,19 @@ from rubberband.api.settings import SharedPool
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
 from rubberband.errors import InputError, ProviderError
+from rubberband.executor import (
+    AllotmentChanged,
+    CancelRequested,
+    DriverRequest,
+    DriverResumed,
+    DriverStopped,
+    ExperimentFolder,
+    Inbox,
+    Job,
+    JournalFollower,
+    Started,
+)
 from rubberband.executor.core.demand import demand
-from rubberband.executor.core.events import AllotmentChanged, CancelRequested, DriverResumed, DriverStopped, Started
-from rubberband.executor.core.job import Job
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.run.follower import JournalFollower
 from rubberband.planner.sharing import Autoscaling
 from rubberband.states import ExperimentState
 from rubberband.values.profile import Spread

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import rubberband
+from rubberband.executor import Entrypoint, is_function
 from rubberband.executor.training.distributed import GANGS, is_distributed
-from rubberband.executor.training.entrypoint import Entrypoint, is_function
 
 SOURCE = """
 import rubberband

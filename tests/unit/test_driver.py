@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     Command,
+    Controller,
     DriverResumed,
     Event,
     Finish,
@@ -18,8 +18,9 @@ from rubberband.executor.core.events import (
     Started,
     Tick,
     TrialReported,
+    drive,
+    replay,
 )
-from rubberband.executor.run.driver import drive, replay
 from tests.builders.jobs import JOB
 from tests.builders.memory import MemoryJournal
 from tests.builders.virtual_runs import run_virtual

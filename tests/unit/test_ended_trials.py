@@ -13,33 +13,40 @@ from torch.utils.data import TensorDataset
 import rubberband
 from rubberband.api.dashboard.sentences import stage_rows
 from rubberband.errors import CheckpointError
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import (
+from rubberband.executor import (
+    CheckpointStore,
+    Controller,
+    Entrypoint,
     Event,
+    Faults,
+    Job,
     LaunchInstance,
+    Noise,
     ReleaseInstance,
+    Result,
+    SegmentEnded,
+    SegmentFailure,
+    SegmentRepeated,
+    SegmentReport,
     Started,
     StartTrial,
+    TrialEnd,
     TrialEnded,
     TrialReported,
+    TrialResult,
+    TrialStatus,
+    VirtualBackend,
+    best_trial,
+    decode_event,
+    expected_iterations,
+    run_segment,
+    summarise,
 )
-from rubberband.executor.core.forecast import expected_iterations
-from rubberband.executor.core.job import Job
 from rubberband.executor.core.replanning import remaining
-from rubberband.executor.core.state import TrialStatus
-from rubberband.executor.core.trials import best_trial
-from rubberband.executor.journal.journal import decode_event
 from rubberband.executor.result import rows
 from rubberband.executor.result.restoring import restore_trial
-from rubberband.executor.result.result import Result, TrialResult, summarise
 from rubberband.executor.training.check_findings import CheckOrder
 from rubberband.executor.training.checking import check
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentRepeated, SegmentReport
-from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend
-from rubberband.executor.virtual.fleet import Noise
 from rubberband.planner.exact.model import predict
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.errors import EntrypointError
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor import Entrypoint
 from rubberband.executor.training.trial import Trial
 
 ROOT = Path(__file__).parents[2]

@@ -20,10 +20,9 @@ from rubberband.api.body import require_allowed
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings, child_environment
 from rubberband.errors import EntrypointError, InputError
+from rubberband.executor import Entrypoint, TrialLog, describe
 from rubberband.executor.logs import trial_log
-from rubberband.executor.logs.trial_log import TrialLog
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import MOST_DETAILS, describe
+from rubberband.executor.training.failures import MOST_DETAILS
 from rubberband.running.check import named_entrypoint
 from rubberband.running.profile import content_to_measure
 from rubberband.values.environment import Environment

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor import ExperimentFolder
 from rubberband.planner.estimates import Estimate, estimate, estimate_plan
 from rubberband.planner.goodput import planning
 from rubberband.planner.goodput.planning import adapted, at_noise_scale, limits_within

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor import ExperimentFolder
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import MINIMAL

@@ -12,10 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor import CheckpointStore, Entrypoint, SegmentReport, run_segment
 from tests.builders.segments import SEGMENT
 
 

@@ -9,15 +9,19 @@ from collections.abc import Callable
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event, RestPlanned
-from rubberband.executor.core.extending import Limits, extension, limits_of
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import State
-from rubberband.executor.journal.journal import Header
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor import (
+    Controller,
+    Event,
+    Header,
+    Job,
+    Limits,
+    RestPlanned,
+    State,
+    VirtualBackend,
+    bill_usd,
+    drive,
+)
+from rubberband.executor.core.extending import extension, limits_of
 from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints
 from rubberband.values.profile import Profile

@@ -15,20 +15,21 @@ from rubberband.api.dashboard import row
 from rubberband.api.dashboard.sentences import sentence
 from rubberband.cli import app
 from rubberband.cloud.virtual import InstanceFaults
-from rubberband.executor.core import budget
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     DriverResumed,
+    Faults,
     InstanceLost,
     InstanceRefused,
     InstanceReleased,
     InstanceRunning,
     LaunchInstance,
+    Result,
     Started,
     Tick,
+    summarise,
 )
-from rubberband.executor.result.result import Result, summarise
+from rubberband.executor.core import budget
 from rubberband.executor.run.follower import outcome_of
-from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.live.status import headline

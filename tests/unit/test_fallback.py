@@ -7,13 +7,8 @@ import dataclasses
 import pytest
 
 from rubberband.cloud.virtual import InstanceFaults
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event, InstanceRefused
-from rubberband.executor.core.job import Job
+from rubberband.executor import Controller, Event, Faults, InstanceRefused, Job, Phase, summarise
 from rubberband.executor.core.replanning import held
-from rubberband.executor.core.state import Phase
-from rubberband.executor.result.result import summarise
-from rubberband.executor.virtual.fleet import Faults
 from rubberband.values.plan import Market, Plan
 from rubberband.views.live.narration import Narrator
 from rubberband.views.report.page import render_html

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from rubberband.errors import CheckpointLostError
-from rubberband.executor.checkpoints import LocalCheckpointStore
+from rubberband.executor import CheckpointRef, LocalCheckpointStore
 from rubberband.executor.checkpoints import machine as machines
 from rubberband.executor.checkpoints.machine import on_machine
-from rubberband.executor.core.events import CheckpointRef
 
 
 @dataclass(frozen=True, slots=True)

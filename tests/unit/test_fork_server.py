@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 from rubberband.cloud.ray_head import worker_start
+from rubberband.executor import Entrypoint, ForkServer
 from rubberband.executor.ray import fork_server
-from rubberband.executor.ray.fork_server import ForkServer
-from rubberband.executor.training.entrypoint import Entrypoint
 from tests.builders.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")

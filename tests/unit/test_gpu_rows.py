@@ -17,13 +17,10 @@ import torch
 from torch.utils.data import TensorDataset, random_split
 
 import rubberband
-from rubberband.executor.checkpoints import open_store
+from rubberband.executor import Entrypoint, Feed, open_store, run_segment
 from rubberband.executor.training import gpu_rows, loop, metrics
-from rubberband.executor.training.data import Feed
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gpu_rows import GpuRows, Residence
 from rubberband.executor.training.loading import Part
-from rubberband.executor.training.run import run_segment
 from tests.builders.segments import SEGMENT, reports
 
 CPU = torch.device("cpu")

@@ -14,10 +14,9 @@ from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.errors import EntrypointError
+from rubberband.executor import Entrypoint, TrialFailure
 from rubberband.executor.training.check_findings import CheckOrder
 from rubberband.executor.training.checking import _Check, _check_restored
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import TrialFailure
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
 from tests.builders.segments import content, failure, reports, variant

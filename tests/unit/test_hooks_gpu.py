@@ -11,10 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor import Entrypoint, SegmentReport, open_store, run_segment
 from tests.builders.segments import SEGMENT
 
 pytestmark = pytest.mark.gpu

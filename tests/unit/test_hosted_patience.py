@@ -9,9 +9,8 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband.errors import JournalError
+from rubberband.executor import ExperimentFolder, HostedRun
 from rubberband.executor.journal.database import parse_url
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import HostedRun
 from rubberband.running import hosted
 
 GONE = "postgresql://ann@127.0.0.1:1/none?connect_timeout=1"

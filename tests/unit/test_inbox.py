@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor import DriverRequest, Inbox
 from tests.builders.memory import MemoryInbox
 from tests.builders.power_cut import PowerCut
 

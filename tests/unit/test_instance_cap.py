@@ -8,15 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     AllotmentChanged,
+    Controller,
     DriverResumed,
     Event,
+    InstanceCapChanged,
     InstanceInterrupted,
     InstanceReleased,
+    InstanceStatus,
+    Job,
     LaunchInstance,
     LiveInstance,
+    Phase,
     ReleaseInstance,
     RestPlanned,
     Started,
@@ -25,15 +29,12 @@ from rubberband.executor.core.events import (
     Tick,
     TrialReported,
     TrialStopRequested,
+    decode_event,
+    encode_event,
 )
-from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.forecast import later_stages
-from rubberband.executor.core.history import InstanceCapChanged
 from rubberband.executor.core.instance_cap import apportioned, cut
-from rubberband.executor.core.job import Job
 from rubberband.executor.core.replanning import decide_within
-from rubberband.executor.core.state import Phase
-from rubberband.executor.journal.journal import decode_event, encode_event
 from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -13,21 +13,21 @@ import sqlalchemy as sql
 
 import rubberband
 from rubberband.errors import JournalError
-from rubberband.executor.core import events
-from rubberband.executor.core.events import Event, RestPlanned, TrialFailed, TrialReported
-from rubberband.executor.journal.journal import (
+from rubberband.executor import (
+    Event,
     Journal,
-    UnknownWordsError,
-    begin,
+    RestPlanned,
+    TrialFailed,
+    TrialReported,
     decode_event,
     decode_job,
+    describe,
     encode_event,
     encode_job,
-    from_elsewhere,
     sqlite_url,
-    written_by,
 )
-from rubberband.executor.training.failures import describe
+from rubberband.executor.core import events
+from rubberband.executor.journal.journal import UnknownWordsError, begin, from_elsewhere, written_by
 from rubberband.values.balance import BalanceUse
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.power_cut import PowerCut

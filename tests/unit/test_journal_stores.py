@@ -14,14 +14,21 @@ import sqlalchemy as sql
 
 from rubberband.cloud.ray_head.ray_node import environment
 from rubberband.errors import InputError, JournalError, NameTakenError
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import CancelRequested, Event, TrialReported
+from rubberband.executor import (
+    CancelRequested,
+    Controller,
+    Event,
+    ExperimentFolder,
+    Journal,
+    JournalFollower,
+    TrialReported,
+    open_folder,
+)
+from rubberband.executor import read_journal as read
 from rubberband.executor.journal.database import Database
-from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
-from rubberband.executor.journal.journal import Journal, journalled
-from rubberband.executor.journal.reading import read
+from rubberband.executor.journal.folder import folders
+from rubberband.executor.journal.journal import journalled
 from rubberband.executor.run import session
-from rubberband.executor.run.follower import JournalFollower
 from rubberband.installation import default_store
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.sessions import Killed, dying_after, run_spec

@@ -23,14 +23,14 @@ from rubberband.api.store.schema import Promise
 from rubberband.cloud.aws import prices, quotes
 from rubberband.cloud.aws.prices import Book, Quote
 from rubberband.cloud.aws.quotes import FetchedQuotes
+from rubberband.executor import Journal, Tick
 from rubberband.executor.checkpoints import folders
 from rubberband.executor.checkpoints import machine as machines
 from rubberband.executor.checkpoints import scratch as scratches
-from rubberband.executor.core.events import Tick
 from rubberband.executor.core.forecast import _lateness
 from rubberband.executor.core.instance_cap import apportioned
 from rubberband.executor.journal.database import Database
-from rubberband.executor.journal.journal import Journal, begin
+from rubberband.executor.journal.journal import begin
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Beat, RemoteAgent
 from rubberband.executor.ray.fleet import Leases

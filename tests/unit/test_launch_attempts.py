@@ -7,10 +7,17 @@ import math
 import pytest
 
 from rubberband.cloud.virtual import InstanceFaults
-from rubberband.executor.core.budget import bill_usd, instance_cost_usd
-from rubberband.executor.core.events import DriverResumed, EndedInstance, InstanceRefused, InstanceReleased, Started
-from rubberband.executor.core.fleet import InstanceStatus
-from rubberband.executor.virtual.backend import Faults
+from rubberband.executor import (
+    DriverResumed,
+    EndedInstance,
+    Faults,
+    InstanceRefused,
+    InstanceReleased,
+    InstanceStatus,
+    Started,
+    bill_usd,
+    instance_cost_usd,
+)
 from tests.builders.jobs import launching_job
 from tests.builders.stories import Story
 from tests.builders.virtual_runs import run_virtual

@@ -24,11 +24,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
 import rubberband
-from rubberband.executor.checkpoints import open_store
+from rubberband.executor import Entrypoint, SegmentFailure, SegmentReport, open_store, run_segment, run_server
 from rubberband.executor.training import gang
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment, run_server
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.executor.training.worker_process import _SETTINGS, _SWITCHES, Leftovers, _noted, _put
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders import segments

@@ -15,12 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, random_split
 
 import rubberband
-from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor import CheckpointStore, Entrypoint, SegmentFailure, SegmentReport, TrialResult, run_segment
 from rubberband.executor.result.restoring import restore_trial
-from rubberband.executor.result.result import TrialResult
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.integrations.lightning import LightningTrial
 from tests.builders import segments
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from rubberband.executor.checkpoints.folders import read_manifest
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.executor import SegmentFailure, SegmentReport, read_manifest
 from rubberband.integrations.lightning import fit
 from rubberband.integrations.lightning_trainer import _take_gang
 from tests.builders import segments

@@ -11,11 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor import CheckpointStore, Entrypoint, SegmentFailure, SegmentReport, run_segment
 from rubberband.executor.training.checking import _is_ours
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.integrations.lightning import LightningTrial, _TrainerSubstitute
 from rubberband.integrations.lightning_hooks import CALLED, OPTIONS, OWN, REFUSED, EarlyStops, hooks_of
 from tests.builders import segments

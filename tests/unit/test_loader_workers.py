@@ -17,10 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.training.data import DatasetBatches, Feed
-from rubberband.executor.training.gradient_noise import GradientNoise
+from rubberband.executor import Feed, GlobalBatchSampler, GradientNoise
+from rubberband.executor.training.data import DatasetBatches
 from rubberband.executor.training.loading import LoaderSettings, Part, Snapshot
-from rubberband.executor.training.sampler import GlobalBatchSampler, sample_keys
+from rubberband.executor.training.sampler import sample_keys
 from rubberband.planner.balancing import even_shares
 from tests.builders import segments
 from tests.builders.loaders import Augmented, curve, made, raising, run

@@ -14,12 +14,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from rubberband.executor import Feed, SegmentReport
 from rubberband.executor.training import loop
-from rubberband.executor.training.data import DatasetBatches, Feed
+from rubberband.executor.training.data import DatasetBatches
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loop import first_step, warm_kernels
 from rubberband.executor.training.metrics import EvalLoader, Means
-from rubberband.executor.training.segment import SegmentReport
 from rubberband.planner.balancing import even_shares
 from tests.builders import segments
 from tests.builders.loops import Exact, Noisy, assert_identical, content

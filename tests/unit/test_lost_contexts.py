@@ -11,23 +11,31 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.events import FailureKind, Slot, Started, StartTrial
-from rubberband.executor.core.state import TrialStatus
+from rubberband.executor import (
+    RUNS_ON,
+    Entrypoint,
+    FailureKind,
+    Gathered,
+    SegmentFailure,
+    SegmentReport,
+    Slot,
+    Started,
+    StartTrial,
+    TrialLog,
+    TrialStatus,
+    Workers,
+    describe,
+    open_store,
+    run_segment,
+)
 from rubberband.executor.core.trials import MOST_GPU_FAILURES
-from rubberband.executor.logs.trial_log import TrialLog
 from rubberband.executor.ray import attempt as module
 from rubberband.executor.ray import slot_worker
-from rubberband.executor.ray.attempt import Attempt, Gathered
+from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.slot_worker import SlotWorker
-from rubberband.executor.ray.workers import Workers, last_line
+from rubberband.executor.ray.workers import last_line
 from rubberband.executor.training import failures, run, runner
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import describe
 from rubberband.executor.training.reporting import report
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.runner import RUNS_ON
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from tests.builders.lost_context import ADVICE, cuda_error
 from tests.builders.segments import SEGMENT
 from tests.builders.stories import Story

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from rubberband.executor.training.failures import TrialFailure
-from rubberband.executor.training.options import make_lr_scaling, scaled_lr
+from rubberband.executor import TrialFailure, make_lr_scaling, scaled_lr
 
 WEIGHTS = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))]
 SGD = torch.optim.SGD(WEIGHTS, lr=0.1)

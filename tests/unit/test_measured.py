@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.measured import measured
-from rubberband.executor.core.state import StageRecord, State
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor import InstanceStatus, Job, StageRecord, State, VirtualBackend, measured
+from rubberband.executor.core.fleet import InstanceRecord
 from rubberband.planner.goodput import planning
 from rubberband.planner.queueing import scaled
 from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput

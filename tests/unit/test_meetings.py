@@ -12,10 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 import rubberband
-from rubberband.executor.checkpoints import open_store
+from rubberband.executor import Entrypoint, open_store, run_segment
 from rubberband.executor.training import run, worker_process
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.runner import Runner, Steps
 from tests.builders.segments import SEGMENT, reports
 

@@ -13,12 +13,8 @@ from rubberband.cloud import offers
 from rubberband.cloud.catalogue import catalogue
 from rubberband.cloud.offers import fallback_offers
 from rubberband.cloud.virtual import InstanceFaults
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event, Slot, TrialReported
-from rubberband.executor.core.forecast import forecast, gang_factor
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.measured import measured
-from rubberband.executor.virtual.backend import Faults
+from rubberband.executor import Controller, Event, Faults, Job, Slot, TrialReported, forecast, measured
+from rubberband.executor.core.forecast import gang_factor
 from rubberband.planner.exact.model import predict
 from rubberband.planner.queueing import mixed_factor as mixed_factor_of_updates
 from rubberband.planner.queueing import scaled

@@ -19,12 +19,9 @@ from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.problems import REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import ServiceLimits, SharedPool
 from rubberband.errors import InputError
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.events import CancelRequested
-from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor import CancelRequested, DriverRequest, ExperimentFolder, Header, Inbox, bill_usd
 from rubberband.executor.journal.hosting import Ending, write_ending
-from rubberband.executor.journal.inbox import DriverRequest, Inbox, RequestQueue
-from rubberband.executor.journal.journal import Header
+from rubberband.executor.journal.inbox import RequestQueue
 from rubberband.executor.run.follower import summary_of
 from rubberband.running import hosted
 from rubberband.running.profile import noting
@@ -294,7 +291,7 @@ def test_each_attempt_is_asked_to_end_once(house: House, monkeypatch: pytest.Mon
 
 
 def _extension(outlook: Any) -> Any:
-    from rubberband.executor.core.extending import Extension
+    from rubberband.executor import Extension
 
     return Extension(before=outlook, after=outlook, stage=0)
 

@@ -15,9 +15,7 @@ import pytest
 from rubberband.commands.local_experiment import local_experiment
 from rubberband.commands.run import resume
 from rubberband.errors import Cancelled, InfeasibleError, ProviderError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import Inbox
-from rubberband.executor.run.follower import JournalFollower
+from rubberband.executor import ExperimentFolder, Inbox, JournalFollower
 from rubberband.planning.month_cap import month_cap
 from rubberband.running import run
 from rubberband.running.estimating import estimate

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from rubberband.api.dashboard.sentences import rungs_reached
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event, TrialReported, TrialsDrawn
-from rubberband.executor.result.result import summarise
+from rubberband.executor import Controller, Event, TrialReported, TrialsDrawn, summarise
 from rubberband.executor.sampling import draw
 from rubberband.planner.estimates import estimate
 from rubberband.planner.problem import Problem

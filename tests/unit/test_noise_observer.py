@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
+from rubberband.executor import GradientNoise, NoiseReading
 from rubberband.executor.training.noise_scale import Preconditioner
 
 GRADIENT = torch.linspace(0.0, 0.2, 400, dtype=torch.float64)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rubberband.executor.training.noise_scale import NoiseEstimate, NoiseReading, NoiseScale, moments
+from rubberband.executor import NoiseEstimate, NoiseReading, NoiseScale
+from rubberband.executor.training.noise_scale import moments
 
 DIMENSIONS = 10_000
 

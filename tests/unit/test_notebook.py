@@ -15,7 +15,7 @@ import pytest
 
 import rubberband
 from rubberband.errors import InputError
-from rubberband.executor.core.controller import Controller
+from rubberband.executor import Controller
 from rubberband.views.live import view as live
 from rubberband.views.live.view import NotebookView
 from tests.builders.journalled_runs import words

@@ -21,13 +21,10 @@ from rubberband.api.body import require_allowed
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
 from rubberband.errors import Cancelled, EntrypointError, InfeasibleError, InputError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.result.result import Result
+from rubberband.executor import ExperimentFolder, Faults, JournalFollower, Result
 from rubberband.executor.run import notices as module
 from rubberband.executor.run import session
-from rubberband.executor.run.follower import JournalFollower
 from rubberband.executor.run.notices import Address, Notice, NoticeSource, NoticeThread, addresses, noticed_start
-from rubberband.executor.virtual.fleet import Faults
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.notify import NotifyAddress
 from tests.builders.journalled_runs import recorded, words

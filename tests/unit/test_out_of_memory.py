@@ -11,13 +11,10 @@ import torch
 from rubberband.cloud import node
 from rubberband.cloud.node import memory_kills
 from rubberband.cloud.ray_head.ray_node import SETTINGS, environment
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.logs.trial_log import TrialLog
-from rubberband.executor.ray.attempt import HUNG, RAN_OUT, Gathered
+from rubberband.executor import RAN_OUT, Entrypoint, Gathered, SegmentFailure, TrialLog, describe, open_store
+from rubberband.executor.ray.attempt import HUNG
 from rubberband.executor.ray.slot_worker import SlotWorker
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import describe, is_out_of_memory
-from rubberband.executor.training.segment import SegmentFailure
+from rubberband.executor.training.failures import is_out_of_memory
 from rubberband.executor.training.step import Undo
 
 REMEDY = "train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"

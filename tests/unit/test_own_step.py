@@ -12,8 +12,7 @@ from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.errors import EntrypointError
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.options import Group
+from rubberband.executor import Entrypoint, Group
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
 from tests.builders.segments import failure, reports, variant

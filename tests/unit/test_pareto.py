@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from rubberband.api.dashboard.trial_table import Asked, trial_page
 from rubberband.errors import InputError
-from rubberband.executor.core.state import TrialReport, TrialState, TrialStatus
-from rubberband.executor.core.trials import best_trial, rank
-from rubberband.executor.journal.folder import open_folder
-from rubberband.executor.result.result import Objective, Result, front
+from rubberband.executor import Result, TrialReport, TrialStatus, best_trial, open_folder
+from rubberband.executor.core.state import TrialState
+from rubberband.executor.core.trials import rank
+from rubberband.executor.result.result import Objective, front
 from rubberband.running.run import load_result, run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.views.charts.learning import trade_off

@@ -10,12 +10,20 @@ from typing import cast
 import pytest
 
 from rubberband.cloud.provider import LEASE_EXPIRED, ClusterProvider, InstanceDescription
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.events import Command, Event, InstanceLost, LaunchInstance, Started, Tick
-from rubberband.executor.ray.backend import RayBackend
-from rubberband.executor.ray.workers import Workers, WorkersError, _Patience
-from rubberband.executor.result.result import summarise
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor import (
+    Command,
+    Entrypoint,
+    Event,
+    InstanceLost,
+    LaunchInstance,
+    RayBackend,
+    Started,
+    Tick,
+    Workers,
+    open_store,
+    summarise,
+)
+from rubberband.executor.ray.workers import WorkersError, _Patience
 from rubberband.views.live.narration import Narrator
 from rubberband.views.report.page import render_html
 from rubberband.views.story import story as story_of

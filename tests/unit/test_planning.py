@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.executor.core.job import Job
+from rubberband.executor import Job, VirtualBackend
 from rubberband.executor.training.entrypoint import with_trial
-from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.reserve import SLACK_S, Reserve
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer

@@ -10,10 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run_spec import RunSpec
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor import Entrypoint, ExperimentFolder, RunSpec, VirtualBackend
 from rubberband.running.profile import measure_profile
 from rubberband.running.profile_cache import cache_path, content_to_measure, find_profiles
 from rubberband.running.run import find_entrypoint

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.core.measured import measured
+from rubberband.executor import Faults, Noise, TrialEnd, VirtualBackend, measured
 from rubberband.executor.profiling.points import (
     InstanceStart,
     InstanceStarts,
@@ -19,8 +19,6 @@ from rubberband.executor.profiling.points import (
     profile_of,
 )
 from rubberband.executor.profiling.summary import ProfilingResult, measure
-from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend
-from rubberband.executor.virtual.fleet import Noise
 from rubberband.planning.candidates import with_start_times
 from rubberband.planning.startup_history import StartTimes
 from rubberband.spec.experiment import Experiment

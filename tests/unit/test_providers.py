@@ -18,7 +18,7 @@ from rubberband.cloud.catalogue import InstanceType
 from rubberband.cloud.offers import offers, price_source
 from rubberband.cloud.provider import CleanedUp
 from rubberband.errors import InputError, JournalError
-from rubberband.executor.training.run_spec import RunSpec
+from rubberband.executor import RunSpec
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
 from rubberband.values import kinds

@@ -14,10 +14,7 @@ from ray import tune
 from ray.tune import Checkpoint, get_checkpoint, report
 
 from rubberband.errors import InputError
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor import CheckpointStore, Entrypoint, SegmentFailure, SegmentReport, SegmentStarted, run_segment
 from rubberband.integrations.ray_tune_trials import Stop, trial_of, unwrapped
 from tests.builders import segments
 

@@ -26,8 +26,7 @@ from ray.tune.stopper import (
 
 import rubberband
 from rubberband.errors import InputError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor import ExperimentFolder, Inbox
 from rubberband.executor.run.callbacks import FailureInfo, ReportInfo, RunInfo, SyncInfo
 from rubberband.integrations.ray_tune import Tuner
 from rubberband.integrations.ray_tune_options import WORDS

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.ray_head import ray_node, ray_start
-from rubberband.executor.checkpoints import open_store
+from rubberband.executor import Entrypoint, Workers, open_store
 from rubberband.executor.ray import connection
 from rubberband.executor.ray import workers as module
-from rubberband.executor.ray.workers import Workers
-from rubberband.executor.training.entrypoint import Entrypoint
 
 
 class WholeSeconds:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.logs.trial_log import Appender, TrialLog, left_out_line
+from rubberband.executor import TrialLog
+from rubberband.executor.logs.trial_log import Appender, left_out_line
 from rubberband.executor.ray import connection
 from rubberband.executor.ray import connection as module
 from rubberband.executor.ray.connection import Beat, LogPart, RemoteAgent, append, read_new

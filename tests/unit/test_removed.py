@@ -12,7 +12,7 @@ import sqlalchemy as sql
 
 from rubberband.cli import main
 from rubberband.errors import InputError, JournalError
-from rubberband.executor.journal.journal import Journal, decode_job, encode_job
+from rubberband.executor import Journal, decode_job, encode_job
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import REMOVED
 from tests.builders.jobs import JOB

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rubberband.executor.core.budget import paid_time
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     WITHOUT_CHECKPOINT,
     Command,
+    Result,
     StartTrial,
-    TrialRepeated,
     TrialReported,
     TrialStarted,
+    decode_event,
+    measured,
+    paid_time,
+    summarise,
 )
-from rubberband.executor.core.measured import measured
+from rubberband.executor.core.events import TrialRepeated
 from rubberband.executor.core.trials import SHORTEST_HANG_S
-from rubberband.executor.journal.journal import decode_event
-from rubberband.executor.result.result import Result, summarise
 from rubberband.views.live.narration import Narrator
 from tests.builders.jobs import JOB
 from tests.builders.results import render

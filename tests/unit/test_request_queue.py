@@ -12,16 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.api.experiments.starting import Queue
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import CancelRequested, DriverResumed, Event, Finish, LimitsChanged, TrialReported
-from rubberband.executor.core.history import LimitsExtended
-from rubberband.executor.core.job import Job
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import DriverRequest, Inbox, Requests
-from rubberband.executor.journal.reading import read
+from rubberband.executor import (
+    CancelRequested,
+    Controller,
+    DriverRequest,
+    DriverResumed,
+    Event,
+    ExperimentFolder,
+    Finish,
+    Inbox,
+    Job,
+    LimitsChanged,
+    LimitsExtended,
+    Observer,
+    Requests,
+    TrialReported,
+    VirtualBackend,
+    drive,
+)
+from rubberband.executor import read_journal as read
 from rubberband.executor.run import session
-from rubberband.executor.run.driver import Observer, drive
-from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.exact.model import predict
 from rubberband.values.profile import Profile
 from tests.builders.invariants import validate

@@ -13,13 +13,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.executor.checkpoints import open_store
+from rubberband.executor import Entrypoint, TorchRunner, open_store, run_segment
 from rubberband.executor.result import restoring
 from rubberband.executor.training.checkpoint import on_device, on_host
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.options import build_optimizer
-from rubberband.executor.training.run import make_runner, run_segment
+from rubberband.executor.training.run import make_runner
 from tests.builders.segments import SEGMENT, reports
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*which is a no-op.*:UserWarning")  # of the stand-in

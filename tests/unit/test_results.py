@@ -26,14 +26,17 @@ import rubberband
 from rubberband import cli
 from rubberband.commands.run import _conclude
 from rubberband.errors import CheckpointError, InputError, StoreAwayError
-from rubberband.executor.checkpoints import make_store
-from rubberband.executor.checkpoints.folders import FolderCheckpoint
+from rubberband.executor import (
+    Entrypoint,
+    Faults,
+    FolderCheckpoint,
+    Result,
+    SegmentReport,
+    TrialResult,
+    make_store,
+    run_segment,
+)
 from rubberband.executor.result import rows
-from rubberband.executor.result.result import Result, TrialResult
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentReport
-from rubberband.executor.virtual.backend import Faults
 from tests.builders.journalled_runs import recorded
 from tests.builders.results import EVERY_RESULT, a_job, a_result
 from tests.builders.segments import SEGMENT

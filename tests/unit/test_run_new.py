@@ -15,9 +15,7 @@ import rubberband
 from rubberband import cli
 from rubberband.cli import app
 from rubberband.errors import EntrypointError, InputError, NameTakenError
-from rubberband.executor.journal.folder import ExperimentFolder, open_folder
-from rubberband.executor.journal.hosting import HostedRun, write_order
-from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor import DriverRequest, ExperimentFolder, HostedRun, Inbox, open_folder, write_order
 from tests.builders.service_runs import cut_off, experiment, template
 
 WORDS: dict[str, Any] = {

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.training.sampler import GlobalBatchSampler
+from rubberband.executor import GlobalBatchSampler
 from rubberband.planner.balancing import even_shares, scale_shares
 
 shares_lists = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(lambda shares: sum(shares) > 0)

@@ -12,15 +12,22 @@ import pytest
 
 import rubberband
 from rubberband.errors import InputError
-from rubberband.executor import sampling
-from rubberband.executor.core.events import RestPlanned, Started, TrialsDrawn
+from rubberband.executor import (
+    ExperimentFolder,
+    RestPlanned,
+    RunSpec,
+    Started,
+    TrialsDrawn,
+    decode_event,
+    decode_job,
+    encode_event,
+    encode_job,
+    sampling,
+    summarise,
+)
+from rubberband.executor import read_journal as read
 from rubberband.executor.core.state import lanes_of
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.journal import decode_event, decode_job, encode_event, encode_job
-from rubberband.executor.journal.reading import read
-from rubberband.executor.result.result import summarise
 from rubberband.executor.run import session
-from rubberband.executor.training.run_spec import RunSpec
 from rubberband.planning.candidates import repeat_notes, sampler_notes
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer

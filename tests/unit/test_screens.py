@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband.cli import app
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from rubberband.executor.result.rows import report_rows, to_csv, trial_rows
 from rubberband.views.report.page import result_charts
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, render

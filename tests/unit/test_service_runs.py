@@ -15,9 +15,8 @@ from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.errors import InputError, JournalError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import read_mark, read_order, write_mark
-from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor import ExperimentFolder, Inbox, read_mark
+from rubberband.executor.journal.hosting import read_order, write_mark
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.clocks import MID_MONTH

@@ -17,9 +17,7 @@ from rubberband.api.experiments.starting import Processes
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits
 from rubberband.cli import app
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import HostedRun
-from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor import DriverRequest, ExperimentFolder, HostedRun, Inbox
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState

@@ -13,8 +13,8 @@ import pytest
 from rubberband.api.experiments import watcher
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.executor.journal.folder import ExperimentFolder, Stamp, stamp_of
-from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor import DriverRequest, ExperimentFolder, Inbox
+from rubberband.executor.journal.folder import Stamp, stamp_of
 from rubberband.states import ExperimentState
 from tests.builders.receiver import receiving
 from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, template

@@ -13,29 +13,20 @@ from hypothesis import strategies as st
 from rubberband.api.experiments.recording import MISREADS, ExperimentSnapshot, Recorder, Sight, snapshot_of
 from rubberband.api.store import open_store
 from rubberband.errors import InputError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import (
-    Ending,
-    HostedRun,
-    HostMark,
-    read_ending,
-    read_order,
-    write_ending,
-    write_order,
-)
+from rubberband.executor import ExperimentFolder, HostedRun, JournalFollower, PrintedLine, write_order
+from rubberband.executor.journal.hosting import Ending, HostMark, read_ending, read_order, write_ending
 from rubberband.executor.logs.pages import (
     LINE_BYTES,
     MAX_FILES,
     PAGE_BYTES,
     TAIL,
     LogPlace,
-    PrintedLine,
     page,
     read_cursor,
     trial_files,
     write_cursor,
 )
-from rubberband.executor.run.follower import Failure, JournalFollower
+from rubberband.executor.run.follower import Failure
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.clocks import Clock

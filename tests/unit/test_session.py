@@ -20,16 +20,23 @@ from typing import Any
 import pytest
 
 from rubberband.errors import EntrypointError, InputError, JournalError, NameTakenError, StoreAwayError
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event, FailureKind
-from rubberband.executor.journal.folder import ExperimentFolder, folders
-from rubberband.executor.journal.journal import Journal, sqlite_url
-from rubberband.executor.journal.reading import read
+from rubberband.executor import (
+    Controller,
+    Entrypoint,
+    Event,
+    ExperimentFolder,
+    FailureKind,
+    Faults,
+    Journal,
+    RunSpec,
+    VirtualBackend,
+    open_store,
+    sqlite_url,
+)
+from rubberband.executor import read_journal as read
+from rubberband.executor.journal.folder import folders
 from rubberband.executor.run import session
-from rubberband.executor.training.entrypoint import Entrypoint, files_of
-from rubberband.executor.training.run_spec import RunSpec
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor.training.entrypoint import files_of
 from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
 from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan

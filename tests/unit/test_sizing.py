@@ -13,8 +13,7 @@ from rubberband.api.experiments.recording import Recorder
 from rubberband.api.plans.process import planned, question_of
 from rubberband.api.store import open_store
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.executor.journal.folder import open_folder
-from rubberband.executor.run.follower import JournalFollower
+from rubberband.executor import JournalFollower, open_folder
 from rubberband.planning.candidates import candidates
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, size
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer

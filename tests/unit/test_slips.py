@@ -12,10 +12,8 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.errors import EntrypointError, InputError
-from rubberband.executor.journal.folder import open_folder
+from rubberband.executor import Entrypoint, describe, open_folder
 from rubberband.executor.ray.code import pack
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import describe
 from rubberband.running.program_options import program_of
 from rubberband.spec.loading import load_experiment, load_policy, load_pool, parse_experiment
 from rubberband.spec.profile_file import load_profile

@@ -7,20 +7,20 @@ import dataclasses
 import pytest
 
 from rubberband.cloud.virtual import InstanceFaults
-from rubberband.executor.core import budget
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     CancelRequested,
+    Controller,
     DriverResumed,
     Event,
+    Faults,
     InstanceLost,
     InstancePriced,
     InstanceReleased,
     InstanceRunning,
+    InstanceStatus,
     Started,
 )
-from rubberband.executor.core.fleet import InstanceStatus
-from rubberband.executor.virtual.backend import Faults
+from rubberband.executor.core import budget
 from rubberband.values.offer import Billing, BillLine, SideCost
 from tests.builders.jobs import JOB, SPOT
 from tests.builders.stories import LEASED, Story, at_its_sync, begun

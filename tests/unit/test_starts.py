@@ -6,11 +6,9 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Slot
-from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
-from rubberband.executor.core.measured import TrialStarts, measured, starts
-from rubberband.executor.core.state import GangRun, State
+from rubberband.executor import Controller, GangRun, InstanceStatus, Slot, State, measured
+from rubberband.executor.core.fleet import InstanceRecord
+from rubberband.executor.core.measured import TrialStarts, starts
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB

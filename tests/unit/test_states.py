@@ -20,19 +20,28 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from rubberband.executor import (
+    CpuTimer,
+    Feed,
+    GlobalBatch,
+    GlobalBatchSampler,
+    GradientNoise,
+    Group,
+    LapClock,
+    NoiseEstimate,
+    NoiseScale,
+    make_lr_scaling,
+)
 from rubberband.executor.training import checkpoint
 from rubberband.executor.training.adaptation import AdaptiveBatching
 from rubberband.executor.training.agent import BatchAgent
 from rubberband.executor.training.asynchronous.runner import _Updates
 from rubberband.executor.training.balancing import Balancing
-from rubberband.executor.training.clocks import CpuTimer, LapClock
-from rubberband.executor.training.data import Feed
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.gradient_noise import GradientNoise
 from rubberband.executor.training.metrics import Evaluation
-from rubberband.executor.training.noise_scale import Averages, NoiseEstimate, NoiseScale
-from rubberband.executor.training.options import Group, Precision, make_lr_scaling
-from rubberband.executor.training.sampler import FixedBatching, GlobalBatch, GlobalBatchSampler
+from rubberband.executor.training.noise_scale import Averages
+from rubberband.executor.training.options import Precision
+from rubberband.executor.training.sampler import FixedBatching
 from rubberband.planner.balancing import Line, Look, line_balancer, measured, paper, speed_balancer
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits
 from tests.builders import segments, walk

@@ -17,14 +17,17 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 import rubberband
-from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor import (
+    CheckpointRef,
+    Entrypoint,
+    GlobalBatchSampler,
+    SegmentReport,
+    SegmentStarted,
+    TorchRunner,
+    run_segment,
+)
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.options import fixed_steps
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.sampler import GlobalBatchSampler
-from rubberband.executor.training.segment import SegmentReport, SegmentStarted
 from rubberband.executor.training.worker_process import Leftovers
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders.loops import Exact, Noisy, assert_identical, content

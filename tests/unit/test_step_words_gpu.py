@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor import CheckpointStore, Entrypoint, SegmentReport, SegmentStarted, open_store, run_segment
 from rubberband.executor.training.loop import first_step
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentReport, SegmentStarted
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.bench.training_models import ImagesTrial, TextTrial
 from tests.builders.segments import SEGMENT

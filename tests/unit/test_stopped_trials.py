@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     CancelRequested,
     Command,
+    Controller,
     DiscardCheckpoint,
+    DriverRequest,
     DriverResumed,
     Event,
+    Forecast,
+    Inbox,
     InstanceReleased,
+    Job,
     LaunchInstance,
     LiveInstance,
     ReleaseInstance,
@@ -22,18 +26,18 @@ from rubberband.executor.core.events import (
     StartTrial,
     StopTrial,
     TrialReported,
+    TrialStatus,
     TrialStopRequested,
+    VirtualBackend,
+    best_trial,
+    decode_event,
+    drive,
+    expected_iterations,
+    forecast,
+    summarise,
 )
-from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast, later_stages
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import TrialStatus
-from rubberband.executor.core.trials import best_trial
-from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.journal.journal import decode_event
+from rubberband.executor.core.forecast import later_stages
 from rubberband.executor.result import rows
-from rubberband.executor.result.result import summarise
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Billing
 from rubberband.values.plan import Plan, Stage, StagePlan

@@ -19,9 +19,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store import Store
 from rubberband.api.store.schema import SUBMISSIONS, Promise
 from rubberband.errors import InputError, JournalError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import HostedRun, holding, write_order
-from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor import ExperimentFolder, HostedRun, Inbox, holding, write_order
 from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission

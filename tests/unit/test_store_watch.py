@@ -9,14 +9,15 @@ from typing import NoReturn
 import pytest
 
 from rubberband.errors import StoreAwayError
-from rubberband.executor.checkpoints import make_store, open_store
-from rubberband.executor.core.events import (
+from rubberband.executor import (
     CheckpointLost,
     CheckpointRef,
     Event,
     FailureKind,
     TrialFailed,
     TrialReported,
+    make_store,
+    open_store,
 )
 from rubberband.executor.ray.backend import StoreWatch
 

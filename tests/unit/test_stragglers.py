@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 
+from rubberband.executor import Controller, FailureKind, Faults, Job, Replacement, State, TrialStatus, bill_usd
 from rubberband.executor.core import stragglers
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import FailureKind
-from rubberband.executor.core.history import HungInstance, Replacement
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import State, TrialStatus
-from rubberband.executor.virtual.backend import Faults
+from rubberband.executor.core.history import HungInstance
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan

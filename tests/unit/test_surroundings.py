@@ -14,11 +14,8 @@ import pytest
 
 import rubberband
 from rubberband.errors import InputError, JournalError
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event, TrialReported
-from rubberband.executor.journal.folder import open_folder
+from rubberband.executor import Controller, Entrypoint, Event, TrialReported, open_folder
 from rubberband.executor.run import session
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.installation import FEWEST_FILES, home_at, require_ray
 from rubberband.running.run import RunOptions, run_experiment
 from tests.builders.documents import ROOT

@@ -10,8 +10,7 @@ import pytest
 
 from rubberband.api.experiments.recording import Newcomers, Recorder, taken_in
 from rubberband.api.store import Store, open_store
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.reading import read_at_once
+from rubberband.executor import ExperimentFolder, read_at_once
 from rubberband.states import ExperimentState
 from tests.builders.clocks import MID_MONTH
 from tests.builders.service_runs import DONE, House, count_of, cut_off

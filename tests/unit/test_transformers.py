@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rubberband.executor.checkpoints.folders import read_manifest
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.executor import SegmentFailure, SegmentReport, read_manifest
 from rubberband.integrations import trainer_files
 from rubberband.integrations.transformers import REFUSED, _check_arguments, fit
 from tests.builders import segments

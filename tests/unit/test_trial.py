@@ -20,13 +20,19 @@ import pytest
 
 import rubberband
 from rubberband.errors import CheckpointError
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.core.events import WITHOUT_CHECKPOINT
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import MOST_DETAILS, TrialFailure
-from rubberband.executor.training.run import run_segment, warm_up
+from rubberband.executor import (
+    WITHOUT_CHECKPOINT,
+    CheckpointStore,
+    Entrypoint,
+    SegmentRepeated,
+    SegmentReport,
+    SegmentStarted,
+    TrialFailure,
+    run_segment,
+)
+from rubberband.executor.training.failures import MOST_DETAILS
+from rubberband.executor.training.run import warm_up
 from rubberband.executor.training.runner import clean_metrics
-from rubberband.executor.training.segment import SegmentRepeated, SegmentReport, SegmentStarted
 from tests.builders import segments
 from tests.builders.segments import failure, reports, train
 

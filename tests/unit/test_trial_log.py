@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rubberband.executor import TrialLog
 from rubberband.executor.logs.pages import page
-from rubberband.executor.logs.trial_log import Appender, TrialLog, left_out_line, printed_bytes, read
+from rubberband.executor.logs.trial_log import Appender, left_out_line, printed_bytes, read
 from rubberband.executor.ray.slot_worker import LogPump
 
 LIMIT_BYTES = 800

@@ -11,13 +11,10 @@ import torch
 
 from rubberband.cloud.offers import offer
 from rubberband.errors import InputError
-from rubberband.executor.core.budget import bill_usd, paid_time
-from rubberband.executor.result.result import summarise
+from rubberband.executor import Entrypoint, TorchRunner, bill_usd, paid_time, summarise
 from rubberband.executor.result.rows import trial_rows
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gpu_rows import MOST_OF_GPU, Residence
-from rubberband.executor.training.loop import TorchRunner
 from rubberband.planner.exact.model import predict
 from rubberband.running.profile_cache import content_to_measure
 from rubberband.spec.experiment import Experiment

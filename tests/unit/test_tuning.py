@@ -12,11 +12,7 @@ import pytest
 
 from rubberband.cloud.ray_head import ray_node
 from rubberband.errors import Cancelled, InputError, RubberbandError
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run_spec import RunSpec
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor import DriverRequest, Entrypoint, ExperimentFolder, Faults, Inbox, RunSpec, VirtualBackend
 from rubberband.planning.prices_and_quotas import cloud_prices_and_quotas
 from rubberband.running.profile import MeasuredProfile, measure_profile
 from rubberband.running.run import RunOptions, run_experiment

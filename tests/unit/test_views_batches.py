@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
-from rubberband.executor.journal.journal import Journal
-from rubberband.executor.result.result import Result
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import Faults
+from rubberband.executor import Controller, Event, Faults, Journal, Result, drive
 from rubberband.values.adaptive import BatchLimits, BatchPoint
 from rubberband.views.charts.batches import batches_by_gpus, batches_over_time
 from rubberband.views.charts.parts import MANY_POINTS

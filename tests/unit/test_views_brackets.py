@@ -7,10 +7,7 @@ import dataclasses
 import pytest
 
 from rubberband.api.dashboard.sentences import stage_rows
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event
-from rubberband.executor.core.job import Job
-from rubberband.executor.result.result import Result, summarise
+from rubberband.executor import Controller, Event, Job, Result, summarise
 from rubberband.views.charts.allocation import allocation
 from rubberband.views.formatting import ranked
 from rubberband.views.report.page import render_html

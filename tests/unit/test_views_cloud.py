@@ -13,11 +13,8 @@ import pytest
 from rubberband.cloud.pool import Pool, PoolLimits
 from rubberband.cloud.pool.server import snapshot
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
-from rubberband.executor.core.events import TrialReported
-from rubberband.executor.core.job import Job
+from rubberband.executor import Faults, Job, Result, TrialReported
 from rubberband.executor.profiling.points import UpdateReports
-from rubberband.executor.result.result import Result
-from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.exact.model import predict
 from rubberband.planner.sharing import Calendar, Span
 from rubberband.values.asynchronous import AsyncUse

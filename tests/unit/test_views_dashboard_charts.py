@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.result.result import Result
+from rubberband.executor import Forecast, Result
 from rubberband.executor.result.rows import trial_rows
 from rubberband.values.offer import SideCost
 from rubberband.views.charts.allocation import allocation

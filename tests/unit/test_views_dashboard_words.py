@@ -11,9 +11,7 @@ import pytest
 from rubberband.api.dashboard import badge, trial_table
 from rubberband.api.dashboard.sentences import cards, sentence, stage_rows, troubles
 from rubberband.api.dashboard.trial_table import PAGE_SIZE, Asked, TrialTable, trial_page
-from rubberband.executor.core.history import LimitsExtended
-from rubberband.executor.result.result import Result
-from rubberband.executor.virtual.backend import Faults
+from rubberband.executor import Faults, LimitsExtended, Result
 from rubberband.states import ExperimentState
 from rubberband.units import duration
 from rubberband.values.submission import Submission, Summary

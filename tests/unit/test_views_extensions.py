@@ -6,12 +6,7 @@ import io
 import json
 import re
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.job import Job
-from rubberband.executor.journal.inbox import DriverRequest
-from rubberband.executor.result.result import Result, summarise
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor import Controller, DriverRequest, Job, Result, VirtualBackend, drive, summarise
 from rubberband.views.live.view import open_view
 from rubberband.views.report.page import render_html
 from tests.builders.memory import MemoryJournal

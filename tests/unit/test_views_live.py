@@ -11,15 +11,24 @@ from typing import get_args
 import pytest
 from rich.console import Console
 
-from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import DriverResumed, Event, Started, Tick, TrialReported
-from rubberband.executor.core.forecast import Forecast, forecast
+from rubberband.executor import (
+    Controller,
+    DriverResumed,
+    Event,
+    Faults,
+    Forecast,
+    Job,
+    Journal,
+    Phase,
+    Started,
+    State,
+    Tick,
+    TrialReported,
+    VirtualBackend,
+    drive,
+    forecast,
+)
 from rubberband.executor.core.history import Record
-from rubberband.executor.core.job import Job
-from rubberband.executor.core.state import Phase, State
-from rubberband.executor.journal.journal import Journal
-from rubberband.executor.run.driver import drive
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.units import duration
 from rubberband.values.profile import Profile
 from rubberband.views.live import view as live

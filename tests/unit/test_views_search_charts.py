@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from rubberband.views.charts.search import (
     FEWEST,
     MOST,

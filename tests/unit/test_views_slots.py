@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from rubberband.executor.result.rows import result_html
 from rubberband.views.experiment import trial_view
 from rubberband.views.live.status import stage_table

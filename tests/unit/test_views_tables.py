@@ -14,8 +14,7 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from rubberband.executor.result.result import Result, summarise
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor import Result, VirtualBackend, summarise
 from rubberband.planner.exact.model import predict
 from rubberband.states import ExperimentState
 from rubberband.units import parse_duration

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from rubberband.executor.result.result import Result
+from rubberband.executor import Result
 from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.views.trial import lead, trial_cards

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
+from rubberband.executor import Faults, Result, VirtualBackend, summarise
 from rubberband.executor.result.batch_history import BalanceStretch
-from rubberband.executor.result.result import Result, summarise
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.values.balance import BalanceUse
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.views.formatting import slow_workers, worker_values

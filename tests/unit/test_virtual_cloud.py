@@ -14,8 +14,10 @@ import pytest
 import rubberband
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
-from rubberband.executor.core.events import (
+from rubberband.executor import (
+    AttemptFaults,
     Event,
+    Faults,
     InstanceInterrupted,
     InstanceLost,
     InstanceReady,
@@ -24,10 +26,10 @@ from rubberband.executor.core.events import (
     InstanceRunning,
     LaunchInstance,
     ReleaseInstance,
+    Result,
+    VirtualBackend,
 )
-from rubberband.executor.result.result import Result
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.executor.virtual.fleet import AttemptFaults, Messages
+from rubberband.executor.virtual.fleet import Messages
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
 from rubberband.values.profile import Profile

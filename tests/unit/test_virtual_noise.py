@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.core.budget import bill_usd
-from rubberband.executor.core.job import Job
-from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.fleet import Noise
+from rubberband.executor import Job, Noise, VirtualBackend, bill_usd
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan

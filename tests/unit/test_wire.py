@@ -11,9 +11,10 @@ from pydantic import TypeAdapter
 
 from rubberband.api.store.schema import TokenRecord
 from rubberband.client import models
-from rubberband.executor.core.extending import Extension, Outlook
+from rubberband.executor import Extension, TrialResult
+from rubberband.executor.core.extending import Outlook
 from rubberband.executor.core.history import RungResult
-from rubberband.executor.result.result import StageResult, TrialResult
+from rubberband.executor.result.result import StageResult
 from rubberband.values.offer import BillLine
 from rubberband.values.submission import Summary
 from tests.builders.fake_runs import fake_service, virtual_result

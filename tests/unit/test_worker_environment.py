@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.checkpoints import open_store
+from rubberband.executor import Entrypoint, open_store
 from rubberband.executor.ray import slot_worker
 from rubberband.executor.ray.slot_worker import ServerProcess, SlotWorker
 from rubberband.executor.training import run, worker_process
-from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.worker_process import compute_with, worker_settings
 
 _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"

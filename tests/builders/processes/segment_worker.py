@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.ray_head.ray_node import free_port
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
+from rubberband.executor import CheckpointStore, Entrypoint, Segment, SegmentFailure, SegmentReport, run_segment
 from tests.builders.forked import CONTEXT, start
 
 Shares = Sequence[Sequence[int]]
@@ -32,8 +29,8 @@ def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares, payloa
 
     It begins from the checkpoint `payload`, if there is one.
     """
+    from rubberband.executor import TorchRunner
     from rubberband.executor.training.gang import Gang
-    from rubberband.executor.training.loop import TorchRunner
 
     gang = Gang.join(
         rank=segment.rank, num_workers=segment.num_workers, rendezvous=segment.rendezvous, device=segment.device

@@ -10,15 +10,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rubberband.executor import (
+    ExperimentFolder,
+    JournalFollower,
+    ReleaseInstance,
+    Result,
+    RunSpec,
+    StopTrial,
+    VirtualBackend,
+)
 from rubberband.executor.checkpoints import reopen_store
-from rubberband.executor.core.events import ReleaseInstance, StopTrial
 from rubberband.executor.journal import inbox
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.result.result import Result
 from rubberband.executor.run import session
-from rubberband.executor.run.follower import JournalFollower
-from rubberband.executor.training.run_spec import RunSpec
-from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.running.hosted import main
 
 PAUSE_S = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor import Entrypoint
 
 FOLDER = Path(__file__).parent
 
