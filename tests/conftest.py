@@ -3,6 +3,7 @@
 import gc
 import os
 import time
+import zlib
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -68,8 +69,10 @@ class ByWhatIsShared(xdist.scheduler.LoadFileScheduling):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--cpu`."""
+    """Add options: `--cpu`, and those of CI, which runs the long tests in parts."""
     parser.addoption("--cpu", action="store_true", help="print the CPU seconds of the run by kind and by file")
+    parser.addoption("--part", metavar="K/N", default="1/1", help="run the K-th of N parts of the files")
+    parser.addoption("--within", metavar="S", type=float, help="skip the tests that would begin later than this")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -122,8 +125,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return result
 
 
+_BEGAN = time.monotonic()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Skip what has no time left, and what needs a GPU where there is none."""
+    within_s = item.config.getoption("--within")
+    if within_s is not None and time.monotonic() - _BEGAN > within_s:
+        pytest.skip(f"not run: {within_s:g} s were over")
     if item.get_closest_marker("gpu"):
         import torch
 
@@ -131,8 +140,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("no CUDA device here")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave cases to the long run, and mix the files."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave cases to the long run, take the part that is asked for, and mix the files."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+    items[:] = [item for item in items if zlib.crc32(item.path.name.encode()) % parts == part - 1]
     _leave_cases(items)
     _mix(items)
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
@@ -96,6 +97,20 @@ def _line(line: str) -> str:
     return re.escape(line.rstrip()).replace(r"\.\.\.", ".*") + r"[ ]*\n"
 
 
+IGNORED = [line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()]
+"""Patterns of names of files and folders that a run leaves."""
+
+
+def kept_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the files below a folder without those that git ignores."""
+    return [
+        path
+        for path in sorted(folder.rglob(pattern))
+        if path.is_file()
+        and not any(fnmatch(part, ignored) for part in path.relative_to(folder).parts for ignored in IGNORED)
+    ]
+
+
 class Reader:
     """Follows a page in a folder of its own, with the examples in it and a home beside it.
 
@@ -104,7 +119,7 @@ class Reader:
 
     def __init__(self, folder: Path, environment: Mapping[str, str] = os.environ) -> None:
         self.folder = folder / "here"
-        shutil.copytree(ROOT / "examples", self.folder / "examples", ignore=shutil.ignore_patterns("*.profile.json"))
+        shutil.copytree(ROOT / "examples", self.folder / "examples", ignore=shutil.ignore_patterns(*IGNORED))
         self.environment = {
             **environment,
             "RUBBERBAND_HOME": str(folder / "home"),

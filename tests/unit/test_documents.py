@@ -21,7 +21,7 @@ import yaml
 from rubberband.cli import app
 from rubberband.installation import default_home
 from rubberband.spec.loading import parse_experiment
-from tests.builders.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks, commands
+from tests.builders.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks, commands, kept_files
 
 README = ROOT / "README.md"
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -293,7 +293,7 @@ def test_the_quick_start_names_all_extras() -> None:
     assert [extra for extra in found if extra not in ("docs", "test") and f"`{extra}`" not in page] == []
 
 
-EXPERIMENTS = [path for path in sorted((ROOT / "examples").rglob("*.yaml")) if path.parent.name != "deploy"]
+EXPERIMENTS = [path for path in kept_files(ROOT / "examples", "*.yaml") if path.parent.name != "deploy"]
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
@@ -313,9 +313,9 @@ def test_an_example_file_is_rehearsed_on_the_virtual_clock(path: Path, tmp_path:
 @pytest.mark.parametrize("page", ["docs/examples/index.md", "examples/README.md"])
 def test_every_example_is_listed(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    files = [path.name for path in (ROOT / "examples").iterdir() if path.name not in ("README.md", "__pycache__")]
-    lacking = [name for name in files if f"`{name}" not in text and f"`{Path(name).stem}." not in text]
-    assert lacking == [], "add a row"
+    files = {path.relative_to(ROOT / "examples").parts[0] for path in kept_files(ROOT / "examples")} - {"README.md"}
+    lacking = {name for name in files if f"`{name}" not in text and f"`{Path(name).stem}." not in text}
+    assert lacking == set(), "add a row"
 
 
 def test_the_commands_in_the_comments_of_the_examples(tmp_path: Path) -> None:
