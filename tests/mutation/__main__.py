@@ -1,7 +1,8 @@
 """Plant bugs one at a time, run the tests that should notice, and print how many were caught.
 
 Run by hand: python -m tests.mutation [NAME …] [--list] [--jobs N]. It works on copies of the tree, never on the
-checkout. Every bug is one that matters to a user: wrong money, lost work, a wrong winner, a leak, somebody else's data.
+checkout. The bugs are those of bugs.toml, one of each kind, and each matters to a user: wrong money, lost work, a wrong
+winner, a leak, somebody else's data. --list also tells which of them are stale: a text or a test that has moved.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.mutation.all import MUTANTS
-from tests.mutation.mutant import Mutant
-
-ROOT = Path(__file__).resolve().parents[2]
+BUGS = Path(__file__).with_name("bugs.toml")
+ROOT = BUGS.parents[2]
 TIMEOUT_S = 300.0
 PATIENCE_S = 30.0
 """Tests wait for what a planted bug keeps from coming; with less patience most of the bugs are judged sooner."""
@@ -35,10 +35,28 @@ Verdict = Literal["caught", "missed", "timeout", "stale", "broken"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """A bug to plant: one text in one file becomes another, and some test must notice."""
+
+    name: str
+    harm: str
+    """What it would cost a user."""
+    file: str
+    """Relative to the repository's root."""
+    old: str
+    """Occurs exactly once in the file."""
+    new: str
+    tests: list[str]
+    """Files or node ids of pytest that should notice. Narrow ones: each planted bug runs them anew."""
+    hangs: bool = False
+    """Whether tests that do not end have noticed it; else a timeout counts as not caught."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """What came of a planted bug."""
 
-    mutant: Mutant
+    bug: Bug
     verdict: Verdict
     took_s: float
     output: str
@@ -47,27 +65,54 @@ class Judged:
     @property
     def is_caught(self) -> bool:
         """Whether a test noticed."""
-        return self.verdict == "caught" or (self.verdict == "timeout" and self.mutant.hangs)
+        return self.verdict == "caught" or (self.verdict == "timeout" and self.bug.hangs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plant the bugs asked for; 0 if enough of them are caught."""
     asked = _parse(arguments)
-    chosen = [mutant for mutant in MUTANTS if not asked.names or mutant.name in asked.names]
-    if unknown := sorted(set(asked.names) - {mutant.name for mutant in MUTANTS}):
+    bugs = _bugs()
+    chosen = [bug for bug in bugs if not asked.names or bug.name in asked.names]
+    if unknown := sorted(set(asked.names) - {bug.name for bug in bugs}):
         print(f"no planted bug is named {', '.join(unknown)}; see --list", file=sys.stderr)
         return 2
     if asked.list:
-        for mutant in chosen:
-            print(f"{mutant.name}: {mutant.harm} ({mutant.file})")
-        print(f"{len(chosen)} planted bugs")
-        return 0
+        stale = {bug.name: found for bug in chosen if (found := _stale(bug, ROOT))}
+        for bug in chosen:
+            print(f"{bug.name}: {bug.harm} ({bug.file})")
+        for name, found in stale.items():
+            print(f"STALE {name}: {found}")
+        print(f"{len(chosen)} planted bugs, {len(stale)} of them stale")
+        return 1 if stale else 0
     with tempfile.TemporaryDirectory(prefix="rubberband-mutation-") as folder:
         trees = [_copy(Path(folder) / str(number)) for number in range(asked.jobs)]
         if not asked.no_baseline and not _passes_unchanged(trees[0], chosen):
             return 2
         judged = _judge_all(chosen, trees)
     return _report(judged, asked.enough)
+
+
+def _bugs() -> list[Bug]:
+    bugs = [Bug(**row) for row in tomllib.loads(BUGS.read_text("utf-8"))["bug"]]
+    assert len({bug.name for bug in bugs}) == len(bugs), "names are of one bug each"
+    return bugs
+
+
+def _stale(bug: Bug, tree: Path) -> str:
+    """Why a bug cannot be planted or noticed in a tree; empty if it can."""
+
+    def text(file: str) -> str:
+        path = tree / file
+        return path.read_text("utf-8") if path.is_file() else ""
+
+    if (count := text(bug.file).count(bug.old)) != 1:
+        return f"its text is {count} times in {bug.file}"
+    for test in bug.tests:
+        file, _, function = test.partition("::")
+        name = function.rpartition("::")[2].partition("[")[0]
+        if not text(file) or (name and f"def {name}(" not in text(file)):
+            return f"there is no test {test}"
+    return ""
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -125,9 +170,9 @@ def _pytest(tree: Path, tests: Iterable[str], timeout_s: float, *options: str) -
     return subprocess.CompletedProcess(run.args, run.returncode, expected)
 
 
-def _passes_unchanged(tree: Path, mutants: Sequence[Mutant]) -> bool:
-    tests = sorted({test for mutant in mutants for test in mutant.tests})
-    print(f"{len(mutants)} bugs; without one, the tests …", end=" ", flush=True)
+def _passes_unchanged(tree: Path, bugs: Sequence[Bug]) -> bool:
+    tests = sorted({test for bug in bugs if not _stale(bug, tree) for test in bug.tests})
+    print(f"{len(bugs)} bugs; without one, the tests …", end=" ", flush=True)
     began = time.monotonic()
     found = _pytest(tree, tests, BASELINE_TIMEOUT_S)
     print(f"{'pass' if found.returncode == 0 else 'FAIL'} ({time.monotonic() - began:.0f} s)", flush=True)
@@ -136,37 +181,37 @@ def _passes_unchanged(tree: Path, mutants: Sequence[Mutant]) -> bool:
     return found.returncode == 0
 
 
-def _judge_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> list[Judged]:
+def _judge_all(bugs: Sequence[Bug], trees: Sequence[Path]) -> list[Judged]:
     free: queue.SimpleQueue[Path] = queue.SimpleQueue()
     for tree in trees:
         free.put(tree)
 
-    def judge(mutant: Mutant) -> Judged:
+    def judge(bug: Bug) -> Judged:
         tree = free.get()
         try:
-            found = _judge(mutant, tree)
+            found = _judge(bug, tree)
         finally:
             free.put(tree)
-        print(f"{found.verdict:8}{found.took_s:6.1f} s  {mutant.name:40} {found.output}", flush=True)
+        print(f"{found.verdict:8}{found.took_s:6.1f} s  {bug.name:40} {found.output}", flush=True)
         return found
 
     with ThreadPoolExecutor(len(trees)) as pool:
-        return list(pool.map(judge, mutants))
+        return list(pool.map(judge, bugs))
 
 
-def _judge(mutant: Mutant, tree: Path) -> Judged:
+def _judge(bug: Bug, tree: Path) -> Judged:
     began = time.monotonic()
 
     def judged(verdict: Verdict, output: str) -> Judged:
-        return Judged(mutant=mutant, verdict=verdict, took_s=time.monotonic() - began, output=output)
+        return Judged(bug=bug, verdict=verdict, took_s=time.monotonic() - began, output=output)
 
-    path = tree / mutant.file
-    text = path.read_text("utf-8") if path.exists() else ""
-    if (count := text.count(mutant.old)) != 1:
-        return judged("stale", f"its text is {count} times in {mutant.file}")
-    _write(path, text.replace(mutant.old, mutant.new))
+    if stale := _stale(bug, tree):
+        return judged("stale", stale)
+    path = tree / bug.file
+    text = path.read_text("utf-8")
+    _write(path, text.replace(bug.old, bug.new))
     try:
-        found = _pytest(tree, mutant.tests, TIMEOUT_S, "-x")
+        found = _pytest(tree, bug.tests, TIMEOUT_S, "-x")
     except subprocess.TimeoutExpired:
         return judged("timeout", f"the tests took longer than {TIMEOUT_S:.0f} s")
     finally:
@@ -193,7 +238,7 @@ def _report(judged: Sequence[Judged], enough: float) -> int:
     print("\n" + ", ".join(f"{verdict} {count}" for verdict, count in counts.most_common()))
     for found in judged:
         if not found.is_caught:
-            print(f"NOT CAUGHT {found.mutant.name} ({found.verdict}): {found.mutant.harm}")
+            print(f"NOT CAUGHT {found.bug.name} ({found.verdict}): {found.bug.harm}")
     print(f"caught {caught} of {len(judged)}")
     return 0 if caught >= enough * len(judged) else 1
 
