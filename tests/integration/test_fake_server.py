@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,9 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.utils import InstanceMetadataFetcher, InstanceMetadataRegionFetcher
 
-from tests.builders.fake_ec2 import pruned
 from tests.ec2.core import FakeAws
 from tests.ec2.fake_cloud import fake_cloud
 from tests.ec2.faults import FakeCall, Fault
-from tests.ec2.operations import OPERATIONS
 from tests.ec2.server import SECRET_KEY, FakeServer, access_key
 from tests.ec2.storage import decode_chunks
 
@@ -51,184 +48,6 @@ def client(server: FakeServer, service: str, principal: str = "admin", region: s
         aws_secret_access_key=SECRET_KEY,
         config=Config(retries={"total_max_attempts": 1}, read_timeout=120),
     )
-
-
-def outcome(clients: Callable[[str], Any], service: str, method: str, params: Mapping[str, Any]) -> Any:
-    try:
-        answer = getattr(clients(service), method)(**params)
-    except ClientError as error:
-        said = {key: value for key, value in error.response["Error"].items() if key != "Type"}  # of the wire of IAM
-        return said, error.response["ResponseMetadata"]["HTTPStatusCode"]
-    return pruned({name: value for name, value in answer.items() if name != "ResponseMetadata"})
-
-
-def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
-    """Every operation of the fake, called so that each has something to say; with what came of it."""
-    lines: list[tuple[str, str, Any]] = []
-
-    def ask(service: str, method: str, **params: Any) -> Any:
-        answer = outcome(clients, service, method, params)
-        lines.append((service, method, answer))
-        return answer
-
-    image = ask("ec2", "describe_images", Filters=[{"Name": "architecture", "Values": ["x86_64"]}])["Images"][0]
-    vpc = ask("ec2", "describe_vpcs", Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"][0]["VpcId"]
-    subnet = ask("ec2", "describe_subnets", Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"][0]["SubnetId"]
-    ask("ec2", "describe_route_tables", Filters=[{"Name": "vpc-id", "Values": [vpc]}])
-    group = ask("ec2", "create_security_group", GroupName="ours", Description="x", VpcId=vpc)["GroupId"]
-    rule = {"IpProtocol": "tcp", "FromPort": 0, "ToPort": 65535, "UserIdGroupPairs": [{"GroupId": group}]}
-    ask("ec2", "authorize_security_group_ingress", GroupId=group, IpPermissions=[rule])
-    ask("ec2", "authorize_security_group_egress", GroupId=group, IpPermissions=[rule])
-    ask("ec2", "describe_security_groups", GroupIds=[group])
-    tags = [{"ResourceType": "placement-group", "Tags": [{"Key": "rubberband:owner", "Value": "a"}]}]
-    for _ in range(2):
-        ask("ec2", "create_placement_group", GroupName="near", Strategy="cluster", TagSpecifications=tags)
-    ask("ec2", "describe_placement_groups", GroupNames=["near"])
-    for _ in range(2):
-        ask("ec2", "delete_placement_group", GroupName="near")
-    launch = {
-        "ImageId": image["ImageId"],
-        "InstanceType": "g4dn.xlarge",
-        "MinCount": 1,
-        "MaxCount": 1,
-        "ClientToken": "t" * 64,
-        "SubnetId": subnet,
-        "SecurityGroupIds": [group],
-        "UserData": "#!/bin/bash\necho 'ä & <b>'\r\n",
-        "InstanceMarketOptions": {
-            "MarketType": "spot",
-            "SpotOptions": {"MaxPrice": "0.9", "InstanceInterruptionBehavior": "terminate"},
-        },
-        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-        "TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "rubberband:owner", "Value": "a b&c"}]}],
-        "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 200, "DeleteOnTermination": True}}],
-        "IamInstanceProfile": {"Name": "rubberband-worker"},
-        "KeyName": "me",
-    }
-    ask("ec2", "run_instances", **launch, DryRun=True)
-    instance = ask("ec2", "run_instances", **launch)["Instances"][0]["InstanceId"]
-    ask("ec2", "run_instances", **launch)
-    ask("ec2", "run_instances", **{**launch, "InstanceType": "m5.large"})
-    ask("ec2", "run_instances", **{**launch, "InstanceType": "x9.huge", "ClientToken": "u"})
-    ask("ec2", "describe_instances", Filters=[{"Name": "tag:rubberband:owner", "Values": ["a b&c"]}])
-    assert ask("ec2", "get_console_output", InstanceId=instance, Latest=True)["Output"] == "ä: it boots\r\n"
-    ask("ec2", "start_instances", InstanceIds=[instance])
-    ask("ec2", "describe_regions")
-    ask("ec2", "describe_capacity_reservations", CapacityReservationIds=["cr-0123456789abcdef0"])
-    ask("ec2", "describe_capacity_reservations")
-    ask(
-        "ec2",
-        "describe_capacity_block_offerings",
-        InstanceType="p5.48xlarge",
-        CapacityDurationHours=24,
-        InstanceCount=1,
-    )
-    script = {"DocumentName": "AWS-RunShellScript", "Parameters": {"commands": ["true"]}}
-    sent = ask("ssm", "send_command", InstanceIds=[instance], **script)["Command"]["CommandId"]
-    ask("ssm", "get_command_invocation", CommandId=sent, InstanceId=instance)
-    ask("ec2", "create_tags", Resources=[instance], Tags=[{"Key": "k", "Value": "v"}])
-    made = [ask("ec2", "create_image", InstanceId=instance, Name="mine", TagSpecifications=[]) for _ in range(2)]
-    ask("ec2", "describe_images", Owners=["self"])
-    snapshot = ask("ec2", "describe_snapshots", OwnerIds=["self"])["Snapshots"][0]["SnapshotId"]
-    ask("ec2", "delete_snapshot", SnapshotId=snapshot)
-    for _ in range(2):
-        ask("ec2", "deregister_image", ImageId=made[0]["ImageId"])
-        ask("ec2", "delete_snapshot", SnapshotId=snapshot)
-    ask("ec2", "delete_security_group", GroupId=group)
-    ask("ec2", "terminate_instances", InstanceIds=[instance])
-    ask("ec2", "terminate_instances", InstanceIds=["i-0123456789abcdef0"])
-    ask("ec2", "describe_instances", InstanceIds=[instance])
-    ask("ec2", "describe_instance_types", InstanceTypes=["p3.8xlarge", "m5.large"])
-    ask("ec2", "describe_instance_types", MaxResults=5)
-    ask(
-        "ec2",
-        "describe_instance_type_offerings",
-        LocationType="availability-zone",
-        Filters=[{"Name": "instance-type", "Values": ["g4dn.xlarge"]}],
-    )
-    ask("ec2", "describe_spot_price_history", InstanceTypes=["g4dn.xlarge"], ProductDescriptions=["Linux/UNIX"])
-    ask("sts", "get_caller_identity")
-    ask("ssm", "put_parameter", Name="/rubberband/o/ray-token", Value="s3cret", Type="SecureString", Overwrite=True)
-    ask("ssm", "get_parameter", Name="/rubberband/o/ray-token", WithDecryption=True)
-    ask("ssm", "delete_parameter", Name="/rubberband/o/ray-token")
-    ask("ssm", "get_parameter", Name="/rubberband/o/ray-token")
-    ask("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode="L-DB2E81BA")
-    ask("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode="L-00000000")
-    ask("service-quotas", "get_aws_default_service_quota", ServiceCode="ec2", QuotaCode="L-DB2E81BA")
-    price_filter = {"Type": "TERM_MATCH", "Field": "instanceType", "Value": "g4dn.xlarge"}
-    schedule = {
-        "Name": f"rubberband-{instance}",
-        "ScheduleExpression": "at(2027-02-01T00:00:00)",
-        "FlexibleTimeWindow": {"Mode": "OFF"},
-        "ActionAfterCompletion": "DELETE",
-        "Target": {
-            "Arn": "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances",
-            "RoleArn": "arn:aws:iam::123456789012:role/rubberband-guard",
-            "Input": json.dumps({"InstanceIds": [instance]}),
-        },
-    }
-    for method in ("update_schedule", "create_schedule", "create_schedule", "update_schedule"):
-        ask("scheduler", method, **schedule)
-    for _ in range(2):
-        ask("scheduler", "delete_schedule", Name=schedule["Name"])
-    ask("pricing", "get_products", ServiceCode="AmazonEC2", Filters=[price_filter], FormatVersion="aws_v1")
-    set_up(ask)
-    return lines
-
-
-def set_up(ask: Callable[..., Any]) -> None:
-    """What setting an account up asks for, and clearing it."""
-    trust = json.dumps({"Statement": [{"Effect": "Allow", "Principal": {"Service": "scheduler.amazonaws.com"}}]})
-    role, profile, held = {"RoleName": "mine"}, {"InstanceProfileName": "mine"}, {"PolicyName": "p&q"}
-    for _ in range(2):
-        ask("iam", "create_role", **role, AssumeRolePolicyDocument=trust, Tags=[{"Key": "k", "Value": "v"}])
-        ask("iam", "create_instance_profile", **profile)
-    ask("iam", "tag_role", **role, Tags=[{"Key": "k", "Value": "w"}])
-    ask("iam", "get_role", **role)
-    ask("iam", "update_assume_role_policy", **role, PolicyDocument=trust)
-    ask("iam", "put_role_policy", **role, **held, PolicyDocument=trust)
-    ask("iam", "put_role_policy", **role, **held, PolicyDocument="{")
-    ask("iam", "list_role_policies", **role)
-    ask("iam", "list_attached_role_policies", **role)
-    ask("iam", "detach_role_policy", **role, PolicyArn="arn:aws:iam::aws:policy/ReadOnlyAccess")
-    for method in ("add_role_to_instance_profile", "add_role_to_instance_profile"):
-        ask("iam", method, **profile, **role)
-    ask("iam", "get_instance_profile", **profile)
-    ask("iam", "delete_role", **role)
-    for _ in range(2):
-        ask("iam", "get_role_policy", **role, **held)
-        ask("iam", "delete_role_policy", **role, **held)
-        ask("iam", "remove_role_from_instance_profile", **profile, **role)
-        ask("iam", "delete_instance_profile", **profile)
-        ask("iam", "delete_role", **role)
-    ask("iam", "create_service_linked_role", AWSServiceName="spot.amazonaws.com")
-    quota = {"ServiceCode": "ec2", "QuotaCode": "L-DB2E81BA"}
-    for vcpus in (4000.0, 5000.0, 1.0):
-        ask("service-quotas", "request_service_quota_increase", **quota, DesiredValue=vcpus)
-    ask("service-quotas", "list_requested_service_quota_change_history_by_quota", **quota)
-    ask("freetier", "get_account_plan_state")
-    limit = {"Amount": "20", "Unit": "USD"}
-    budget = {"BudgetName": "b", "BudgetLimit": limit, "TimeUnit": "MONTHLY", "BudgetType": "COST"}
-    for _ in range(2):
-        ask("budgets", "create_budget", AccountId="123456789012", Budget=budget)
-    for method in ("describe_budget", "delete_budget", "describe_budget"):
-        ask("budgets", method, AccountId="123456789012", BudgetName="b")
-
-
-@pytest.mark.long
-def test_boto3_gets_from_the_server_what_it_gets_in_process(tmp_path: Path) -> None:
-    fakes = [FakeAws(lambda: NOW, pending_s=0.0) for _ in range(2)]
-    for fake in fakes:
-        fake.world.console = lambda _: "ä: it boots\r\n"
-        fake.world.agent_s = fake.world.command_known_s = 0.0
-    expected = a_life(fakes[0].session("admin").client)
-    with FakeServer(fakes[1], tmp_path) as fresh:
-        clients: dict[str, Any] = {}
-        found = a_life(lambda service: clients.setdefault(service, client(fresh, service)))
-    for served, known in zip(found, expected, strict=True):
-        assert served == known
-    called = {(call.service, call.operation) for call in fresh.fake.calls}
-    assert called == {operation for operation in OPERATIONS if operation[0] != "s3"}
 
 
 def test_the_signer_decides_the_permissions(server: FakeServer) -> None:
