@@ -146,7 +146,10 @@ class CommandRunner(Runner):
                 look_at = time.monotonic() + _SHARD_LOOK_S
             code = None if self._program is None else self._program.poll()
             if code:
-                raise self._failure(code)
+                failure = self._failure(code)
+                if self._gang.is_over:  # rank 0 has ended, and this worker's program was in a collective with its
+                    break
+                raise failure
             yield
             time.sleep(_LOOK_S)
         self._require_whole()  # of an iteration that took no longer than a look
@@ -407,9 +410,9 @@ class CommandRunner(Runner):
         return f"no line of {where} has had {self._segment.metric} {since}{self._last_lines()}"
 
     def _await_failure_of_peer(self) -> None:
-        """Wait for another worker's failure, from which this one's may follow. Raises GangBroken for it."""
+        """Wait for another worker's failure or end, from which this one's may follow. Raises GangBroken if it failed."""
         deadline = time.monotonic() + _WORD_S
-        while not self._gang.broken and time.monotonic() < deadline:
+        while not self._gang.broken and not self._gang.is_over and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         self._gang.check()
 

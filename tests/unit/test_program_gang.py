@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from rubberband.executor import CheckpointStore, Entrypoint, run_segment
 from rubberband.executor.training import command_runner, program_gang, reporting, worker_process
 from rubberband.executor.training.lifeline import connected
 from rubberband.executor.training.program_gang import ProgramGang
 from rubberband.values.command import Metrics, ProgramCommand
 from rubberband.values.environment import Environment
 from tests.builders.segments import SEGMENT
+from tests.builders.waiting import eventually
 
 GPUS = {0: "10", 1: "9", 2: "0", 3: "3"}
 """By rank: ranks 0 and 2 are on one machine, 1 and 3 on another one."""
@@ -61,6 +64,24 @@ def test_only_the_first_worker_of_the_gang_reports_not_the_first_of_each_machine
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(FileNotFoundError):
         reporting.report({"loss": 1.0})
+
+
+def test_a_program_whose_collective_breaks_as_rank_0_ends_in_order_has_not_failed(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    words = ("sh", "-c", "echo $PPID > draft; mv draft guard; echo gloo: Connection closed by peer >&2; exit 1")
+    command = ProgramCommand(words=words)
+    entrypoint = Entrypoint(module="", attribute="", search_path=(str(tmp_path),), command=command)
+    segment = replace(SEGMENT, num_workers=2, rendezvous=f"tcp://127.0.0.1:{worker_process.reserve_port()}")
+    with ThreadPoolExecutor(1) as other:
+        second = other.submit(lambda: list(run_segment(entrypoint, replace(segment, rank=1), store)))
+        gang = ProgramGang.join(segment)
+        eventually((tmp_path / "guard").exists, "the program")
+        guard = Path("/proc", (tmp_path / "guard").read_text().strip())
+        eventually(lambda: not guard.exists(), "the end of the program, which its worker has seen")
+        gang.leave()
+        assert second.result() == []
+        gang.close()
 
 
 @pytest.mark.parametrize("launch", ["worker", "machine"])
