@@ -24,17 +24,18 @@ ONCE_WRONG = [
 ]
 
 
-@pytest.mark.by_default(5)
 @pytest.mark.parametrize(("kind", "seed"), ONCE_WRONG)
 def test_a_choice_that_was_wrong_is_right(kind: str, seed: int) -> None:
     assert fault(question_of(kind, seed)) is None
 
 
-@pytest.mark.by_default(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_plan_is_better(kind: str) -> None:
-    assert [fault(question_of(kind, seed)) for seed in range(2)] == [None] * 2
+    seeds = range(4 if kind in SLOW else 25)
+    assert [fault(question_of(kind, seed)) for seed in seeds] == [None] * len(seeds)
 
+
+SLOW = ("head", "head_soonest", "head_spot", "confidence", "losses", "starts")
 
 STILL_WRONG = {("starts", 281)}
 """A confidence of one half: the mean cost of the best plan is above the budget, and the median is not."""

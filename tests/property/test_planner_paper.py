@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
@@ -13,17 +12,15 @@ from hypothesis import strategies as st
 from rubberband.errors import InfeasibleError
 from rubberband.planner.dag import simulate, simulate_job
 from rubberband.planner.exact.model import predict
-from rubberband.planner.exact.table import gangs_of
 from rubberband.planner.search import greedy
 from rubberband.spec.search import hyperband, sha
-from rubberband.values.offer import Offer, slots
-from rubberband.values.plan import Plan, PlanningConstraints, StagePlan
-from rubberband.values.profile import Profile, Spread, measured
+from rubberband.values.offer import Offer
+from rubberband.values.plan import PlanningConstraints
+from rubberband.values.profile import Profile
 from tests.builders import strategies
 from tests.builders.budget import examples
 from tests.builders.enumeration import limited_jobs
-from tests.builders.paper import literal_plan
-from tests.builders.plans import plan, plan_brackets, sample
+from tests.builders.plans import plan, plan_brackets
 from tests.builders.strategies import carried_out
 
 
@@ -38,12 +35,6 @@ def check_against_algorithm_1(stages, chosen, profile, offer):
 @given(carried_out())
 def test_the_model_is_algorithm_1_where_nothing_varies(case):
     check_against_algorithm_1(*case)
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(strategies.jobs())
-def test_the_model_is_algorithm_1_for_jobs_that_are_run(job):
-    check_against_algorithm_1(job.stages, job.plan, job.profile, job.offer)
 
 
 @st.composite
@@ -99,95 +90,6 @@ def test_greedy_keeps_the_limits_and_is_never_cheaper_than_the_search(case):
     assert predicted.jct_s <= (math.inf if constraints.deadline_s is None else constraints.deadline_s) + 1e-6
     assert predicted.cost_usd <= (math.inf if constraints.max_cost_usd is None else constraints.max_cost_usd) + 1e-9
     assert predicted.cost_usd >= plan(stages, profile, offer, constraints).prediction.cost_usd - 1e-8
-
-
-def best_static_usd(stages, profile, offer, constraints):
-    """The cheapest cost of a fixed number of instances with the GPUs divided fairly in every stage, or infinity."""
-    sizes = gangs_of(profile, offer, constraints)
-    cheapest_usd = math.inf
-    for instances in range(sizes[0] // offer.gpus or 1, offer.max_instances + 1):
-        shares = [
-            max((g for g in sizes if slots(instances, offer.gpus, g) >= stage.trials), default=sizes[0])
-            for stage in stages
-        ]
-        fixed = Plan(stages=tuple(StagePlan(instances=instances, gpus_per_trial=share) for share in shares))
-        predicted = predict(stages, fixed, profile, offer)
-        if constraints.deadline_s is None or predicted.jct_s <= constraints.deadline_s:
-            cheapest_usd = min(cheapest_usd, predicted.cost_usd)
-    return cheapest_usd
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(halving_jobs())
-def test_greedy_is_never_dearer_than_its_warm_start_and_more_warm_starts_never_harm(case):
-    stages, profile, offer, constraints = case
-    once = found_by_greedy(case, (1,))
-    if once is None:
-        return
-    often = found_by_greedy(case, (1, 2, 3))
-    once_usd, often_usd = (predict(stages, found, profile, offer).cost_usd for found in (once, often))
-    assert often_usd <= once_usd + 1e-9
-    assert once_usd <= best_static_usd(stages, profile, offer, constraints) + 1e-9
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(limited_jobs(most_stages=3))
-def test_the_paper_s_planner_is_greedy_on_the_model_where_nothing_varies(case):
-    stages, profile, offer, constraints, _ = case
-    literal = literal_plan(stages, profile, offer, constraints, num_samples=1)
-    found = found_by_greedy(case, (1, 2, 3))
-    assert (literal is None) == (found is None)
-    if literal is None:
-        return
-    costs = [predict(stages, chosen, profile, offer).cost_usd for chosen in (literal, found)]
-    assert costs[0] == pytest.approx(costs[1], rel=1e-9, abs=1e-8)
-
-
-@st.composite
-def noisy(draw):
-    """Return a job with a plan whose training and delays vary.
-
-    The nodes of the paper's graph are drawn apart, so that no trial has a speed of its own there.
-    """
-    stages, chosen, profile, offer = draw(carried_out())
-    spreads = st.sampled_from([Spread(), Spread(cv=0.4), measured([5.0, 10.0, 30.0])[1]])
-    profile = replace(
-        profile,
-        iteration_cv=draw(st.sampled_from([0.0, 0.3])),
-        law=draw(st.sampled_from(["lognormal", "normal"])),
-    )
-    return stages, chosen, profile, replace(offer, provision_spread=draw(spreads), init_spread=draw(spreads))
-
-
-def distance(first, second):
-    """The largest difference of two samples' distribution functions (Kolmogorov and Smirnov's statistic)."""
-    first, second = np.sort(first.round(6)), np.sort(second.round(6))
-    values = np.concatenate([first, second])
-    ranks = [np.searchsorted(sample_, values, side="right") / len(sample_) for sample_ in (first, second)]
-    return float(np.abs(ranks[0] - ranks[1]).max())
-
-
-def check_against_samples(case, num_samples):
-    slow = simulate(*case, num_samples=num_samples, seed=1)
-    fast = sample(*case, num_samples=20_000, seed=2)
-    for ours, theirs in ((slow.jct_s, fast.jct_s), (slow.cost_usd, fast.cost_usd)):
-        error = 5.0 * math.hypot(ours.std() / math.sqrt(len(ours)), theirs.std() / math.sqrt(len(theirs)))
-        assert ours.mean() == pytest.approx(theirs.mean(), abs=error + 1e-6)
-        assert distance(ours, theirs) <= 2.5 * math.sqrt(1 / len(ours) + 1 / len(theirs))
-
-
-@pytest.mark.long
-@settings(max_examples=examples(75), deadline=None)
-@given(noisy())
-def test_samples_are_distributed_as_algorithm_1_s(case):
-    check_against_samples(case, 1000)
-
-
-@pytest.mark.long
-@settings(max_examples=examples(300), deadline=None)
-@given(noisy())
-def test_more_samples_are_distributed_as_algorithm_1_s_on_more_jobs(case):
-    check_against_samples(case, 5000)
 
 
 @settings(max_examples=examples(40), deadline=None)

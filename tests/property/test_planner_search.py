@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from rubberband.planner.exact import solver
 from rubberband.planner.exact.model import predict
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
+from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 from tests.builders.budget import examples
 from tests.builders.enumeration import best, every_plan, jobs, limited_jobs
@@ -38,22 +37,6 @@ def check(case, objective="min_cost", policy="optimal"):
     assert planned.prediction.cost_usd == pytest.approx(expected[1], rel=1e-9, abs=1e-8)
     assert planned.prediction.jct_s == pytest.approx(expected[0], rel=1e-9, abs=1e-5)
     assert planned.prediction == predict(stages, planned.plan, profile, offer)
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(limited_jobs(), st.sampled_from(["optimal", "greedy", "static", "naive_elastic"]))
-def test_a_list_of_all_sizes_has_the_plan_of_the_range(case, policy):
-    stages, profile, offer, constraints, _ = case
-    ranged = replace(constraints, gpus_per_trial_sizes=())
-    listed = replace(ranged, gpus_per_trial_sizes=tuple(ranged.gang_sizes(offer.gpus)))
-
-    def answer(limits):
-        try:
-            return plan(stages, profile, offer, limits, policy)
-        except InfeasibleError as error:
-            return str(error)
-
-    assert answer(listed) == answer(ranged)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -192,49 +175,6 @@ def test_the_frontier_is_every_plan_that_no_other_beats(job):
     assert len(points) == len(expected)
     for point, wanted in zip(points, expected, strict=True):
         assert point == (pytest.approx(wanted[0], abs=1e-5), pytest.approx(wanted[1], abs=1e-7))
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(jobs(most_stages=3), st.lists(st.floats(1.0, 3.0), min_size=2, max_size=4))
-def test_a_looser_deadline_is_never_dearer(job, factors):
-    stages, profile, offer, constraints = job
-    shortest_s = plan(stages, profile, offer, constraints, objective="min_time").prediction.jct_s
-    costs = []
-    for factor in sorted(factors):
-        limits = PlanningConstraints(
-            deadline_s=shortest_s * factor,
-            min_gpus_per_trial=constraints.min_gpus_per_trial,
-            max_gpus_per_trial=constraints.max_gpus_per_trial,
-        )
-        costs.append(plan(stages, profile, offer, limits).prediction.cost_usd)
-    assert all(later <= earlier + 1e-8 for earlier, later in itertools.pairwise(costs))
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(limited_jobs(most_stages=3))
-def test_static_is_never_cheaper_than_optimal(case):
-    stages, profile, offer, constraints, _ = case
-    try:
-        static = plan(stages, profile, offer, constraints, "static")
-    except InfeasibleError:
-        return
-    optimal = plan(stages, profile, offer, constraints)
-    assert optimal.prediction.cost_usd <= static.prediction.cost_usd + 1e-8
-
-
-def test_the_user_can_hold_the_plan_to_its_word():
-    """A plan handed back to `predict` costs what the search said."""
-    stages = [Stage(trials=9, iterations=2), Stage(trials=3, iterations=6)]
-    profile = Profile(seconds_per_iteration={1: 20.0, 2: 11.0})
-    offer = Offer(instance_type="test", gpus=2, price_usd_per_hour=3.6, max_instances=8)
-    planned = plan(stages, profile, offer, PlanningConstraints(max_gpus_per_trial=2))
-    again = Plan(
-        stages=tuple(
-            StagePlan(instances=choice.instances, gpus_per_trial=choice.gpus_per_trial)
-            for choice in planned.plan.stages
-        )
-    )
-    assert predict(stages, again, profile, offer) == planned.prediction
 
 
 CHAIN = sha(27, 1, 40, 3)

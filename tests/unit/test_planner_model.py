@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 import pytest
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner.exact.model import least_instances, predict
 from rubberband.planner.exact.solver import Box
-from rubberband.planner.noise.makespan import makespan
 from rubberband.planner.noise.sampling import Draws
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Speeds, Stage, StagePlan
@@ -253,30 +250,6 @@ def test_the_same_of_very_many_trials_survive_in_each_row_at_every_sync(with_met
     second, third = (draws(stages, known).chunk(0).factor(index) for index in (1, 2))
     for row in (0, 300, 900):
         assert set(third[:, row]) < set(second[:, row % second.shape[1]])
-
-
-def scheduled(trials_s, num_slots):
-    """List scheduling, one trial after another."""
-    free_s = list(trials_s[:num_slots])
-    heapq.heapify(free_s)
-    for trial_s in trials_s[num_slots:]:
-        heapq.heapreplace(free_s, free_s[0] + trial_s)
-    return max(free_s)
-
-
-@pytest.mark.parametrize("num_slots", [1, 2, 16, 17, 60, 200, 300])
-def test_it_is_list_scheduling(num_slots: int) -> None:
-    trials_s = np.random.default_rng(1).lognormal(0.0, 0.4, (200, 20))
-    expected = [scheduled(trials_s[:, row], num_slots) for row in range(20)]
-    assert makespan(trials_s, num_slots) == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("cv", [0.0, 0.05, 0.15, 0.6])
-@pytest.mark.parametrize(("trials", "num_slots"), [(64, 16), (33, 16), (90, 40), (41, 8)])
-def test_trials_that_vary_little_are_scheduled_the_same(trials: int, num_slots: int, cv: float) -> None:
-    trials_s = 5.0 + 10.0 * np.exp(cv * np.random.default_rng(3).standard_normal((trials, 300)))
-    expected = [scheduled(trials_s[:, row], num_slots) for row in range(300)]
-    assert makespan(trials_s, num_slots) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_cluster_is_ready_when_its_slowest_instance_is() -> None:

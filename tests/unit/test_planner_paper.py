@@ -15,7 +15,6 @@ from rubberband.planner.search import greedy
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread, measured
-from tests.builders.paper import literal_plan
 
 STAGES = [Stage(trials=4, iterations=1), Stage(trials=2, iterations=2), Stage(trials=1, iterations=4)]
 PROFILE = Profile(seconds_per_iteration={1: 100.0, 2: 50.0, 4: 40.0})
@@ -167,14 +166,6 @@ def test_equal_plans_are_evaluated_once():
 )
 def test_greedy_finds_nothing_that_breaks_a_limit(limits):
     assert greedy(STAGES, PROFILE, offer(), limits, evaluate=evaluate(STAGES, PROFILE, offer())) is None
-
-
-def test_the_paper_s_planner_plans_with_noise():
-    noisy = Profile(seconds_per_iteration=PROFILE.seconds_per_iteration, trial_cv=0.1)
-    limits = PlanningConstraints(deadline_s=500.0, max_gpus_per_trial=4)
-    found = literal_plan(STAGES, noisy, offer(), limits, seed=3)
-    assert simulate(STAGES, found, noisy, offer(), seed=3).jct_s.mean() <= 500.0
-    assert literal_plan(STAGES, noisy, offer(), limits, seed=3) == found
 
 
 def test_the_critical_path_leads_through_the_slowest_trials_and_what_they_waited_for():

@@ -1,15 +1,18 @@
-"""Searching: plans known by hand, and what is said when there is none."""
+"""Searching: plans known by hand, also where times vary, and what is said when there is none."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import pytest
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner.search import meets
-from rubberband.values.offer import Offer
-from rubberband.values.plan import PlanningConstraints, Stage
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Cohort, PlanningConstraints, Stage
 from rubberband.values.profile import Profile
-from tests.builders.plans import frontier, plan
+from tests.builders.plans import plan
 
 STAGES = [
     Stage(trials=trials, iterations=iterations) for trials, iterations in ((32, 1), (10, 3), (3, 9), (1, 37))
@@ -54,19 +57,9 @@ def test_its_static_baseline_costs_nearly_twice_as_much():
     assert planned.prediction.jct_s <= 1200.0
 
 
-def test_the_point_in_the_experiment_file_is_on_the_frontier():
-    points = frontier(STAGES, Profile(seconds_per_iteration=SECONDS), offer(), limits())
-    assert (pytest.approx(1691.0), pytest.approx(12.835)) in points
-
-
 def test_a_plan_that_takes_exactly_the_deadline_is_feasible():
     assert plan(STAGES, PROFILE, offer(), limits(1121.0)).prediction.jct_s == pytest.approx(1121.0)
     assert plan(STAGES, PROFILE, offer(), limits(1120.9)).prediction.cost_usd > 14.4704
-
-
-def test_without_a_deadline_the_plan_is_the_cheapest_there_is():
-    planned = plan(STAGES, PROFILE, offer(), limits())
-    assert planned.prediction.cost_usd == pytest.approx(frontier(STAGES, PROFILE, offer(), limits())[-1][1])
 
 
 def test_min_time_spends_up_to_the_budget():
@@ -174,3 +167,72 @@ def test_one_gang_throughout_is_the_best_of_all_that_may_be_one(objective, deadl
         return values if objective == "min_cost" else values[::-1]
 
     assert figures(found) == min(map(figures, alone))
+
+
+def test_a_deadline_that_only_the_held_instances_can_meet() -> None:
+    stages = [Stage(trials=4, iterations=2), Stage(trials=2, iterations=4)]
+    profile = Profile(seconds_per_iteration={1: 10.0, 2: 6.0})
+    rented = Offer(
+        instance_type="test", gpus=2, price_usd_per_hour=3.6, max_instances=2, provision_delay_s=90.0, init_delay_s=10.0
+    )
+    held_limits = PlanningConstraints(deadline_s=44.0, max_gpus_per_trial=2)
+    held = [Cohort(instances=2, held_s=500.0)]
+    assert plan(stages, profile, rented, held_limits, held=held).prediction.jct_s == pytest.approx(44.0)
+    with pytest.raises(InfeasibleError):
+        plan(stages, profile, rented, held_limits)
+
+
+WAVES = [Stage(trials=16, iterations=4), Stage(trials=4, iterations=16)]
+NOISY = Profile(seconds_per_iteration={1: 10.0, 2: 5.6, 4: 3.2}, trial_startup_s=2.0, trial_cv=0.3, iteration_cv=0.2)
+RENTED = Offer(
+    instance_type="test", gpus=4, price_usd_per_hour=3.6, max_instances=8, provision_delay_s=15.0, init_delay_s=15.0
+)
+IN_TIME = PlanningConstraints(deadline_s=400.0, max_gpus_per_trial=4)
+
+
+def test_the_same_seed_gives_the_same_plan_and_figures() -> None:
+    assert plan(WAVES, NOISY, RENTED, IN_TIME, seed=3) == plan(WAVES, NOISY, RENTED, IN_TIME, seed=3)
+
+
+def test_more_confidence_costs_more_and_noise_does_too() -> None:
+    certain = replace(NOISY, trial_cv=0.0, iteration_cv=0.0)
+    costs = [
+        plan(WAVES, NOISY, RENTED, replace(IN_TIME, confidence=confidence)).prediction.cost_usd
+        for confidence in (0.5, 0.9, 0.99)
+    ]
+    assert plan(WAVES, certain, RENTED, IN_TIME).prediction.cost_usd <= costs[0] <= costs[1] <= costs[2]
+
+
+def test_stages_add_up_to_the_means() -> None:
+    prediction = plan(WAVES, NOISY, RENTED, IN_TIME).prediction
+    assert prediction.jct is not None
+    assert prediction.cost is not None
+    assert sum(stage.cost_usd for stage in prediction.stages) == pytest.approx(prediction.cost.mean)
+    assert sum(stage.provisioning_s + stage.duration_s for stage in prediction.stages) == pytest.approx(
+        prediction.jct.mean
+    )
+    assert prediction.jct.p10 < prediction.jct.p50 < prediction.jct.p90 < prediction.jct.p95
+
+
+def test_limits_that_cannot_be_kept_are_reported_with_a_remedy_that_works() -> None:
+    with pytest.raises(InfeasibleError, match=r"with confidence 0\.95") as refused:
+        plan(WAVES, NOISY, RENTED, replace(IN_TIME, deadline_s=100.0))
+    enough = replace(IN_TIME, deadline_s=math.ceil(refused.value.shortest_jct_s) * 1.01)
+    planned = plan(WAVES, NOISY, RENTED, enough)
+    assert planned.odds is not None
+    assert planned.odds.p_both >= 0.95
+
+
+def test_a_tight_deadline_buys_the_reliable_market_where_spot_is_too_risky() -> None:
+    spot = Spot(price_usd_per_hour=1.0, interruptions_per_hour=6.0, restart_s=120.0)
+    rented = replace(RENTED, spot=spot)
+    loose = plan(WAVES, NOISY, rented, replace(IN_TIME, deadline_s=4000.0))
+    tight = plan(WAVES, NOISY, rented, replace(IN_TIME, deadline_s=260.0))
+    assert {choice.market for choice in loose.plan.stages} == {"spot"}
+    assert "on_demand" in {choice.market for choice in tight.plan.stages}
+
+
+def test_instances_held_count_where_times_vary() -> None:
+    held = [Cohort(instances=4, held_s=600.0)]
+    with_held = plan(WAVES, NOISY, RENTED, IN_TIME, held=held).prediction
+    assert with_held.cost_usd <= plan(WAVES, NOISY, RENTED, IN_TIME).prediction.cost_usd * 1.001
