@@ -1,7 +1,6 @@
 """Benchmarks of balancing on synthetic workers: `python tests/bench/bench_balancing.py [NAME …] [--seeds 20]`.
 
-Without a name, all of them run. Each figure is printed beside its aim; nothing is asserted. The steps of real processes
-are in bench_unequal.py.
+Without a name, all of them run. Each figure is printed beside its aim; nothing is asserted.
 """
 
 from __future__ import annotations
@@ -17,36 +16,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rubberband.planner.balancing import Balancer, Look, make_balancer
-from rubberband.planner.balancing.line_balancer import LineBalancer
-from rubberband.planner.balancing.paper import Narx
-from rubberband.planner.balancing.speed_balancer import (
-    Ema,
-    Gated,
-    Memoryless,
-    NormalisedEma,
-    Predictor,
-    relative_time,
-)
 from rubberband.values.balance import Balance, BalancePolicy
-from tests.bench.balancing_traces import KINDS, Trace, trace
 from tests.builders.balancing import CLUSTER, Curve, best_s, even_limits, train
-from tests.builders.paper import Arima
 
-Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 BENCHMARKS: dict[str, Callable[[int], None]] = {}
 BATCH = 128
 """Of the four GPUs, as in LB-BSP Fig. 8."""
 WITHIN = 1.05
 POLICIES: tuple[BalancePolicy, ...] = ("auto", "paper")
-PREDICTORS: dict[str, Callable[[int], Predictor]] = {
-    "memoryless": Memoryless,
-    "EMA": Ema,
-    "ARIMA(1,1,1)": lambda workers: Arima(workers, 1),
-    "ARIMA(2,1,1)": Arima,
-    "NARX": Narx,
-    "normalised EMA": NormalisedEma,
-    "default (gated)": lambda workers: Gated(NormalisedEma(workers), workers),
-}
 
 
 def benchmark(run: Callable[[int], None]) -> Callable[[int], None]:
@@ -104,35 +81,6 @@ def _after_shift(policy: BalancePolicy, noise: float, seed: int) -> int:
     after = (CLUSTER[0], slow, *CLUSTER[2:])
     steps = train(gpus(policy), lambda step: CLUSTER if step < 200 else after, BATCH, 600, noise=noise, seed=seed)
     return steps_to([time_s / best_s(after, BATCH) for _, time_s in steps[200:]])
-
-
-# CPU workers: shares by forecast speeds
-
-
-def _cpu_ratios(made: Trace, policy: BalancePolicy, samples_per_worker: int = 128) -> Floats:
-    """Time of each step over that of a clairvoyant, who knows the speed of every worker in it; whole samples."""
-    num_steps, workers = made.speeds.shape
-    batch_size, balancer = samples_per_worker * workers, make_balancer(Balance(policy=policy), "cpu", workers)
-    limits, ratios = even_limits(workers, batch_size), np.empty(num_steps - 1)
-    for step in range(num_steps - 1):
-        shares = balancer.shares(batch_size, limits)
-        times_s = np.asarray(shares) / made.speeds[step]
-        ratios[step] = times_s.max() * made.speeds[step].sum() / batch_size
-        cpu, memory = made.cpu[step + 1].tolist(), made.memory[step + 1].tolist()
-        balancer.observe(Look(shares=shares, compute_s=tuple(times_s.tolist()), cpu=tuple(cpu), memory=tuple(memory)))
-    return ratios
-
-
-@benchmark
-def unlike_cpus(seeds: int) -> None:
-    """Four and eight CPU workers of 2 to 16 cores: iteration time over a clairvoyant's, 5 % noise."""
-    aims = {"steady": "<= 1.10", "shifts": "<= 1.25", "spikes": "", "both": ""}
-    for workers in (4, 8):
-        for kind in KINDS:
-            made = [trace(kind, seed, workers=workers, steps=600) for seed in range(seeds)]
-            for policy in ("auto", "paper", "equal"):
-                found = [float(np.mean(_cpu_ratios(each, policy)[5:])) for each in made]
-                row(f"{workers} workers, {kind}, {policy}", spread(found), aims[kind] if policy == "auto" else "")
 
 
 @benchmark
@@ -204,65 +152,6 @@ def _decision_s(balancer: Balancer, workers: int, looks: int) -> float:
         balancer.shares(batch_size, limits)
         found.append(time.process_time() - began)
     return float(np.median(found[50:]))
-
-
-# Predictors
-
-
-def _forecasts(make: Callable[[int], Predictor], made: Trace, first: int) -> tuple[float, float]:
-    """RMSE over the mean speed, and mean iteration time over the clairvoyant's, from step `first` on."""
-    num_steps, workers = made.speeds.shape
-    predictor, squares, times = make(workers), [], []
-    mean = made.speeds.mean(axis=0)
-    for step in range(1, num_steps):
-        predictor.observe(made.speeds[step - 1], made.cpu[step], made.memory[step])
-        if step >= first:
-            found, speeds = predictor.forecast(), made.speeds[step]
-            squares.append(np.mean(np.square((found - speeds) / mean)))
-            times.append(relative_time(found, speeds))
-    return float(np.sqrt(np.mean(squares))), float(np.mean(times))
-
-
-@benchmark
-def predictors(seeds: int) -> None:
-    """Eight CPU workers, 1,500 steps, the first 200 left out: RMSE, and iteration time over the clairvoyant's."""
-    print(
-        f"  {'':<18}" + "".join(f"{kind:>22}" for kind in KINDS) + f"\n  {'':<18}" + f"{'RMSE   time':>22}" * len(KINDS)
-    )
-    found: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in PREDICTORS}
-    for name, make in PREDICTORS.items():
-        for kind in KINDS:
-            each = [_forecasts(make, trace(kind, seed), 200) for seed in range(seeds)]
-            found[name][kind] = tuple(np.mean(each, axis=0).tolist())
-        cells = "".join(f"{rmse:>14.4f}  {ratio:.3f}x" for rmse, ratio in found[name].values())
-        print(f"  {name:<18}{cells}", flush=True)
-    others = [name for name in PREDICTORS if name.startswith(("memoryless", "EMA", "ARIMA"))]
-    for kind in ("shifts", "both"):
-        best = min(found[name][kind][0] for name in others)
-        for name in ("NARX", "normalised EMA"):
-            saved = 1.0 - found[name][kind][0] / best
-            row(
-                f"{name}, {kind}: RMSE below the best of the others",
-                f"{saved:.0%}",
-                ">= 30 %" if kind == "shifts" else "",
-            )
-    row("the paper: NARX 4.78, EMA 7.85 (Table 3)", "39%")
-
-
-@benchmark
-def noise_of_lines(seeds: int) -> None:
-    """Print a line's error at the present share, and that of its slope, after several looks with 5 % noise."""
-    for looks in (4, 16, 64):
-        errors = []
-        for seed in range(seeds):
-            balancer = LineBalancer(4)
-            steps = train(balancer, CLUSTER, BATCH, looks, noise=0.05, seed=seed)
-            errors += [
-                abs(line.time_s(share) / curve.time_s(share) - 1.0)
-                for line, curve, share in zip(balancer.lines(), CLUSTER, steps[-1][0], strict=True)
-                if share
-            ]
-        row(f"after {looks} looks", f"{np.mean(errors):.1%}")
 
 
 def main() -> None:

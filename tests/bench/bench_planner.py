@@ -1,16 +1,12 @@
 """What the planner takes and reaches, as tables: `python tests/bench/bench_planner.py [SECTION …]` from the checkout.
 
 Sections: speed (the planning calls that the aims name), size (CPU seconds of planning with noise, of very many trials
-and of hyperband), cases (more of them), planning and saving (against the paper's
-literal algorithms), risk (noisy plans simulated again), exhaustive (against the enumeration of every plan).
-Without one, all are run (some minutes). Figures are printed, none is asserted.
+and of hyperband), planning and saving (against the paper's literal algorithms). Without one, all are run.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -22,32 +18,15 @@ from typing import get_args
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.dag import simulate
 from rubberband.planner.exact.solver import Objective
-from rubberband.planner.exact.table import Floats
 from rubberband.spec.search import hyperband, sha
-from rubberband.values.offer import Billing
 from rubberband.values.plan import Planned, PlanningConstraints, Policy, Stage
 from rubberband.values.profile import Profile
 from tests.bench import bench_paper
-from tests.bench.jobs import BenchJob, cost_usd, p3_8xlarge, paper_job, profile, random_job, small_job
-from tests.builders.enumeration import best, every_plan
-from tests.builders.plans import frontier, plan, plan_brackets, sample
+from tests.bench.jobs import BenchJob, p3_8xlarge, paper_job, profile
+from tests.builders.plans import frontier, plan, plan_brackets
 
 NUM_RUNS = 7
-THOUSAND = tuple(Stage(trials=count, iterations=2 * 3**index) for index, count in enumerate((1000, 250, 62, 15)))
-
-CASES: list[tuple[str, tuple[Stage, ...], int, list[tuple[float, float | None]]]] = [
-    ("SHA(32,1,50,3)", sha(32, 1, 50, 3), 16, [(1.0, 1200.0), (1.0, None)]),
-    ("SHA(64,4,508,2)", sha(64, 4, 508, 2), 32, [(1.0, 10 * 3600.0), (27.5, 1200.0), (100.0, 300.0), (20.0, None)]),
-    (
-        "SHA(512,4,4096,2)",
-        sha(512, 4, 4096, 2),
-        256,
-        [(1.0, 24 * 3600.0), (20.0, 2 * 3600.0), (20.0, 3600.0), (100.0, 1800.0), (20.0, None)],
-    ),
-    ("1000 trials", THOUSAND, 256, [(1.0, 7200.0), (20.0, 600.0), (100.0, 180.0), (20.0, None)]),
-]
 
 
 def best_s(
@@ -99,7 +78,8 @@ def speed() -> None:
         limits=PlanningConstraints(deadline_s=5400.0, max_gpus_per_trial=16),
     )
     row("SHA(512,4,4096,2), 90 min, k <= 256, optimal", 300, partial(outcome_of, large))
-    many = replace(large, stages=THOUSAND, limits=replace(large.limits, deadline_s=600.0))
+    thousand = tuple(Stage(trials=count, iterations=2 * 3**index) for index, count in enumerate((1000, 250, 62, 15)))
+    many = replace(large, stages=thousand, limits=replace(large.limits, deadline_s=600.0))
     row("1,000 trials, four stages, 10 min, optimal", 100, partial(outcome_of, many))
     for cv in (0.1, 0.2, 0.3):
         noisy = replace(paper, profile=replace(paper.profile, trial_cv=cv))
@@ -156,110 +136,11 @@ def points(job: BenchJob) -> str:
     return f"{len(frontier(job.stages, job.profile, job.offer, job.limits)):>10} points"
 
 
-def cases() -> None:
-    """Every case with stages that outlast the billing minimum, and with stages that do not."""
-    sys.stdout.write(f"\n{'job':<18} {'k <=':>4} {'billing':<12} {'speed':>6} {'deadline':>9} {'planning':>10}  plan\n")
-    for name, stages, max_instances, variants in CASES:
-        for billing in get_args(Billing):
-            for speed_up, deadline_s in variants:
-                _case(name, stages, max_instances, billing, speed_up, deadline_s)
-
-
-def _case(
-    name: str,
-    stages: tuple[Stage, ...],
-    max_instances: int,
-    billing: Billing,
-    speed_up: float,
-    deadline_s: float | None,
-) -> None:
-    job = BenchJob(
-        stages=stages,
-        profile=profile(speed_up),
-        offer=p3_8xlarge(max_instances, billing),
-        limits=PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=16),
-    )
-    seconds, outcome = best_s(partial(outcome_of, job))
-    deadline = "none" if deadline_s is None else f"{deadline_s:.0f} s"
-    sys.stdout.write(f"{name:<18} {max_instances:>4} {billing:<12} {speed_up:>5}x {deadline:>9} ")
-    sys.stdout.write(f"{seconds * 1e3:>7.1f} ms  {outcome}\n")
-
-
-def risk(num_jobs: int = 200, num_literal: int = 8) -> None:
-    """Random noisy jobs planned at confidence 0.95: P(miss) with fresh samples, some of them by Algorithm 1 too."""
-    source = random.Random(2)
-    misses: list[float] = []
-    seconds: list[float] = []
-    notes: list[str] = []
-    infeasible = 0
-    while len(misses) < num_jobs:
-        job = random_job(source, noisy=True)
-        began_s = time.perf_counter()
-        try:
-            chosen = planned(job).plan
-        except InfeasibleError:
-            infeasible += 1
-            continue
-        seconds.append(time.perf_counter() - began_s)
-        drawn = (job.stages, chosen, job.profile, job.offer)
-        misses.append(p_miss(sample(*drawn, num_samples=20_000, seed=987_654_321).jct_s, job))
-        number = len(misses) + infeasible - 1
-        if misses[-1] > 0.055:
-            notes.append(f"  job {number}: P(miss) {misses[-1]:.4f} of {chosen}\n")
-        if len(misses) <= num_literal:
-            again = p_miss(simulate(*drawn, num_samples=2000, seed=5).jct_s, job)
-            notes.append(f"  job {number}: P(miss) {misses[-1]:.4f}, and {again:.4f} by Algorithm 1, 2,000 samples\n")
-    sys.stdout.write(f"\n{num_jobs} random noisy jobs at confidence 0.95, plans simulated with 20,000 fresh samples\n")
-    sys.stdout.write(
-        f"P(miss): mean {statistics.mean(misses):.4f}, median {statistics.median(misses):.4f}, "
-        f"largest {', '.join(f'{miss:.4f}' for miss in sorted(misses)[-5:])}; "
-        f"above 0.055 in {sum(miss > 0.055 for miss in misses)} (aim 0); no plan for {infeasible} more jobs\n"
-        f"planning: mean {statistics.mean(seconds) * 1e3:.0f} ms, longest {max(seconds) * 1e3:.0f} ms\n"
-        + "".join(notes)
-    )
-
-
-def p_miss(jct_s: Floats, job: BenchJob) -> float:
-    assert job.limits.deadline_s is not None
-    return float((jct_s > job.limits.deadline_s + 1e-6).mean())
-
-
-def exhaustive(num_jobs: int = 500) -> None:
-    """Random deterministic jobs: `optimal` against the enumeration of every plan."""
-    source = random.Random(3)
-    examined = infeasible = 0
-    wrong: list[str] = []
-    for number in range(num_jobs):
-        job = small_job(source)
-        plans = every_plan(job.stages, job.profile, job.offer, job.limits)
-        near_s = source.choice(plans)[0] * source.choice([0.97, 1.0, 1.0, 1.05])
-        job = replace(job, limits=replace(job.limits, deadline_s=source.choice([None, near_s, near_s, near_s])))
-        expected = best(plans, job.limits)
-        found_usd = cost_usd(job, "optimal")
-        examined += len(plans)
-        infeasible += expected is None
-        if not same_cost(found_usd, None if expected is None else expected[1]):
-            wrong.append(f"  job {number}: {found_usd} against {expected}\n")
-    sys.stdout.write(
-        f"\n{num_jobs} random deterministic jobs against all their plans ({examined} in all): "
-        f"equal in {num_jobs - len(wrong)} (of all {infeasible} without a plan in time)\n{''.join(wrong)}"
-    )
-
-
-def same_cost(found_usd: float | None, expected_usd: float | None) -> bool:
-    if found_usd is None or expected_usd is None:
-        return found_usd is expected_usd
-    return abs(found_usd - expected_usd) <= 1e-8 + 1e-9 * expected_usd
-
-
 SECTIONS: dict[str, Callable[[], None]] = {
     "speed": speed,
     "size": size,
     "planning": bench_paper.planning,
     "saving": bench_paper.saving,
-    "risk": risk,
-    "exhaustive": exhaustive,
-    "cases": cases,
 }
 
 

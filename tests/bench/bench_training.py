@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,11 +24,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(1, str(Path(__file__).parent))
 
 import rubberband
-from rubberband.executor import Entrypoint, SegmentReport, TorchRunner, open_store, own_time, run_segment
+from rubberband.executor import Entrypoint, TorchRunner, open_store, own_time, run_segment
 from rubberband.executor.training.gang import Gang
-from rubberband.values.adaptive import AdaptiveBatch
 from tests.bench.training_models import ImagesTrial, TextTrial, ours, plain
 from tests.builders.segments import SEGMENT
 
@@ -51,14 +50,12 @@ TIMES: list[float] = []
 
 
 class Sleeping(rubberband.TorchTrial):
-    """A model whose steps and evaluations take the time that they are given, with `bytes` of state beside it."""
+    """A model whose steps take the time that they are given, with `bytes` of state beside it."""
 
     batch_size = 1
-    eval_batch_size = 1
-    eval_on_all_ranks = True
 
     def build_model(self, config: Any) -> torch.nn.Module:
-        self.config, self.trained_at, self.wait_s = config, 0.0, 0.0
+        self.config = config
         model = torch.nn.Linear(1, 1)
         model.register_buffer("state", torch.randn(config.get("bytes", 4) // 4))
         return model
@@ -71,21 +68,13 @@ class Sleeping(rubberband.TorchTrial):
         return TensorDataset(inputs, inputs)
 
     def eval_dataset(self, config: Any) -> TensorDataset:
-        inputs = torch.ones(config.get("eval_batches", 1), 1)
-        return TensorDataset(inputs, inputs)
+        return TensorDataset(torch.ones(1, 1), torch.ones(1, 1))
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         if model.training:
             TIMES.append(own_time())
-            self.wait_s = time.perf_counter() - self.trained_at
-        time.sleep(self.config["step_s"] if model.training else self.config.get("eval_s", 0.0))
+            time.sleep(self.config["step_s"])
         return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
-
-    def evaluate(self, model: torch.nn.Module, loader: Any) -> dict[str, Any]:
-        began_at = time.perf_counter()
-        metrics = {**super().evaluate(model, loader), "wait_s": rubberband.Mean(self.wait_s, 1)}
-        self.trained_at = began_at
-        return metrics
 
 
 class Seldom(Sleeping):
@@ -155,33 +144,6 @@ def checkpoints(rounds: int) -> None:
         print(f"{label:32}{median(costs):+.1f} % ({costs[0]:+.1f} to {costs[-1]:+.1f})")
 
 
-# Evaluation on four workers
-
-EVAL_BATCHES, EVAL_S, EVALUATIONS = 160, 0.0125, 6
-
-
-@benchmark
-def evaluation(rounds: int) -> None:
-    """Evaluation of a sleeping model on four workers and on one: from its begin to the next training step."""
-    from tests.builders.processes.segment_worker import Worker, run_gang
-
-    config = {"steps": 1, "step_s": 0.0, "eval_batches": EVAL_BATCHES, "eval_s": EVAL_S}
-    segment = replace(SEGMENT, config=config, until_iterations=3)
-    found: dict[int, list[float]] = {1: [], 4: []}
-    workers = [Worker() for _ in range(4)]
-    try:
-        with tempfile.TemporaryDirectory(prefix="rubberband-bench-") as folder:
-            for count in (1, 4, *[1, 4] * rounds):
-                items = run_gang(workers[:count], entrypoint("Sleeping"), segment, open_store(folder))[0]
-                waits = [item.metrics["wait_s"] for item in items if isinstance(item, SegmentReport)]
-                found[count].append(waits[-1])
-    finally:
-        for worker in workers:
-            worker.stop()
-    one, four = (median(seconds[1:]) for seconds in found.values())
-    print(f"on one worker {one:.3f} s, on four {four:.3f} s: {one / four:.2f} times as fast")
-
-
 # Steps of usual models, one worker, with the data in memory
 
 FAST = {"precision": "bf16", "compile": True}
@@ -242,51 +204,6 @@ def pipeline(rounds: int) -> None:
 def _runner(trial: type[rubberband.TorchTrial], epochs: int, **changes: Any) -> TorchRunner:
     segment = replace(SEGMENT, metric="train_loss", config={}, until_iterations=epochs, **changes)
     return TorchRunner(trial(), segment, Gang(0, 1, None))
-
-
-def _trained(
-    trial: type[rubberband.TorchTrial], batch: AdaptiveBatch | None, seed: int, epochs: int = 12
-) -> list[float]:
-    """Seconds of a whole training with its start, by the clock and of the CPU."""
-    began = time.perf_counter(), time.process_time()
-    runner = _runner(trial, epochs, seed=seed, batch=batch)
-    for iterations in range(1, epochs + 1):
-        list(runner._train(iterations))
-    runner.close()
-    return [time.perf_counter() - began[0], time.process_time() - began[1]]
-
-
-@benchmark
-def adaptive_cost(rounds: int) -> None:
-    """The digits on one worker: adaptive beside fixed batches, free and where the batch may not change (its cost)."""
-    sys.path.append(str(Path(__file__).parents[2] / "examples"))
-    from goodput import PlainDigits
-
-    torch.set_num_threads(1)
-    _trained(PlainDigits, AdaptiveBatch(), 0, epochs=2)
-    for busy in (0, os.cpu_count() or 1):
-        loads = [get_context("spawn").Process(target=_spin, daemon=True) for _ in range(busy)]
-        for load in loads:
-            load.start()
-        held = AdaptiveBatch(max=PlainDigits.batch_size)
-        kinds: list[AdaptiveBatch | None] = [None, held, AdaptiveBatch()]
-        found = []
-        for seed in range(1, rounds + 1):
-            order = [(seed + at) % 3 for at in range(3)]
-            taken = {at: _trained(PlainDigits, kinds[at], seed) for at in order}
-            found.append([taken[at] for at in range(3)])
-        for load in loads:
-            load.kill()
-        for name, at in (("held", 1), ("free", 2)):
-            ratios = [median(each[at][clock] / each[0][clock] for each in found) for clock in (0, 1)]
-            print(
-                f"{busy} busy loops, {name}: {ratios[0]:.3f} of the fixed batch's time, {ratios[1]:.3f} of its CPU time"
-            )
-
-
-def _spin() -> None:
-    while True:
-        pass
 
 
 class Recalled(rubberband.TorchTrial):
@@ -351,77 +268,6 @@ def _lend_memory(runner: TorchRunner, *, little: bool) -> None:
         torch.cuda.set_per_process_memory_fraction(0.6 * peak / whole if little else 1.0)
     else:
         runner._trial.most = 16 if little else 10**9  # type: ignore[attr-defined]
-
-
-# Optional methods of a trial
-
-HOOK_STEPS = 100
-
-
-class Bare(rubberband.TorchTrial):
-    """A small network, with steps of some milliseconds."""
-
-    batch_size = 256
-
-    def build_model(self, config: Any) -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
-
-    def build_optimizer(self, config: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    def train_dataset(self, config: Any) -> TensorDataset:
-        samples = HOOK_STEPS * self.batch_size
-        return TensorDataset(torch.randn(samples, 256), torch.randint(10, (samples,)))
-
-    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
-        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-
-class Hooked(Bare):
-    """The same with weights, a metric and a method after each step."""
-
-    def weight(self, batch: Any) -> Any:
-        return (batch[1] >= 0).sum()
-
-    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
-        loss = super().loss(model, batch)
-        return loss, {"twice": 2.0 * loss.detach()}
-
-    def on_step(self, model: torch.nn.Module, step: int, batch_size: int) -> None:
-        pass
-
-
-class Own(Bare):
-    """The same by a step of its own."""
-
-    def step(self, model: torch.nn.Module, optimizers: Any, batch: Any) -> Any:
-        optimizers.zero_grad()
-        loss = self.loss(model, batch)
-        loss.backward()
-        optimizers.step()
-        return loss
-
-
-@benchmark
-def methods(rounds: int) -> None:
-    """CPU time of a step without optional methods, with them, and by a step of its own, on one worker."""
-    torch.set_num_threads(1)
-    kinds: tuple[type[rubberband.TorchTrial], ...] = (Bare, Hooked, Own)
-    found: list[list[float]] = []
-    for _ in range(rounds + 1):
-        taken = []
-        for kind in kinds:
-            runner = _runner(kind, 1)
-            began_s = time.process_time()
-            list(runner._train(1))
-            taken.append(1e3 * (time.process_time() - began_s) / HOOK_STEPS)
-            runner.close()
-        found.append(taken)
-    for at, kind in enumerate(kinds):
-        ratio = median(each[at] / each[0] for each in found[1:])
-        print(
-            f"{kind.__name__:6} {median(each[at] for each in found[1:]):.3f} ms a step: {ratio:.3f} of a bare trial's"
-        )
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from rubberband.errors import InfeasibleError
 from rubberband.spec.search import sha
 from rubberband.values.offer import Billing, Offer
-from rubberband.values.plan import PlanningConstraints, Policy, Stage, gang_sizes
-from rubberband.values.profile import Profile, Spread
+from rubberband.values.plan import PlanningConstraints, Policy, Stage
+from rubberband.values.profile import Profile
 from tests.builders.plans import plan
 
 ITERATION_S = {1: 110.0, 2: 57.0, 4: 30.0, 8: 18.0, 16: 13.0, 32: 11.0}
@@ -55,7 +55,7 @@ def paper_job(speed_up: float = 27.5, max_instances: int = 32) -> BenchJob:
     )
 
 
-def random_job(source: random.Random, *, noisy: bool = False) -> BenchJob:
+def random_job(source: random.Random) -> BenchJob:
     """A job of up to 64 trials, with a deadline between the shortest time and three times that."""
     gpus = source.choice([1, 2, 4, 8])
     single_s, efficiency = source.uniform(5.0, 120.0), source.uniform(0.5, 1.0)
@@ -79,47 +79,8 @@ def random_job(source: random.Random, *, noisy: bool = False) -> BenchJob:
     stages = sha(source.randint(4, 64), source.choice([1, 2, 4]), source.choice([27, 50, 81]), eta)
     open_limits = PlanningConstraints(max_gpus_per_trial=source.choice([4, 8]))
     shortest_s = plan(stages, fast, offer, open_limits, objective="min_time").prediction.jct_s
-    slack = source.uniform(1.15, 3.0) if noisy else source.uniform(1.0, 3.0)
-    if noisy:
-        fast, offer = _noisy(source, fast, offer)
-    limits = replace(open_limits, deadline_s=slack * shortest_s)
+    limits = replace(open_limits, deadline_s=source.uniform(1.0, 3.0) * shortest_s)
     return BenchJob(stages=stages, profile=fast, offer=offer, limits=limits)
-
-
-def _noisy(source: random.Random, certain: Profile, offer: Offer) -> tuple[Profile, Offer]:
-    varying = replace(certain, trial_cv=source.uniform(0.02, 0.3), iteration_cv=source.choice([0.0, 0.2]))
-    spreads = [Spread(cv=source.choice([0.0, 0.3])) for _ in range(2)]
-    return varying, replace(offer, provision_spread=spreads[0], init_spread=spreads[1])
-
-
-def small_job(source: random.Random) -> BenchJob:
-    """A job small enough to enumerate all its plans; without limits on time and cost."""
-    gpus = source.choice([1, 2, 4])
-    num_stages = source.randint(1, 4)
-    most_gangs, most_instances = {1: (4, 16), 2: (3, 12), 3: (3, 7), 4: (2, 5)}[num_stages]
-    table = {1: source.uniform(1.0, 60.0)}
-    for count in (2, 4, 8):
-        table[count] = table[count // 2] * source.choice([0.5, 0.55, 0.7, 0.9, 1.0, 1.1])
-    offer = Offer(
-        instance_type="small",
-        gpus=gpus,
-        price_usd_per_hour=source.choice([3.6, 12.24]),
-        max_instances=source.randint(1, most_instances),
-        provision_delay_s=source.choice([0.0, 15.0, 120.0]),
-        init_delay_s=source.choice([0.0, 15.0, 45.0]),
-        billing=source.choice(["per_instance", "per_function"]),
-        minimum_billed_s=source.choice([0.0, 60.0, 300.0]),
-        data_usd_per_instance=source.choice([0.0, 0.05]),
-        head_price_usd_per_hour=source.choice([0.0, 0.5]),
-    )
-    sizes = [size for size in gang_sizes(gpus, 1, 8) if size <= gpus * offer.max_instances][:most_gangs]
-    stages = tuple(Stage(trials=source.randint(1, 14), iterations=source.randint(1, 8)) for _ in range(num_stages))
-    return BenchJob(
-        stages=stages,
-        profile=Profile(seconds_per_iteration=table, trial_startup_s=source.choice([0.0, 2.0])),
-        offer=offer,
-        limits=PlanningConstraints(max_gpus_per_trial=sizes[-1]),
-    )
 
 
 def cost_usd(job: BenchJob, policy: Policy) -> float | None:

@@ -22,8 +22,8 @@ from rubberband.planner.balancing.speed_balancer import (
     relative_time,
 )
 from rubberband.values.balance import BALANCE_POLICIES, Balance
-from tests.bench.balancing_traces import trace
 from tests.builders.balancing import CLUSTER, K80, M60, V100, Curve, best_s, even_limits, train
+from tests.builders.balancing_traces import trace
 from tests.builders.paper import Arima
 
 EQUAL = (Curve(base_s=0.05, per_sample_s=0.01),) * 4
