@@ -6,23 +6,52 @@ A change of any word or number shows here, and is right only if it was meant:
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from rubberband.api.dashboard.sentences import cards, sentence, stage_rows, troubles
+from rubberband.api.dashboard.trial_table import Asked, trial_page
 from rubberband.cli import app
-from rubberband.executor import Result
+from rubberband.executor import Faults, Result
 from rubberband.executor.result.rows import report_rows, to_csv, trial_rows
+from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission, Summary
+from rubberband.views.charts.batches import batches_by_gpus
+from rubberband.views.live.view import Progress, stage_table, summary
 from rubberband.views.report.page import result_charts
-from tests.builders.results import EVERY_RESULT, FAULTS, a_job, render
-from tests.builders.watching import narration
+from rubberband.views.story import story
+from rubberband.views.trial import gangs, lead, trial_cards
+from tests.builders.adaptive_runs import adaptive_backend, an_adaptive_job
+from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, cut_short, render
+from tests.builders.special_results import (
+    EXTENSIONS,
+    SLOTS,
+    SLOW,
+    SPECIAL_RESULTS,
+    STRAGGLER,
+    TAKEN,
+    UNEQUAL,
+    bracket_job,
+    spot_job,
+    straggling_job,
+)
+from tests.builders.timed_requests import extend
+from tests.builders.watching import narration, pictures
+
+RUNNING, DONE = ExperimentState.RUNNING, ExperimentState.DONE
+WITH_LAYOUT = ("done", "unfinished", "adaptive", "brackets")
+RESULTS = {**EVERY_RESULT, **SPECIAL_RESULTS}
 
 SCREENS = Path(__file__).with_name("screens")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -53,22 +82,128 @@ def drawn(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def charts(result: Result) -> Iterator[str]:
-    for name, figure in result_charts(result).items():
+def charts(result: Result, with_layout: bool) -> Iterator[str]:
+    for name, figure in (result_charts(result) | {"batches by GPUs": batches_by_gpus(result)}).items():
+        if figure is None:
+            continue
         yield f"{name}:"
         yield from (json.dumps(drawn(trace)) for trace in figure["data"])
+        if with_layout:
+            yield from (f"{part}: {json.dumps(drawn(each))}" for part, each in figure["layout"].items())
 
 
-@pytest.mark.parametrize("kind", EVERY_RESULT)
+@pytest.mark.parametrize("kind", RESULTS)
 def test_a_result_has_its_screens(kind: str) -> None:
-    result = EVERY_RESULT[kind]()
-    parts = [str(result), render(result), to_csv(trial_rows(result)), to_csv(report_rows(result)), *charts(result)]
+    result = RESULTS[kind]()
+    rows = [to_csv(trial_rows(result)), to_csv(report_rows(result))]
+    parts = [str(result), render(result), *rows, *charts(result, kind in WITH_LAYOUT)]
     is_as_kept(f"result-{kind}", "\n\n".join(parts) + "\n")
 
 
-@pytest.mark.parametrize("faults", [None, FAULTS], ids=["whole", "faults"])
-def test_a_run_has_its_narration(faults: Any) -> None:
-    is_as_kept(f"narration-{'whole' if faults is None else 'faults'}", narration(a_job(replan=True), faults))
+def lines_of(value: Any) -> Iterator[str]:
+    """What a page is made of, a line for each."""
+    for each in value if isinstance(value, list | tuple) else [value]:
+        yield str(each)
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_a_result_has_its_words_on_the_pages_of_a_service(kind: str) -> None:
+    result = RESULTS[kind]()
+    running = kind in ("nothing yet", "unfinished")
+    told = Summary(started_at=1000.0, stages=len(result.stages), forecast_jct_s=200.0, forecast_cost_usd=0.05)
+    known = Submission(name="digits", state=RUNNING if running else DONE, created_at=1.0, changed_at=1.0, summary=told)
+    trial = result.trials[0]
+    parts = {
+        "sentence": sentence(known, result),
+        "troubles": troubles(result),
+        "cards": cards(known, result),
+        "stages": stage_rows(result),
+        "story": story(result),
+        "trials": trial_page(result, Asked()).rows[:5],
+        "trial 0": [lead(result, trial), *trial_cards(result, trial)],
+        "gangs of trial 0": list(gangs(result, trial).rows),
+    }
+    text = "".join(f"{name}:\n" + "".join(f"  {line}\n" for line in lines_of(part)) for name, part in parts.items())
+    is_as_kept(f"page-{kind}", text)
+
+
+def test_every_state_of_an_experiment_has_a_sentence() -> None:
+    def said(result: Result | None, **told: Any) -> Iterator[str]:
+        for state in ExperimentState:
+            found = Summary(**{"started_at": 1000.0 if result else None, "stages": 3} | told)
+            made = {"created_at": 1.0, "changed_at": 1.0, "reason": "why it is so", "summary": found}
+            yield f"  {state.value}: {sentence(Submission(name='digits', state=state, **made), result)}"
+
+    soon = cut_short(30, job=a_job(deadline_s=300.0), cancel=False)
+    without = cut_short(30, job=a_job(deadline_s=None, max_cost_usd=None), cancel=False)
+    forecasts = [(0.0, 0.0), (200.0, 0.05), (300.0, 0.05), (400.0, 2.0)]
+    parts = {
+        "not begun": said(None),
+        "done": said(a_result()),
+        **{f"forecast {at} s": said(soon, forecast_jct_s=at, forecast_cost_usd=usd) for at, usd in forecasts},
+        "virtual": said(replace(soon, provider="virtual"), forecast_jct_s=200.0, forecast_cost_usd=0.05),
+        "no limits": said(without, forecast_jct_s=200.0),
+    }
+    is_as_kept("sentences", "".join(f"{name}:\n" + "\n".join(lines) + "\n" for name, lines in parts.items()))
+
+
+def no_more_after(turns: int) -> Callable[[], bool]:
+    """A user who cancels after so many looks."""
+    looks = iter([False] * turns)
+    return lambda: next(looks, True)
+
+
+NARRATIONS: dict[str, Callable[[], str]] = {
+    "plain": narration,
+    "whole": lambda: narration(a_job(replan=True)),
+    "faults": lambda: narration(a_job(replan=True), FAULTS),
+    "kept plan": lambda: narration(a_job(replan=True, deadline_s=130.0)),
+    "lost": lambda: narration(faults=Faults(lost_after_s={"i-002": 20.0})),
+    "refused": lambda: narration(faults=Faults(refused={"i-003"})),
+    "refused for good": lambda: narration(faults=Faults(refused={f"i-{n:03d}" for n in range(3, 30)})),
+    "nowhere": lambda: narration(faults=Faults(refused={f"i-{n:03d}" for n in range(30)})),
+    "cancelled": lambda: narration(cancelled=no_more_after(4)),
+    "budget": lambda: narration(a_job(max_cost_usd=0.02)),
+    "spot": lambda: narration(spot_job(), TAKEN),
+    "brackets": lambda: narration(bracket_job()),
+    "slots": lambda: narration(SLOTS),
+    "unequal": lambda: narration(UNEQUAL, SLOW),
+    "straggler": lambda: narration(straggling_job(), STRAGGLER),
+    "hung": lambda: narration(replace(UNEQUAL, hung_replacements=1), Faults(slow={"i-002": 500.0})),
+    "extended": lambda: narration(requests=EXTENSIONS),
+    "extended at once": lambda: narration(requests=[extend(0.0, deadline_s=1800.0)]),
+    "adaptive": lambda: narration(an_adaptive_job(), backend=adaptive_backend(an_adaptive_job())),
+}
+
+
+@pytest.mark.parametrize("kind", NARRATIONS)
+def test_a_run_has_its_narration(kind: str) -> None:
+    is_as_kept(f"narration-{kind}", NARRATIONS[kind]())
+
+
+def seen_live(now: float, progress: Progress, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    with console.capture() as capture:
+        console.print(stage_table(progress, now, width), *summary(progress, now), sep="\n")
+    return capture.get()
+
+
+LIVE: dict[str, Callable[[], list[tuple[float, Progress]]]] = {
+    "faults": lambda: pictures(a_job(), FAULTS),
+    "spot": lambda: pictures(spot_job(), TAKEN),
+    "brackets": lambda: pictures(bracket_job()),
+    "slots": lambda: pictures(SLOTS),
+    "unequal": lambda: pictures(UNEQUAL, SLOW),
+    "adaptive": lambda: pictures(an_adaptive_job(), backend=adaptive_backend(an_adaptive_job())),
+}
+
+
+@pytest.mark.parametrize("kind", LIVE)
+def test_a_run_is_seen_live_within_80_columns(kind: str) -> None:
+    taken = LIVE[kind]()
+    looks = [(round(now), seen_live(now, progress)) for now, progress in taken]
+    assert not [look for _, look in looks if "\N{HORIZONTAL ELLIPSIS}" in look or max(map(len, look.splitlines())) > 80]
+    is_as_kept(f"live-{kind}", "\n".join(f"at {at} s:\n{look}" for at, look in [*looks[::7], looks[-1]]))
 
 
 @pytest.mark.parametrize("example", ESTIMATED)

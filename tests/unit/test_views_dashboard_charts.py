@@ -102,14 +102,6 @@ def test_a_trial_s_share_grows_with_every_report() -> None:
         assert all(0 < before < after for before, after in itertools.pairwise(costs))
 
 
-def test_the_curves_are_drawn_over_iterations_time_and_dollars() -> None:
-    figure = drawn(learning_curves(a_result()))
-    buttons = figure["layout"]["updatemenus"][0]["buttons"]
-    assert [button["label"] for button in buttons] == ["over iterations", "over time", "over dollars"]
-    for button in buttons:
-        assert [len(xs) for xs in button["args"][0]["x"]] == [len(trace["y"]) for trace in figure["data"]]
-
-
 def test_a_chart_of_many_reports_draws_some_and_the_last_of_each_trial() -> None:
     result = a_result()
     trials = tuple(
@@ -156,14 +148,6 @@ def test_a_chart_of_many_trials_draws_the_best_and_counts_all() -> None:
     assert shown == {trial.trial for trial in result.trials[::2]}
     assert "(1 trial)" not in (name := " ".join(trace["name"] for trace in figure["data"]))
     assert f"{2 * MOST_TRIALS - 1} trials" in name.replace(",", "")
-
-
-def test_the_plan_is_an_area_behind_the_bars() -> None:
-    result = a_result()
-    ghosts = [s for s in drawn(allocation(result))["layout"]["shapes"] if s["type"] == "rect"]
-    assert [ghost["layer"] for ghost in ghosts] == ["below"] * 3
-    assert [ghost["y1"] + 0.5 for ghost in ghosts] == [2 * stage.planned_instances for stage in result.stages]
-    assert ghosts[-1]["x1"] == pytest.approx(result.planned_jct_s)
 
 
 def names(figure: dict[str, Any]) -> list[str]:

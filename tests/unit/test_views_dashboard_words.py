@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import pytest
 from rubberband.api.dashboard import badge, trial_table
 from rubberband.api.dashboard.sentences import cards, sentence, stage_rows, troubles
 from rubberband.api.dashboard.trial_table import PAGE_SIZE, Asked, TrialTable, trial_page
-from rubberband.executor import Faults, LimitsExtended, Result
+from rubberband.executor import Faults, Result
 from rubberband.states import ExperimentState
-from rubberband.units import duration
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.story import story
 from tests.builders.adaptive_runs import adaptive_result
@@ -27,25 +25,6 @@ def submission(state: ExperimentState = RUNNING, reason: str = "", **summary: An
     return Submission(name="digits", state=state, created_at=1000.0, changed_at=1000.0, reason=reason, summary=found)
 
 
-def test_a_running_experiment_is_reported_in_one_sentence() -> None:
-    result = cut_short(30, job=a_job(deadline_s=300.0), cancel=False)
-    text = sentence(submission(forecast_jct_s=200.0, forecast_cost_usd=0.05), result)
-    left_s = 200.0 - result.actual_jct_s
-    assert text.startswith("Stage ")
-    assert f"ends 1970-01-01T00:20:00Z (in {duration(left_s)}), 1m40s before the deadline" in text
-    assert text.endswith("of 1.00 USD spent.")
-    rehearsed = sentence(submission(forecast_jct_s=200.0, forecast_cost_usd=0.05), replace(result, provider="virtual"))
-    assert f"; ends in {duration(left_s)}, 1m40s before the deadline" in rehearsed
-
-
-@pytest.mark.parametrize(
-    ("forecast_s", "verdict"), [(400.0, "1m40s after the deadline"), (300.0, "at the deadline"), (0.0, "about to end")]
-)
-def test_the_sentence_holds_the_forecast_against_the_deadline(forecast_s: float, verdict: str) -> None:
-    result = cut_short(30, job=a_job(deadline_s=300.0), cancel=False)
-    assert verdict in sentence(submission(forecast_jct_s=forecast_s), result)
-
-
 @pytest.mark.parametrize("state", [ExperimentState.QUEUED, ExperimentState.STARTING])
 def test_a_run_about_to_restart_says_so_and_shows_no_old_forecast(state: ExperimentState) -> None:
     result = cut_short(30, job=a_job(deadline_s=300.0), cancel=True)
@@ -54,22 +33,6 @@ def test_a_run_about_to_restart_says_so_and_shows_no_old_forecast(state: Experim
     assert "resumes from its checkpoints" in text
     assert text.endswith("It was killed.")
     assert not [note for card in cards(known, result) for note in card.notes if "forecast" in note]
-
-
-def test_without_limits_none_are_reported() -> None:
-    result = cut_short(30, job=a_job(deadline_s=None, max_cost_usd=None), cancel=False)
-    text = sentence(submission(forecast_jct_s=200.0), result)
-    assert "deadline" not in text
-    assert text.endswith(" USD spent.")
-    assert [card.notes[0] for card in cards(submission(), result)[:2]] == ["no deadline", "no max_cost"]
-
-
-@pytest.mark.parametrize("state", list(ExperimentState))
-@pytest.mark.parametrize("begun", [True, False])
-def test_every_state_has_words(state: ExperimentState, begun: bool) -> None:
-    known = submission(state, reason="why it is so", started_at=1000.0 if begun else None)
-    result = a_result() if begun else None
-    assert sentence(known, result)
 
 
 def test_a_reason_is_reported_once() -> None:
@@ -109,17 +72,6 @@ def test_a_cap_that_is_passed_is_shown_by_its_gauge() -> None:
     assert cost.gauge.done == 1.0
 
 
-def test_history_has_syncs_replans_and_extensions() -> None:
-    granted = LimitsExtended(
-        at_s=50.0, deadline_before_s=100.0, deadline_s=200.0, max_cost_before_usd=1.0, max_cost_usd=None
-    )
-    result = dataclasses.replace(a_result(a_job(replan=True)), extensions=(granted,))
-    answer = {entry.kind: entry for entry in story(result)}
-    assert {"sync", "extended"} <= set(answer)
-    assert answer["extended"].text == "deadline 3m20s instead of 1m40s, no max_cost instead of 1.00 USD"
-    assert sum(entry.kind == "sync" for entry in story(result)) == 3
-
-
 def test_after_a_gap_everything_is_reported_when_it_was() -> None:
     result = a_result(a_job(replan=True))
     first, second, *rest = result.stages
@@ -144,14 +96,6 @@ def many(count: int) -> Result:
         for n in range(count)
     )
     return dataclasses.replace(result, trials=made, busy=())
-
-
-def test_the_best_trial_is_first_and_stands_out() -> None:
-    result = a_result()
-    rows = trial_page(result, Asked()).rows
-    assert result.best is not None
-    assert rows[0].trial == result.best.trial
-    assert [row.winner for row in rows] == [True] + [False] * 11
 
 
 @pytest.mark.parametrize("down", [False, True])

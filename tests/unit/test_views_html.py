@@ -13,10 +13,13 @@ import pytest
 
 from rubberband.views.charts.allocation import allocation
 from rubberband.views.charts.learning import learning_curves
-from rubberband.views.charts.parts import slots_per_instance
 from rubberband.views.report import page as report_html
 from rubberband.views.report.page import render_html, script_json
-from tests.builders.results import EVERY_RESULT, a_job, a_result, cut_short, hostile
+from rubberband.views.report.text import tables
+from tests.builders.results import EVERY_RESULT, a_result, cut_short, hostile
+from tests.builders.special_results import SPECIAL_RESULTS
+
+CHART_ORDER = ["curves", "spend", "allocation", "batches", "parallel", "slices", "contour", "batches-by-gpus"]
 
 
 class Page(HTMLParser):
@@ -47,26 +50,18 @@ def _small_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_html, "PLOTLY", "report.js")
 
 
-@pytest.mark.parametrize("which", list(EVERY_RESULT))
+@pytest.mark.parametrize("which", [*EVERY_RESULT, *SPECIAL_RESULTS])
 def test_any_result_is_a_page_with_all_its_tables(which: str) -> None:
-    result = EVERY_RESULT[which]()
+    result = (EVERY_RESULT | SPECIAL_RESULTS)[which]()
     page = Page(render_html(result))
     figures = json.loads(next(script for script in page.scripts if script.startswith("{")))
     charts = [attrs["id"] for tag, attrs in page.tags if tag == "div" and attrs.get("class") == "chart"]
-    assert charts == [
-        name for name in ("curves", "spend", "allocation", "parallel", "slices", "contour") if name in figures
-    ]
+    assert charts == sorted(charts, key=CHART_ORDER.index)
+    assert set(charts) == set(figures)
+    for table in tables(result):
+        assert not table.rows or table.title in page.text
     assert "Stages, planned and actual" in page.text
     assert f"Trials, best first: {len(result.trials)}" in page.text
-
-
-def test_the_page_shows_what_was_decided_at_each_sync() -> None:
-    result = a_result(a_job(replan=True))
-    text = Page(render_html(result)).text
-    assert "The plan at each SYNC" in text
-    assert len(result.decisions) == 2
-    assert all(decision.reason in text for decision in result.decisions)
-    assert "The plan at each SYNC" not in Page(render_html(a_result(a_job()))).text
 
 
 def test_the_page_asks_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,27 +106,6 @@ def test_text_in_charts_is_escaped() -> None:
     assert "<script" not in text
 
 
-def test_every_gpu_has_a_row_and_every_attempt_a_bar() -> None:
-    result = a_result()
-    figure = allocation(result)
-    assert figure is not None
-    assert slots_per_instance(result) == 2
-    longest = sorted(result.instances, key=lambda instance: -(instance.ended_s or 0.0))
-    rows = [f"{instance.instance} : {gpu}" for instance in longest for gpu in (0, 1)]
-    assert figure["layout"]["yaxis"]["categoryarray"] == rows
-    bars = [bar for bar in figure["data"] if bar["name"].startswith("stage")]
-    assert [bar["name"] for bar in bars] == ["stage 0", "stage 1", "stage 2"]
-    assert sum(len(bar["x"]) for bar in bars) == len(result.busy)
-
-
-def test_the_instances_are_drawn_as_planned_and_as_held() -> None:
-    figure = allocation(a_result())
-    assert figure is not None
-    lines = {line["name"]: line["y"] for line in figure["data"] if line["type"] == "scatter"}
-    assert lines["instances planned"] == [0, 3, 2, 1, 0]
-    assert lines["instances held or asked for"] == [0, 1, 2, 3, 2, 1, 0, 0]
-
-
 def test_instances_that_follow_each_other_are_counted_in_whole_numbers() -> None:
     """As on the spot market, where one replaces the other: few are held at once."""
     result = a_result()
@@ -145,26 +119,5 @@ def test_instances_that_follow_each_other_are_counted_in_whole_numbers() -> None
     assert figure["layout"]["yaxis2"]["dtick"] == 1
 
 
-def test_the_curves_hold_every_report_and_name_the_winner() -> None:
-    result = a_result()
-    figure = learning_curves(result)
-    assert figure is not None
-    assert [trace["name"] for trace in figure["data"]] == ["stopped (11 trials)", "winner (trial 0)"]
-    drawn = sum(value is not None for trace in figure["data"] for value in trace["y"])
-    assert drawn == sum(len(trial.curve) for trial in result.trials)
-    by_time = figure["layout"]["updatemenus"][0]["buttons"][1]["args"][0]["x"]
-    assert [len(xs) for xs in by_time] == [len(trace["y"]) for trace in figure["data"]]
-
-
 def test_before_the_first_event_s_consequences_there_is_no_curve() -> None:
     assert learning_curves(cut_short(1, cancel=False)) is None
-
-
-def test_an_interrupted_run_shows_the_best_so_far_and_no_ended_stage() -> None:
-    result = cut_short(20, cancel=False)
-    curves, gantt = learning_curves(result), allocation(result)
-    assert curves is not None
-    assert gantt is not None
-    assert curves["data"][-1]["name"] == "best so far (trial 0)"
-    lines = [shape for shape in gantt["layout"]["shapes"] if shape["type"] == "line"]
-    assert [line["x0"] for line in lines] == [result.actual_jct_s], "where now is"

@@ -4,68 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import json
 from collections.abc import Container, Sequence
 from datetime import UTC, datetime
 from io import StringIO
-from itertools import chain, permutations
+from itertools import chain
 from typing import cast
 
 import pytest
 from rich.console import Console
 
-from rubberband.executor import Result, VirtualBackend, summarise
-from rubberband.planner.exact.model import predict
+from rubberband.executor import Result
 from rubberband.states import ExperimentState
 from rubberband.units import parse_duration
-from rubberband.values.plan import Plan
 from rubberband.values.submission import Submission
 from rubberband.views import formatting
 from rubberband.views.experiment import costs
 from rubberband.views.formatting import ranked
 from rubberband.views.report.page import render_html
 from rubberband.views.report.tables import (
-    _update_row,
-    decisions,
     failures,
     headlines,
-    incidents,
-    outcome,
     paid_time,
     stages,
-    trials,
 )
-from rubberband.views.report.text import MOST_TRIALS, _print_folded, tables
+from rubberband.views.report.text import _print_folded
 from tests.builders.jobs import JOB
-from tests.builders.results import EVERY_RESULT, FAULTS, UPDATES, a_job, a_result, configurations, cut_short, render
-from tests.builders.virtual_runs import run_virtual
-
-
-def figures(result: Result, table: str) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-    found = next(t for t in tables(result) if t.title.startswith(table))
-    assert found.total is not None
-    return list(found.rows), found.total
+from tests.builders.results import EVERY_RESULT, FAULTS, a_result, render
+from tests.builders.special_results import SPECIAL_RESULTS
 
 
 def money(cells: list[str]) -> float:
     return sum(float(cell) for cell in cells if cell)
 
 
-@pytest.fixture(params=list(EVERY_RESULT))
+@pytest.fixture(params=[*EVERY_RESULT, *SPECIAL_RESULTS])
 def any_result(request: pytest.FixtureRequest) -> Result:
-    return EVERY_RESULT[request.param]()
-
-
-def test_any_result_is_reported_in_text_and_is_json(any_result: Result) -> None:
-    text = render(any_result)
-    assert text.startswith("digits: ")
-    assert "nan" not in text
-    assert "-0.00" not in text
-    assert json.loads(json.dumps(any_result.to_json(), allow_nan=False))["name"] == "digits"
+    return (EVERY_RESULT | SPECIAL_RESULTS)[request.param]()
 
 
 def test_stage_rows_add_up_to_the_total_and_the_total_is_the_bill(any_result: Result) -> None:
-    rows, total = figures(any_result, "Stages")
+    table = stages(any_result)
+    assert table.total is not None
+    rows, total = table.rows, table.total
     decimals = formatting.usd_decimals(max(any_result.actual_cost_usd, any_result.planned_cost_usd))
     for column, whole_usd in ((7, any_result.planned_cost_usd), (8, any_result.actual_cost_usd)):
         assert money([row[column] for row in rows]) == pytest.approx(money([total[column]]))
@@ -76,46 +56,14 @@ def test_paid_time_adds_up(any_result: Result) -> None:
     if any_result.paid.total_gpu_s == 0:
         assert not paid_time(any_result).rows
         return
-    rows, total = figures(any_result, "Where the paid time went")
+    table = paid_time(any_result)
+    assert table.total is not None
+    rows, total = table.rows, table.total
     for column in (1, 2, 3):
         parts = [row[column].replace(",", "") for row in rows]
         assert money(parts) == pytest.approx(money([total[column].replace(",", "")]))
     assert total[2] == "100.0"
     assert float(total[3]) == pytest.approx(any_result.actual_cost_usd, abs=1e-4)
-
-
-def test_the_first_four_lines_are_the_answer() -> None:
-    first = render(a_result()).splitlines()[:4]
-    assert first[0] == "digits: done in 1m57s for 0.0202 USD (planned 1m57s for 0.0202 USD)"
-    assert first[1].startswith("deadline 20m met, 18m3s to spare")
-    assert first[2] == "best: score=0.875 (trial 0, 7 iterations)"
-    assert first[3] == "configuration: lr=0.1 n=0"
-
-
-@pytest.mark.parametrize(
-    ("which", "said"),
-    [
-        ("late", "deadline 1m missed by 57s"),
-        ("budget", "stopped to keep the budget: max_cost=0.0200 USD is reached ("),
-        ("all failed", "every trial of stage 0 failed; the first one not_a_number: fault"),
-        ("no instance", "failed: no instance to train on: "),
-        ("cancelled", "cancelled after"),
-        ("nothing yet", "not finished: 0s for 0.00 USD so far"),
-        ("unfinished", "deadline 20m in "),
-    ],
-)
-def test_the_first_line_says_how_it_ended(which: str, said: str) -> None:
-    assert said in outcome(EVERY_RESULT[which]())
-
-
-def test_failed_trials_are_named_with_their_reasons() -> None:
-    table = failures(a_result(faults=FAULTS))
-    assert table.title == "Failures: 2 of 12 trials failed"
-    assert [(row[0], row[1], row[2], row[4]) for row in table.rows] == [
-        ("died", "2", "2", "fault"),
-        ("not a number", "7", "1", "fault"),
-    ]
-    assert table.notes == ("Failed and tried again: 1 trial (5).",)
 
 
 def with_failed(result: Result, why: str, trials: Container[int], **configuration: object) -> Result:
@@ -185,43 +133,17 @@ def test_failures_that_differ_in_numbers_are_one_row_of_the_table_and_of_the_tex
     assert "ValueError: size … > …" in render(result)
 
 
-def test_lost_and_refused_instances_are_named() -> None:
-    table = incidents(EVERY_RESULT["lost"]())
-    assert [row[:2] for row in table.rows] == [("i-001", "lost"), ("i-002", "refused")]
-
-
-def test_trials_come_best_first_and_the_rest_is_counted() -> None:
-    result = a_result()
-    table = trials(result, MOST_TRIALS)
-    assert [row[0] for row in table.rows[:3]] == ["0", "1", "2"]
-    assert table.rows[0][3] == "winner"
-    assert len(table.rows) == MOST_TRIALS
-    assert table.notes == ("2 more trials not shown; `rubberband export digits` has all.",)
-    assert len(trials(result, None).rows) == 12
-
-
 def test_with_a_metric_to_minimise_the_lowest_comes_first() -> None:
     result = dataclasses.replace(a_result(), mode="min", best=None)
     values = [trial.metrics["score"] for trial in ranked(result)]
     assert values == sorted(values)
 
 
-def test_a_stage_that_has_not_begun_shows_its_plan_only() -> None:
-    rows = stages(cut_short(15)).rows
-    assert rows[0][3] == "3 / 3"
-    assert (rows[2][3], rows[2][6], rows[2][8]) == ("- / 1", "", "")
-
-
-def test_profiling_and_resumes_are_reported() -> None:
-    result = dataclasses.replace(a_result(), profiling_s=31.0, profiling_cost_usd=0.0123, resumes=2)
-    text = render(result)
-    whole = formatting.usd(result.actual_cost_usd + 0.0123)
-    assert f"Profiling before the start took 31s and 0.0123 USD more, {whole} USD in all" in text
-    assert " USD and 0.0123 USD for its profile (planned" in text
+def test_what_profiling_cost_is_in_the_bill() -> None:
+    result = dataclasses.replace(a_result(), profiling_s=31.0, profiling_cost_usd=0.0123)
     message = costs(Submission(name="one", state=ExperimentState.DONE, created_at=0.0, changed_at=0.0), result)
     assert message["cost_usd"] == pytest.approx(sum(line["usd"] for line in message["bill"]))
     assert message["cost_usd"] == result.whole_cost_usd == pytest.approx(result.actual_cost_usd + 0.0123)
-    assert "resumed 2 times" in text
 
 
 def test_text_from_a_user_cannot_steer_the_terminal() -> None:
@@ -254,41 +176,6 @@ def test_differences_are_in_percent(actual: float, planned: float, text: str) ->
     assert formatting.difference(actual, planned) == text
 
 
-@pytest.mark.parametrize(
-    ("which", "actual", "limit"),
-    [
-        ("done", "1m57s", "deadline 20m met, 18m3s to spare"),
-        ("cancelled", "58s", "deadline 20m not reached"),
-        ("unfinished", "1m so far", "deadline 20m in 19m"),
-        ("no limits", "1m57s", "no deadline"),
-    ],
-)
-def test_only_what_resumes_is_so_far(which: str, actual: str, limit: str) -> None:
-    row = tables(EVERY_RESULT[which]())[0].rows[0]
-    assert (row[2], row[4]) == (actual, limit)
-
-
-def test_each_decision_is_a_row_and_the_first_plan_is_compared_with() -> None:
-    job = a_job(replan=True, deadline_s=150.0, max_gpus_per_trial=2)
-    narrow = dataclasses.replace(job.plan.stages[1], instances=1)
-    plan = Plan(stages=(job.plan.stages[0], narrow, job.plan.stages[2]))
-    job = dataclasses.replace(job, plan=plan, prediction=predict(job.stages, plan, job.profile, job.offer))
-    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, slowdown=1.5)
-    controller, _, _ = run_virtual(job, backend=backend)
-    result = summarise(controller.state, configurations(job), controller.state.now)
-    first, second = result.decisions
-    assert (first.stage, second.stage) == (1, 2)
-    assert first.changed
-    assert first.reason.startswith("50 % slower than profiled; ")
-    assert result.stages[1].planned_instances == job.plan.stages[1].instances
-    assert result.planned_jct_s == job.prediction.jct_s
-    shown = decisions(result)
-    assert [row[2] for row in shown.rows] == ["changed", "changed" if second.changed else "kept"]
-    assert first.reason in render(result)
-    assert json.loads(json.dumps(result.to_json()))["decisions"][0]["reason"] == first.reason
-    assert not decisions(summarise(run_virtual(a_job())[0].state, configurations(a_job()), 0.0)).rows
-
-
 def test_a_terminal_obeys_no_output_of_a_trial_but_its_colours() -> None:
     hostile = "\x1b[31mred\x1b[0m\tx\x1b]0;title\x07 \x1b[2J\x9b2J \u202egnp.exe\u2066 \U0001f469\u200d\U0001f52c"
     shown = formatting.harmless(hostile)
@@ -308,14 +195,6 @@ def test_an_end_is_an_instant_and_the_time_until_then(left_s: float, day: str) -
     hour = {60.0: "10:01", 90000.0: "11:00"}.get(left_s, "10:00")
     assert formatting.ends(now + left_s, left_s) == f"ends {day}{hour} (in {formatting.duration(left_s)})"
     assert formatting.ends(None, left_s) == f"ends in {formatting.duration(left_s)}"
-
-
-def test_the_updates_of_a_trial_are_summed_up_in_any_order() -> None:
-    each = ((4, 50), (9, 10), (2, 5))
-    uses = [dataclasses.replace(UPDATES, max_staleness=most, updates=number) for most, number in each]
-    rows = {_update_row(some) for some in permutations(uses)}
-    (row,) = rows
-    assert row[:1] + row[3:5] == ("65", "9", "3")
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 95])
