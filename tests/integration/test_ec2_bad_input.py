@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from tests.builders.command_line import ROOT
 from tests.ec2.fake_cloud import FakeCloud, fake_cloud
 from tests.ec2.faults import FakeCall, FakeError, Fault
 
+pytestmark = pytest.mark.long
 FILE = "examples/digits-aws.yaml"
 DOORS = {
     "plan": ("estimate", "--live", FILE),
@@ -154,33 +155,20 @@ def line_of(words: tuple[str, ...]) -> str:
     return str(error)
 
 
-@pytest.mark.long
-def test_a_door_names_what_is_wrong_with_the_account(aws: FakeCloud, folder: Path) -> None:
-    for name in INPUTS:
-        holds_at(("aws setup",), aws, folder, name)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("name", INPUTS)
-def test_every_door_names_what_is_wrong_with_the_account(aws: FakeCloud, folder: Path, name: str) -> None:
-    holds_at(DOORS, aws, folder, name)
-
-
-def holds_at(doors: Iterable[str], aws: FakeCloud, folder: Path, name: str) -> None:
-    """Each of these doors names what is wrong."""
+def test_every_door_names_what_is_wrong_with_the_account(
+    aws: FakeCloud, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     prepare, text = INPUTS[name]
-    aws.server.refuses = lambda service: None
-    client._known.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        for variable, value in prepare(aws, folder).items():
-            patch.delenv(variable, raising=False) if value is None else patch.setenv(variable, value)
-        for door in doors:
-            line = line_of(DOORS[door])
-            if name != "denied" or not door.startswith("aws "):  # they ask for the bucket first, which S3 only forbids
-                assert text in line.replace("check region, ", "check resources.region, "), (door, line)
+    client._known.cache_clear()  # else settings that cannot be read are not read
+    for variable, value in prepare(aws, folder).items():
+        monkeypatch.delenv(variable, raising=False) if value is None else monkeypatch.setenv(variable, value)
+    for door in DOORS:
+        line = line_of(DOORS[door])
+        if name != "denied" or not door.startswith("aws "):  # they ask for the bucket first, which S3 only forbids
+            assert text in line.replace("check region, ", "check resources.region, "), (door, line)
 
 
-@pytest.mark.long
 def test_the_refusal_of_an_account_that_is_verified_names_the_wait(aws: FakeCloud) -> None:
     def verifies(call: FakeCall) -> Fault | None:
         error = FakeError("PendingVerification", "Your request is being validated.")
@@ -191,7 +179,6 @@ def test_the_refusal_of_an_account_that_is_verified_names_the_wait(aws: FakeClou
         assert "AWS verifies new accounts for some hours; try again then" in line_of(DOORS[door])
 
 
-@pytest.mark.long
 def test_nothing_is_written_to_a_bucket_of_another_account(aws: FakeCloud) -> None:
     aws.server.storage.make_bucket("theirs")
     aws.fake.world.facts("theirs").owner = "999999999999"

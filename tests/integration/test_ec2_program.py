@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.builders.ec2_runs import Ec2CommandLine, each_iteration_once, ec2, words
+from tests.builders.ec2_runs import ON_EC2, Ec2CommandLine, each_iteration_once, ec2, words
 from tests.builders.secret_watch import watched
-from tests.ec2 import BUCKET
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -62,14 +60,9 @@ def command_line(tmp_path: Path) -> Iterator[Ec2CommandLine]:
         yield driver
 
 
-def settings(launch: str = "worker", secrets: str = "[HF_TOKEN]") -> tuple[str, ...]:
+def settings(launch: str) -> tuple[str, ...]:
     return words(
-        "resources.provider=aws",
-        "resources.instance_type=g4dn.xlarge",
-        "resources.gpus_per_instance=",
-        "resources.price_per_hour=",
-        f"resources.checkpoints=s3://{BUCKET}/digits",
-        "resources.aws.install=none",
+        *ON_EC2,
         "resources.max_instances=2",
         f"entrypoint={{command: '{WORDS}', launch: {launch}}}",
         "profile={seconds_per_iteration: {1: 2.0, 2: 1.0}, trial_startup: 0.2s}",
@@ -77,7 +70,7 @@ def settings(launch: str = "worker", secrets: str = "[HF_TOKEN]") -> tuple[str, 
         "constraints={deadline: 20m, max_cost: 5, objective: min_time}",
         "resources.gpus_per_trial={min: 1, max: 2}",
         "resources.env={DATA: /data}",
-        f"resources.secrets={secrets}",
+        "resources.secrets=[HF_TOKEN]",
     )
 
 
@@ -106,16 +99,3 @@ def test_a_program_trains_on_two_instances_and_nothing_keeps_its_secret(
     assert [name for name, text in told.items() if TOKEN in text] == []
     assert seen == []
     assert command_line.nothing_left()
-
-
-def test_a_program_is_profiled_on_one_and_two_instances(command_line: Ec2CommandLine, tmp_path: Path) -> None:
-    command_line.environment["HF_TOKEN"] = TOKEN
-    with watched([TOKEN], tmp_path) as seen:
-        output, errors = command_line("profile", "digits.yaml", *settings(), "-s", "profile=", "-y")
-    found = json.loads((command_line.folder / "digits.profile.json").read_text())
-    assert set(found["seconds_per_iteration"]) == {"1", "2"}
-    assert seen == []
-    assert TOKEN not in output + errors
-    assert command_line.nothing_left()
-    estimate = command_line.shows("estimate", "digits.yaml", *settings(), "-s", "profile=digits.profile.json")
-    assert "no profile" not in estimate

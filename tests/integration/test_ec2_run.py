@@ -29,9 +29,8 @@ from tests.builders.ec2_runs import (
     words,
 )
 from tests.builders.waiting import eventually
-from tests.ec2 import BUCKET
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -77,17 +76,18 @@ def holds_the_bill(command_line: Ec2CommandLine, result: Result) -> None:
     assert command_line.aws.fake.bill().total_usd < result.max_cost_usd
 
 
-def test_a_run_on_spot_of_which_an_instance_is_taken_away_with_notice(command_line: Ec2CommandLine) -> None:
+@pytest.mark.parametrize("notice_s", [20.0, 3.0, None])
+def test_a_run_on_spot_of_which_an_instance_is_taken_away(command_line: Ec2CommandLine, notice_s: float | None) -> None:
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *SPOT, *FEW))
     command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
     assert {one.market for one in command_line.aws.fake.living} == {"spot"}
     taken = command_line.instance("i-001")
-    command_line.aws.fake.reclaim(taken.instance_id, notice_s=20.0)
+    command_line.aws.fake.reclaim(taken.instance_id, notice_s=notice_s)
     output, result = finished(command_line, driver)
     assert result.interruptions == 1
     assert result.redone_iterations <= 1
     assert len(command_line.lines_of_the_bill()) in (2, 3)  # a third one, unless the second is soon done alone
-    assert re.search(r"i-001 +(interrupted|PREEMPTED)", output)
+    assert re.search(r"i-001 +PREEMPTED" if notice_s is None else r"i-001 +(interrupted|PREEMPTED)", output)
     assert re.search(rf"spot +g4dn.xlarge +{taken.zone}", output)
 
     assert result.best is not None
@@ -100,7 +100,6 @@ def test_a_run_on_spot_of_which_an_instance_is_taken_away_with_notice(command_li
     assert list(command_line.aws.server.storage.directory.rglob("*.ckpt"))
 
 
-@pytest.mark.long
 def test_the_digits_of_the_examples_are_measured_first(command_line: Ec2CommandLine) -> None:
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *MEASURED))
     output, result = finished(command_line, driver)
@@ -115,7 +114,6 @@ def test_the_digits_of_the_examples_are_measured_first(command_line: Ec2CommandL
     }
 
 
-@pytest.mark.long
 def test_hyperband_survives_a_killed_driver_and_a_reclaimed_instance(command_line: Ec2CommandLine) -> None:
     hyperband = (
         *TALKATIVE,
@@ -139,45 +137,6 @@ def test_hyperband_survives_a_killed_driver_and_a_reclaimed_instance(command_lin
     assert {trial.bracket for trial in result.trials if trial.status == "completed"} == {0, 1}
 
 
-@pytest.mark.long
-def test_asha_survives_a_killed_driver_and_a_reclaimed_instance(command_line: Ec2CommandLine) -> None:
-    climbing = (
-        *TALKATIVE,
-        "search.scheduler={type: asha, num_samples: 8, max_t: 7, reduction_factor: 2}",
-        "constraints={deadline: 20m, max_cost: 5, objective: min_time}",
-        "resources.max_instances=2",
-    )
-    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *SPOT, *climbing))
-    before = command_line.wait_for(driver, lambda result: iterations(result) >= 5, "digits")
-    driver.kill()
-    driver.communicate()
-    driver = command_line.start("resume", "digits")
-    command_line.wait_for(driver, lambda result: iterations(result) >= iterations(before) + 1, "digits")
-    command_line.aws.fake.reclaim(command_line.aws.fake.living[0].instance_id, notice_s=20.0)
-    _, result = finished(command_line, driver)
-    assert (result.resumes, result.interruptions) == (1, 1)
-    assert result.redone_iterations <= 1
-    assert [rung.iterations for rung in result.rungs] == [1, 3, 7]
-    # The metric is the learning rate, so that the greatest is the best of each rung.
-    assert result.best is not None
-    assert result.best.trial == max(result.trials, key=lambda trial: trial.configuration["lr"]).trial
-    assert result.best.iterations == 7
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("notice_s", [3.0, None], ids=["late", "none"])
-def test_a_spot_instance_is_taken_away_with_little_notice(command_line: Ec2CommandLine, notice_s: float | None) -> None:
-    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *SPOT, *FEW))
-    command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
-    command_line.aws.fake.reclaim(command_line.instance("i-001").instance_id, notice_s=notice_s)
-    output, result = finished(command_line, driver)
-    assert result.interruptions == 1
-    assert result.redone_iterations <= 1
-    assert re.search(r"i-001 +PREEMPTED" if notice_s is None else r"i-001 +(interrupted|PREEMPTED)", output)
-    assert len(command_line.lines_of_the_bill()) == 3
-
-
-@pytest.mark.long
 def test_resume_resumes_where_a_killed_driver_was(command_line: Ec2CommandLine) -> None:
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW))
     before = command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
@@ -192,7 +151,6 @@ def test_resume_resumes_where_a_killed_driver_was(command_line: Ec2CommandLine) 
     assert {one.instance_id for one in command_line.aws.fake.instances} == held
 
 
-@pytest.mark.long
 def test_instances_of_a_killed_driver_end_by_their_leases(command_line: Ec2CommandLine) -> None:
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW, "resources.lease=130s"))
     before = command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
@@ -210,7 +168,6 @@ def test_instances_of_a_killed_driver_end_by_their_leases(command_line: Ec2Comma
     assert not command_line.processes()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_driver_that_is_asked_to_end_terminates_its_instances(command_line: Ec2CommandLine, name: str) -> None:
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW))
@@ -222,19 +179,6 @@ def test_a_driver_that_is_asked_to_end_terminates_its_instances(command_line: Ec
     assert command_line.nothing_left()
 
 
-@pytest.mark.long
-def test_sweep_ends_what_a_killed_driver_left(command_line: Ec2CommandLine) -> None:
-    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW))
-    command_line.wait_for(driver, lambda result: iterations(result) >= 1, "digits")
-    driver.kill()
-    driver.communicate()
-    output, _ = command_line("cleanup")
-    assert re.search(r"i-001.*i-002|i-002.*i-001", output, re.DOTALL)
-    assert not command_line.aws.fake.living
-    assert not command_line.processes()
-
-
-@pytest.mark.long
 def test_a_boot_script_that_fails_is_reported_in_one_line(command_line: Ec2CommandLine) -> None:
     bad = "resources.aws.setup=['echo the disk is bad; exit 3']"
     output, errors = command_line("run", "digits.yaml", *words(*ON_EC2, *FEW, bad), exit_code=1)
@@ -247,48 +191,6 @@ def test_a_boot_script_that_fails_is_reported_in_one_line(command_line: Ec2Comma
     assert not command_line.aws.fake.living
 
 
-@pytest.mark.long
-def test_a_run_from_the_head_that_up_started(command_line: Ec2CommandLine) -> None:
-    aws, folder = command_line.aws, command_line.folder
-    changes = words(*ON_EC2, *FEW)
-    ran(aws.outside(), folder, "rubberband.cli", "cloud", "up", "digits.yaml", *changes)
-    (head,) = aws.fake.living
-    eventually(lambda: "the head is ready" in aws.machines.console(head.instance_id), "the head's boot")
-    there = aws.machines.disk(head.instance_id) / "opt" / "rubberband" / "digits"
-    on_the_head = {**aws.machines.environment(head.instance_id), "RUBBERBAND_DEVICE": "cpu"}
-    assert "digits: done in" in ran(on_the_head, there, "rubberband.cli", "run", "digits.yaml", *changes)
-    assert [one.instance_id for one in aws.fake.living] == [head.instance_id]
-    assert "ended head" in ran(
-        aws.outside(), folder, "rubberband.cli", "cloud", "down", "--region", "us-east-1", "--yes"
-    )
-    assert not aws.fake.living
-    assert "/rubberband/rubberband/ray-token" not in aws.fake.world.parameters
-
-
-@pytest.mark.long
-def test_a_run_on_the_head_is_followed_left_asked_and_ended_from_the_laptop(command_line: Ec2CommandLine) -> None:
-    aws, folder = command_line.aws, command_line.folder
-    laptop = {**aws.outside(), "RUBBERBAND_HOME": str(folder / "laptop")}
-    (folder / "laptop").mkdir()
-    (folder / "laptop" / "aws.yaml").write_text(f"bucket: {BUCKET}\nregion: us-east-1\n")
-    changes = words(*ON_EC2, *FEW)
-
-    def says(*command: str) -> str:
-        return ran(laptop, folder, "rubberband.cli", *command)
-
-    assert "digits: done in" in says("run", "digits.yaml", "--on", "head", *changes)
-    (head,) = aws.fake.living
-    assert "done" in says("status", "digits", "--on", "head")
-    assert "digits is done" in says("cancel", "digits", "--on", "head")
-    says("report", "digits", "--on", "head", "--html", "report.html")
-    assert "<html" in (folder / "report.html").read_text()
-    expected = says("cloud", "down", "--region", "us-east-1", "--yes")
-    (copied,) = re.findall(r"copied the head's journals to s3://\S+/heads/copies/(\S+)\.zip", expected)
-    assert copied == head.instance_id
-    assert not aws.fake.living
-
-
-@pytest.mark.long
 def test_a_run_on_the_fake_ec2_in_bad_weather_as_a_user_types_it(tmp_path: Path) -> None:
     (tmp_path / "digits.yaml").write_text((ROOT / "examples" / "digits.yaml").read_text())
     weather = ("--faults", "0.15", "--interrupt-every", "15", "--notice", "20", "--invisible", "5")

@@ -115,7 +115,7 @@ class TestShed(ProviderConformance):
                 os.utime(lease, (until, until))
 
         yield ProviderUnderTest(
-            provider, lambda: time.sleep(0.02), provider.clock, lease_s=2.0, spot=False, heard=heard
+            provider, lambda: time.sleep(0.02), provider.clock, lease_s=0.5, spot=False, heard=heard
         )
         provider.close()
         assert not tagged(str(tmp_path / "machines"))
@@ -142,6 +142,7 @@ def printed(folder: Path, site: Path, *command: str, code: int = 0) -> str:
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_an_experiment_is_estimated_run_and_cleaned_up(tmp_path: Path) -> None:
     install(tmp_path / "site")
     (tmp_path / "trial.py").write_text(TRIAL)

@@ -145,7 +145,7 @@ def test_without_its_head_an_instance_is_lost_and_the_next_launch_starts_another
 
 
 def test_an_expired_lease_ends_everything_that_a_killed_driver_left(open_provider: Open, tmp_path: Path) -> None:
-    _crashed_driver(tmp_path, lease_s=3.0)
+    _crashed_driver(tmp_path, lease_s=1.5)
     eventually(lambda: processes_of(tmp_path) == [])
     assert open_provider().describe()[0].reason in {"lease expired", "the Ray head ended"}  # whichever was first
 
@@ -327,7 +327,7 @@ def test_a_lease_is_an_instant_that_may_move_both_ways(open_provider: Open) -> N
 def test_the_first_lease_counts_from_when_it_began_to_run(open_provider: Open, tmp_path: Path) -> None:
     provider = open_provider()
     provider.ensure_head()
-    until = time.time() + 3.0
+    until = time.time() + 1.0
     provider.renew_lease(until)
     provider.launch("a")
     record = tmp_path / "instances" / "a.json"

@@ -39,14 +39,16 @@ from tests.builders.waiting import eventually
 from tests.ec2 import FakeAws
 from tests.ec2.server import FakeServer, access_key
 
+SHORT_S = 0.5
+"""A lease of real processes, which end in real time; it need not last while an instance starts."""
+
 
 def _local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderUnderTest:
     monkeypatch.setattr(ray_node, "head_command", fake_nodes.head_command)
     monkeypatch.setattr(ray_node, "instance_command", fake_nodes.instance_command)
     provider = LocalProvider("conformance", tmp_path, 2, token_path=tmp_path / "token")
     provider.ensure_head()  # first: it starts slowly on a busy machine, while a lease runs
-    # Leases of real processes end in real time.
-    return ProviderUnderTest(provider, lambda: time.sleep(0.02), time.time, lease_s=2.0, spot=False)
+    return ProviderUnderTest(provider, lambda: time.sleep(0.02), time.time, lease_s=SHORT_S, spot=False)
 
 
 OFFER = Offer(
@@ -130,8 +132,8 @@ def _pool_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderUn
         serving.join()
 
     provider = open_pool("conformance", tmp_path / "local", folder, 2, run="r", lease_s=30.0)
-    # Leases of real processes end in real time.
-    return ProviderUnderTest(provider, lambda: time.sleep(0.02), provider.clock, lease_s=2.0, spot=False, end=end)
+    wait = partial(time.sleep, 0.02)
+    return ProviderUnderTest(provider, wait, provider.clock, lease_s=SHORT_S, spot=False, end=end)
 
 
 def _fake_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderUnderTest:
@@ -275,7 +277,7 @@ class RayNodes:
         connection.open(provider.ensure_head())
         wait = partial(time.sleep, 0.02)
         return ProviderUnderTest(
-            provider, wait, provider.clock, lease_s=2.0, leases=False, spot=False, end=connection.close
+            provider, wait, provider.clock, lease_s=SHORT_S, leases=False, spot=False, end=connection.close
         )
 
 
