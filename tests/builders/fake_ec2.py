@@ -19,6 +19,10 @@ ZONES = ("us-east-1a", "us-east-1b")
 ONE_GPU = (offer("g5.xlarge", usd=1.006, spot_usd=0.42),)
 
 
+class Killed(BaseException):
+    """The driver is killed."""
+
+
 @dataclass
 class StubHead:
     """A Ray head that is just there, until it is not."""

@@ -94,7 +94,7 @@ class Head:
     def __init__(self, account: Account) -> None:
         self.account = account
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.answers: Work = lambda what, words: {}
+        self.answers: Work = lambda what, words: {"started": True} if what == "start" else ENDED
         self.made_of: list[str | None] = [None]
         """What it says of itself, one after the other; None: what its boot script says."""
         self.remade, self.remakes, self.fetched = 0, 0, list[str]()
@@ -158,3 +158,23 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
 
 def shown(log: bytes, *, exit_code: int | None = None, lives: bool = True, more: bool = False) -> dict[str, Any]:
     return {"log": base64.b64encode(log).decode(), "more": more, "exit": exit_code, "lives": lives}
+
+
+ENDED = shown(b"", exit_code=0)
+
+
+@pytest.fixture
+def home(file: Path) -> Path:
+    """The user's folder, which knows the bucket that `aws setup` made."""
+    home = file.parents[1] / "home"
+    home.mkdir(exist_ok=True)
+    bucket = re.search(r"s3://([^/]+)/", file.read_text())
+    assert bucket is not None
+    (home / "aws.yaml").write_text(f"bucket: {bucket[1]}\nregion: us-east-1\n")
+    return home
+
+
+@pytest.fixture
+def head(account: Account, file: Path) -> Head:
+    """One that starts runs, which end at once."""
+    return Head(account)

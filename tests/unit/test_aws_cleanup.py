@@ -11,12 +11,8 @@ from typer.testing import CliRunner
 from rubberband.cloud.aws.cleanup import CleanupResult, clean_up
 from rubberband.cloud.ray_head.instance import lock
 from rubberband.commands.cloud import cleanup as cleanup_command
-from tests.builders.fake_ec2 import World
+from tests.builders.fake_ec2 import Killed, World
 from tests.ec2 import Fault
-
-
-class Killed(BaseException):
-    """The driver is killed."""
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
-"""`--on head`: a head is asked by SSM, which loses answers, comes late and cuts output."""
+"""`--on head`: a head is asked by SSM, which loses answers, comes late and cuts output; secrets go by a parameter."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+import os
 import re
 import time
 import zipfile
@@ -12,21 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rubberband.cli import app
+from rubberband.cloud.aws import on_head
+from rubberband.cloud.aws.handover import MOST_BYTES, delete_secrets, packed_secrets, put_secrets, take_secrets
 from rubberband.cloud.aws.head import ensure_head
 from rubberband.errors import InputError, ProviderError
 from rubberband.executor.run.allowance import committed_usd
 from rubberband.units import month_end
 from tests.builders.aws_account import Account
-from tests.builders.heads import Head, say, sent_made_of, shown
+from tests.builders.heads import ENDED, Head, say, sent_made_of, shown
 from tests.builders.heads import account as account
 from tests.builders.heads import file as file
+from tests.builders.heads import head as head
+from tests.builders.heads import home as home
 from tests.ec2 import Fault
 from tests.ec2.faults import FakeCall, FakeError
 
 LIMITS = "{deadline: 1h, max_cost: 2}"
+RUN = ("run", "digits.yaml", "--on", "head")
 BAD_WEATHER = [
     Fault(error=FakeError("ThrottlingException", "Rate exceeded", 400)),
     Fault(error=FakeError("InternalServerError", "", 500)),
@@ -35,10 +43,22 @@ BAD_WEATHER = [
 ]
 
 
+def bill(max_cost_usd: float, cost_usd: float, month: list[float] | None = None, **words: Any) -> dict[str, Any]:
+    """What a head answers to a question for the status."""
+    status = json.dumps({"summary": {"max_cost_usd": max_cost_usd, "cost_usd": cost_usd}, "words": words})
+    return {"exit": 0, "out": status, "err": "", "file": None, "month": month}
+
+
+def told(out: str = "", err: str = "", file: str | None = None, code: int = 0) -> dict[str, Any]:
+    return {"exit": code, "out": out, "err": err, "file": file}
+
+
+# The way to a head
+
+
 @pytest.mark.parametrize("fault", BAD_WEATHER)
 @pytest.mark.parametrize("operation", ["SendCommand", "GetCommandInvocation"])
-def test_a_call_goes_through_bad_weather(account: Account, fault: Fault, operation: str) -> None:
-    head = Head(account)
+def test_a_call_goes_through_bad_weather(account: Account, head: Head, fault: Fault, operation: str) -> None:
     head.answers = lambda what, words: shown(b"hello")
     remote, left = head.remote(), [3]
 
@@ -53,8 +73,7 @@ def test_a_call_goes_through_bad_weather(account: Account, fault: Fault, operati
     assert left == [0]
 
 
-def test_a_start_that_is_repeated_has_the_same_key(account: Account) -> None:
-    head = Head(account)
+def test_a_start_that_is_repeated_has_the_same_key(account: Account, head: Head) -> None:
     remote, lost = head.remote(), [True]
     account.sleep(60.0)
 
@@ -66,126 +85,107 @@ def test_a_start_that_is_repeated_has_the_same_key(account: Account) -> None:
     assert [(what, words["key"]) for what, words in head.asked] == [("start", key), ("start", key)]
 
 
-def test_an_agent_that_never_comes_is_an_error_with_the_policy(account: Account) -> None:
+def test_an_agent_that_never_comes_is_an_error_with_the_policy(account: Account, head: Head) -> None:
     account.fake.world.agent_s = 1e9
     with pytest.raises(ProviderError, match=r"SSM has not reached the head i-.* lacks the policy session\.json"):
-        Head(account).remote().look("digits", None, 0)
+        head.remote().look("digits", None, 0)
 
 
-def test_a_right_that_is_missing_is_said_at_once(account: Account) -> None:
-    remote = Head(account).remote()
-    account.fake.fault = lambda call: (
-        Fault(error=FakeError("AccessDeniedException", "User: x is not authorized to perform: ssm:SendCommand"))
-        if call.operation == "SendCommand"
-        else None
-    )
+def test_a_right_that_is_missing_is_said_at_once(account: Account, head: Head) -> None:
+    remote = head.remote()
+    denied = FakeError("AccessDeniedException", "User: x is not authorized to perform: ssm:SendCommand")
+    account.fake.fault = lambda call: Fault(error=denied) if call.operation == "SendCommand" else None
     with pytest.raises(InputError, match="x may not ssm:SendCommand"):
         remote.look("digits", None, 0)
 
 
-def test_output_that_ssm_cut_is_an_error_and_no_half_answer(account: Account) -> None:
-    head = Head(account)
-    head.answers = lambda what, words: shown(b"x" * 30_000)
-    with pytest.raises(ProviderError, match="failed"):
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (shown(b"x" * 30_000), "failed"),  # SSM cuts it
+        (
+            (1, "No module named rubberband.cloud.aws.on_head"),
+            r"No module named rubberband\.cloud\.aws\.on_head.* older than this one",
+        ),
+    ],
+)
+def test_half_an_answer_and_that_of_an_older_version_are_errors(head: Head, answer: Any, text: str) -> None:
+    head.answers = lambda what, words: answer
+    with pytest.raises(ProviderError, match=text):
         head.remote().look("digits", None, 0)
 
 
-def test_a_head_of_an_older_version_is_named(account: Account) -> None:
-    head = Head(account)
-    head.answers = lambda what, words: (1, "No module named rubberband.cloud.aws.on_head")
-    with pytest.raises(ProviderError, match=r"No module named rubberband\.cloud\.aws\.on_head.* older than this one"):
-        head.remote().look("digits", None, 0)
+# Runs
 
 
-def test_a_run_on_the_head_sends_the_folder_starts_a_unit_and_follows_it(account: Account, file: Path) -> None:
-    head, logs = Head(account), [shown(b"plan\n"), shown(b"best: lr=0.1\n", exit_code=4)]
+def test_a_run_on_the_head_sends_the_folder_starts_a_unit_and_follows_it(account: Account, head: Head) -> None:
+    logs = [shown(b"plan\n"), shown(b"best: lr=0.1\n", exit_code=4, more=True), shown(b"two\n", exit_code=4)]
     head.answers = lambda what, words: {"started": True} if what == "start" else logs.pop(0)
 
-    code, text = say("run", "digits.yaml", "--on", "head", "-s", "constraints.max_cost=1")
+    code, text = say(*RUN, "-s", "constraints.max_cost=1")
 
     assert code == 4, text
-    assert "plan\nbest: lr=0.1\n" in text
+    assert "plan\nbest: lr=0.1\ntwo\n" in text
     (what, words), *looks = head.asked
     assert (what, words["name"]) == ("start", "digits")
     assert words["words"][:4] == ["run", "digits.yaml", "-s", "constraints.max_cost=1"]
     assert words["words"][-1] == "--yes"
-    assert re.fullmatch(
-        rf"s3://{account.bucket}/packages/digits/folders/digits\.zip#sha256=[0-9a-f]{{64}}", words["packed"]
-    )
+    packed = rf"s3://{account.bucket}/packages/digits/folders/digits\.zip#sha256=[0-9a-f]{{64}}"
+    assert re.fullmatch(packed, words["packed"])
     assert [(one, asked["offset"], asked["key"]) for one, asked in looks] == [
-        ("look", 0, words["key"]),
-        ("look", 5, words["key"]),
+        ("look", offset, words["key"]) for offset in (0, 5, 18)
     ]
     archive = account.fake.world.buckets[account.bucket]["packages/digits/folders/digits.zip"]
     assert "0/digits.py" in zipfile.ZipFile(io.BytesIO(archive)).namelist()
 
 
-def test_the_last_pieces_of_a_long_log_are_shown(account: Account, file: Path) -> None:
-    head, logs = Head(account), [shown(b"one\n", exit_code=0, more=True), shown(b"two\n", exit_code=0)]
-    head.answers = lambda what, words: {"started": True} if what == "start" else logs.pop(0)
-    assert "one\ntwo\n" in say("run", "digits.yaml", "--on", "head")[1]
-
-
-def test_a_run_that_the_month_has_no_room_for_is_not_started(
-    account: Account, file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refuses", ["pledge_on_head", "require_rate"])
+def test_a_run_that_the_month_or_the_hour_has_no_room_for_is_not_started(
+    account: Account, head: Head, monkeypatch: pytest.MonkeyPatch, refuses: str
 ) -> None:
-    def refuses(*_: Any) -> None:
+    def refusing(*_: Any) -> None:
         raise InputError("another run was quicker")
 
-    head = Head(account)
-    monkeypatch.setattr("rubberband.executor.run.allowance.pledge_on_head", refuses)
-    assert "another run was quicker" in say("run", "digits.yaml", "--on", "head")[1]
+    monkeypatch.setattr(f"rubberband.executor.run.allowance.{refuses}", refusing)
+    assert "another run was quicker" in say(*RUN)[1]
     assert head.asked == []
+    assert (account.fake.instances == ()) == (refuses == "require_rate")
 
 
-def test_a_run_without_a_cap_or_that_is_refused_rents_no_head(account: Account, file: Path) -> None:
+def test_a_run_without_a_cap_rents_no_head(account: Account, file: Path) -> None:
     file.write_text(file.read_text().replace(", max_cost: 2", ""))
-    code, text = say("run", "digits.yaml", "--on", "head")
-    assert code != 0
-    assert "max_cost" in text
+    code, text = say(*RUN)
+    assert (code != 0, "max_cost" in text) == (True, True)
     assert account.fake.instances == ()
 
 
-POLICIES = {
-    "max_usd_per_run: 1": "max_usd_per_run of policy.yaml: constraints.max_cost is 2.00 USD",
-    "max_usd_per_month: 1": "max_usd_per_month of policy.yaml",
-    "max_usd_per_hour: 0.01": "max_usd_per_hour of policy.yaml: resources.max_instances=",
-    "regions: [eu-west-1]": "regions of policy.yaml: resources.region='us-east-1' is not one of eu-west-1",
-    "instance_types: [p5.*]": "instance_types of policy.yaml: 'g5.xlarge' is not one of p5.*",
-}
+HEAD_TYPE = ("-s", "resources.aws.head_instance_type=c7i.xlarge")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("door", [("cloud", "up", "digits.yaml", "-y"), ("run", "digits.yaml", "--on", "head", "-y")])
+@pytest.mark.parametrize(
+    ("policy", "words", "text"),
+    [
+        ("max_usd_per_run: 1", (), "max_usd_per_run of policy.yaml: constraints.max_cost is 2.00 USD"),
+        ("max_usd_per_month: 1", (), "max_usd_per_month of policy.yaml"),
+        ("max_usd_per_hour: 0.01", (), "max_usd_per_hour of policy.yaml: resources.max_instances="),
+        ("regions: [eu-west-1]", (), "regions of policy.yaml: resources.region='us-east-1' is not one of eu-west-1"),
+        ("instance_types: [p5.*]", (), "instance_types of policy.yaml: 'g5.xlarge' is not one of p5.*"),
+        ("instance_types: [g5.*]", HEAD_TYPE, "instance_types of policy.yaml: 'c7i.xlarge' is not one of g5.*"),
+    ],
+)
+@pytest.mark.parametrize("door", [("cloud", "up", "digits.yaml", "-y"), (*RUN, "-y")])
 def test_no_door_rents_a_head_beyond_the_policy(
-    account: Account, file: Path, policy: str, door: tuple[str, ...]
+    account: Account, home: Path, policy: str, words: tuple[str, ...], text: str, door: tuple[str, ...]
 ) -> None:
-    home = file.parents[1] / "home"
-    home.mkdir(exist_ok=True)
     (home / "policy.yaml").write_text(policy)
-    code, text = say(*door)
-    assert code != 0
-    assert POLICIES[policy] in text
+    code, line = say(*door, *words)
+    assert (code != 0, text in line) == (True, True), line
     assert account.fake.instances == ()
 
 
-@pytest.mark.parametrize("door", [("cloud", "up", "digits.yaml", "-y"), ("run", "digits.yaml", "--on", "head", "-y")])
-def test_a_head_of_a_type_of_one_s_own_is_within_the_policy(
-    account: Account, file: Path, door: tuple[str, ...]
-) -> None:
-    home = file.parents[1] / "home"
-    home.mkdir(exist_ok=True)
-    (home / "policy.yaml").write_text("instance_types: [g5.*]")
-    code, text = say(*door, "-s", "resources.aws.head_instance_type=c7i.xlarge")
-    assert code != 0
-    assert "instance_types of policy.yaml: 'c7i.xlarge' is not one of g5.*" in text
-    assert account.fake.instances == ()
-
-
-def test_a_run_goes_on_on_a_head_only_within_the_policy_of_today(account: Account, file: Path) -> None:
-    head, home = Head(account), file.parents[1] / "home"
+def test_a_run_goes_on_on_a_head_only_within_the_policy_of_today(account: Account, home: Path, head: Head) -> None:
     head.answers = lambda what, words: {"start": {"started": True}, "ask": bill(2.0, 0.5)}.get(what, ENDED)
-    assert say("run", "digits.yaml", "--on", "head")[0] == 0
+    assert say(*RUN)[0] == 0
     for policy, text in (("max_usd_per_run: 1", "max_cost is 2.00 USD"), ("instance_types: [p5.*]", "'g5.xlarge'")):
         (home / "policy.yaml").write_text(policy)
         assert f"{policy.partition(':')[0]} of policy.yaml: {text}" in say("resume", "digits", "--on", "head", "-y")[1]
@@ -198,106 +198,45 @@ def test_a_run_goes_on_on_a_head_only_within_the_policy_of_today(account: Accoun
     assert [words["words"][0] for what, words in head.asked if what == "start"] == ["run"]
 
 
-def test_ctrl_c_leaves_the_run_going_and_says_how_to_follow_it(account: Account, file: Path) -> None:
-    head = Head(account)
-
+def test_ctrl_c_leaves_the_run_going_and_says_how_to_follow_it(account: Account, head: Head) -> None:
     def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
         if what == "look":
             raise KeyboardInterrupt
         return {"started": True}
 
     head.answers = answers
-    code, text = say("run", "digits.yaml", "--on", "head")
+    code, text = say(*RUN)
     assert code != 0
     assert "digits continues on the head: `rubberband status digits --on head --watch` follows it" in text
     assert [what for what, _ in head.asked] == ["start", "look"]
     assert len(account.fake.living) == 1
 
 
-def test_credentials_that_expire_leave_the_run_going_and_say_how_to_go_on(account: Account, file: Path) -> None:
-    head, looks = Head(account), []
-
-    def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
-        if what == "look":
-            looks.append(words)
-            expired = FakeError("ExpiredTokenException", "The security token included in the request is expired")
-            account.fake.fault = lambda call: Fault(error=expired)
-            return shown(b"epoch 1\n")
-        return {"started": True}
-
-    head.answers = answers
-    code, text = say("run", "digits.yaml", "--on", "head")
-    assert code != 0
-    assert len(looks) == 1
-    assert "credentials have expired" in text
-    assert text.endswith("; digits continues on the head: `rubberband status digits --on head --watch` follows it")
-    account.fake.fault = None
-    assert len(account.fake.living) == 1
-
-
-def test_commands_are_asked_as_typed_on_the_head_that_runs_the_experiment(account: Account, file: Path) -> None:
-    head = Head(account)
-    head.answers, head.made_of = lambda what, words: {"exit": 3, "out": "fine\n", "err": "note\n", "file": None}, ["0"]
-    other = account.fake.session("admin", region="eu-west-1")
-    resources = account.resources(region="eu-west-1")
-    there = ensure_head(other, resources, clock=lambda: account.now, sleep=account.sleep)
-    (Path(file.parents[1]) / "home" / "heads").mkdir(parents=True)
-    kept = {"region": "eu-west-1", "owner": "rubberband", "checkpoints": f"s3://{account.bucket}/digits"}
-    (Path(file.parents[1]) / "home" / "heads" / "digits.json").write_text(json.dumps(kept))
-    account.fake.in_region("eu-west-1").world.runs_command = head._run
-
-    code, text = say("status", "-o", "json", "digits", "--on", "head")
-    assert (code, text.startswith("fine\nnote\n")) == (3, True)
-    assert say("logs", "digits", "1", "--on=head")[0] == 3
-    assert [words["words"] for _, words in head.asked] == [
-        ["status", "--output", "json", "digits"],
-        ["logs", "digits", "1"],
-    ]
-    assert there.instance_id in {one.instance_id for one in account.fake.in_region("eu-west-1").living}
-
-
-def test_a_report_of_a_stopped_head_starts_it_and_comes_through_the_bucket(account: Account, file: Path) -> None:
-    head = Head(account)
-    started = head.remote().instance_id
-    account.sleep(60)
-    account.fake.power_off(started)
-    account.sleep(60)
-    page = b"<html>" + b"x" * 100_000
-    account.fake.world.buckets[account.bucket]["heads/answers/1.json"] = json.dumps(
-        {"exit": 0, "out": "", "err": "", "file": base64.b64encode(page).decode()}
-    ).encode()
-    head.answers = lambda what, words: {"at": f"s3://{account.bucket}/heads/answers/1.json"}
-    home = file.parents[1] / "home"
-    home.mkdir(exist_ok=True)
-    (home / "aws.yaml").write_text(f"bucket: {account.bucket}\nregion: us-east-1\n")
-
-    code, text = say("report", "digits", "--html", "page.html", "--on", "head")
-
+def test_a_new_run_has_its_free_name_here_too(home: Path, head: Head) -> None:
+    names = told(json.dumps({"experiments": [{"name": "digits"}, {"name": "digits-2"}]}))
+    head.answers = lambda what, words: {"ask": names, "start": {"started": True}}.get(what, ENDED)
+    code, text = say("run", "digits.yaml", "--new", "--on", "head")
     assert code == 0, text
-    assert f"the head {started} has stopped and is started again" in text
-    assert head.asked[0][1]["words"] == ["report", "--html", "{file}.html", "digits"]
-    assert (file.parent / "page.html").read_bytes() == page
-    assert "heads/answers/1.json" not in account.fake.world.buckets[account.bucket]
+    assert "the name digits is taken: this run is digits-3" in text
+    (start,) = [words for what, words in head.asked if what == "start"]
+    assert start["name"] == "digits-3"
+    assert start["words"][2:4] == ["-s", "name=digits-3"]
+    assert "--new" not in start["words"]
+    assert "folders/digits-3.zip" in start["packed"]
+    assert (home / "heads" / "digits-3.json").exists()
 
 
-ENDED = shown(b"", exit_code=0)
+# Money
 
 
-def bill(max_cost_usd: float, cost_usd: float, month: list[float] | None = None) -> dict[str, Any]:
-    status = json.dumps({"summary": {"max_cost_usd": max_cost_usd, "cost_usd": cost_usd}, "words": {}})
-    return {"exit": 0, "out": status, "err": "", "file": None, "month": month}
-
-
-def test_runs_on_the_head_count_in_the_month_of_here(account: Account, file: Path) -> None:
-    head, home = Head(account), file.parents[1] / "home"
+def test_runs_on_the_head_count_in_the_month_of_here(home: Path, head: Head) -> None:
     head.answers = lambda what, words: {"started": True} if what == "start" else shown(b"", lives=False)
-    home.mkdir(exist_ok=True)
     (home / "policy.yaml").write_text("max_usd_per_month: 3\n")
 
-    assert "the head stopped" in say("run", "digits.yaml", "--on", "head")[1]
+    assert "the head stopped" in say(*RUN)[1]
     assert committed_usd(home, time.time()) == pytest.approx(2.0)
     assert committed_usd(home, month_end(time.time())) == pytest.approx(2.0), "it may still run next month"
-    code, text = say("run", "digits.yaml", "--on", "head")
+    code, text = say(*RUN)
     assert code != 0
     assert "max_usd_per_month of policy.yaml: 2.00 USD of 3.00 USD are spent or may be" in text
     assert "`rubberband ps --on head` asks the head for its part anew" in text
@@ -306,56 +245,32 @@ def test_runs_on_the_head_count_in_the_month_of_here(account: Account, file: Pat
     assert say("status", "digits", "--on", "head")[0] == 0
     assert committed_usd(home, time.time()) == pytest.approx(2.0), "it may not know of the run yet"
 
-    head.answers = lambda what, words: {**shown(b"", exit_code=0), "month": [0.25, 0.0]}
+    head.answers = lambda what, words: {**ENDED, "month": [0.25, 0.0]}
     assert say("status", "digits", "--watch", "--on", "head")[0] == 0
     assert committed_usd(home, time.time()) == pytest.approx(0.25)
     assert committed_usd(home, month_end(time.time())) == 0.0
 
 
-def test_a_resume_on_the_head_may_spend_what_is_left_of_its_max_cost(account: Account, file: Path) -> None:
-    head, home = Head(account), file.parents[1] / "home"
+def test_a_resume_on_the_head_may_spend_what_is_left_of_its_max_cost(home: Path, head: Head) -> None:
     ended = {**ENDED, "month": [0.5, 0.0]}
     head.answers = lambda what, words: {"start": {"started": True}, "ask": bill(2.0, 0.5)}.get(what, ended)
-    assert say("run", "digits.yaml", "--on", "head")[0] == 0
+    assert say(*RUN)[0] == 0
     for limit, begins in (("1.99", False), ("2.01", True)):
         (home / "policy.yaml").write_text(f"max_usd_per_month: {limit}\n")
         code, text = say("resume", "digits", "--on", "head")
         assert (code == 0) == begins, text
 
 
-def test_the_rate_at_live_prices_is_checked_before_a_head_is_rented(
-    account: Account, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(*_: Any) -> None:
-        raise InputError("too much for an hour")
-
-    monkeypatch.setattr("rubberband.executor.run.allowance.require_rate", refuses)
-    assert "too much for an hour" in say("run", "digits.yaml", "--on", "head")[1]
-    assert account.fake.instances == ()
-
-
-def test_down_of_a_stopped_head_asks_it_for_nothing(account: Account, file: Path) -> None:
-    head = Head(account)
-    account.fake.power_off(head.remote().instance_id)
-    account.sleep(60)
-    code, text = say("cloud", "down", "digits.yaml", "-y")
-    assert (code, head.asked) == (0, [])
-    assert "are not copied" not in text, "it did so before it stopped itself"
-
-
-def test_a_head_that_has_ended_spends_no_more(account: Account, file: Path) -> None:
-    head, home = Head(account), file.parents[1] / "home"
+def test_a_head_that_has_ended_spends_no_more(home: Path, head: Head) -> None:
     head.answers = lambda what, words: {"at": "s3://b/copy"} if what == "keep" else shown(b"", lives=False)
-    say("run", "digits.yaml", "--on", "head")
+    say(*RUN)
     assert say("cloud", "down", "digits.yaml", "-y")[0] == 0
     assert committed_usd(home, time.time()) == pytest.approx(2.0), "nobody can say what it has spent"
     assert committed_usd(home, month_end(time.time())) == 0.0
 
 
-def test_more_money_for_a_run_on_the_head_is_within_the_policy_of_here(account: Account, file: Path) -> None:
-    head, home = Head(account), file.parents[1] / "home"
-    head.answers = lambda what, words: {"started": True} if what == "start" else ENDED
-    assert say("run", "digits.yaml", "--on", "head")[0] == 0
+def test_more_money_for_a_run_on_the_head_is_within_the_policy_of_here(home: Path, head: Head) -> None:
+    assert say(*RUN)[0] == 0
     head.answers = lambda what, words: bill(2.0, 0.5)
     (home / "policy.yaml").write_text("max_usd_per_run: 4\n")
     code, text = say("extend", "digits", "--max-cost", "5", "-y", "--on", "head")
@@ -371,81 +286,56 @@ def test_more_money_for_a_run_on_the_head_is_within_the_policy_of_here(account: 
     assert say("extend", "digits", "--max-cost", "3", "-y", "--on", "head")[0] == 0
 
 
-def test_a_head_of_other_code_is_brought_up_to_date_before_a_run(account: Account, file: Path) -> None:
-    head = Head(account)
-    head.made_of = ["", None]
-    head.answers = lambda what, words: {"started": True} if what == "start" else ENDED
-    code, text = say("run", "digits.yaml", "--on", "head")
+# Questions
+
+
+def test_commands_are_asked_as_typed_on_the_head_that_runs_the_experiment(
+    account: Account, home: Path, head: Head
+) -> None:
+    head.answers, head.made_of = lambda what, words: told("fine\n", "note\n", code=3), ["0"]
+    other = account.fake.session("admin", region="eu-west-1")
+    resources = account.resources(region="eu-west-1")
+    there = ensure_head(other, resources, clock=lambda: account.now, sleep=account.sleep)
+    (home / "heads").mkdir()
+    kept = {"region": "eu-west-1", "owner": "rubberband", "checkpoints": f"s3://{account.bucket}/digits"}
+    (home / "heads" / "digits.json").write_text(json.dumps(kept))
+    account.fake.in_region("eu-west-1").world.runs_command = account.fake.world.runs_command
+
+    code, text = say("status", "-o", "json", "digits", "--on", "head")
+    assert (code, text.startswith("fine\nnote\n")) == (3, True)
+    assert say("logs", "digits", "1", "--on=head")[0] == 3
+    assert [words["words"] for _, words in head.asked] == [
+        ["status", "--output", "json", "digits"],
+        ["logs", "digits", "1"],
+    ]
+    assert there.instance_id in {one.instance_id for one in account.fake.in_region("eu-west-1").living}
+
+
+def test_a_report_of_a_stopped_head_starts_it_and_comes_through_the_bucket(
+    account: Account, file: Path, home: Path, head: Head
+) -> None:
+    started = head.remote().instance_id
+    account.sleep(60)
+    account.fake.power_off(started)
+    account.sleep(60)
+    page = b"<html>" + b"x" * 100_000
+    account.fake.world.buckets[account.bucket]["heads/answers/1.json"] = json.dumps(
+        told(file=base64.b64encode(page).decode())
+    ).encode()
+    head.answers = lambda what, words: {"at": f"s3://{account.bucket}/heads/answers/1.json"}
+
+    code, text = say("report", "digits", "--html", "page.html", "--on", "head")
+
     assert code == 0, text
-    assert "the head has other code, packages or settings than digits needs" in text
-    assert head.remade == 1
-    assert head.asked[0][1]["made_of"] == sent_made_of(account, account.fake.living[0].instance_id)
+    assert f"the head {started} has stopped and is started again" in text
+    assert head.asked[0][1]["words"] == ["report", "--html", "{file}.html", "digits"]
+    assert (file.parent / "page.html").read_bytes() == page
+    assert "heads/answers/1.json" not in account.fake.world.buckets[account.bucket]
 
 
-@pytest.mark.parametrize(("code", "why"), [(73, "something runs there; wait for its end"), (0, "could not be updated")])
-def test_a_head_of_other_code_that_stays_so_runs_nothing(account: Account, file: Path, code: int, why: str) -> None:
-    head = Head(account)
-    head.made_of, head.remakes = ["0123 an older one"], code
-    failed, text = say("run", "digits.yaml", "--on", "head")
-    assert failed != 0
-    assert why in text
-    assert head.asked == []
-
-
-def test_up_gives_a_head_that_runs_the_code_and_the_folder_of_here(account: Account, file: Path) -> None:
-    head = Head(account)
+def test_commands_that_ask_for_experiments_are_sent_to_the_head(file: Path, home: Path, head: Head) -> None:
     head.remote()
-    head.made_of = ["", None]
-    code, text = say("cloud", "up", "digits.yaml")
-    assert code == 0, text
-    assert head.remade == 1
-    assert head.fetched[0].startswith(f"s3://{account.bucket}/packages/digits/folders/digits.zip#sha256=")
-
-
-def test_a_resume_on_a_head_of_other_code_is_refused(account: Account, file: Path) -> None:
-    head = Head(account)
-    head.answers = lambda what, words: {"start": {"started": True}, "ask": bill(2.0, 0.5)}.get(what, ENDED)
-    assert say("run", "digits.yaml", "--on", "head")[0] == 0
-    assert say("resume", "digits", "--on", "head")[0] == 0
-    assert head.asked[-2][1]["words"] == ["resume", "--yes", "digits"]
-    count, head.made_of = len(head.asked), ["another ./wheels/rubberband_tune-0-py3-none-any.whl[ray,aws]"]
-    code, text = say("resume", "digits", "--on", "head")
-    assert code != 0
-    assert "other code or packages than digits was started with" in text
-    assert len(head.asked) == count
-    head.answers = lambda what, words: {"exit": 0, "out": "", "err": "", "file": None}
-    assert "the head's rubberband is ./wheels/rubberband_tune-0-py3" in say("status", "digits", "--on", "head")[1]
-
-
-def test_a_new_run_has_its_free_name_here_too(account: Account, file: Path) -> None:
-    head = Head(account)
-    names = json.dumps({"experiments": [{"name": "digits"}, {"name": "digits-2"}]})
-
-    def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
-        if what == "ask":
-            return {"exit": 0, "out": names, "err": "", "file": None}
-        return {"started": True} if what == "start" else ENDED
-
-    head.answers = answers
-    code, text = say("run", "digits.yaml", "--new", "--on", "head")
-    assert code == 0, text
-    assert "the name digits is taken: this run is digits-3" in text
-    (start,) = [words for what, words in head.asked if what == "start"]
-    assert start["name"] == "digits-3"
-    assert start["words"][2:4] == ["-s", "name=digits-3"]
-    assert "--new" not in start["words"]
-    assert "folders/digits-3.zip" in start["packed"]
-    assert (file.parents[1] / "home" / "heads" / "digits-3.json").exists()
-
-
-def test_commands_that_ask_for_experiments_are_sent_to_the_head(account: Account, file: Path) -> None:
-    head = Head(account)
-    head.remote()
-    home = file.parents[1] / "home"
-    home.mkdir(exist_ok=True)
-    (home / "aws.yaml").write_text(f"bucket: {account.bucket}\nregion: us-east-1\n")
-    table = base64.b64encode(b"trial\n0\n").decode()
-    head.answers = lambda what, words: {"exit": 0, "out": "", "err": "", "file": table}
+    head.answers = lambda what, words: told(file=base64.b64encode(b"trial\n0\n").decode())
     for words, sent in {
         ("ps", "--search", "mine"): ["ps", "--search", "mine"],
         ("best", "digits", "-o", "json"): ["best", "--output", "json", "digits"],
@@ -473,12 +363,10 @@ def test_commands_that_ask_for_experiments_are_sent_to_the_head(account: Account
     ],
 )
 def test_an_extension_and_a_deletion_are_shown_before_they_are_done(
-    account: Account, file: Path, words: tuple[str, ...], question: str
+    head: Head, words: tuple[str, ...], question: str
 ) -> None:
-    head = Head(account)
-    head.answers = lambda what, words: {"started": True} if what == "start" else ENDED
-    assert say("run", "digits.yaml", "--on", "head")[0] == 0
-    head.answers = lambda what, words: {"exit": 0, "out": "", "err": "until 2h\n", "file": None}
+    assert say(*RUN)[0] == 0
+    head.answers = lambda what, words: told(err="until 2h\n")
     for answer, sent in (("n", ["--dry-run"]), ("y", ["--dry-run", "--yes"])):
         head.asked.clear()
         result = CliRunner().invoke(app, [*words, "--on", "head"], input=f"{answer}\n")
@@ -496,24 +384,214 @@ def test_an_extension_and_a_deletion_are_shown_before_they_are_done(
         ("profile", "digits.yaml"),
     ],
 )
-def test_an_option_without_a_meaning_on_the_head_is_refused(
-    account: Account, file: Path, words: tuple[str, ...]
-) -> None:
-    head = Head(account)
+def test_an_option_without_a_meaning_on_the_head_is_refused(home: Path, head: Head, words: tuple[str, ...]) -> None:
     head.remote()
-    home = file.parents[1] / "home"
-    home.mkdir(exist_ok=True)
-    (home / "aws.yaml").write_text(f"bucket: {account.bucket}\nregion: us-east-1\n")
-    head.answers = lambda what, words: {"exit": 0, "out": "", "err": "", "file": None}
     assert say(*words, "--on", "head")[0] != 0
     assert head.asked == []
 
 
-def test_down_copies_the_journals_of_a_head_that_runs(account: Account, file: Path) -> None:
-    head = Head(account)
+# What a head is made of, and its end
+
+
+def test_a_head_of_other_code_is_brought_up_to_date_before_a_run(account: Account, head: Head) -> None:
+    head.made_of = ["", None]
+    code, text = say(*RUN)
+    assert code == 0, text
+    assert "the head has other code, packages or settings than digits needs" in text
+    assert head.remade == 1
+    assert head.asked[0][1]["made_of"] == sent_made_of(account, account.fake.living[0].instance_id)
+
+
+@pytest.mark.parametrize(("code", "why"), [(73, "something runs there; wait for its end"), (0, "could not be updated")])
+def test_a_head_of_other_code_that_stays_so_runs_nothing(head: Head, code: int, why: str) -> None:
+    head.made_of, head.remakes = ["0123 an older one"], code
+    failed, text = say(*RUN)
+    assert (failed != 0, why in text) == (True, True), text
+    assert head.asked == []
+
+
+def test_up_gives_a_head_that_runs_the_code_and_the_folder_of_here(account: Account, head: Head) -> None:
+    head.remote()
+    head.made_of = ["", None]
+    code, text = say("cloud", "up", "digits.yaml")
+    assert code == 0, text
+    assert head.remade == 1
+    assert head.fetched[0].startswith(f"s3://{account.bucket}/packages/digits/folders/digits.zip#sha256=")
+
+
+def test_a_resume_on_a_head_of_other_code_is_refused(head: Head) -> None:
+    head.answers = lambda what, words: {"start": {"started": True}, "ask": bill(2.0, 0.5)}.get(what, ENDED)
+    assert say(*RUN)[0] == 0
+    assert say("resume", "digits", "--on", "head")[0] == 0
+    assert head.asked[-2][1]["words"] == ["resume", "--yes", "digits"]
+    count, head.made_of = len(head.asked), ["another ./wheels/rubberband_tune-0-py3-none-any.whl[ray,aws]"]
+    code, text = say("resume", "digits", "--on", "head")
+    assert code != 0
+    assert "other code or packages than digits was started with" in text
+    assert len(head.asked) == count
+    head.answers = lambda what, words: told()
+    assert "the head's rubberband is ./wheels/rubberband_tune-0-py3" in say("status", "digits", "--on", "head")[1]
+
+
+def test_down_copies_the_journals_of_a_head_that_runs_and_asks_a_stopped_one_for_nothing(
+    account: Account, head: Head
+) -> None:
     head.answers = lambda what, words: {"at": words["store"] + "/copies/i-1.zip"}
     head.remote()
     code, text = say("cloud", "down", "digits.yaml", "-y")
     assert code == 0, text
     assert f"copied the head's journals to s3://{account.bucket}/heads/copies/i-1.zip" in text
     assert account.fake.living == ()
+    account.sleep(3600.0)
+    head.asked.clear()
+    account.fake.power_off(head.remote().instance_id)
+    account.sleep(60)
+    code, text = say("cloud", "down", "digits.yaml", "-y")
+    assert (code, head.asked) == (0, [])
+    assert "are not copied" not in text, "it did so before it stopped itself"
+
+
+# Secrets
+
+TOKEN = "hf_aVery$ecret/token"
+SECRETS = ("-s", "resources.secrets=[HF_TOKEN]")
+
+
+def kept(account: Account) -> list[str]:
+    """The parameters with secrets that the account has."""
+    return [name for name in account.fake.world.parameters if "/secrets/" in name]
+
+
+def put(account: Account, **values: str) -> str:
+    return put_secrets(
+        account.fake.session("admin"), "rubberband", "0" * 32, packed_secrets(values), clock=lambda: account.now
+    )
+
+
+@given(values=st.dictionaries(st.from_regex(r"[A-Z_]{1,10}", fullmatch=True), st.text(min_size=4), max_size=4))
+def test_a_head_reads_any_values_once(values: dict[str, str]) -> None:
+    account = Account()
+    if not values:
+        assert packed_secrets(values) == ""
+        return
+    name = put(account, **values)
+    assert take_secrets(account.fake.session("driver"), name) == values
+    assert kept(account) == []
+    with pytest.raises(InputError, match=r"are not in SSM .*give the command again"):
+        take_secrets(account.fake.session("driver"), name, sleep=account.sleep)
+
+
+def test_values_that_no_head_reads_expire(account: Account) -> None:
+    name = put(account, HF_TOKEN=TOKEN)
+    account.sleep(3500.0)
+    assert kept(account) == [name]
+    account.sleep(200.0)
+    with pytest.raises(InputError, match="within an hour"):
+        take_secrets(account.fake.session("driver"), name, sleep=account.sleep)
+    assert kept(account) == []
+
+
+def test_instances_may_not_read_what_is_sent_to_their_head(account: Account) -> None:
+    name = put(account, HF_TOKEN=TOKEN)
+    with pytest.raises(InputError, match="may not ssm:GetParameter"):
+        take_secrets(account.fake.session("worker"), name)
+    delete_secrets(account.fake.session("driver"), name)
+    assert kept(account) == []
+
+
+def test_values_that_are_too_long_for_a_parameter_are_refused(account: Account) -> None:
+    longest = MOST_BYTES - len(json.dumps({"KEY": ""}))
+    put(account, KEY="x" * longest)
+    with pytest.raises(InputError, match=f"have {MOST_BYTES + 1} bytes, and {MOST_BYTES} can be sent to a head"):
+        packed_secrets({"KEY": "x" * (longest + 1)})
+
+
+@pytest.mark.parametrize(
+    ("value", "word", "line"),
+    [
+        ("", "name=a", "resources.secrets: HF_TOKEN is not set; run `export HF_TOKEN=…` before this command"),
+        ("x" * 7000, "name=a", f"and {MOST_BYTES} can be sent to a head; leave --on head out, or put"),
+        (
+            TOKEN,
+            f"entrypoint={{command: [python, train.py, '{TOKEN}', '${{lr}}']}}",
+            "entrypoint.command: it holds the value",
+        ),
+        (
+            TOKEN,
+            f"search.space={{lr: {{type: choice, values: ['{TOKEN}', x]}}}}",
+            "-s: a setting holds the value of a secret",
+        ),
+    ],
+)
+def test_a_run_whose_secrets_cannot_be_sent_rents_no_head(
+    account: Account, file: Path, monkeypatch: pytest.MonkeyPatch, value: str, word: str, line: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", value)
+    code, text = say(*RUN, *SECRETS, "-s", word)
+    assert (code != 0, line in text) == (True, True), text
+    assert account.fake.instances == ()
+
+
+def test_a_run_and_its_resume_send_secrets_by_a_parameter(
+    account: Account, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, scripts = list[dict[str, str]](), list[str]()
+
+    def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
+        scripts.append(json.dumps(words))
+        if what == "start":
+            found.append(take_secrets(account.fake.session("driver"), words["secrets"]))
+            return {"started": True}
+        return bill(2.0, 0.5, resources={"secrets": ["HF_TOKEN"]}) if what == "ask" else ENDED
+
+    head.answers = answers
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    code, text = say(*RUN, *SECRETS)
+    assert code == 0, text
+    monkeypatch.delenv("HF_TOKEN")
+    assert "HF_TOKEN is not set" in say("resume", "digits", "--on", "head", "-y")[1]
+    monkeypatch.setenv("HF_TOKEN", f"{TOKEN}, another")
+    assert say("resume", "digits", "--on", "head", "-y")[0] == 0
+    assert found == [{"HF_TOKEN": TOKEN}, {"HF_TOKEN": f"{TOKEN}, another"}]
+    assert not any(TOKEN in script or packed_secrets(found[0]) in script for script in scripts)
+    assert kept(account) == []
+
+
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("refusal", ["head", "AWS"])
+def test_secrets_of_a_run_that_does_not_start_are_deleted(
+    account: Account, head: Head, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    there = list[str]()
+    denied = FakeError("AccessDeniedException", "User: x is not authorized to perform: ssm:GetCommandInvocation")
+
+    def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
+        there.extend(kept(account))
+        if refusal == "AWS":
+            account.fake.fault = lambda call: Fault(error=denied) if call.operation == "GetCommandInvocation" else None
+        return {"error": "digits runs on the head already"}
+
+    head.answers = answers
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert say(*RUN, *SECRETS)[0] != 0
+    assert len(there) == 1
+    assert kept(account) == []
+
+
+def test_a_driver_on_the_head_begins_with_the_values_or_says_that_they_are_gone(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[tuple[list[str], dict[str, str]]]()
+    monkeypatch.setattr(on_head, "open_session", lambda region: account.fake.session("driver", region=region))
+    monkeypatch.setattr(on_head.os, "execve", lambda path, words, environment: begun.append((words, environment)))
+    monkeypatch.setattr("rubberband.cloud.aws.handover._PAUSE_S", 0.0)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    name = put(account, HF_TOKEN=TOKEN)
+    on_head.drive(words=["run", "digits.yaml"], secrets=name)
+    ((words, environment),) = begun
+    assert words[1:] == ["-m", "rubberband.cli", "run", "digits.yaml"]
+    assert environment == {**os.environ, "HF_TOKEN": TOKEN}
+    assert kept(account) == []
+    with pytest.raises(SystemExit, match=r"error: the values of resources\.secrets are not in SSM"):
+        on_head.drive(words=["run", "digits.yaml"], secrets=name)
+    assert len(begun) == 1

@@ -8,12 +8,8 @@ from rubberband.cloud.aws.fleet import PATIENCE_S, SHUTDOWN_S, VISIBILITY_S
 from rubberband.cloud.aws.provider import CLOSED, AwsProvider
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
-from tests.builders.fake_ec2 import START_AT, World, once
+from tests.builders.fake_ec2 import START_AT, Killed, World, once
 from tests.ec2 import Fault
-
-
-class Killed(BaseException):
-    """The driver is killed."""
 
 
 def test_an_instance_not_yet_shown_is_pending_and_can_be_released(world: World) -> None:

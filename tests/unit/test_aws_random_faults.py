@@ -17,16 +17,12 @@ from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.errors import ProviderError
-from tests.builders.fake_ec2 import World
+from tests.builders.fake_ec2 import Killed, World
 from tests.ec2 import FakeCall, Fault
 
 SEEDS = 20
 STEPS = 25
 _ORDER = {"pending": 0, "running": 1, "terminated": 2}
-
-
-class Killed(BaseException):
-    """The driver is killed at a call."""
 
 
 @dataclass
