@@ -17,8 +17,9 @@ import pytest
 from rubberband.cloud.aws.cleanup import Ended, end_everything, living
 from rubberband.cloud.aws.head import ensure_head, upload_folder
 from rubberband.cloud.aws.joining import publish_token
-from rubberband.cloud.aws.network import OwnInstance
+from rubberband.cloud.aws.network import OwnInstance, choose_subnets
 from rubberband.errors import Cancelled, InputError, ProviderError
+from rubberband.executor.ray.code import pack
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account
 from tests.builders.heads import account as account
@@ -255,22 +256,6 @@ def test_the_machine_that_says_down_goes_last(account: Account) -> None:
     assert len(done.kept_groups) == 1
 
 
-def test_down_without_the_right_says_which(account: Account) -> None:
-    head_of(account)
-    account.fake.policies["driver"] = ()
-    account.session = account.fake.session("driver")
-
-    with pytest.raises(InputError, match="may not ec2:DescribeInstances"):
-        ended(account)
-
-
-def test_down_that_is_throttled_is_one_line(account: Account) -> None:
-    account.fake.fault = lambda _: Fault(error=FakeError("RequestLimitExceeded", "Request limit exceeded.", 503))
-
-    with pytest.raises(InputError, match="AWS is busy"):
-        ended(account)
-
-
 def test_up_shows_what_the_head_costs_and_the_command_for_a_run(account: Account, file: Path) -> None:
     code, text = say("cloud", "up", "digits.yaml", "-s", "constraints.max_cost=5")
 
@@ -486,3 +471,82 @@ def test_how_long_a_head_may_idle(words: dict[str, Any], seconds: float) -> None
 def test_a_head_has_time_to_be_set_up() -> None:
     with pytest.raises(ValueError, match="give 10m, or 0"):
         Resources(aws={"head_idle": "5m"})
+
+
+def test_an_instance_that_is_protected_keeps_no_other_alive(account: Account) -> None:
+    head_of(account)
+    workers = [worker(account, f"i-00{number}") for number in range(4)]
+    mine = workers[0].instance_id
+    account.fake.world.instances[mine].protected = True
+    account.sleep(60)
+
+    code, text = say("cloud", "down", "-y")
+
+    assert code != 0
+    assert [one.instance_id for one in living(account.session, "rubberband")] == [mine]
+    assert f"`aws ec2 modify-instance-attribute --instance-id {mine} --no-disable-api-termination" in text
+    assert "4 others have ended" in text
+    account.fake.world.instances[mine].protected = False
+    assert say("cloud", "down", "-y")[0] == 0
+    assert living(account.session, "rubberband") == ()
+
+
+def test_down_names_other_owners_where_it_finds_nothing(account: Account) -> None:
+    worker(account, "i-001", owner="alice")
+    code, text = say("cloud", "down")
+    assert code == 0, text
+    assert (
+        "owner alice has 1 instance there; `rubberband cloud down --region us-east-1 --owner alice` terminates them"
+        in text
+    )
+
+
+def test_a_head_whose_volume_kms_keeps_from_it_names_the_remedy(account: Account) -> None:
+    looks = [0]
+
+    def breaks(call: FakeCall) -> Fault | None:
+        looks[0] += "InstanceIds" in call.params
+        for one in account.fake.living if looks[0] > 1 else ():
+            account.fake.break_down(one.instance_id, "Client.InvalidKMSKey.InvalidState")
+        return None
+
+    account.fake.fault = breaks
+    with pytest.raises(ProviderError, match=r"ended before it ran: .*policies/kms\.json to your own role for"):
+        head_of(account)
+
+
+def test_a_full_subnet_comes_last_and_one_without_ipv4_never(account: Account) -> None:
+    world = account.fake.world
+    first = next(one for one in world.subnets.values() if one.zone == world.zones[0])
+    world.subnets[first.subnet_id] = replace(first, free_addresses=0)
+    world.subnets["subnet-2"] = replace(first, subnet_id="subnet-2", default=False)
+    world.subnets["subnet-6"] = replace(first, subnet_id="subnet-6", default=False, ipv6_only=True, free_addresses=9999)
+
+    assert choose_subnets(account.session, (), "g5.xlarge", None)[1][world.zones[0]] == "subnet-2"
+    assert choose_subnets(account.session, [first.subnet_id, "subnet-2"], "g5.xlarge", None)[1] == {
+        world.zones[0]: "subnet-2"
+    }
+    with pytest.raises(InputError, match="subnet-6 has no IPv4 addresses"):
+        choose_subnets(account.session, ["subnet-6"], "g5.xlarge", None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["prod.env", "rootkey.csv", "me_accessKeys.csv", "new_user_credentials.csv", "server.key", "kaggle.json", "a.p12"],
+)
+def test_keys_that_consoles_hand_out_are_not_sent(tmp_path: Path, name: str) -> None:
+    (tmp_path / "trial.py").write_text("class Trial: ...\n")
+    plain = pack([str(tmp_path)]).digest
+    (tmp_path / name).write_text("AKIA")
+    assert pack([str(tmp_path)]).digest == plain
+
+
+def test_a_bucket_that_keeps_all_versions_is_said(account: Account) -> None:
+    account.fake.world.facts(account.bucket).keeps_versions = True
+    code, text = say("aws", "setup", "--bucket", account.bucket, "--dry-run")
+    assert code == 0, text
+    assert "it keeps every version: checkpoints that are deleted stay, and are paid for" in text
+    account.fake.world.facts(account.bucket).lifecycle = [
+        {"ID": "mine", "Status": "Enabled", "Filter": {}, "NoncurrentVersionExpiration": {"NoncurrentDays": 1}}
+    ]
+    assert "every version" not in say("aws", "setup", "--bucket", account.bucket, "--dry-run")[1]

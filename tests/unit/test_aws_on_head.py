@@ -7,6 +7,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -21,6 +23,7 @@ from rubberband.cli import app
 from rubberband.cloud.aws import on_head
 from rubberband.cloud.aws.handover import MOST_BYTES, delete_secrets, packed_secrets, put_secrets, take_secrets
 from rubberband.cloud.aws.head import ensure_head
+from rubberband.cloud.aws.s3 import S3Folder
 from rubberband.errors import InputError, ProviderError
 from rubberband.executor.run.allowance import committed_usd
 from rubberband.units import month_end
@@ -30,6 +33,7 @@ from tests.builders.heads import account as account
 from tests.builders.heads import file as file
 from tests.builders.heads import head as head
 from tests.builders.heads import home as home
+from tests.builders.waiting import eventually
 from tests.ec2 import Fault
 from tests.ec2.faults import FakeCall, FakeError
 
@@ -595,3 +599,182 @@ def test_a_driver_on_the_head_begins_with_the_values_or_says_that_they_are_gone(
     with pytest.raises(SystemExit, match=r"error: the values of resources\.secrets are not in SSM"):
         on_head.drive(words=["run", "digits.yaml"], secrets=name)
     assert len(begun) == 1
+
+
+# Other credentials, and a head that is gone
+
+OTHER = "999999999999"
+
+
+def _in_another_account(account: Account, monkeypatch: pytest.MonkeyPatch) -> Account:
+    """Let commands have the credentials of another account from now on."""
+    other = Account()
+    other.fake.world.account = OTHER
+    monkeypatch.setattr(
+        "rubberband.cloud.aws.client.open_session", lambda region: other.fake.session("admin", region=region)
+    )
+    return other
+
+
+def test_with_credentials_of_another_account_commands_say_so_and_no_money_is_free(
+    account: Account, home: Path, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert say(*RUN)[0] == 0
+    pledged = committed_usd(home, account.now)
+    here = account.fake.world.account
+    _in_another_account(account, monkeypatch)
+
+    code, text = say("cloud", "down", "-y")
+
+    assert code == 0, text
+    assert f"owner rubberband has nothing running in us-east-1 of account {OTHER}" in text
+    assert f"not looked at: account {here} (us-east-1, owner rubberband)" in text
+    assert "AWS_PROFILE" in text
+    assert committed_usd(home, account.now) == pledged > 0.0
+    for command in ("status", "resume"):
+        code, text = say(command, "digits", "--on", "head")
+        assert code != 0
+        assert f"digits runs in account {here}, and these credentials are of {OTHER}" in text
+
+
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize(
+    ("at", "outcome"),
+    [
+        ("look", "digits continues on the head: `rubberband status digits --on head --watch` follows it"),
+        ("start", "whether digits was started is not known: `rubberband status digits --on head` shows it"),
+    ],
+)
+def test_a_login_that_expires_says_what_becomes_of_the_run(account: Account, head: Head, at: str, outcome: str) -> None:
+    expired = list[str]()
+
+    def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
+        expired.extend([what] if what == at else [])
+        return {"started": True} if what == "start" else shown(b"at work\n")
+
+    def fault(call: FakeCall) -> Fault | None:
+        return Fault(error=FakeError("ExpiredTokenException", "The token is expired", 400)) if expired else None
+
+    head.answers, account.fake.fault = answers, fault
+    code, text = say("run", "digits.yaml", "--on", "head")
+
+    assert code != 0
+    assert "the credentials have expired" in text
+    assert outcome in text
+
+
+def test_a_head_that_was_terminated_in_the_console_is_said_at_once(account: Account, head: Head) -> None:
+    def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
+        if what == "look":
+            (one,) = account.fake.living
+            account.session.client("ec2").terminate_instances(InstanceIds=[one.instance_id])
+        return {"started": True} if what == "start" else shown(b"at work\n")
+
+    head.answers = answers
+    begun_at = account.now
+    code, text = say("run", "digits.yaml", "--on", "head")
+
+    assert code != 0
+    assert "was terminated, and the journals on its disk with it" in text
+    assert "`rubberband cloud down` ends what it rented now" in text
+    assert "goes on" not in text
+    assert account.now - begun_at < 200
+
+
+# On the head itself
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    fetches = 'mkdir -p "$RUBBERBAND_ROOT/opt/rubberband/digits"'
+    runs = 'shift 2; while [[ $1 == --* ]]; do shift; done; setsid "$@" &'
+    for name, body in {"systemd-run": runs, "rubberband-fetch": fetches}.items():
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("RUBBERBAND_ROOT", str(tmp_path / "root"))
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    return tmp_path / "root"
+
+
+def whole(key: str) -> tuple[bytes, int]:
+    log = b""
+    while True:
+        seen = on_head.look(key=key, name="digits", offset=len(log))
+        log += base64.b64decode(seen["log"])
+        if seen["exit"] is not None and not seen["more"]:
+            return log, seen["exit"]
+
+
+def test_a_command_is_started_once_and_its_output_comes_in_pieces(root: Path) -> None:
+    first = {"key": "0" * 8, "name": "digits", "words": ["--version"], "packed": "s3://b/digits.zip"}
+    assert on_head.start(**first) == {"started": True}
+    assert on_head.start(**first) == {"started": False}
+    log, code = whole("0" * 8)
+    assert code == 0
+    assert log.startswith(b"rubberband ")
+    (root / "opt/rubberband/runs" / ("0" * 8) / "log").write_bytes(b"\xc3\xa4" * 20_000)
+    assert whole("0" * 8)[0] == b"\xc3\xa4" * 20_000
+
+
+def test_a_head_that_was_made_anew_meanwhile_starts_nothing(root: Path) -> None:
+    on_head.folder().mkdir(parents=True, exist_ok=True)
+    (on_head.folder() / "made-of").write_text("other\n")
+    words: dict[str, Any] = {"key": "c" * 8, "name": "digits", "words": ["ps"], "packed": None}
+    with pytest.raises(InputError, match="given other code or packages just now"):
+        on_head.start(**words, made_of="this")
+    assert on_head.start(**words, made_of="other") == {"started": True}
+
+
+def test_a_second_run_of_a_name_is_refused_while_the_first_runs(root: Path) -> None:
+    run = root / "opt/rubberband/runs" / ("1" * 8)
+    run.mkdir(parents=True)
+    (run / "name").write_text("digits")
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()", str(run / "script")], stdin=subprocess.PIPE
+    )
+    try:
+        (run / "pid").write_text(str(process.pid))
+        eventually(lambda: str(run) in Path(f"/proc/{process.pid}/cmdline").read_text(), "the program that it is to be")
+        with pytest.raises(InputError, match="digits runs on the head already"):
+            on_head.start(key="2" * 8, name="digits", words=["--version"], packed=None)
+        assert on_head.look(key=None, name="digits", offset=0)["lives"]
+    finally:
+        process.kill()
+        process.communicate()
+    assert not on_head.look(key=None, name="digits", offset=0)["lives"]
+
+
+def test_a_folder_that_cannot_be_fetched_is_an_error_and_may_be_tried_again(root: Path, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "rubberband-fetch"
+    fetch = program.read_text()
+    program.write_text("#!/bin/bash\necho 'it is not what the driver put there' >&2; exit 1\n")
+    first = {"key": "3" * 8, "name": "digits", "words": ["--version"], "packed": "s3://b/digits.zip"}
+    with pytest.raises(InputError, match="not what the driver put there"):
+        on_head.start(**first)
+    program.write_text(fetch)
+    assert on_head.start(**first) == {"started": True}
+    assert whole("3" * 8)[1] == 0
+
+
+def test_a_long_answer_goes_through_the_bucket(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put: dict[str, bytes] = {}
+    monkeypatch.setattr(S3Folder, "put", lambda self, name, payload: put.setdefault(name, payload) and f"s3://{name}")
+    assert on_head.ask(words=["--version"], store="s3://b/heads")["out"].startswith("rubberband ")
+    found = on_head.ask(words=["--help"], store="s3://b/heads")
+    assert found.keys() == {"exit", "out", "err", "file"}
+    monkeypatch.setattr(on_head, "MOST_CHARACTERS", 100)
+    (name,) = [on_head.ask(words=["--help"], store="s3://b/heads")["at"].removeprefix("s3://")]
+    assert json.loads(put[name]) == found
+
+
+def test_an_error_is_one_line_of_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on_head.main("look", json.dumps({"key": None, "name": "digits", "offset": 0}))
+    assert json.loads(capsys.readouterr().out)["error"].startswith("nothing was started for digits on the head")
+
+
+def test_a_head_reports_the_bill_of_its_month(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on_head.main("ask", json.dumps({"words": ["ps"], "store": "s3://b/heads"}))
+    assert json.loads(capsys.readouterr().out)["month"] == [0.0, 0.0]
