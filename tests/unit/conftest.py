@@ -13,6 +13,7 @@ from rubberband.cloud.aws import installing
 from tests.builders.fake_cuda import fake_cuda as fake_cuda
 
 if TYPE_CHECKING:
+    from tests.builders.aws_account import Account
     from tests.builders.fake_ec2 import World
     from tests.builders.fake_runs import FakeService
     from tests.builders.service_runs import House
@@ -51,6 +52,21 @@ def world(tmp_path: Path) -> World:
     from tests.builders.fake_ec2 import World
 
     return World(tmp_path)
+
+
+@pytest.fixture
+def off_ec2(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of the test's own, on a machine that is no instance of EC2."""
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    return home
+
+
+@pytest.fixture
+def account(off_ec2: Path) -> Account:
+    """An account of the fake EC2, seen from a machine outside."""
+    from tests.builders.aws_account import Account
+
+    return Account()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,10 +28,8 @@ def resources(**words: Any) -> Resources:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeAws:
+def fake(off_ec2: Path) -> FakeAws:
     """An account; this machine is nowhere in it."""
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
     return FakeAws(lambda: START_AT)
 
 

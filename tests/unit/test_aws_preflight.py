@@ -21,13 +21,6 @@ from tests.ec2.faults import FakeCall, FakeError
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    return Account()
-
-
 def looked_at(account: Account, *offers: Offer, aws: dict[str, Any] | None = None, **words: Any) -> list[str]:
     resources = account.resources(aws=aws, **words)
     return preflight(resources, offers or [offer()], session=account.session, place=account.place)

@@ -32,9 +32,7 @@ DAY_S = 86_400.0
 
 
 @pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+def account(off_ec2: Path, monkeypatch: pytest.MonkeyPatch) -> Account:
     account = Account()
     for module in (prices_and_quotas, preflight):
         monkeypatch.setattr(module.time, "time", lambda: account.now)

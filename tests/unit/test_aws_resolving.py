@@ -33,13 +33,6 @@ from tests.ec2.faults import FakeCall, FakeError
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    return Account()
-
-
 def resolved(account: Account, tmp_path: Path, instance_type: str = "g5.xlarge", **words: Any) -> Machines:
     return resolve(
         account.session,

@@ -32,9 +32,7 @@ START = NodeStart(instances=("i-001",), head_address="10.0.0.1:1", gpus=1, lease
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BuildWorld:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+def world(off_ec2: Path, tmp_path: Path) -> BuildWorld:
     return BuildWorld(tmp_path, ImagePoint(kill_at=-1))
 
 

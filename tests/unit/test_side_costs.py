@@ -31,13 +31,6 @@ from tests.harness.crash_story import Story
 LINES = {"root volumes": "volume", "public IPv4 addresses": "address"}
 
 
-@pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    return Account()
-
-
 def usd(lines: tuple[BillLine, ...]) -> dict[str, float]:
     return {line.line: line.usd for line in lines}
 
