@@ -410,7 +410,7 @@ class CommandRunner(Runner):
         return f"no line of {where} has had {self._segment.metric} {since}{self._last_lines()}"
 
     def _await_failure_of_peer(self) -> None:
-        """Wait for another worker's failure or end, from which this one's may follow. Raises GangBroken if it failed."""
+        """Wait for another worker's failure or end, of which this one's may come. Raises GangBroken if it failed."""
         deadline = time.monotonic() + _WORD_S
         while not self._gang.broken and not self._gang.is_over and time.monotonic() < deadline:
             time.sleep(_LOOK_S)

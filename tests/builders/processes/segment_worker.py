@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.ray_head.ray_node import free_port
-from rubberband.executor import CheckpointStore, Entrypoint, Segment, SegmentFailure, SegmentReport, run_segment
+from rubberband.executor import (
+    CheckpointStore,
+    Entrypoint,
+    Segment,
+    SegmentFailure,
+    SegmentReport,
+    SegmentStarted,
+    run_segment,
+)
 from tests.builders.forked import CONTEXT, start
 
 Shares = Sequence[Sequence[int]]
@@ -121,6 +129,31 @@ def run_gang(
         except EOFError:
             results.append(None)
     return results
+
+
+def resized(
+    workers: Sequence[Worker],
+    entrypoint: Entrypoint,
+    segment: Segment,
+    store: CheckpointStore,
+    parts: Sequence[tuple[Any, ...]],
+) -> list[SegmentReport]:
+    """Run parts (workers, until, changes of the configuration), each from where the last one ended; all reports."""
+    found: list[SegmentReport] = []
+    for num_workers, until, *changes in parts:
+        part = replace(
+            segment,
+            config={**segment.config, **(changes[0] if changes else {})},
+            from_iterations=len(found),
+            until_iterations=until,
+            checkpoint=found[-1].checkpoint if found else None,
+        )
+        (started, *reports), *others = run_gang(workers[:num_workers], entrypoint, part, store)
+        assert isinstance(started, SegmentStarted), started
+        assert all(isinstance(report, SegmentReport) for report in reports), reports
+        assert others == [[]] * (num_workers - 1)
+        found += reports
+    return found
 
 
 def run_again(

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
-from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset, TensorDataset
+from torch.optim.swa_utils import update_bn
 
 from rubberband.executor.training import gang
 from tests.builders.trials.segment_trials import Regression
@@ -72,125 +70,6 @@ class ByLayer(Regression):
         if iterations == 4:
             thaw(model[0])
             self.optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.002})
-
-
-class Ema(Regression):
-    """Evaluates an average of its weights."""
-
-    def build_optimizer(self, config: Config, model: nn.Module) -> torch.optim.Optimizer:
-        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)).eval()
-        return super().build_optimizer(config, model)
-
-    def on_step(self, model: nn.Module, step: int, batch_size: int) -> None:
-        self.average.update_parameters(model)
-
-    def state_dict(self) -> Any:
-        return self.average.state_dict()
-
-    def load_state_dict(self, state: Any) -> None:
-        self.average.load_state_dict(state)
-
-    def evaluate(self, model: nn.Module, loader: Any) -> dict[str, Any]:
-        return super().evaluate(self.average, loader)
-
-
-class Swa(Ema):
-    """Averages its weights over iterations, from the third on."""
-
-    def build_optimizer(self, config: Config, model: nn.Module) -> torch.optim.Optimizer:
-        self.average = AveragedModel(model).eval()
-        return Regression.build_optimizer(self, config, model)
-
-    def on_step(self, model: nn.Module, step: int, batch_size: int) -> None:
-        if step > 8 and step % 4 == 0:
-            self.average.update_parameters(model)
-
-
-class Recomputed(nn.Module):
-    """Computes its activations again in the backward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = net(nn.Linear(5, 8), nn.Tanh()), net(nn.Linear(8, 1))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.head(checkpoint(self.body, x, use_reentrant=False))
-
-
-class Checkpointing(Regression):
-    """Trains with gradient checkpointing."""
-
-    def build_model(self, config: Config) -> nn.Module:
-        super().build_model(config)
-        return Recomputed()
-
-
-class Tied(nn.Module):
-    """Uses one weight twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(5, 5).double(), nn.Linear(5, 5).double()
-        self.last.weight = self.first.weight
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.last(torch.tanh(self.first(x))).sum(1, keepdim=True)
-
-
-class Tying(Regression):
-    """Trains tied weights."""
-
-    def build_model(self, config: Config) -> nn.Module:
-        super().build_model(config)
-        return Tied()
-
-
-class Lora(nn.Module):
-    """A frozen layer with an adapter of low rank."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base, self.head = nn.Linear(5, 8).double().requires_grad_(False), nn.Linear(8, 1).double()
-        self.down = nn.Parameter(torch.randn(2, 5, dtype=torch.float64))
-        self.up = nn.Parameter(torch.zeros(8, 2, dtype=torch.float64))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.head(torch.tanh(self.base(x) + x @ self.down.T @ self.up.T))
-
-
-class Adapting(Regression):
-    """Trains adapters beside a frozen layer; its optimizer gets the trained ones alone."""
-
-    def build_model(self, config: Config) -> nn.Module:
-        super().build_model(config)
-        return Lora()
-
-    def build_optimizer(self, config: Config, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
-
-
-class Mixed(Dataset[Any]):
-    """Mixes each sample with another one, in a proportion that it draws."""
-
-    def __init__(self, plain: TensorDataset) -> None:
-        self.plain = plain
-
-    def __len__(self) -> int:
-        return len(self.plain)
-
-    def __getitem__(self, index: int) -> Any:
-        other, share = int(torch.randint(len(self.plain), ())), torch.rand((), dtype=torch.float64)
-        pairs = zip(self.plain[index], self.plain[other], strict=True)
-        return tuple(share * one + (1 - share) * two for one, two in pairs)
-
-
-class Mixup(Regression):
-    """Draws its mixtures in `dataset[i]`, where draws follow from the sample."""
-
-    num_workers = 0
-
-    def train_dataset(self, config: Config) -> Any:
-        return Mixed(super().train_dataset(config))
 
 
 class Recalibrating(Regression):
