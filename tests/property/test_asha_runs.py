@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -11,21 +9,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rubberband.executor import (
-    Controller,
     Faults,
     Job,
-    Journal,
-    Phase,
     State,
-    TrialsDrawn,
     TrialStatus,
     VirtualBackend,
     bill_usd,
-    drive,
     jct_s,
-    replay,
 )
-from rubberband.executor.core.history import Promotion
 from rubberband.planner.noise.asha_runs import SimulatedRuns
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import slots
@@ -33,9 +24,8 @@ from rubberband.values.plan import Plan, Prediction, StagePlan, StagePrediction,
 from tests.bench.bench_asha import PROFILES, figures, job_of, shares_within
 from tests.builders.asha_runs import reached, steady_run
 from tests.builders.budget import examples
-from tests.builders.memory import MemoryJournal
 from tests.builders.strategies import faults, offers, profiles
-from tests.builders.virtual_runs import check, run_until_killed, run_virtual
+from tests.builders.virtual_runs import run_virtual
 
 CENT, MILLISECOND = 0.005, 0.0005
 
@@ -123,61 +113,6 @@ def test_faults_are_survived_and_the_best_go_on(job: Job, faults: Faults, seed: 
     if finish.outcome == "done":
         assert any(trial.status is TrialStatus.COMPLETED for trial in state.trials)
         require_that_the_best_of_each_rung_went_on(job, state)
-
-
-@given(asha_jobs(), faults(), st.integers(0, 200), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=examples(75))
-def test_a_killed_driver_goes_on_with_the_same_promotions(
-    job: Job, faults: Faults, events_before: int, seed: int
-) -> None:
-    journal = Journal("sqlite://", job.name, create=True)
-    backend = backend_of(job, scores_of(job, seed), faults)
-    try:
-        before = Controller(job)
-        run_until_killed(before, backend, journal, events_before)
-        after, _, finish = run_virtual(job, journal=journal, backend=backend)
-        assert after.state.phase is Phase.FINISHED
-        promotions = before.state.history.of(Promotion)
-        assert after.state.history.of(Promotion)[: len(promotions)] == promotions
-        for old, new in zip(before.state.trials, after.state.trials, strict=True):
-            assert new.reports[: old.iterations] == old.reports
-        if finish.outcome == "done":
-            require_that_the_best_of_each_rung_went_on(job, after.state)
-        again = Controller(job)
-        replay(again, journal)
-        assert again.state == after.state
-    finally:
-        journal.close()
-
-
-@given(asha_jobs(), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=examples(50))
-def test_a_sampler_that_learns_draws_every_trial_when_it_starts(job: Job, seed: int) -> None:
-    job, scores, waited = dataclasses.replace(job, draws=True), scores_of(job, seed), list[int]()
-
-    def draw(state: State, drawn: object, trials: Sequence[int], now: Callable[[], float]) -> TrialsDrawn:
-        waited.extend(trials)
-        assert all(state.trials[trial].attempt == 0 for trial in trials)
-        configurations = tuple({"x": trial} for trial in trials)
-        return TrialsDrawn(occurred_at=now(), first_trial=trials[0], configurations=configurations, reason="drawn")
-
-    journal, controller = MemoryJournal(), Controller(job)
-    finish = drive(controller, backend_of(job, scores), journal, observers=[check], draw=draw)
-    assert finish.outcome == "done"
-    assert waited == list(range(job.num_trials))
-    assert abs(jct_s(controller.state, controller.state.now) - simulated(job, scores).jct_s[0, 0]) < MILLISECOND
-    again = Controller(job)
-    replay(again, journal)
-    assert again.state == controller.state
-
-
-@given(asha_jobs(), st.integers(0, 60))
-@settings(deadline=None, max_examples=examples(30))
-def test_a_cancelled_run_gives_everything_back(job: Job, rounds: int) -> None:
-    controller, backend, finish = run_virtual(job, cancel_after=rounds)
-    assert finish.outcome in ("cancelled", "done")
-    assert all(status.state == "terminated" for status in backend.provider.describe())
-    assert controller.state.phase is Phase.FINISHED
 
 
 @pytest.mark.by_default(1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -80,13 +78,6 @@ def test_many_choices_at_once_are_the_single_ones(parameters, noise_scale, limit
         assert found[at].goodput == pytest.approx(single.goodput)
 
 
-@given(throughputs(), batch_limits(), gang_sizes, noise_scales, noise_scales)
-def test_more_noise_is_never_less_goodput(parameters, limits, gpus, one, other):
-    assume(gpus <= limits.max)
-    less, more = (choose(parameters, phi, limits, 1, gpus).goodput for phi in sorted((one, other)))
-    assert less <= more * (1 + 1e-9)
-
-
 @given(batch_limits(), gang_sizes, st.integers(2, 12))
 def test_candidates_grow_from_the_initial_to_the_largest_batch(limits, gpus, num):
     assume(gpus <= limits.max)
@@ -119,21 +110,6 @@ def test_adapting_is_never_slower_than_a_fixed_batch(profile):
     fixed = fixed_seconds_per_iteration(profile, 4, SIZES)
     for gpus, seconds in seconds_per_iteration(profile, 4, SIZES).items():
         assert seconds <= fixed[gpus] * (1 + 1e-9)
-
-
-@given(goodput_profiles())
-def test_where_the_batch_may_not_grow_both_are_equal(profile):
-    narrow = replace(profile, limits=replace(profile.limits, max=profile.limits.initial))
-    assert seconds_per_iteration(narrow, 4, SIZES) == fixed_seconds_per_iteration(profile, 4, SIZES)
-
-
-@given(goodput_profiles(), noise_scales)
-def test_more_noise_is_never_slower(profile, other):
-    less, more = (
-        seconds_per_iteration(replace(profile, noise_scale=phi), 4, SIZES)
-        for phi in sorted((profile.noise_scale, other))
-    )
-    assert all(more[gpus] <= less[gpus] * (1 + 1e-9) for gpus in SIZES)
 
 
 @given(goodput_profiles(), st.sampled_from(SIZES))
@@ -184,40 +160,6 @@ def test_parameters_stay_within_their_bounds(truth, seed, number):
         assert found.alpha_node_s == found.beta_node_s == 0.0
     if all(point.gpus <= 2 for point in points):
         assert found.beta_local_s == found.beta_node_s == 0.0
-
-
-@given(throughputs(), throughputs(), seeds)
-@settings(max_examples=examples(150), deadline=None)
-def test_an_earlier_fit_never_makes_a_fit_much_worse(truth, earlier, seed):
-    points = points_of(truth, SPAN, noise=0.05, seed=seed)
-    fresh, resumed = (np.mean(relative_errors(fit(points, start), points)) for start in (None, earlier))
-    assert resumed <= fresh + 0.02
-
-
-def test_noisy_clusters_are_predicted_within_five_per_cent_on_average():
-    random = np.random.default_rng(3)
-    errors = [_error_of_a_noisy_fit(_random_cluster(random), seed) for seed in range(40)]
-    assert np.mean(errors) < 0.05
-
-
-def _error_of_a_noisy_fit(truth: Throughput, seed: int) -> float:
-    """Over the whole span, without noise, of a fit to 40 of its steps with 5 % of noise."""
-    chosen = np.random.default_rng(seed).choice(len(SPAN), 40, replace=False)
-    found = fit(points_of(truth, [SPAN[at] for at in chosen], noise=0.05, seed=seed))
-    return float(np.mean(relative_errors(found, points_of(truth, SPAN))))
-
-
-def _random_cluster(random: np.random.Generator) -> Throughput:
-    alpha, local = 10.0 ** random.uniform(-3, -1, 2)
-    return Throughput(
-        alpha_grad_s=alpha,
-        beta_grad_s=alpha * 10.0 ** random.uniform(-2.5, -0.5),
-        alpha_local_s=local,
-        beta_local_s=local * 10.0 ** random.uniform(-2.5, -1),
-        alpha_node_s=3 * local,
-        beta_node_s=3 * local * 10.0 ** random.uniform(-2.5, -1),
-        gamma=random.uniform(1.0, 10.0),
-    )
 
 
 def _assert_within_bounds(found: Throughput) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -15,17 +14,13 @@ from rubberband.planner.sharing import (
     Allocations,
     Autoscaling,
     Capacity,
-    Counting,
     Demand,
     keeps_promises,
     make_policy,
 )
-from rubberband.planner.sharing import simulation as simulating
 from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.placement import place_freely, place_side_by_side
-from rubberband.planner.sharing.simulation import JobOutcome, interfering, simulate
-from rubberband.planning.simulating import read_traces
-from tests.builders.adaptdl_data import HEADER, write_data
+from rubberband.planner.sharing.simulation import interfering, simulate
 
 Placing = Callable[[Mapping[str, int], Capacity, Allocations], dict[str, dict[int, int]]]
 capacities = st.builds(Capacity, instances=st.integers(1, 6), gpus_per_instance=st.integers(1, 4))
@@ -140,47 +135,8 @@ def test_with_avoidance_the_outcome_does_not_depend_on_interference(
     assert beside.allocated == alone.allocated
 
 
-@pytest.mark.parametrize("name", ["equal", "fitness", "ranked", "tiresias", "optimus"])
-def test_no_interference_is_that_of_gangs_that_never_meet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    capacity, made = Capacity(instances=5, gpus_per_instance=3), make_policy(name)
-    policy = replace(made, share_machines=True) if isinstance(made, Counting) else made
-
-    def run(interference: float) -> Sequence[JobOutcome]:
-        works_s = [400.0, 900.0, 300.0, 2000.0, 700.0, 100.0, 1200.0, 500.0]
-        jobs = curves(capacity, works_s, least=4)
-        return simulate(jobs, capacity, policy, interval_s=None, interference=interference).jobs
-
-    none, some = run(0.0), run(0.5)
-    monkeypatch.setattr(simulating, "interfering", lambda allocations: set())
-    assert none == run(0.5)
-    assert some != none
-
-
 TWO_OF_SIX = Capacity(instances=3, gpus_per_instance=4)
 """Two gangs of 6 GPUs share the third instance."""
-
-
-@pytest.mark.parametrize("interference", [0.25, 0.5])
-def test_a_slowdown_is_the_same_for_curves_and_for_traces(interference: float, tmp_path: Path) -> None:
-    traces = write_data(tmp_path) / "traces"
-    rigid = tmp_path / "two.csv"
-    rigid.write_text(f"{HEADER}\ntoy-0,0,toy,6,128\ntoy-1,0,toy,6,128\n")
-    sharing = Counting(count=make_policy("equal").count, share_machines=True)
-
-    def outcomes(share: float) -> tuple[Sequence[JobOutcome], Sequence[JobOutcome]]:
-        six = [
-            CurveJob(name=name, submitted_at=0.0, kind="k", seconds=[600.0] * 6, resize_s=30.0, min_gpus=6)
-            for name in ("a", "b")
-        ]
-        curved = simulate(six, TWO_OF_SIX, sharing, interval_s=None, interference=share)
-        traced = simulate(read_traces(rigid, traces, "rigid"), TWO_OF_SIX, make_policy("tiresias"), interference=share)
-        return curved.jobs, traced.jobs
-
-    for alone, slowed in zip(outcomes(0.0), outcomes(interference), strict=True):
-        expected_s = [30.0 + (each.jct_s - 30.0) / (1.0 - interference) for each in alone]
-        assert [each.jct_s for each in slowed] == pytest.approx(expected_s, rel=1e-6)
-        assert [each.gpu_s for each in slowed] == pytest.approx([6.0 * each_s for each_s in expected_s], rel=1e-6)
-        assert [each.fair_s for each in slowed] == [each.fair_s for each in alone]
 
 
 def test_a_job_loses_speed_only_while_it_meets_others_and_its_figures_follow() -> None:

@@ -22,7 +22,6 @@ from rubberband.planner.queueing import (
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from tests.builders.budget import examples
 from tests.builders.parameter_server import (
-    balanced_throughputs,
     constant,
     exponential,
     first_come,
@@ -40,12 +39,6 @@ MOST = 20
 
 def columns(network: Network, workers: int) -> np.ndarray:
     return np.array([[network.delay_s, network.up_s, network.server_s, network.down_s]] * workers)
-
-
-@given(st.builds(Network, delay_s=seconds, up_s=seconds, server_s=seconds, down_s=seconds), st.integers(1, 4))
-@settings(max_examples=examples(30))
-def test_equal_workers_balance_their_markov_chain(network, workers):
-    assert exact(network, workers)[-1] == pytest.approx(balanced_throughputs(columns(network, workers)).sum(), rel=1e-9)
 
 
 @given(networks, st.integers(1, 7))
@@ -102,13 +95,6 @@ def test_all_forms_are_within_the_band_and_rise_with_workers(network, one, other
         assert np.all(np.diff(found) >= -1e-12 * found[1:])
         assert found[0] == pytest.approx(1.0 / network.update_s, rel=1e-12)
     assert np.all(less <= more * (1 + 1e-12))
-
-
-@given(networks)
-@settings(max_examples=examples(60))
-def test_a_blend_goes_from_the_low_to_the_high_end(network):
-    assert blended(network, MOST, 0.0) == pytest.approx(exact(network, MOST), rel=1e-12)
-    assert blended(network, MOST, 1.0) == pytest.approx(highest(network, MOST), rel=1e-9)
 
 
 @given(st.lists(networks, min_size=2, max_size=4))

@@ -56,7 +56,6 @@ def lesser(change: Change) -> list[Change]:
 
 SHA = {"type": "sha", "num_samples": 9, "max_t": 9, "reduction_factor": 3}
 STAGES = {"type": "stages", "stages": [{"trials": 6, "iterations": 2}, {"trials": 2, "iterations": 5}]}
-HYPERBAND = {"type": "hyperband", "max_t": 3, "reduction_factor": 3}
 
 
 @st.composite
@@ -120,13 +119,6 @@ def test_a_remedy_suffices_and_nothing_less_does(words: dict[str, Any]) -> None:
     for remedy in found.remedies:
         check(words, remedy)
         check_that_less_does_not_do(words, remedy)
-
-
-@settings(max_examples=5, deadline=None)
-@given(jobs(st.just(HYPERBAND)))
-def test_remedies_of_several_brackets_suffice(words: dict[str, Any]) -> None:
-    for remedy in estimated(words).remedies:
-        check(words, remedy)
 
 
 @settings(max_examples=3, deadline=None)

@@ -24,7 +24,6 @@ from rubberband.executor import (
 from tests.builders.budget import examples
 from tests.builders.first_sync import FirstSync
 from tests.builders.planned_jobs import planned_jobs
-from tests.builders.strategies import faults
 from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual
 
 none = st.none()
@@ -119,21 +118,6 @@ def test_a_driver_killed_anywhere_decides_the_same_after_its_resume(job: Job, ev
         assert again.state == after.state
     finally:
         journal.close()
-
-
-@given(planned_jobs(slacks, rooms), faults(), st.sampled_from([0.6, 1.0, 1.3]), st.one_of(none, st.integers(0, 40)))
-@settings(deadline=None, max_examples=examples(150))
-def test_with_any_faults_a_replanned_run_ends_and_keeps_every_invariant(
-    job: Job, faults: Faults, slowdown: float, cancel_after: int | None
-) -> None:
-    backend = slowed(job, slowdown, faults)
-    controller, _, finish = run_virtual(job, backend=backend, cancel_after=cancel_after)
-    state = controller.state
-    assert state.phase is Phase.FINISHED
-    assert all(status.state == "terminated" for status in backend.provider.describe())
-    assert [decision.stage for decision in state.decisions] == list(range(1, len(state.stages)))
-    if finish.outcome == "done":
-        assert len(state.stages) == len(job.stages)
 
 
 @given(planned_jobs(st.sampled_from([0.5, 1.0, 2.0]), none), st.floats(0.0, 1.0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,23 +54,6 @@ def test_the_paid_time_adds_up_to_the_bill(job: Job) -> None:
     launched = len(controller.state.instances) * offer.data_usd_per_instance
     head_usd = offer.head_cost_usd(jct_s(controller.state))
     assert bill_usd(controller.state, controller.state.now) == pytest.approx(compute_usd + launched + head_usd)
-
-
-@given(jobs(), faults(), st.one_of(st.none(), st.floats(0.0, 3.0)), st.one_of(st.none(), st.integers(0, 40)))
-@settings(deadline=None, max_examples=examples(100))
-def test_with_any_faults_a_run_ends_holds_nothing_and_keeps_every_invariant(
-    job: Job, faults: Faults, cap: float | None, cancel_after: int | None
-) -> None:
-    if cap is not None:
-        job = dataclasses.replace(job, max_cost_usd=cap * job.prediction.cost_usd)
-    controller, backend, finish = run_virtual(job, faults, cancel_after=cancel_after)
-    state = controller.state
-    assert state.phase is Phase.FINISHED
-    assert all(status.state == "terminated" for status in backend.provider.describe())
-    if finish.outcome == "done":
-        assert len(state.stages) == len(job.stages)
-    else:
-        assert finish.reason
 
 
 @given(jobs(), faults(), st.integers(0, 60), st.sampled_from([1, 1, 2, 3]))

@@ -43,18 +43,6 @@ def test_the_example_has_the_known_values():
     assert highest(EXAMPLE, 100)[99] == pytest.approx(13.889, abs=1e-3)
 
 
-def test_first_come_links_never_pass_their_bound():
-    assert first_come(EXAMPLE, 50).max() <= 1.0 / 0.072
-    assert first_come(EXAMPLE, 2)[1] > exact(EXAMPLE, 2)[1]
-
-
-def test_links_of_the_hybrid_are_used_in_turn_until_they_are_busy():
-    found = hybrid(EXAMPLE, 100)
-    assert found[1] == pytest.approx(first_come(EXAMPLE, 2)[1])
-    assert exact(EXAMPLE, 4)[3] < found[3] < first_come(EXAMPLE, 4)[3]
-    assert found[99] == pytest.approx(exact(EXAMPLE, 100)[99], rel=1e-3)
-
-
 def test_more_servers_do_not_speed_up_a_workers_own_link():
     two = curve(replace(MODEL, servers=2), 50)
     assert two.point[0] == pytest.approx(1.0 / TIMES.update_s)
