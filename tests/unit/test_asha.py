@@ -119,21 +119,24 @@ def test_a_tight_plan_keeps_its_promise_and_has_the_same_odds_at_every_door() ->
 
 
 @pytest.mark.parametrize(
-    ("lives_s", "jct_s", "billed_s"),
+    ("choice", "lives_s", "jct_s", "billed_s"),
     [
-        pytest.param(None, 110.0, 80.0, id="on demand"),
-        pytest.param(100.0, 110.0, 80.0, id="not lost"),
-        pytest.param(55.0, 185.0, 55.0 + 60.0, id="lost in its fourth iteration"),
-        pytest.param(10.0, 170.0, 10.0 + 90.0, id="lost before it was ready"),
+        pytest.param((2, 1), None, 110.0, 2 * 80.0, id="on demand"),
+        pytest.param(
+            (3, 2), None, 170.0, 2 * 140.0 + 80.0, id="one of three is idle, and held until all have begun"
+        ),
+        pytest.param((2, 1), 100.0, 110.0, 2 * 80.0, id="not lost"),
+        pytest.param((2, 1), 55.0, 185.0, 2 * (55.0 + 60.0), id="lost in its fourth iteration"),
+        pytest.param((2, 1), 10.0, 170.0, 2 * (10.0 + 90.0), id="lost before it was ready"),
     ],
 )
 def test_a_lost_instance_is_replaced_and_its_trial_goes_on_from_its_checkpoint(
-    lives_s: float | None, jct_s: float, billed_s: float
+    choice: tuple[int, int], lives_s: float | None, jct_s: float, billed_s: float
 ) -> None:
     """Two trials of 6 x 10 s. Instances run after 30 s and are ready 20 s later; replacements after 40 s and 30 s."""
     stage = Stage(trials=2, iterations=6, ladder=Ladder(totals=(6,), reduction_factor=3))
     spot = Spot(price_usd_per_hour=3.6, interruptions_per_hour=1.0)
-    offer = Offer(instance_type="x", gpus=1, price_usd_per_hour=3.6, max_instances=2, minimum_billed_s=0.0, spot=spot)
+    offer = Offer(instance_type="x", gpus=1, price_usd_per_hour=3.6, max_instances=3, minimum_billed_s=0.0, spot=spot)
     lives = np.array([[lives_s or 1e9]] * 2 + [[1e9]] * 2)
     launches = Launches(
         provision_s=np.full((4, 1), 40.0), init_s=np.array([[20.0]] * 2 + [[30.0]] * 2), lives_s=lives, longer_s=0.0
@@ -145,10 +148,11 @@ def test_a_lost_instance_is_replaced_and_its_trial_goes_on_from_its_checkpoint(
         slow=np.array([0.5]),
         launches=None if lives_s is None else launches,
     )
-    choice = StagePlan(instances=2, gpus_per_trial=1, market="on_demand" if lives_s is None else "spot")
-    runs = simulate(stage, [choice], Profile(seconds_per_iteration={1: 10.0}), offer, draw)
+    market = "on_demand" if lives_s is None else "spot"
+    plan = StagePlan(instances=choice[0], gpus_per_trial=choice[1], market=market)
+    runs = simulate(stage, [plan], Profile(seconds_per_iteration={1: 10.0, 2: 10.0}), offer, draw)
     assert runs.jct_s[0, 0] == pytest.approx(jct_s)
-    assert runs.cost_usd[0, 0] == pytest.approx(0.001 * 2 * billed_s)
+    assert runs.cost_usd[0, 0] == pytest.approx(0.001 * billed_s)
 
 
 def test_equal_seeds_give_equal_plans_and_others_other_samples() -> None:
