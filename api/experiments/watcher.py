@@ -485,6 +485,8 @@ class Watcher:
         row = self._store.submission(name)
         if row is None:
             self._forget(name)
+        elif row.state is ExperimentState.QUEUED:  # a request resumed it since the last look: no process has begun
+            self._take(row)
         elif not row.home:
             self._settled.pop(name, None)
             self._rows[name] = row

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rubberband.api.experiments import ExperimentRuns
+from rubberband.api.experiments import ExperimentRuns, watcher
 from rubberband.api.experiments import budgets as spending
 from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.problems import REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import ServiceLimits, SharedPool
 from rubberband.errors import InputError
 from rubberband.executor import CancelRequested, DriverRequest, ExperimentFolder, Header, Inbox, bill_usd
+from rubberband.executor.journal.folder import Stamp
 from rubberband.executor.journal.hosting import Ending, write_ending
 from rubberband.executor.journal.inbox import RequestQueue
 from rubberband.executor.run.follower import summary_of
@@ -137,6 +140,27 @@ def test_cancelled_experiments_do_not_multiply_a_budget_by_being_resumed(house: 
     with house.open() as runs, pytest.raises(HttpProblem) as refused:
         runs.resume("two")
     assert refused.value.kind is REFUSED
+
+
+def test_a_resume_that_the_watcher_meets_as_it_looks_around_is_not_undone(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off(house)
+    house.allow(max_running=0)
+    later = house.clock() + 1e6
+    os.utime(ExperimentFolder(home=house.home, name="one").journal, (later, later))  # as of a run that goes on by hand
+    real, looks, opened, resumed = watcher.stamp_of, count(), list[ExperimentRuns](), list[Submission]()
+
+    def stamp_of(folder: ExperimentFolder) -> Stamp:
+        if next(looks) == 1:  # the first one is as its row is loaded
+            resumed.append(eventually(lambda: opened)[0].resume("one"))
+        return real(folder)
+
+    monkeypatch.setattr(watcher, "stamp_of", stamp_of)
+    with house.open() as runs:
+        opened.append(runs)
+        eventually(lambda: resumed)
+    assert (resumed[0].state, house.row("one").state) == (QUEUED, QUEUED)
 
 
 def test_a_restart_that_the_budget_does_not_cover_is_left_interrupted_with_the_reason(house: House) -> None:
