@@ -18,6 +18,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
+from rubberband.api.app import document
 from rubberband.cli import Promised, app
 
 ROOT = Path(__file__).parents[1]
@@ -29,11 +30,10 @@ FILE: Schema = SCHEMA["$defs"]
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to those of the folder."""
-    api = json.loads((ROOT / "tests/unit/openapi.json").read_text(encoding="utf-8"))
     pages = {
         "cli": commands(),
         "experiment-file": experiment_file(SCHEMA),
-        "rest": rest(api),
+        "rest": rest(json.loads(json.dumps(document(), sort_keys=True))),
         "messages": messages(),
     }
     for name, lines in pages.items():

@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -76,25 +77,35 @@ def create_app(settings: Settings, *, store: Store) -> FastAPI:
     )
 
 
-def app_of(service: Service) -> FastAPI:
-    """Return the app around given parts."""
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document, which all services have."""
+    return _routed().openapi()
+
+
+def _routed(**options: Any) -> DocumentedApp:
     app = DocumentedApp(
         title="RubberBand",
         version=rubberband.__version__,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=_lifespan(service),
+        **options,
     )
+    # As they are: `include_router` would build each route anew for each app, at its first requests.
+    for router in _ROUTERS:
+        app.router.routes.extend(router.routes)
+    return app
+
+
+def app_of(service: Service) -> FastAPI:
+    """Return the app around given parts."""
+    app = _routed(lifespan=_lifespan(service))
     app.state.service = service
     # Without auto_describe, registration collects nothing.
     app.state.registry = registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     registry.register(ExperimentMeasures(service.store, service.runs.result))
     registry.register(PoolMeasures(service.settings.home))
-    # As they are: `include_router` would build each route anew for each app, at its first requests.
-    for router in _ROUTERS:
-        app.router.routes.extend(router.routes)
     answer_errors(app, app.methods_of)
     # The last one added is the outermost.
     app.add_middleware(RequestMeasures(registry).counting)
