@@ -122,9 +122,7 @@ def test_a_tight_plan_keeps_its_promise_and_has_the_same_odds_at_every_door() ->
     ("choice", "lives_s", "jct_s", "billed_s"),
     [
         pytest.param((2, 1), None, 110.0, 2 * 80.0, id="on demand"),
-        pytest.param(
-            (3, 2), None, 170.0, 2 * 140.0 + 80.0, id="one of three is idle, and held until all have begun"
-        ),
+        pytest.param((3, 2), None, 170.0, 2 * 140.0 + 80.0, id="one of three is idle, and held until all have begun"),
         pytest.param((2, 1), 100.0, 110.0, 2 * 80.0, id="not lost"),
         pytest.param((2, 1), 55.0, 185.0, 2 * (55.0 + 60.0), id="lost in its fourth iteration"),
         pytest.param((2, 1), 10.0, 170.0, 2 * (10.0 + 90.0), id="lost before it was ready"),
