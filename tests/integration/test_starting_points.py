@@ -57,8 +57,17 @@ class StartingPoint:
     """A configuration for gangs that are resized."""
     package: str = ""
 
-    def files(self, kind: str) -> Path:
-        return FOLDER / self.name / kind
+    def text(self, sign: str) -> str:
+        """Return the program before (-) or after (+) the change: the file has both, line by line."""
+        lines = (FOLDER / self.name / f"{self.file}.diff").read_text(encoding="utf-8").splitlines()
+        return "".join(f"{line[1:]}\n" for line in lines if line[:1] in ("", " ", sign))
+
+    def put(self, sign: str, folder: Path) -> Path:
+        """Write the program into a new folder, after the change with the files that come with it."""
+        ignored = shutil.ignore_patterns("*.diff" if sign == "+" else "*")
+        shutil.copytree(FOLDER / self.name, folder, ignore=ignored)
+        (folder / self.file).write_text(self.text(sign), encoding="utf-8")
+        return folder
 
 
 TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node 2"
@@ -97,10 +106,7 @@ gangs = pytest.mark.parametrize("point", [pytest.param(each, id=each.name) for e
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 def test_few_lines_change(point: StartingPoint) -> None:
     """A line that is written otherwise is one, and so is an added one; empty lines are none."""
-    before, after = (
-        [line for line in (point.files(kind) / point.file).read_text().splitlines() if line.strip()]
-        for kind in ("original", "changed")
-    )
+    before, after = ([line for line in point.text(sign).splitlines() if line.strip()] for sign in "-+")
     changes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     changed = sum(max(a_end - a, b_end - b) for tag, a, a_end, b, b_end in changes if tag != "equal")
     print(f"{point.name}: {changed} changed lines")
@@ -123,7 +129,7 @@ def with_python(environment: Mapping[str, str]) -> dict[str, str]:
 
 def by_hand(point: StartingPoint, config: Mapping[str, Any], folder: Path) -> float:
     """Return the last loss that the original prints with a configuration."""
-    shutil.copytree(point.files("original"), folder)
+    point.put("-", folder)
     words = point.by_hand.format(**config).split() if "CONFIG" not in point.by_hand else []
     words = words or ["python", "-c", point.by_hand.replace("CONFIG", repr(dict(config)))]
     output = run(words, folder, with_python(os.environ))
@@ -137,7 +143,7 @@ def test_the_best_trial_equals_the_original_run_by_hand(
     point: StartingPoint, command_line: CommandLine, tmp_path: Path
 ) -> None:
     pytest.importorskip(point.package or "os")
-    folder = shutil.copytree(point.files("changed"), tmp_path / "code")
+    folder = point.put("+", tmp_path / "code")
     words = ["python", "-m", *point.search.split()]
     run(words, folder, with_python(command_line.environment))
     (name,) = (each.name for each in (command_line.home / "experiments").iterdir() if each.is_dir())
@@ -162,7 +168,7 @@ def test_a_gang_of_1_2_1_workers_equals_the_original_run_by_hand(
 
     pytest.importorskip(point.package or "os")
     assert point.config is not None
-    folder, store = shutil.copytree(point.files("changed"), tmp_path / "code"), open_store(str(tmp_path / "store"))
+    folder, store = point.put("+", tmp_path / "code"), open_store(str(tmp_path / "store"))
     last: SegmentReport | None = None
     for size, until in ((1, 2), (2, 4), (1, EPOCHS)):
         segment = replace(
