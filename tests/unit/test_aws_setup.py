@@ -1,4 +1,4 @@
-"""`rubberband aws setup`, `check` and `teardown`, in accounts that are empty or not; the policies of the package."""
+"""`rubberband aws setup`, `check` and `teardown`, in empty accounts and in others; the policies that we ship."""
 
 from __future__ import annotations
 
