@@ -333,14 +333,6 @@ def test_a_checkpoint_of_a_fixed_batch_does_not_fit():
         make(Device()).load_state_dict(None)
 
 
-def test_a_long_iteration_is_reported_in_few_stretches():
-    device = Device()
-    report, _, _, sizes = iterate(make(device, 500.0, samples_per_iteration=200 * SAMPLES), device)
-    assert len(report.batches) <= MOST_USES
-    assert sum(use.steps for use in report.batches) == len(sizes)
-    assert sum(use.duration_s for use in report.batches) == pytest.approx(device.now)
-
-
 def test_stretches_are_few_even_where_the_batch_never_settles():
     device = Device()
     batching = make(device, samples_per_iteration=50 * SAMPLES)

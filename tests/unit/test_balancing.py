@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,16 +80,6 @@ def test_a_change_of_the_available_cpus_is_in_the_very_next_shares():
     assert shares == (50, 50)
     balancer.observe(Look(shares=shares, compute_s=tuple(0.01 * x for x in shares), cpu=(4.0, 1.0)))
     assert balancer.shares(100, limits)[1] == pytest.approx(20, abs=3)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("policy", BALANCE_POLICIES)
-def test_limits_hold_at_every_step(device, policy):
-    limits = ShareLimits(caps=(60, 40, 40, 40), least=2)
-    steps = train(make_balancer(Balance(policy=policy), device, 4), CLUSTER, 129, 60, limits=limits, noise=0.1)
-    for shares, _ in steps:
-        assert sum(shares) == 129
-        assert all(share == 0 or 2 <= share <= cap for share, cap in zip(shares, limits.caps, strict=True))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -177,14 +164,6 @@ def test_a_worker_without_a_time_keeps_its_line():
     assert sum(balancer.shares(64, limits)) == 64
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("policy", BALANCE_POLICIES)
-def test_looks_without_any_time_leave_the_shares_even(device, policy):
-    balancer, limits = make_balancer(Balance(policy=policy), device, 3), even_limits(3, 12)
-    balancer.observe(Look(shares=(4, 4, 4), compute_s=(math.nan,) * 3))
-    assert balancer.shares(12, limits) == (4, 4, 4)
-
-
 BATCH = 64
 LOOKS = 500
 LINEAR = (Curve(base_s=0.005, per_sample_s=0.0022), Curve(base_s=0.02, per_sample_s=0.0003))
@@ -229,23 +208,6 @@ def test_the_saving_is_right_after_many_looks_at_balanced_shares(device, gang, f
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_it_is_right_after_a_restart_too(device):
-    first, second = (make_balancer(Balance(), device, 2) for _ in range(2))
-    train(first, LINEAR, BATCH, 100, noise=0.02)
-    second.restore(json.loads(json.dumps(first.state())))
-    train(second, LINEAR, BATCH, 100, noise=0.02, seed=1)
-    true, predicted = true_and_predicted(second, LINEAR)
-    assert predicted == pytest.approx(true, rel=0.1)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_equal_workers_save_nothing(device):
-    balancer = make_balancer(Balance(), device, 4)
-    train(balancer, (LINEAR[0],) * 4, BATCH, 100, noise=0.05)
-    assert true_and_predicted(balancer, (LINEAR[0],) * 4) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_step_with_more_samples_is_at_most_slower_in_proportion(device):
     balancer = make_balancer(Balance(policy="paper"), device, 2)
     for look in range(40):  # as if the first look had been of a worker that still warmed up
@@ -272,13 +234,6 @@ def forecasts(predictor, speeds, cpu, memory):
         predictor.observe(speeds[step - 1], cpu[step], memory[step])
         found[step] = predictor.forecast()
     return found
-
-
-def error(kind, name, seed=0, steps=500):
-    """RMSE of the forecasts over the mean speed, without the first 200."""
-    made = trace(kind, seed, steps=steps)
-    found = forecasts(PREDICTORS[name](made.speeds.shape[1]), made.speeds, made.cpu, made.memory)[200:]
-    return float(np.sqrt(np.mean(np.square((found - made.speeds[200:]) / made.speeds[200:].mean(axis=0)))))
 
 
 @pytest.mark.parametrize("name", PREDICTORS)
@@ -338,24 +293,6 @@ def test_resources_are_in_the_forecast_before_any_step_with_them():
     assert np.quantile(np.abs(found / made.speeds[200:] - 1.0), 0.95) < 0.2
 
 
-@pytest.mark.parametrize("name", ["narx", "normalised"])
-def test_resources_make_forecasts_better_than_past_speeds_alone(name):
-    assert error("shifts", name) < 0.7 * min(error("shifts", other) for other in ("memoryless", "ema", "arima"))
-
-
-def test_the_network_is_used_after_enough_samples_only():
-    narx, ema = Narx(3), Ema(3)
-    speeds, steps = np.array([10.0, 20.0, 40.0]), ENOUGH // 3 + 10
-    random = np.random.default_rng(0)
-    for step in range(steps):
-        noisy = speeds * np.exp(0.1 * random.normal(size=3))
-        for each in (narx, ema):
-            each.observe(noisy, ONES, ONES)
-        if step == 50:
-            assert narx.forecast().tolist() == ema.forecast().tolist()
-    assert narx.forecast().tolist() != ema.forecast().tolist()
-
-
 def test_each_worker_of_the_papers_policy_has_a_network_from_its_500th_iteration_on():
     own, ema, random = OwnNarx(2), Ema(2), np.random.default_rng(0)
     for _ in range(ENOUGH + 2):
@@ -369,13 +306,6 @@ def test_each_worker_of_the_papers_policy_has_a_network_from_its_500th_iteration
     assert own.forecast()[0] != ema.forecast()[0]
     assert own.forecast()[1] == pytest.approx(ema.forecast()[1])
     assert again.forecast().tolist() == own.forecast().tolist()
-
-
-def test_a_worker_that_was_never_seen_is_as_fast_as_the_others():
-    own = OwnNarx(3)
-    own.observe(np.array([10.0, 20.0, np.nan]), np.ones(3), np.ones(3))
-
-    assert own.forecast().tolist() == pytest.approx([10.0, 20.0, 15.0])
 
 
 class Wrong(NormalisedEma):
@@ -428,27 +358,3 @@ def test_cpu_workers_with_a_part_that_no_share_shortens_are_balanced_too(base_s)
     curves = tuple(Curve(base_s=base_s / cpus, per_sample_s=0.01 / cpus) for cpus in (1, 1, 2, 4))
     steps = train(make_balancer(Balance(), "cpu", 4), curves, 256, 40, noise=0.01)
     assert all(time_s <= 1.07 * best_s(curves, 256) for _, time_s in steps[10:])
-
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def test_the_comparison_is_printed_side_by_side(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("sklearn")
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    example = importlib.import_module("balancing")
-    try:
-        equal = example.Course(seconds=[4.0, 8.0, 12.0], accuracy=[0.5, 0.7, 0.9])
-        balanced = example.Course(seconds=[3.0, 5.0, 7.0], accuracy=[0.5, 0.7, 0.9])
-        example.show({"equal": [equal], "balanced": [balanced]})
-        example.show_steps({"equal": equal, "balanced": balanced}, {"equal": [32] * 4, "balanced": [47, 46, 23, 12]})
-    finally:
-        for name in ("balancing", "digits", "side_by_side"):
-            sys.modules.pop(name, None)
-    printed = capsys.readouterr().out
-    assert "32 / 32 / 32 / 32 equal; 47 / 46 / 23 / 12 balanced" in printed
-    assert "100.00 ms equal; 50.00 ms balanced (2.00 times as fast)" in printed
-    assert "final accuracy    0.9000 equal; 0.9000 balanced" in printed
-    assert "whole training    12.00 s equal; 7.00 s balanced (1.71 times as fast)" in printed

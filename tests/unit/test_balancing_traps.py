@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from rubberband.planner.balancing import ShareLimits, make_balancer
 from rubberband.planner.balancing.paper import Algorithm2
 from rubberband.values.balance import Balance
@@ -48,18 +46,6 @@ def test_a_shift_after_fine_tuning_is_followed_sample_by_sample():
     assert steps_to_recover(AUTO) <= 10
 
 
-def test_a_step_of_five_samples_is_small_for_a_batch_of_4096():
-    curves = (line(0.0001), line(0.0002), line(0.0004), line(0.0008))
-
-    def steps_needed(policy):
-        steps = train(gpu(policy, 4), curves, 4096, 1500)
-        bound_s = best_s(curves, 4096)
-        return next((at for at, (_, time_s) in enumerate(steps) if time_s <= LIMIT * bound_s), 1500)
-
-    assert steps_needed(PAPER) > 150
-    assert steps_needed(AUTO) <= 8
-
-
 def test_shares_move_to_and_fro_without_a_dead_band():
     curves = (line(0.010), line(0.010), line(0.0104), line(0.0104))
     paper, auto = (train(gpu(policy, 4), curves, 256, 400, noise=0.001) for policy in (PAPER, AUTO))
@@ -88,30 +74,3 @@ def test_the_leader_is_given_more_than_its_memory_holds():
     limits = ShareLimits(caps=(66, 128))
     auto = train(gpu(AUTO, 2), (line(0.001), line(0.003)), 128, 30, limits=limits)
     assert max(shares[0] for shares, _ in auto) == 66
-
-
-def test_no_worker_moves_where_only_the_straggler_has_memory_left():
-    curves = (line(0.01), line(0.01), line(0.03))
-    limits = ShareLimits(caps=(40, 40, 96))
-
-    def free(shares):
-        return [0.04, 0.04, 0.9]
-
-    paper, auto = (train(gpu(policy, 3), curves, 96, 200, limits=limits, memory=free) for policy in (PAPER, AUTO))
-    assert {shares for shares, _ in paper} == {(32, 32, 32)}
-    assert auto[-1][0] == (40, 40, 16)
-
-
-@pytest.mark.parametrize("times_s", [(0.1, 0.1), (0.2, 0.2)])
-def test_workers_of_the_same_time_are_leader_and_straggler_at_once(times_s):
-    algorithm = Algorithm2(2)
-    for _ in range(30):
-        assert algorithm.update((50, 50), times_s, (0.5, 0.5)) == (50, 50)
-
-
-def test_the_window_of_a_move_is_not_reset_so_the_next_look_moves_again():
-    algorithm, shares = Algorithm2(2), (50, 50)
-    for _ in range(5):
-        shares = algorithm.update(shares, (0.1, 0.2), (0.5, 0.5))
-    assert shares == (55, 45)
-    assert algorithm.update(shares, (0.1, 0.2), (0.5, 0.5)) == (60, 40)

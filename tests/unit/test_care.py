@@ -100,12 +100,6 @@ def test_a_note_is_replaced_only_if_it_is_the_one_that_was_read() -> None:
         LabelChange(note_before="theirs").applied(theirs)
 
 
-def test_as_many_tags_as_the_limit_are_taken_and_changed() -> None:
-    whole = LabelChange(add_tags=tuple(f"t{at}" for at in range(MOST_TAGS))).applied(Labels())
-    assert len(whole.tags) == MOST_TAGS
-    assert "new" in LabelChange(add_tags=("new",), remove_tags=("t0",)).applied(whole).tags
-
-
 @given(st.text(max_size=34))
 def test_a_tag_that_is_taken_is_read_again_as_it_is(tag: str) -> None:
     try:
@@ -123,10 +117,6 @@ def test_a_tag_whose_lower_case_is_no_tag_is_refused_and_accents_are_one_charact
     store.upkeep.label("one", LabelChange(add_tags=("cafe\N{COMBINING ACUTE ACCENT}",)))
     assert names(store, tags=["caf\N{LATIN SMALL LETTER E WITH ACUTE}"]) == ["one"]
     assert names(store, tags=["CAFE\N{COMBINING ACUTE ACCENT}"]) == ["one"]
-
-
-def test_lines_of_a_note_from_windows_are_lines() -> None:
-    assert LabelChange(note="one\r\ntwo\r\n").applied(Labels()).note == "one\ntwo"
 
 
 def test_labels_are_found_by_tag_and_by_words(store: Store) -> None:
@@ -441,14 +431,6 @@ def test_a_tag_given_here_is_in_the_list_of_the_homes_service(tmp_path: Path) ->
     assert names(store, tags=["vision"]) == ["one"]
     assert read_labels(folder) == Labels(tags=("vision",))
     store.close()
-
-
-def test_a_broken_file_of_labels_is_named(tmp_path: Path) -> None:
-    folder = recorded(words(name="one")).put(tmp_path)
-    folder.labels.write_text("{")
-    error = run_here(tmp_path, "tag", "one").exception
-    assert isinstance(error, InputError)
-    assert "labels.json cannot be read; delete it, and label the experiment again" in str(error)
 
 
 def test_a_list_reads_the_journals_of_the_ended_once_and_sees_what_changes(

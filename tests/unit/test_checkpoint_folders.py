@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import io
@@ -10,7 +9,6 @@ import json
 import os
 import shutil
 import tarfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,14 +68,6 @@ def test_every_name_and_empty_folder_comes_back(folder: Path, tmp_path: Path) ->
     assert content(tmp_path / "there") == content(folder)
 
 
-def test_an_empty_folder_is_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    pack(tmp_path / "out", tmp_path / "packed", iterations=0, metrics={})
-    (tmp_path / "there").mkdir()
-    assert unpack(tmp_path / "packed", tmp_path / "there")["files"] == []
-    assert content(tmp_path / "there") == {}
-
-
 def test_times_and_the_right_to_execute_come_back(folder: Path, tmp_path: Path) -> None:
     (folder / "run.sh").write_text("true")
     (folder / "run.sh").chmod(0o755)
@@ -87,16 +77,6 @@ def test_times_and_the_right_to_execute_come_back(folder: Path, tmp_path: Path) 
     assert os.access(tmp_path / "there" / "run.sh", os.X_OK)
     assert not (tmp_path / "there" / "state.json").stat().st_mode & 0o111
     assert (tmp_path / "there" / "state.json").stat().st_mtime == 1000.5
-
-
-def test_a_sparse_file_has_its_zeros(folder: Path, tmp_path: Path) -> None:
-    with open(folder / "sparse", "wb") as file:
-        file.truncate(3_000_000)
-        file.seek(1_500_000)
-        file.write(b"amid")
-    pack(folder, tmp_path / "packed", iterations=1, metrics={})
-    unpack(tmp_path / "packed", tmp_path / "there")
-    assert content(tmp_path / "there") == content(folder)
 
 
 def test_a_link_to_something_in_the_folder_stays_a_link(folder: Path, tmp_path: Path) -> None:
@@ -212,34 +192,6 @@ def test_a_folder_that_never_rests_is_refused(folder: Path, tmp_path: Path, monk
     with pytest.raises(CheckpointError, match=r"new-\d+ changes while .* finish its files before it reports"):
         pack(folder, tmp_path / "packed", iterations=1, metrics={})
     assert not (tmp_path / "packed").exists()
-
-
-def test_a_folder_into_which_another_thread_writes_is_never_torn(folder: Path, tmp_path: Path) -> None:
-    over, pair = threading.Event(), (folder / "a", folder / "b")
-    for path in pair:
-        path.write_text("0")
-
-    def write() -> None:
-        number = 0
-        while not over.is_set():
-            number += 1
-            for path in pair:
-                (draft := path.with_suffix(".draft")).write_text(str(number))
-                draft.rename(path)
-            over.wait(0.02)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for number in range(10):
-            with contextlib.suppress(CheckpointError):  # it never rested
-                pack(folder, tmp_path / "packed", iterations=1, metrics={})
-                unpack(tmp_path / "packed", there := tmp_path / str(number))
-                first, second = ((there / path.name).read_text() for path in pair)
-                assert int(first) - int(second) in (0, 1)
-    finally:
-        over.set()
-        writer.join()
 
 
 def archive(

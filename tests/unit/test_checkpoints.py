@@ -12,7 +12,7 @@ from dataclasses import replace
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pytest
 from boto3.s3.transfer import TransferConfig
@@ -143,10 +143,6 @@ def test_a_folder_that_is_read_only_for_moments_is_waited_for(tmp_path, monkeypa
 
     with pytest.raises(CheckpointError, match="Read-only file system"):
         store.save(3, 12, never)
-
-
-def test_an_empty_payload_is_a_payload(store):
-    assert store.load(store.save(0, 1, b"")) == b""
 
 
 def test_another_attempt_never_overwrites(store):
@@ -302,14 +298,6 @@ def test_a_machine_without_room_loses_no_checkpoint(made, code):
         made.fetch(ref, Full())
 
 
-def test_a_store_that_is_made_again_keeps_its_mark_and_its_checkpoints(tmp_path):
-    first = make_store(str(tmp_path))
-    ref = first.save(3, 12, b"bytes")
-    second = make_store(str(tmp_path))
-    assert second.mark == first.mark
-    assert second.load(ref) == b"bytes"
-
-
 def test_a_directory_that_is_not_there_is_away_and_is_not_made(tmp_path):
     with pytest.raises(StoreAwayError, match=r"No such file or directory.*; mount or restore it"):
         reopen_store(str(tmp_path / "disk" / "checkpoints"), "a" * 32, [])
@@ -405,14 +393,6 @@ def test_a_reference_outside_the_store_is_refused(store, tmp_path):
     with pytest.raises(CheckpointError, match="is not in the store"):
         store.discard(ref)
     assert outside.exists()
-
-
-def test_the_file_is_named_after_trial_and_iterations_and_nothing_else_is_left(tmp_path):
-    ref = open_store(str(tmp_path)).save(3, 12, b"bytes")
-    (file,) = tmp_path.iterdir()
-    assert file == Path(unquote(urlsplit(ref.url).path))
-    assert "trial-0003" in file.name
-    assert "000012" in file.name
 
 
 @pytest.mark.parametrize(
@@ -533,22 +513,9 @@ def test_a_missing_driver_is_named_with_the_command_that_installs_it(monkeypatch
     )
 
 
-@pytest.mark.parametrize("url", ["memory://", "memory:///"])
-def test_a_store_without_a_bucket_is_refused(url):
-    with pytest.raises(InputError, match=r"names no bucket; write memory://bucket/prefix"):
-        open_store(url)
-
-
 def test_a_bucket_of_google_that_is_not_there_is_named_with_the_remedy(gcs):
     with pytest.raises(InputError, match=r"written to gs://none/x: FileNotFoundError: .* set GOOGLE_APPLICATION_CRED"):
         open_store("gs://none/x")
-
-
-@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs does
-def test_a_large_file_goes_to_google_and_back(gcs):
-    store, payload = open_store(f"gs://{gcs}/large"), os.urandom(20_000_000)
-    with store.file(store.save(0, 1, lambda path: path.write_bytes(payload) and None)) as path:
-        assert path.read_bytes() == payload
 
 
 def test_an_object_of_fsspec_that_may_not_be_read_is_lost_and_its_bucket_is_well(monkeypatch):
@@ -569,23 +536,6 @@ def test_an_object_of_fsspec_that_may_not_be_read_is_lost_and_its_bucket_is_well
     monkeypatch.setattr(FsspecFolder, "get", lambda folder, _: refused(folder, name_of(newest), io.BytesIO()))
     with pytest.raises(StoreAwayError, match=r"the checkpoint store memory://unreadable/x cannot be read: .*give acc"):
         store.load(newest)
-
-
-def test_in_s3_two_experiments_do_not_mix(s3):
-    one, other = open_store(f"s3://{s3}/a"), open_store(f"s3://{s3}/b")
-    with pytest.raises(CheckpointError, match="is not in the store"):
-        other.load(one.save(0, 1, b"x"))
-    ref = one.save(3, 12, b"bytes")
-    assert ref.url.startswith(f"s3://{s3}/a/trial-0003-iterations-000012-")
-    assert open_store(f"s3://{s3}").folder.url == f"s3://{s3}"
-
-
-def test_a_damaged_object_is_refused(s3):
-    store = open_store(f"s3://{s3}/damaged")
-    ref = store.save(0, 1, b"good")
-    _client().put_object(Bucket=s3, Key=ref.url.removeprefix(f"s3://{s3}/"), Body=b"bits")
-    with pytest.raises(CheckpointError, match="SHA"):
-        store.load(ref)
 
 
 def test_large_files_are_sent_in_parts(s3, monkeypatch):
@@ -618,14 +568,6 @@ def test_a_bucket_that_is_gone_or_cannot_be_read_is_away(s3, monkeypatch):
         reopen_store(f"s3://{s3}/x", "a" * 32, [])
 
 
-def test_s3_of_another_provider_is_reached_by_its_endpoint(moto, s3, monkeypatch):
-    """MinIO, Ceph, R2 and others."""
-    monkeypatch.delenv("AWS_ENDPOINT_URL")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", moto.replace("127.0.0.1", "localhost"))
-    store = make_store(f"s3://{s3}/endpoint")
-    assert store.load(store.save(0, 1, b"bytes")) == b"bytes"
-
-
 def test_without_credentials_s3_says_so(s3, monkeypatch):
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(key)
@@ -633,8 +575,3 @@ def test_without_credentials_s3_says_so(s3, monkeypatch):
     _open.cache_clear()
     with pytest.raises(InputError, match=r"cannot be written to s3://bucket/x.*no AWS credentials"):
         open_store(f"s3://{s3}/x")
-
-
-def test_a_file_url_of_another_host_is_refused():
-    with pytest.raises(InputError, match="host 'server'"):
-        open_store("file://server/checkpoints")

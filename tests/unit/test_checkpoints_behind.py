@@ -26,7 +26,6 @@ from rubberband.executor import (
     Entrypoint,
     LocalCheckpointStore,
     SegmentFailure,
-    SegmentRepeated,
     SegmentReport,
     SegmentStarted,
     open_store,
@@ -197,21 +196,6 @@ def test_a_state_that_cannot_be_pickled_is_a_failed_checkpoint(tmp_path):
         *_, failure = walk(Locked, open_store(str(tmp_path)), until_iterations=until)
         assert failure.kind == "checkpoint"
         assert "cannot pickle '_thread.lock' object" in failure.message
-
-
-@pytest.mark.long
-def test_checkpoints_at_intervals_lead_to_the_same_curve(tmp_path):
-    class Seldom(Line):
-        checkpoint_every = 2
-
-    store = open_store(str(tmp_path))
-    straight = [*walk(Line, store, until_iterations=5)][1:]
-    seldom = [*walk(Seldom, store, until_iterations=5)][1:]
-    assert [report.metrics for report in seldom] == [report.metrics for report in straight]
-    assert [report.saved_iterations for report in seldom] == [0, None, 2, None, None]
-    _, *items = walk(Seldom, store, from_iterations=3, until_iterations=5, checkpoint=seldom[1].checkpoint)
-    assert items[0] == SegmentRepeated(iterations=3)
-    assert [report.metrics for report in items[1:]] == [report.metrics for report in straight[3:]]
 
 
 def test_a_bad_interval_of_checkpoints_is_one_line(tmp_path):

@@ -82,10 +82,6 @@ def test_trials_have_the_same_parts_and_their_own_weights_and_order(store):
     assert one["order"] != other["order"]
 
 
-def test_another_seed_of_the_experiment_divides_otherwise(store):
-    assert trained(store, data_seed=5)[0]["eval"] != trained(store, data_seed=6)[0]["eval"]
-
-
 def test_a_run_of_an_earlier_version_keeps_the_parts_of_each_trial(store):
     one, other = trained(store, seed=11, data_seed=None)[0], trained(store, seed=12, data_seed=None)[0]
     assert one["eval"] != other["eval"]
@@ -117,20 +113,6 @@ def test_a_restored_trial_makes_the_parts_that_it_was_trained_with(store, data_s
     torch.manual_seed(0)
     assert list(trial.eval_dataset({}).indices) == seen["eval"]
     assert list(trial.train_dataset(config={}).indices) == seen["train"]
-
-
-def test_the_header_of_an_earlier_version_names_no_seed_for_data():
-    plain = {
-        "provider": "local",
-        "configurations": [],
-        "seeds": [1],
-        "entrypoint": None,
-        "checkpoints": "c",
-        "lease_s": 30.0,
-        "experiment": experiment().to_words(),
-    }
-    assert RunSpec.from_json(plain).data_seed is None
-    assert RunSpec.from_json({**plain, "data_seed": 3}).data_seed == 3
 
 
 def test_a_run_has_the_seed_of_its_sampler(tmp_path):

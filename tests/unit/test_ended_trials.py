@@ -17,7 +17,6 @@ from rubberband.executor import (
     CheckpointStore,
     Controller,
     Entrypoint,
-    Event,
     Faults,
     Job,
     LaunchInstance,
@@ -37,7 +36,6 @@ from rubberband.executor import (
     TrialStatus,
     VirtualBackend,
     best_trial,
-    decode_event,
     expected_iterations,
     run_segment,
     summarise,
@@ -124,15 +122,6 @@ def test_metrics_that_a_function_returns_without_a_report_are_its_report(store: 
     assert "checkpoint" not in capfd.readouterr().err
 
 
-def test_a_value_that_a_function_returns_after_its_reports_is_no_report(store: CheckpointStore) -> None:
-    def train(config: dict[str, Any]) -> dict[str, Any]:
-        patient(config)
-        return {"loss": [1.0, 0.5]}
-
-    *reports, end = run(train, store, until_iterations=3)
-    assert ([report.metrics["loss"] for report in reports], end) == ([1.0, 0.5], SegmentEnded())
-
-
 def test_a_function_whose_last_checkpoint_cannot_be_written_has_failed_and_not_ended(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,18 +161,6 @@ def test_the_last_report_of_a_trial_says_so_and_has_a_checkpoint(until: int, sto
     assert [(report.iterations, report.ended) for report in reports] == [(1, False), (2, False), (3, True)]
     assert reports[-1].checkpoint is not None
     assert reports[-1].saved_iterations is None
-
-
-def test_other_ranks_stop_with_the_iteration_that_ended_the_trial(
-    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Counted(Ending):
-        def iterate(self) -> dict[str, float]:
-            print(self.count)
-            return super().iterate()
-
-    assert run(Counted, store, rank=1, num_workers=2) == []
-    assert capsys.readouterr().out.split() == ["0", "1", "2"]
 
 
 class Hasty(rubberband.TorchTrial):
@@ -434,13 +411,6 @@ def test_a_trials_end_is_shown_beside_its_status() -> None:
     progress = observe(LONG, controller.state)
     assert [(stage.iterations_done, stage.iterations) for stage in progress.stages] == [(9, 9), (1, 1), (0, 0)]
     assert expected_iterations(controller.state) == 10
-
-
-def test_events_of_older_journals_have_no_end() -> None:
-    old = '{"occurred_at": 1.0, "trial": 0, "attempt": 1, "iterations": 1, "metrics": {}, "checkpoint": null}'
-    event: Event = decode_event("TrialReported", old)
-    assert isinstance(event, TrialReported)
-    assert not event.ended
 
 
 def test_the_noise_of_a_virtual_run_draws_ends_by_chance() -> None:

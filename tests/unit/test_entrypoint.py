@@ -166,11 +166,6 @@ def test_data_that_is_too_large_to_be_sent_by_value_is_refused():
         Entrypoint.from_object(lambda config: data)
 
 
-def test_an_object_that_is_no_trial_is_refused():
-    with pytest.raises(EntrypointError, match="of type int; a trial is"):
-        Entrypoint.from_object(3)
-
-
 @pytest.mark.parametrize("where", ["script", "module"])
 def test_objects_of_a_script_and_of_its_modules_reach_another_process(tmp_path, where):
     (tmp_path / "mine.py").write_text("def train(config): return config['x'] + 1\n")

@@ -153,14 +153,6 @@ def test_an_evaluation_without_memory_goes_on_in_smaller_batches(store, capfd, e
     ]
 
 
-def test_an_evaluation_that_has_no_memory_for_a_sample_fails(store):
-    class Hopeless(Line):
-        def evaluate(self, model, loader):
-            raise torch.OutOfMemoryError("pretended")
-
-    assert "OutOfMemoryError: pretended" in train(Hopeless, store)[-1].message
-
-
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [

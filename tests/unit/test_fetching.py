@@ -6,7 +6,6 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
@@ -74,16 +73,6 @@ def test_files_of_killed_workers_are_removed_or_made_whole(store, machine):
         assert isinstance(path, Path)
         assert path.read_bytes() == b"weights"
         assert [each.name for each in machine.iterdir()] == [ref.digest]
-
-
-def test_a_file_in_use_outlives_others(store, machine):
-    one, other = store.save(1, 1, b"one"), store.save(2, 1, b"other")
-    with ExitStack() as stack:
-        path = stack.enter_context(on_machine(store, one))
-        with on_machine(store, other), on_machine(store, one):
-            pass
-        assert isinstance(path, Path)
-        assert path.read_bytes() == b"one"
 
 
 def test_a_changed_checkpoint_is_lost_and_leaves_no_file(store, machine):

@@ -16,7 +16,6 @@ import pytest
 
 from rubberband.cloud.ray_head import worker_start
 from rubberband.executor import Entrypoint, ForkServer
-from rubberband.executor.ray import fork_server
 from tests.builders.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
@@ -130,13 +129,6 @@ def test_a_worker_starts_on_its_own_where_torch_refuses_cuda_after_a_fork(
 ) -> None:
     serve(_STAND_IN.format(refuses=refuses) + _TRAIN)
     assert worker(tmp_path)["imported"] == forks
-
-
-@pytest.mark.parametrize(
-    ("path", "is_one"), [("/dev/nvidia0", True), ("/dev/nvidia-uvm", True), ("/dev/nvidiactl", False)]
-)
-def test_counting_gpus_is_no_use_of_one(path: str, is_one: bool) -> None:
-    assert fork_server._is_gpu(path) == is_one
 
 
 @pytest.mark.parametrize(("device", "visible"), [("cpu", ""), ("cuda", "0")])

@@ -40,11 +40,6 @@ def test_a_group_of_gpus_sums_tensors_of_the_host_too_and_connects_all_at_once(f
     assert gang.os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
-def test_nccl_says_why_it_fails(formed):
-    gang.form_group(None, 0, 2, "cuda")  # type: ignore[arg-type]
-    assert gang.os.environ["NCCL_DEBUG"] == "WARN"
-
-
 @pytest.mark.parametrize(("destroy_s", "abort_s", "calls"), [(0.0, 0.0, ["destroy"]), (9.0, 0.0, ["destroy", "abort"])])
 def test_a_group_that_does_not_end_is_aborted(monkeypatch, destroy_s, abort_s, calls):
     assert left(monkeypatch, destroy_s, abort_s, in_order=True) == calls

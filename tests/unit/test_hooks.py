@@ -111,11 +111,6 @@ def test_metrics_of_the_loss_are_means_by_weight_over_an_iteration_and_over_the_
     assert [report.metrics["loss"] for report in whole] == [report.metrics["loss"] for report in plain]
 
 
-def test_a_metric_of_the_loss_may_be_the_metric_of_the_search(store):
-    last = reports(train(Metrics, store, metric="train_first"))[-1]
-    assert last.metrics["train_first"] != 0.0
-
-
 class Frozen(Tokens):
     """BatchNorm frozen in part: the first one keeps its statistics, the second one learns."""
 
@@ -212,18 +207,6 @@ def test_a_checkpoint_from_before_the_steps_were_counted_counts_them_by_its_samp
     old = store.save(9, 1, buffer.getvalue())
     last = reports(train(Averaged, store, from_iterations=1, until_iterations=2, checkpoint=old))[-1]
     assert content(store, last)["trial"]["steps"] == [(4, 8), (5, 8), (6, 4)]
-
-
-def test_attributes_of_a_trial_are_its_own_whatever_their_names(store):
-    class Own(Tokens):
-        step = 0.0
-        state_dict = {"a": 1}  # noqa: RUF012
-
-        def build_model(self, config):
-            self.weight, self.on_step, self.train_mode = torch.ones(3), 7, "no"
-            return super().build_model(config)
-
-    reports(train(Own, store))
 
 
 @pytest.mark.parametrize(

@@ -105,12 +105,6 @@ def test_a_name_that_cuda_does_not_know_is_said(machine: FakeGpus, monkeypatch: 
     )
 
 
-def test_gpus_are_in_the_order_of_cuda(machine: FakeGpus) -> None:
-    ids = machine.plain(2)
-    machine.torch(*reversed(ids))
-    assert find_gpus().ids == (ids[1], ids[0])
-
-
 @pytest.mark.parametrize(
     ("torch", "said"),
     [
@@ -133,14 +127,6 @@ def test_a_torch_that_cannot_use_the_gpus_is_said_and_trials_use_the_cpu(
     assert gpus_to_share(offer(2, 2), None).ids == ()
     (line,) = announced()
     assert line.startswith(f"trials use the CPU: {said}")
-
-
-def test_a_gpu_that_torch_does_not_see_is_left_out(machine: FakeGpus) -> None:
-    ids = machine.plain(3)
-    machine.torch(ids[0], ids[2])
-    found = gpus_to_share(offer(2), None)
-    assert found.ids == (ids[0], ids[2])
-    assert "torch 2.11.0+cu130 sees 2 of this machine's 3 GPUs" in found.notes[0]
 
 
 def test_a_driver_that_fails_is_said(machine: FakeGpus) -> None:
@@ -233,16 +219,6 @@ def test_a_look_for_the_holder_takes_nothing(machine: FakeGpus, tmp_path: Path) 
     with open(gpus._lock_of(gpu)) as looker:
         assert try_lock(looker, SHARED)
         assert holder(gpu) is None
-
-
-def test_gpus_of_a_linked_home_are_the_run_s_own(machine: FakeGpus, tmp_path: Path) -> None:
-    ids = machine.plain(1)
-    (tmp_path / "home").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "home")
-    taken = take(ids[0], "first", tmp_path / "home")
-    assert taken is not None
-    with taken:
-        assert free_gpus(gpus_to_share(offer(1), None), offer(1), tmp_path / "link").ids == ids
 
 
 def test_gpus_that_are_named_are_not_taken_for_all_that_torch_sees(

@@ -18,7 +18,7 @@ from rubberband.executor import Feed, SegmentReport
 from rubberband.executor.training import loop
 from rubberband.executor.training.data import DatasetBatches
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.loop import first_step, warm_kernels
+from rubberband.executor.training.loop import warm_kernels
 from rubberband.executor.training.metrics import EvalLoader, Means
 from rubberband.planner.balancing import even_shares
 from tests.builders import segments
@@ -106,10 +106,6 @@ def test_a_trial_that_diverged_is_no_result_though_its_metric_is_finite(store):
     assert all(np.isfinite(report.metrics["loss"]) for report in reports(train(OneBadBatch, store)))
 
 
-def test_another_seed_is_another_curve(store):
-    assert reports(train(Noisy, store))[0].metrics != reports(train(Noisy, store, seed=12))[0].metrics
-
-
 def test_accumulation_changes_nothing(store):
     whole, parts = reports(train(Exact, store)), reports(train(Accumulating, store))
     for one, other in zip(whole, parts, strict=True):
@@ -126,15 +122,6 @@ def test_an_iteration_is_an_epoch_or_as_many_samples_as_asked_for(store):
     positions = [content(store, report.checkpoint)["sampler"] for report in reports(train(EveryBatch, store))]
     done = [epoch * 20 + position for epoch, position in positions]
     assert done == [16, 28, 40, 56]  # at least 13, 26, 39 and 52, in whole batches of 8, 8 and 4
-
-
-def test_an_iteration_smaller_than_a_batch_is_one_step(store):
-    class Small(Noisy):
-        samples_per_iteration = 3
-
-    found = reports(train(Small, store))
-    assert [content(store, report.checkpoint)["sampler"] for report in found] == [(0, 8), (0, 16), (1, 0), (1, 8)]
-    assert all(report.metrics["train_loss"] > 0.0 for report in found)
 
 
 def test_without_an_evaluation_set_the_train_loss_is_the_metric(store):
@@ -226,34 +213,10 @@ def test_a_model_that_changed_does_not_take_the_checkpoint(store):
     assert "\n" not in refused.message
 
 
-@pytest.mark.by_default(1)
-@pytest.mark.parametrize(
-    ("damage", "message"), [(lambda p: p[:-9], "bytes instead of"), (lambda p: b"x" * len(p), "SHA")]
-)
-def test_a_damaged_checkpoint_is_reported(store, tmp_path, damage, message):
-    last = reports(train(Noisy, store))[-1]
-    for file in tmp_path.iterdir():
-        file.write_bytes(damage(file.read_bytes()))
-    refused = failure(train(Noisy, store, from_iterations=4, until_iterations=5, checkpoint=last.checkpoint))
-    assert (refused.kind, refused.secondary) == ("checkpoint", False)
-    assert message in refused.message
-
-
 def test_a_checkpoint_of_more_iterations_is_refused(store):
     last = reports(train(Noisy, store))[-1]
     refused = failure(train(Noisy, store, from_iterations=3, checkpoint=last.checkpoint))
     assert (refused.kind, refused.message) == ("checkpoint", "the checkpoint holds 4 iterations, not 3")
-
-
-def test_a_loss_that_is_not_finite_fails_by_its_metric(store):
-    class Diverging(Noisy):
-        def build_optimizer(self, config, model):
-            return torch.optim.SGD(model.parameters(), lr=1e30)
-
-        def build_scheduler(self, config, optimizer):
-            return None
-
-    assert failure(train(Diverging, store)).kind == "not_a_number"
 
 
 class Drawing(Exact):
@@ -309,12 +272,6 @@ def test_a_worker_on_a_gpu_begins_with_kernels_that_the_first_measured_step_woul
     for dtype in (torch.float32, torch.bfloat16):
         assert {f"convolution {dtype}", f"convolution_backward {dtype}", f"addmm {dtype}"} <= seen.found
     assert any(name.startswith("_foreach_") for name in seen.found)
-
-
-def test_a_worker_on_a_cpu_takes_no_longer_to_begin():
-    with Seen() as seen:
-        first_step("cpu")
-    assert not any("conv" in name for name in seen.found)
 
 
 def test_a_worker_begins_also_where_a_library_is_broken(monkeypatch):

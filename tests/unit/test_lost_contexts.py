@@ -33,7 +33,6 @@ from rubberband.executor.ray import attempt as module
 from rubberband.executor.ray import slot_worker
 from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.slot_worker import SlotWorker
-from rubberband.executor.ray.workers import last_line
 from rubberband.executor.training import failures, run, runner
 from rubberband.executor.training.reporting import report
 from tests.builders.lost_context import ADVICE, cuda_error
@@ -232,11 +231,3 @@ def test_failures_of_gpus_cost_a_trial_no_retry_unless_they_follow_it() -> None:
     assert (trial.failures, trial.status) == (1, TrialStatus.RUNNING)
     story.fail(0, "gpu")
     assert trial.status is TrialStatus.FAILED
-
-
-def test_a_long_message_of_ray_becomes_the_error_in_it() -> None:
-    line = "torch.AcceleratorError: CUDA error: no kernel image"
-    text = f'ray::SlotWorker.warm_up()\n  File "loop.py", line 1\n{line}{ADVICE}'
-    assert last_line(ValueError(text)) == line
-    assert last_line(ValueError("one\ntwo\n")) == "two"
-    assert last_line(ValueError()) == "ValueError"

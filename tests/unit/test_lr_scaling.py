@@ -61,10 +61,6 @@ def test_legw_warms_up_over_as_many_more_epochs_as_the_batch_is_larger(epochs, e
     assert make_lr_scaling("legw", SGD, 2.0).factor(64, 256, None, epochs) == pytest.approx(expected)
 
 
-def test_legw_without_a_warm_up_is_sqrt():
-    assert make_lr_scaling("legw", SGD, 0.0).factor(64, 256, None, 0.0) == 2.0
-
-
 @pytest.mark.parametrize("name", ["linear", "sqrt", "adascale", "legw"])
 def test_at_the_initial_batch_size_the_rate_is_the_users_own(name):
     assert make_lr_scaling(name, SGD, 5.0).factor(64, 64, 1000.0, 0.5) == 1.0

@@ -184,15 +184,6 @@ def test_no_pair_reaches_across_a_change_of_the_batch():
     assert reading.trace == pytest.approx(float(SPREAD.square().sum()), rel=0.1)
 
 
-def test_the_first_step_gives_no_pair_and_a_restore_breaks_one():
-    model = Known()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    noise = observe(model, optimizer)
-    assert train(noise, model, optimizer, (32,), 1).estimates == 0
-    noise.load_state_dict(noise.state_dict())
-    assert train(noise, model, optimizer, (32,), 1).estimates == 0
-
-
 def test_a_state_travels_to_another_estimator_and_phi_is_kept_until_it_has_its_own():
     model = Known()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -244,20 +235,6 @@ def test_frozen_unused_sparse_and_complex_parameters():
     # The complex parameter's real coordinates have the gradient of the plain one again, and the table is left out.
     assert reading.trace == pytest.approx(2 * float(SPREAD.square().sum()), rel=0.05)
     assert reading.squared_norm == pytest.approx(2 * float(GRADIENT.square().sum()), rel=0.1)
-
-
-def test_estimates_stay_bounded_without_a_reader():
-    model = Known()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    sizes = []
-
-    def total(tensor: Tensor) -> Tensor:
-        sizes.append(tensor.numel())
-        return tensor
-
-    noise = observe(model, optimizer, total=total, every=2)
-    train(noise, model, optimizer, (2, 2), 1200)
-    assert len(sizes) == 3
 
 
 def test_a_closed_observer_lets_go_of_the_model():

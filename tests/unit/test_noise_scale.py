@@ -101,12 +101,6 @@ def test_a_change_of_the_batch_changes_nothing():
         assert source.feed(scale, 1000.0, batch_size, 300).noise_scale == pytest.approx(1000.0, rel=0.15)
 
 
-def test_a_change_of_scale_that_both_share_cancels():
-    scale = NoiseScale()
-    feed(scale, around(100.0, 1.0, 0.1, 500))
-    assert feed(scale, around(400.0, 4.0, 0.4, 20)).noise_scale == pytest.approx(100.0, rel=0.02)
-
-
 def test_few_estimates_say_nothing():
     reading = feed(NoiseScale(), around(100.0, 1.0, 0.1, 4))
     assert (reading.noise_scale, reading.uncertainty, reading.estimates) == (None, np.inf, 4)

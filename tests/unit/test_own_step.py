@@ -40,22 +40,6 @@ def test_all_optimizers_and_schedules_are_in_the_checkpoint_by_their_names(store
     assert set(last.metrics) == {"train_loss", "train_critic"}
 
 
-def test_one_optimizer_is_passed_as_it_was_built_and_the_loss_may_be_a_number(store):
-    def step(self, model, optimizer, batch):
-        assert isinstance(optimizer, torch.optim.LBFGS)
-        return Quasi.step(self, model, optimizer, batch).item()
-
-    one, other = reports(train(Quasi, store))[-1], reports(train(variant(Quasi, step=step), store))[-1]
-    assert other.metrics == one.metrics
-
-
-def test_a_schedule_of_several_may_watch_the_metric(store):
-    def build_scheduler(self, config, optimizers):
-        return {"a": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizers["critic"], patience=0)}
-
-    reports(train(variant(Adversarial, build_scheduler=build_scheduler), store, metric="train_critic"))
-
-
 def test_batches_are_fixed_which_is_said_before_anything_starts(store):
     entrypoint = Entrypoint.from_object(Adversarial)
     line = (

@@ -11,7 +11,6 @@ from rubberband.executor import (
     StartTrial,
     TrialReported,
     TrialStarted,
-    decode_event,
     measured,
     paid_time,
     summarise,
@@ -109,13 +108,3 @@ def test_it_is_reported_once_at_the_first_report_and_never_of_trials_that_pass_c
             said += narrator.lines(event, story.controller)
         assert sum(WITHOUT_CHECKPOINT in line for line in said) == warnings
         assert result(story).unsaved_trials == 4 * warnings
-
-
-def test_reports_of_journals_that_know_nothing_of_it_were_saved() -> None:
-    old = (
-        '{"occurred_at":3.0,"trial":2,"attempt":1,"iterations":1,"metrics":{"score":1.0},'
-        '"checkpoint":{"url":"u","digest":"d","size_bytes":1}}'
-    )
-    event = decode_event("TrialReported", old)
-    assert isinstance(event, TrialReported)
-    assert event.saved_iterations is None

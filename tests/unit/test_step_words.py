@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -105,23 +104,6 @@ def test_a_step_that_overflows_is_skipped_and_halves_the_scale(store):
     assert all(torch.isfinite(value).all() for value in saved["model"].values())
 
 
-@pytest.mark.long
-def test_a_fused_optimizer_skips_the_same_steps(store):
-    class Fused(Overflowing):
-        def build_optimizer(self, config, model):
-            self.steps = 0
-            return torch.optim.SGD(model.parameters(), lr=5.0, momentum=0.9, fused=True)
-
-    one, other = (
-        content(store, reports(train(trial, store, config={"precision": "fp16"}, until_iterations=1))[0].checkpoint)
-        for trial in (Overflowing, Fused)
-    )
-    assert one["precision"] == other["precision"]
-    assert one["scheduler"]["last_epoch"] == other["scheduler"]["last_epoch"] == 3
-    for name, value in one["model"].items():
-        torch.testing.assert_close(value, other["model"][name])
-
-
 def test_skipped_steps_are_no_progress_of_an_adaptive_batch(store):
     changes = {"config": {"precision": "fp16"}, "until_iterations": 1, "batch": AdaptiveBatch(max=4)}
     (report,) = reports(train(Overflowing, store, **changes))
@@ -179,15 +161,6 @@ def test_resuming_with_a_loss_scale_equals_a_straight_run(store):
         assert_identical(content(store, before.checkpoint), content(store, straight[iterations].checkpoint))
 
 
-@pytest.mark.long
-def test_a_checkpoint_of_another_precision_is_read(store):
-    first = reports(train(Halved, store, config={"precision": "32"}, until_iterations=1))[0]
-    changes = {"from_iterations": 1, "until_iterations": 2, "checkpoint": first.checkpoint}
-    second = reports(train(Halved, store, config={"precision": "fp16"}, **changes))[0]
-    changes = {"from_iterations": 2, "until_iterations": 3, "checkpoint": second.checkpoint}
-    assert reports(train(Halved, store, config={"precision": "bf16"}, **changes))[0].metrics["bits"] == 16
-
-
 class Steep(Exact):
     """Large gradients, plain steps of size 1 along them."""
 
@@ -216,11 +189,6 @@ def test_a_step_is_no_longer_than_the_clip_norm(store, norm, precision):
     after = content(store, reports(train(Steep, store, config=config, until_iterations=1))[0].checkpoint)
     moved = [value - before["model"][name] for name, value in after["model"].items()]
     assert torch.nn.utils.get_total_norm(moved).item() == pytest.approx(norm, rel=1e-4)
-
-
-def test_a_norm_that_is_never_reached_changes_nothing(store):
-    free, clipped = (reports(train(Steep, store, config={"norm": norm, "lr": 1e-3})) for norm in (None, 1e9))
-    assert [report.metrics for report in free] == [report.metrics for report in clipped]
 
 
 def test_channels_last_changes_the_layout_and_nothing_else(store):
@@ -333,13 +301,6 @@ def test_the_step_that_compiles_belongs_to_the_start(store, traced, trial, steps
     assert [item.iterations for item in walk if isinstance(item, SegmentReport)] == [1, 2, 3, 4]
 
 
-@pytest.mark.long
-def test_a_checkpoint_of_a_compiled_model_is_read_without_compiling(store, traced):
-    first = reports(train(Compiled, store, until_iterations=1))[0]
-    last = reports(train(Exact, store, from_iterations=1, checkpoint=first.checkpoint))[-1]
-    assert last.metrics == pytest.approx(dict(reports(train(Exact, store))[-1].metrics), rel=1e-12)
-
-
 def test_without_a_compiler_the_trial_names_it(store, monkeypatch):
     def none_found() -> str:
         raise InvalidCxxCompiler
@@ -348,29 +309,6 @@ def test_without_a_compiler_the_trial_names_it(store, monkeypatch):
     assert failure(train(Compiled, store)).message == (
         "compile = True needs a C++ compiler and there is none; install g++, or use compile = False"
     )
-
-
-def test_without_headers_of_python_the_trial_names_them(store, monkeypatch, tmp_path):
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    assert failure(train(Compiled, store)).message == (
-        "compile = True needs Python's headers and there are none; install python3-dev, or use compile = False"
-    )
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_kernels_of_a_trial_are_used_again_by_the_next_one(store, tmp_path, monkeypatch):
-    kernels = tmp_path / "kernels"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(kernels))
-    expected = [report.metrics["loss"] for report in reports(train(Exact, store))]
-    found = []
-    for _ in range(2):
-        runs = reports(train(Compiled, store))
-        assert [report.metrics["loss"] for report in runs] == pytest.approx(expected, rel=1e-10)
-        found.append({path for path in (kernels / "fxgraph").rglob("*") if path.is_file()})
-    assert found[0]
-    assert found[0] == found[1]
 
 
 class OneCycle(Exact):

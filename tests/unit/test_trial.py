@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import rubberband
-from rubberband.errors import CheckpointError
 from rubberband.executor import (
     WITHOUT_CHECKPOINT,
     CheckpointStore,
@@ -114,13 +113,6 @@ def test_a_trial_that_is_interrupted_after_every_other_report_keeps_checkpoints_
     assert kept == [3, 6, 8]
 
 
-def test_a_bad_interval_of_checkpoints_is_one_line(store):
-    class Never(Counting):
-        checkpoint_every = 0
-
-    assert failure(run(Never, store)).message == "ValueError: checkpoint_every must be a positive integer, not 0"
-
-
 def test_other_ranks_iterate_and_say_nothing(store, tmp_path):
     assert run(Counting, store, rank=1, num_workers=2, config={"metrics": None}) == []
     assert list(tmp_path.iterdir()) == []
@@ -151,12 +143,6 @@ def test_a_long_traceback_keeps_its_beginning_and_end(store):
     assert "in iterate" in details
     assert "characters are left out here" in details
     assert details.endswith(" the end\n")
-
-
-def test_a_keyboard_interrupt_of_a_trial_is_its_failure(store):
-    failed = failure(run(Counting, store, config={"raise": KeyboardInterrupt("enough")}))
-    assert (failed.kind, failed.message) == ("raised", "KeyboardInterrupt: enough")
-    assert calls[-1] == "close"
 
 
 def test_a_segment_that_is_not_walked_to_its_end_closes_the_trial(store):
@@ -266,15 +252,6 @@ def test_a_state_that_cannot_be_pickled_is_a_checkpoint_failure(store):
     assert "cannot be pickled" in failed.message
 
 
-def test_a_store_that_fails_is_a_checkpoint_failure(store):
-    class Full:
-        def save(self, trial: int, iterations: int, payload: bytes) -> Any:
-            raise CheckpointError("no space")
-
-    failed = failure(run(Counting, Full()))  # type: ignore[arg-type]
-    assert (failed.kind, failed.message) == ("checkpoint", "no space")
-
-
 def test_a_checkpoint_that_is_gone_or_torn_is_distinguished_from_one_that_cannot_be_read(store):
     last = reports(run(Counting, store))[-1].checkpoint
     further = {"from_iterations": 3, "until_iterations": 4, "checkpoint": last}
@@ -340,11 +317,6 @@ def test_a_function_without_a_checkpoint_is_trained_from_zero_and_says_so_once(s
     assert items[:3] == [SegmentRepeated(iterations=1), SegmentRepeated(iterations=2), SegmentRepeated(iterations=3)]
     assert [report.metrics for report in items[3:]] == [report.metrics for report in whole[3:]]
     assert capsys.readouterr().err == ""
-
-
-def test_the_contents_of_the_last_checkpoint_are_reported(store):
-    first = reports(run(learn, store, config={"every": 2}))
-    assert [report.saved_iterations for report in first] == [0, None, 2]
 
 
 @pytest.mark.parametrize("error", [ValueError("no more"), SystemExit("no more")])

@@ -78,13 +78,6 @@ def test_one_line_between_the_beginning_and_the_end_says_how_much_was_left_out(t
     assert lines[gap] == left_out_line((500 - (len(lines) - 1)) * 10)
 
 
-def test_a_line_that_is_cut_ends_where_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "trial-000.log"
-    add(path, b"x" * 2000 + b"\nlast\n")
-    lines, _ = follow(path, None)
-    assert lines == ["x" * 400, left_out_line(1300), "x" * 300, "last"]
-
-
 def test_a_follower_sees_every_line_once_even_of_a_cut_log(tmp_path: Path) -> None:
     path, cursor, seen = tmp_path / "trial-000.log", None, list[str]()
     for turn in range(100):
