@@ -6,8 +6,9 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, on_pool, pool_folder
 from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, NearPlans, fake_service, words
-from tests.builders.waiting import eventually
 
 POOL = SharedPool(name="small", provider="virtual", instances=2, gpus_per_instance=1)
 TIGHT = {"constraints__deadline": "165s", "constraints__objective": "min_cost"}
@@ -110,15 +110,15 @@ def test_a_promise_that_moves_while_another_is_submitted_keeps_its_room(
 def test_one_of_two_that_are_submitted_at_once_is_promised_the_pool(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admit, answers = Admission.admit, []
+    admit, calls, both, answers = Admission.admit, count(), threading.Barrier(2, timeout=60.0), []
     second = threading.Thread(target=lambda: answers.append(submit(service, "two", **TIGHT)))
 
     async def slow(*arguments: Any, **named: Any) -> Promise | None:
         found = await admit(*arguments, **named)
-        if second.ident is None:  # between the check of the first one and its promise
+        if (call := next(calls)) == 0:
             second.start()
-            with suppress(AssertionError):
-                await asyncio.to_thread(eventually, lambda: answers, within_s=0.5)
+        if call < 2:  # each of them has been checked, and none is promised anything yet
+            await asyncio.to_thread(both.wait)
         return found
 
     monkeypatch.setattr(Admission, "admit", slow)
