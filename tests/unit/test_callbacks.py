@@ -37,6 +37,7 @@ from rubberband.executor.run.callbacks import (
 from rubberband.running.run import RunOptions, run_experiment
 from tests.builders.journalled_runs import recorded, words
 from tests.builders.sessions import dying_after
+from tests.builders.tables import cases
 from tests.builders.virtual_runs import Killed
 from tests.builders.waiting import eventually
 
@@ -359,14 +360,7 @@ def test_wandb_without_a_login_is_refused_before_the_run(tmp_path: Path, monkeyp
         run(tmp_path, track=["wandb"])
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        ("tensorboard", "needs tensorboardX; pip install tensorboardX"),
-        ("mlflow", "needs mlflow; pip install mlflow-skinny"),
-        ("wandb", "needs wandb; pip install wandb"),
-    ],
-)
+@cases("name", "remedy")
 def test_a_tracker_that_is_not_installed_is_refused_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, remedy: str
 ) -> None:
@@ -376,15 +370,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_run(
     assert not (tmp_path / "experiments").exists()
 
 
-@pytest.mark.parametrize(
-    ("track", "error"),
-    [
-        (["csv", "csv"], "track.1: csv is listed twice; remove one"),
-        ("tensorbord", "track.0.type: 'tensorbord' is not one of csv, tensorboard, mlflow, wandb; did you mean"),
-        ([{"type": "mlflow", "url": "x"}], "track.0.url: unknown key; did you mean 'uri'"),
-        ([3], "track.0: 3 is not a tracker; write csv, tensorboard, mlflow or wandb"),
-    ],
-)
+@cases("track", "error")
 def test_wrong_words_are_refused(track: Any, error: str) -> None:
     with pytest.raises(InputError, match=error):
         rubberband.Experiment(**words(track=track))
@@ -397,10 +383,7 @@ def test_the_words_of_trackers_are_read_back() -> None:
     assert "track" not in rubberband.Experiment(**words()).to_words()
 
 
-@pytest.mark.parametrize(
-    ("tracker", "key"),
-    [({"type": "csv", "folder": "/etc"}, "track.0.folder"), ({"type": "mlflow", "uri": "http://x"}, "track.0.uri")],
-)
+@cases("tracker", "key")
 def test_a_service_says_where_runs_are_tracked(tracker: dict[str, str], key: str, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
     asked = rubberband.Experiment(**words(track=[tracker]))

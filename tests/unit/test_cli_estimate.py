@@ -12,6 +12,7 @@ from rubberband.views.formatting import aligned, rounded
 from tests.builders.cli_runs import file as file
 from tests.builders.cli_runs import run
 from tests.builders.journalled_runs import recorded
+from tests.builders.tables import cases
 
 DEADLINE = "constraints.deadline=30m"
 
@@ -136,27 +137,7 @@ def test_gpus_beyond_the_profile_are_marked(
     assert "speed beyond measured GPU counts" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-s", "profile="], "has no profile; measure one with `rubberband profile "),
-        (["-s", "profile=none.json"], "there is no profile at "),
-        (["-s", "constraints.deadlin=5m"], "did you mean 'deadline'?"),
-        (["-s", "constraints.deadline=2026-01-01T00:00:00Z"], "has passed"),
-        (
-            ["-s", "resources.gpus_per_trial.max=6"],
-            "6 GPUs are more than an instance has (4) and no whole multiple; use 4",
-        ),
-        (
-            [
-                word
-                for key in ("provider=virtual", "instance_type=", "price_per_hour=")
-                for word in ("-s", f"resources.{key}")
-            ],
-            "needs one; add it",
-        ),
-    ],
-)
+@cases("arguments", "message")
 def test_bad_input_is_one_line_and_exit_2(
     arguments: list[str], message: str, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

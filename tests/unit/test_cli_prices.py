@@ -14,6 +14,7 @@ import pytest
 
 from tests.builders.cli_runs import file as file
 from tests.builders.cli_runs import run
+from tests.builders.tables import cases
 from tests.ec2 import FakeAws
 
 AWS = [
@@ -89,15 +90,7 @@ def test_offline_the_catalogue_is_shown_and_a_note(
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["--refresh"], 1, "prices: there are no AWS credentials"),
-        (["g5.xlrge"], 2, "'g5.xlrge' is not in the catalogue, and AWS could not be asked (there are no AWS cred"),
-        (["c5.xlarge"], 2, "'c5.xlarge' is not in the catalogue, and AWS could not be asked (there are no AWS cred"),
-        (["--region", "us-easy-1"], 2, "--region us-easy-1: no prices are known, and AWS could not be asked ("),
-    ],
-)
+@cases("arguments", "code", "message")
 def test_questions_without_an_offline_answer(
     arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ from rubberband.values.command import (
     unused,
     words_of,
 )
+from tests.builders.tables import cases
 
 PLACES = {"checkpoint": "/run/out", "max_t": "9"}
 
@@ -57,15 +58,7 @@ def test_a_parameter_that_the_configuration_lacks_is_left_out_with_its_option() 
         within.line({"optimizer": "adam"}, {})
 
 
-@pytest.mark.parametrize(
-    ("style", "line"),
-    [
-        ("true/false", "train --a true --b=false true [true] --c=1"),
-        ("True/False", "train --a True --b=False True [true] --c=1"),
-        ("1/0", "train --a 1 --b=0 1 [true] --c=1"),
-        ("flag", "train --a true [true] --c=1"),
-    ],
-)
+@cases("style", "line")
 def test_booleans_are_written_as_the_program_reads_them(style: str, line: str) -> None:
     command = ProgramCommand(words=words_of("train --a ${a} --b=${b} ${a} ${c} --c=${d}"), booleans=style)
     assert " ".join(command.line({"a": True, "b": False, "c": [True], "d": 1}, {})) == line
@@ -92,24 +85,7 @@ def test_a_text_is_split_as_a_shell_does(words: list[str]) -> None:
     assert words_of(shlex.join(words)) == (*words, "${args}")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a | b",
-        "a && b",
-        "a > log",
-        "python $HOME/x.py",
-        "~/x.py",
-        "a 2>&1",
-        "a >log",
-        "a 2>log",
-        "a; b",
-        "a --data=$HOME/x",
-        "a --at=$(date)",
-        "a --at `date`",
-        "a # no comment",
-    ],
-)
+@cases("text")
 def test_a_word_of_a_shell_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="no shell runs the command; write \\[bash, -c"):
         words_of(text)
@@ -137,45 +113,12 @@ def test_a_text_of_a_shell_gets_no_parameters_at_its_end() -> None:
         check_names(["bash", "-c", 'python train.py "$@"', "${args}"], ["lr"])
 
 
-@pytest.mark.parametrize(
-    ("text", "value", "is_kept"),
-    [
-        ("train --name ${name}", "adam", True),
-        ("train --name ${name}", "-0.5", True),
-        ("train --name ${name}", "a b", False),
-        ("train --name ${name}", "x; rm y", False),
-        ("train --name ${name}", "[64, 64]", False),
-        ("train --name ${name}", "*", False),
-        ("train --name ${name}", "", False),
-        ("train --name '${name}'", "[64, 64]", True),
-        ("train --name '${name}'", "it's", False),
-        ('train --name "${name}"', "it's", True),
-        ('train --name "${name}"', "$(date)", False),
-    ],
-)
+@cases("text", "value", "is_kept")
 def test_a_value_that_a_shell_would_change_is_seen(text: str, value: str, is_kept: bool) -> None:
     assert survives_shell(text, "name", value) == is_kept
 
 
-@pytest.mark.parametrize(
-    ("command", "launcher"),
-    [
-        ("/opt/bin/torchrun a.py", "torchrun"),
-        ("python -u -m torch.distributed.launch a.py", "torchrun"),
-        ("python3 -m accelerate.commands.launch a.py", "accelerate launch"),
-        ("env A=1 torchrun a.py", "torchrun"),
-        ("conda run -n x accelerate launch a.py", "accelerate launch"),
-        ("bash -c 'cd src && torchrun a.py'", "torchrun"),
-        ("bash -euo pipefail -c 'set -x\ndeepspeed a.py'", "deepspeed"),
-        ("mpirun -np 2 python a.py", "mpirun"),
-        ("bash -c 'python a.py --launcher torchrun'", None),
-        ("python a.py torchrun", None),
-        ("python -m mine deepspeed", None),
-        ("bash train.sh deepspeed", None),
-        ("env A=1 python a.py --strategy deepspeed", None),
-        ("accelerate config", None),
-    ],
-)
+@cases("command", "launcher")
 def test_a_launcher_is_found_wherever_it_is_started(command: str, launcher: str | None) -> None:
     assert launcher_of(shlex.split(command)) == launcher
 
@@ -193,54 +136,14 @@ def test_a_place_that_nothing_fills_is_refused() -> None:
     assert unused(words_of("train ${lr}"), ["lr", "depth"]) == ["depth"]
 
 
-@pytest.mark.parametrize(
-    ("line", "metrics"),
-    [
-        ("epoch 3: loss=0.12, acc = .9 lr=1e-3", {"loss": 0.12, "acc": 0.9, "lr": 1e-3}),
-        ('{"loss": 0.5, "name": "x", "eval": {"a": 1}}', {"loss": 0.5}),
-        ("loss: 0.25 at 12:30:01", {"loss": 0.25}),
-        ("a.b/c=3 x=1.2.3 path=/a/b", {"a.b/c": 3.0}),
-        ("loss=nan", {"loss": math.nan}),
-        ("{'loss': 0.0, 'grad_norm': nan, 'epoch': 1.0}", {"loss": 0, "grad_norm": math.nan, "epoch": 1}),
-        ("{'loss': -inf, 'name': 'is: nan', 'a': [1]}", {"loss": -math.inf}),
-        ("{'loss': '0', 'grad_norm': 'nan'}", {"loss": 0, "grad_norm": math.nan}),
-        ("nothing", {}),
-        ("{broken loss", {}),
-        ("\x1b[32mloss\x1b[0m: 0.5 \x1b[1macc=1\x1b[0m", {"loss": 0.5, "acc": 1}),
-        ("loss=0,123 acc=1,234.5", {}),
-        ("loss=1,acc=2", {"loss": 1, "acc": 2}),
-        ("done, loss=0.5.", {"loss": 0.5}),
-        ("saved loss=0.25.ckpt", {}),
-        ("loss=0.9:  50%|█████     | 1/2 [00:01<00:01,  1.0it/s, loss=0.8]", {}),
-        ("3it [00:01,  1.0it/s, loss=0.8]", {}),
-        ('  0%|          | 0/5 [00:00<?, ?it/s]{"loss": 0.3}', {"loss": 0.3}),
-    ],
-)
+@cases("line", "metrics")
 def test_a_line_has_its_metrics(line: str, metrics: dict[str, float]) -> None:
     assert json.dumps(metrics_in(line)) == json.dumps({name: float(value) for name, value in metrics.items()})
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ('{"epoch": 2, "loss": null}', ("null", False)),
-        ("{'loss': None}", ("null", False)),
-        ("epoch 2 loss=None, acc=0.1", ("None", False)),
-        ("loss: N/A | acc: 0.1", ("N/A", False)),
-        ("val_loss: null loss: --", ("--", False)),
-        ("loss: NaN32", ("NaN32", False)),
-        ("loss: ******", ("******", False)),
-        ("loss: 1,234.56", ("1,234.56", True)),
-        ('{"loss": "1,234"}', ("1,234", True)),
-        ("loss=1,acc=2", ("", False)),
-        ("val_loss: null", ("", False)),
-        ("Namespace(loss='mse')", ("", False)),
-        ("loss: cross_entropy", ("", False)),
-        ("loss: nonexistent", ("", False)),
-    ],
-)
-def test_a_line_shows_a_metric_without_its_number(line: str, found: tuple[str, bool]) -> None:
-    assert unread(line, "loss") == found
+@cases("line", "found")
+def test_a_line_shows_a_metric_without_its_number(line: str, found: list[str | bool]) -> None:
+    assert list(unread(line, "loss")) == found
     text = re.compile(r"loss\S* ?(?P<loss>\S+)")
     assert unread("the loss is: nan, loss null", "loss", text) == ("", False)
     assert unread("loss: 1,234", "loss", text) == ("1,234", True)
@@ -321,27 +224,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("entrypoint", "refusal"),
-    [
-        ({"command": "torchrun train.py"}, "torchrun starts workers itself.*launch: machine"),
-        ({"command": "accelerate launch train.py"}, "accelerate launch starts workers itself"),
-        ({"command": "python -m torch.distributed.run train.py"}, "torchrun starts workers itself"),
-        ({"command": "uv run torchrun main.py"}, "write python main.py in its place, or launch: machine"),
-        ({"command": "python train.py ${lrr}"}, "entrypoint.command: .*did you mean 'lr'"),
-        ({"command": "train", "metrics": "file"}, "entrypoint.metrics"),
-        (
-            {"command": "train", "metrics": {"file": "a/m.jsonl"}},
-            r"would share 'a/m.jsonl'; write \$\{checkpoint\}/m.jsonl",
-        ),
-        ({"command": "train", "metrics": {"pattern": "loss (.*)"}}, "names no metric"),
-        ({"command": "train", "metrics": {"pattern": "("}}, "no regular expression"),
-        ({"command": ""}, "names no program"),
-        ({"command": "train", "launch": "gang"}, "entrypoint.launch"),
-        ({"comand": "train"}, "did you mean.*command"),
-        ({"command": "train ${lr}", "booleans": {"style": "yes/no"}}, "not one of true/false, True/False, 1/0, flag"),
-    ],
-)
+@cases("entrypoint", "refusal")
 def test_a_program_that_cannot_be_meant_is_refused(entrypoint: dict[str, object], refusal: str) -> None:
     with pytest.raises(InputError, match=refusal):
         Experiment(**WORDS, entrypoint=entrypoint)

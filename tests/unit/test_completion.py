@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.tables import cases
+
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
 
@@ -48,17 +50,6 @@ def completed(program: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.by_default(2)
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        (["re"], ["resume", "report", "restore"]),
-        (["cloud", "image", ""], ["build", "list", "delete"]),
-        (["extend", "digits-one", "--d"], ["--deadline", "--dry-run"]),
-        (["estimate", "x.yaml", "--policy", "st"], ["static"]),
-        (["status", ""], ["digits-one", "scaling"]),
-        (["cancel", "d"], ["digits-one"]),
-        (["estimate", "exp"], []),
-    ],
-)
+@cases("words", "offered")
 def test_bash_completes(program: Path, words: list[str], offered: list[str]) -> None:
     assert completed(program, *words) == offered

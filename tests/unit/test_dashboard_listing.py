@@ -28,6 +28,7 @@ from rubberband.views.live.status import headline
 from tests.builders.fake_runs import FakeService
 from tests.builders.journalled_runs import words
 from tests.builders.results import ATTACK, EVERY_RESULT, a_job, a_result, hostile
+from tests.builders.tables import cases
 
 NOW = 10_000.0
 BEGUN: dict[str, Any] = {
@@ -71,10 +72,7 @@ def test_a_running_experiment_shows_where_it_is_and_what_it_spent() -> None:
     assert (found.at, found.began) == (NOW - 100.0, True)
 
 
-@pytest.mark.parametrize(
-    ("forecast_s", "slack", "mood"),
-    [(390.0, "10s to spare", "warn"), (400.0, "on time", "warn"), (460.0, "1m late", "bad")],
-)
+@cases("forecast_s", "slack", "mood")
 def test_the_slack_is_between_the_expected_end_and_the_deadline(forecast_s: float, slack: str, mood: str) -> None:
     found = line(forecast_jct_s=forecast_s)
     assert (found.slack, found.mood) == (slack, mood)
@@ -120,10 +118,7 @@ def test_every_state_is_in_one_list_besides_all() -> None:
     assert sorted(found) == sorted(ExperimentState)
 
 
-@pytest.mark.parametrize(
-    ("passed_s", "words"),
-    [(-5, "just now"), (9, "just now"), (59, "59s ago"), (61, "1m ago"), (7300, "2h ago"), (200_000, "2d ago")],
-)
+@cases("passed_s", "words")
 def test_how_long_ago(passed_s: float, words: str) -> None:
     assert ago(NOW - passed_s, NOW) == words
 
@@ -203,16 +198,7 @@ def test_code_place_search_and_limits_are_reported() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("deadline", "words_of_it"),
-    [
-        ("2027-01-15T08:20:00Z", "2027-01-15T08:20:00Z (in 20m)"),
-        ("2027-01-15T07:59:00Z", "2027-01-15T07:59:00Z (passed 1m ago)"),
-        ("2027-01-17T08:00:00Z", "2027-01-17T08:00:00Z (in 2d)"),
-        (None, "none"),
-        ("whenever", "whenever"),
-    ],
-)
+@cases("deadline", "words_of_it")
 def test_a_deadline_is_shown_by_the_time_that_is_left(deadline: str | None, words_of_it: str) -> None:
     assert facts_of({"constraints": {"deadline": deadline}})["deadline"] == words_of_it
 

@@ -23,6 +23,7 @@ from rubberband.installation import default_home
 from rubberband.spec.loading import parse_experiment
 from rubberband.states import ExperimentState
 from tests.builders.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks, commands, kept_files
+from tests.builders.tables import cases
 
 README = ROOT / "README.md"
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -263,18 +264,7 @@ def test_the_states_of_an_experiment_are_all_reported() -> None:
     assert found == list(ExperimentState)
 
 
-@pytest.mark.parametrize(
-    ("expected", "printed", "same"),
-    [
-        ("", "anything\n", True),
-        ("a 1\n", "a 1\n", True),
-        ("a 1\n", "a 2\n", False),
-        ("a\n...\n", "a\nb\nc\n", True),
-        ("...\nc\n", "a\nb\n", False),
-        ("a ... c\n", "a b c\n", True),
-        ("a\n", "a\nb\n", False),
-    ],
-)
+@cases("expected", "printed", "same")
 def test_output_is_compared_line_by_line(expected: str, printed: str, same: bool) -> None:
     assert agrees(expected, printed) is same
 

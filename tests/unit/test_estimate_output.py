@@ -21,6 +21,7 @@ from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread
 from rubberband.views.report import page as report_html
 from tests.builders.experiment_words import EXAMPLE
+from tests.builders.tables import cases
 
 NOISE = ["-s", "profile.trial_cv=0.1", "-s", "constraints.deadline=32m"]
 SPOT = ["-s", "resources.market=spot", "-s", "resources.spot.price_per_hour=3.7", "-s", "constraints.deadline=1h"]
@@ -159,16 +160,7 @@ def test_other_deadlines_cost_less_the_later_they_are(command):
     assert costs_usd == sorted(costs_usd, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("objective", "arguments"),
-    [
-        ("min_cost", []),
-        ("min_cost", ["--policy", "static"]),
-        ("min_time", []),
-        ("min_time", ["-s", "constraints.max_cost=20"]),
-        ("min_time", ["--policy", "static"]),
-    ],
-)
+@cases("objective", "arguments")
 def test_a_row_that_looks_better_than_the_chosen_one_says_what_is_against_it(objective, arguments, command):
     """By the objective, options that are better are not allowed or take another policy; so of other deadlines."""
     out = command("-s", f"constraints.objective={objective}", *arguments)
@@ -270,14 +262,7 @@ def test_amounts_say_what_they_cover(command):
     assert "the GPUs of trials while they start up and train (billed per function)" in function
 
 
-@pytest.mark.parametrize(
-    ("arguments", "stages", "words"),
-    [
-        ([], 1, "the plan has 1 stage and the job 4"),
-        (HYPERBAND, 4, "a plan file holds one chain of stages and hyperband has 3 brackets"),
-        (TYPES, 4, "a plan is for one instance type and the experiment has p3.2xlarge, p3.8xlarge"),
-    ],
-)
+@cases("arguments", "stages", "words")
 def test_a_plan_that_does_not_fit_is_one_line(arguments, stages, words, command):
     path = command.folder / "plan.json"
     path.write_text(json.dumps({"stages": [{"instances": 2, "gpus_per_trial": 1}] * stages}))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from rubberband.values.balance import Balance
 from rubberband.values.plan import Stage
 from rubberband.values.profile import FIXED, Profile, Spread, measured
 from tests.builders.experiment_words import words
+from tests.builders.tables import cases
 
 GOODPUT: dict[str, Any] = {
     "throughput": {"alpha_grad_s": 0.02, "beta_grad_s": 0.001, "alpha_local_s": 0.004, "gamma": 2.0},
@@ -115,178 +115,7 @@ def test_the_entry_point_may_be_a_class() -> None:
     assert experiment.to_words()["entrypoint"] == f"{__name__}:SomeTrial"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"nam": 1}, "nam: unknown key; did you mean 'name'?"),
-        ({"constraints__deadlin": "3m"}, "constraints.deadlin: unknown key; did you mean 'deadline'?"),
-        ({"constraints__deadline_s": 3}, "constraints.deadline_s: unknown key; did you mean 'deadline'?"),
-        (
-            {"search__space__lr": {"type": "loguniform", "lower": 1}},
-            "search.space.lr: a loguniform needs upper; add it",
-        ),
-        ({"search__scheduler__num_samples": 0}, "search.scheduler.num_samples: 0 must be at least 1; raise it"),
-        ({"search__scheduler__num_samples": "8"}, "search.scheduler.num_samples: '8' is not a whole number; "),
-        ({"search__scheduler__grace_period": 10}, "search.scheduler: grace_period=10 is more than max_t=9; lower "),
-        (
-            {"search__scheduler__reduction_factor": 1},
-            "search.scheduler.reduction_factor: 1 must be at least 2; raise it",
-        ),
-        (
-            {"search__scheduler": {"type": "sh"}},
-            "search.scheduler.type: 'sh' is not one of sha, asha, hyperband, none, stages; did",
-        ),
-        ({"search__scheduler": {}}, "search.scheduler.type: is required; add it, such as type: sha"),
-        ({"search__scheduler": {"type": "stages", "stages": []}}, "search.scheduler.stages: is empty; write at least"),
-        ({"search__sampler": {"type": "grid"}}, "search: space.lr has no grid (loguniform); list its values"),
-        ({"resources__max_instances": -1}, "resources.max_instances: -1 must be at least 1; raise it"),
-        ({"resources__price_per_hour": math.inf}, "resources.price_per_hour: inf is not an amount from 0 to"),
-        ({"constraints__max_cost": math.nan}, "constraints.max_cost: nan is not an amount of money; write US"),
-        (
-            {"constraints__deadline": "2026-11-21T20:00:00"},
-            "constraints.deadline: '2026-11-21T20:00:00' has no time zone",
-        ),
-        ({"constraints__max_failures": -1}, "constraints.max_failures: -1 must be at least 0; raise it"),
-        ({"constraints__iteration_timeout": "0s"}, "constraints.iteration_timeout: '0s' must be more than 0; raise it"),
-        ({"constraints__confidence": 1}, "constraints.confidence: 1 must be less than 1.0; lower it"),
-        (
-            {"resources__gpus_per_trial": {"min": 4, "max": 2}},
-            "resources.gpus_per_trial: min=4 is more than max=2; lower",
-        ),
-        (
-            {"resources__gpus_per_trial": {"sizes": [1, 2], "max": 2}},
-            "resources.gpus_per_trial.sizes: min or max is given as well; keep the list, or the range",
-        ),
-        ({"name": "My Digits"}, "'My Digits' is not a name; use 1 to 63 of a-z, 0-9 and - (not first), such as my-dig"),
-        ({"name": "-x"}, "name: '-x' is not a name; use 1 to 63 of a-z, 0-9 and - (not first), such as x"),
-        *(
-            ({"name": name}, f"name: {name!r} is not a name; use 1 to 63 of a-z, 0-9 and - (not first), such as digits")
-            for name in ("-", "--", ".", "..", "")
-        ),
-        ({"name": "a" * 64}, "is not a name; use 1 to 63"),
-        ({"entrypoint": "digits"}, "entrypoint: 'digits' is not an entry point; write module:attribute"),
-        ({"version": 2}, "version: 2 as version of the experiment file is not known"),
-        (
-            {"profile": {"seconds_per_iteration": {}}},
-            "profile.seconds_per_iteration: is empty; write at least one entry",
-        ),
-        ({"profile": {"seconds_per_iteration": {0: 1}}}, "profile.seconds_per_iteration.0: 0 must be at least 1"),
-        ({"profile": {"seconds_per_iteration": {1: 0}}}, "profile.seconds_per_iteration.1: 0 must be more than 0"),
-        ({"resources": 3}, "resources: 3 is not a mapping; write keys and values, such as provider: ..."),
-        ({"search__space": {"lr": math.nan}}, "search.space.lr: nan is not a finite number"),
-        ({"constraints__confidence": 0}, "constraints.confidence: 0 must be more than 0.0; raise it"),
-        ({"constraints__confidence": 1.5}, "constraints.confidence: 1.5 must be less than 1.0; lower it"),
-        ({"constraints__confidence": math.nan}, "constraints.confidence: nan is not a finite number"),
-        ({"constraints__deadline": 0}, "constraints.deadline: a deadline of 0s is over before it started"),
-        ({"constraints__max_cost": 0}, "constraints.max_cost: 0 USD pays for nothing at 3.6 USD per hour; raise it"),
-        (
-            {"constraints__max_cost": 0, "resources": {"provider": "aws", "instance_type": "g5.xlarge"}},
-            "constraints.max_cost: 0 USD pays for nothing at the prices of provider aws; raise it, or leave it out",
-        ),
-        ({"profile__seconds_per_iteration": {1: math.nan}}, "profile.seconds_per_iteration.1: nan is not a finite"),
-        ({"profile__seconds_per_iteration": {2: -1}}, "profile.seconds_per_iteration.2: -1 must be more than 0"),
-        ({"profile__noise": "gamma"}, "profile.noise: 'gamma' is not one of lognormal, normal; write one of them"),
-        ({"resources__init_delay": {"mean": "9s", "cv": -1}}, "resources.init_delay.cv: -1 must be at least 0"),
-        ({"resources__init_delay": {"man": "9s"}}, "resources.init_delay.man: unknown key; did you mean 'mean'?"),
-        ({"resources__init_delay": {"samples": []}}, "resources.init_delay.samples: is empty; write at least one"),
-        ({"resources__init_delay": {"samples": ["x"]}}, "resources.init_delay.samples.0: 'x' is not a duration"),
-        ({"resources__provision_delay": "soon"}, "resources.provision_delay: 'soon' is not a duration; write it as"),
-        ({"resources__spot": {"interruptions_per_hour": -1}}, "resources.spot.interruptions_per_hour: -1 must be at "),
-        (
-            {"resources__instance_type": "a", "resources__instance_types": ["a", "b"]},
-            "resources.instance_types: instance_type is given as well; keep one of the two",
-        ),
-        ({"resources": {"instance_types": ["a", "a"]}}, "resources.instance_types: 'a' occurs twice; remove one"),
-        ({"resources": {"instance_types": []}}, "resources.instance_types: is empty; write at least one entry"),
-        (
-            {"resources__instance_types": ["a", "b"]},
-            "resources.price_per_hour: 3.6 cannot hold for each of the 2 instance_types; keep one type, or",
-        ),
-        (
-            {"resources": {"instance_types": ["a", "b"], "spot": {"price_per_hour": 1}}},
-            "resources.spot.price_per_hour: 1 cannot hold for each of the 2 instance_types",
-        ),
-        (
-            {"resources__instance_type": "b", "profile": {"by_instance_type": {"a": "x.json"}}},
-            "profile.by_instance_type: 'b' of resources has no profile; known are a",
-        ),
-        (
-            {"batch": {"policy": "gooput"}},
-            "batch.policy: 'gooput' is not one of fixed, goodput; did you mean 'goodput'",
-        ),
-        (
-            {"batch": {"balance": {"policy": "papr"}}},
-            "batch.balance.policy: 'papr' is not one of auto, equal, paper; did you mean 'paper'",
-        ),
-        ({"batch": {"balance": {"max_share": 1.5}}}, "batch.balance.max_share: 1.5 must be at most 1.0; lower it"),
-        ({"batch": {"balance": {"max_share": 0}}}, "batch.balance.max_share: 0 must be more than 0.0; raise it"),
-        (
-            {"batch": {"balance": {"policy": "equal", "max_share": 0.5}}},
-            "batch.balance.max_share: 0.5 limits nothing where shares are equal; leave it out, or set policy: auto",
-        ),
-        ({"batch": {"balance": "auto"}}, "batch.balance: 'auto' is not a mapping; write keys and values"),
-        ({"batch": {"initial": 9}}, "batch.initial: is for policy: goodput; leave it out, or set policy: goodput"),
-        ({"training": {"servers": 2}}, "training.servers: is for mode: async; leave it out, or set mode: async"),
-        (
-            {"training": {"mode": "sync", "max_staleness": 2}},
-            "training.max_staleness: is for mode: async; leave it out, or set mode: async",
-        ),
-        ({"training": {"mode": "async", "servers": 0}}, "training.servers: 0 must be at least 1; raise it"),
-        (
-            {"training": {"mode": "async", "max_staleness": -1}},
-            "training.max_staleness: -1 must be at least 0; raise it",
-        ),
-        (
-            {"training": {"mode": "async"}, "batch": {"policy": "goodput"}},
-            "batch.policy: goodput adapts the batch that all workers share, and with training.mode: async each has its "
-            "own; set batch.policy to fixed, or training.mode to sync",
-        ),
-        (
-            {"training": {"mode": "async"}, "batch": {"balance": {"policy": "equal"}}},
-            "batch.balance: divides a batch among workers, and with training.mode: async each has its own; leave it",
-        ),
-        (
-            {"batch": {"policy": "fixed", "interval": 20}},
-            "batch.interval: is for policy: goodput; leave it out, or set policy: goodput",
-        ),
-        ({"batch": {"policy": "goodput", "most": 9}}, "batch.most: unknown key; known are policy, initial, max"),
-        ({"batch": {"policy": "goodput", "initial": 0}}, "batch.initial: 0 must be at least 1; raise it"),
-        (
-            {"batch": {"policy": "goodput", "initial": 128, "max": 64}},
-            "batch.max: 64 is less than initial=128; raise it, or lower initial",
-        ),
-        (
-            {"batch": {"policy": "goodput", "max": 3}, "resources__gpus_per_trial": {"min": 4, "max": 4}},
-            "batch.max: 3 samples are too few for 4 GPUs, the fewest of resources.gpus_per_trial; raise it to 4",
-        ),
-        ({"batch": {"policy": "goodput", "accumulation": 1}}, "batch.accumulation: 1 is neither true nor false; write"),
-        ({"batch": {"policy": "goodput", "warmup_epochs": -1}}, "batch.warmup_epochs: -1 must be at least 0.0; raise"),
-        (
-            {"batch": {"policy": "goodput", "lr_scaling": "adascal"}},
-            "batch.lr_scaling: 'adascal' is not one of adascale, linear, sqrt, legw, nor module:function; did you mean "
-            "'adascale'?",
-        ),
-        ({"batch": {"policy": "goodput", "lr_scaling": 2}}, "batch.lr_scaling: 2 is not one of adascale, linear, sqrt"),
-        ({"profile__goodput": {}}, "profile.goodput.throughput: is required; add it"),
-        (
-            {"profile__goodput": GOODPUT | {"limits": {"initial": 64, "max": 32}}},
-            "profile.goodput.limits.max: 32 is less than initial=64; raise it, or lower initial",
-        ),
-        ({"profile__goodput": GOODPUT | {"noise_scale": 0}}, "profile.goodput.noise_scale: 0 must be more than 0"),
-        (
-            {"profile__goodput": GOODPUT | {"throughput": {"alpha_grad_s": 0, "beta_grad_s": 0}}},
-            "profile.goodput.throughput.alpha_grad_s: is 0 like beta_grad_s, so that a step takes no time; raise one",
-        ),
-        (
-            {"profile__goodput": GOODPUT | {"throughput": GOODPUT["throughput"] | {"gamma": 11}}},
-            "profile.goodput.throughput.gamma: 11 must be at most 10.0; lower it",
-        ),
-        (
-            {"profile": {"by_instance_type": {"a": {"seconds_per_iteration": {1: 0}}}}},
-            "profile.by_instance_type.a.seconds_per_iteration.1: 0 must be more than 0",
-        ),
-    ],
-)
+@cases("change", "message")
 def test_bad_input_has_a_line_with_the_key_path_and_the_remedy(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         Experiment(**words(**change))
@@ -299,14 +128,7 @@ def test_a_sampler_that_is_not_there_is_refused_with_those_that_are() -> None:
     assert "yet" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"search__scheduler": "asha"}, "search.scheduler: 'asha' is not a mapping; write {type: asha, …}"),
-        ({"search__sampler": "quasi"}, "search.sampler: 'quasi' is not a mapping; write {type: quasi, …}"),
-        ({"search__sampler": "tpe"}, "'tpe' is not a mapping; write {type: optuna, sampler: tpe}"),
-    ],
-)
+@cases("change", "message")
 def test_a_type_without_its_mapping_is_shown_as_it_is_written(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         Experiment(**words(**change))
@@ -326,13 +148,7 @@ def test_a_grid_gives_the_number_of_trials_and_its_sampler(sampler: dict[str, An
     assert scheduler == {"type": "sha", "max_t": 9}
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "why"),
-    [
-        ({"type": "sha", "num_samples": 4, "max_t": 9}, "the grid has 6 configurations and the scheduler starts 4 tri"),
-        ({"type": "stages", "stages": [{"trials": 8, "iterations": 1}]}, "the grid has 6 configurations and the sched"),
-    ],
-)
+@cases("scheduler", "why")
 def test_another_number_of_trials_than_the_grid_has_is_refused(scheduler: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         Experiment(**words(search__space=GRID, search__scheduler=scheduler))
@@ -372,16 +188,7 @@ def test_the_brackets_of_hyperband_share_one_list_of_trials() -> None:
     assert len(Experiment(**words()).brackets()) == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"resources__provider": "aws"}, "resources.checkpoints: missing, and instances of EC2 do not see"),
-        (EC2 | {"resources__billing": "per_function"}, "resources.billing: per_function can be planned with, but EC2"),
-        (EC2 | {"resources__minimum_billed": 0}, "resources.minimum_billed: 0 s can be planned with, but EC2 bills"),
-        (LOCAL | {"resources__checkpoints": "memory://a/b"}, "resources.checkpoints: memory://a/b is in the memory of"),
-        (LOCAL | {"resources__checkpoints": "ftp://a/b"}, "the checkpoint store ftp://a/b is not supported: ftp:// is"),
-    ],
-)
+@cases("change", "message")
 def test_plans_that_cannot_be_run(change: dict[str, Any], message: str) -> None:
     Experiment(**words()).require_runnable()
     with pytest.raises(InputError) as caught:
@@ -423,17 +230,7 @@ def test_planning_constraints() -> None:
     assert (constraints.min_gpus_per_trial, constraints.max_gpus_per_trial) == (1, 4)
 
 
-@pytest.mark.parametrize(
-    ("known", "gpus_per_instance", "max_instances", "widest"),
-    [
-        (None, 4, 16, 4),  # to be measured
-        (32, 4, 16, 32),
-        (32, 4, 2, 8),  # all that there is
-        (30, 8, 16, 24),  # whole instances
-        (6, 8, 16, 6),
-        (1, 4, 16, 2),  # min
-    ],
-)
+@cases("known", "gpus_per_instance", "max_instances", "widest")
 def test_by_default_a_trial_may_have_all_that_the_profile_knows_and_the_instances_have(
     known: int | None, gpus_per_instance: int, max_instances: int, widest: int
 ) -> None:

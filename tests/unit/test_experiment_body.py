@@ -17,6 +17,7 @@ from rubberband.spec.loading import MAX_BYTES, dump_experiment, parse_experiment
 from tests.builders.budget import examples
 from tests.builders.experiment_strategies import experiments, yaml_like
 from tests.builders.experiment_words import EXAMPLE, words
+from tests.builders.tables import cases
 
 OPEN = Settings(
     home=Path("/nowhere"),
@@ -97,30 +98,12 @@ def test_invalid_experiments_in_yaml_are_reported_with_their_line() -> None:
     assert "experiment:15: constraints.deadline: 'soon'" in found.detail
 
 
-@pytest.mark.parametrize(
-    "media_type",
-    [
-        "",
-        "application/xml",
-        "application/x-www-form-urlencoded",
-        "application/json; charset=utf-16",
-        "multipart/form-data",
-    ],
-)
+@cases("media_type")
 def test_other_types_are_not_read(media_type: str) -> None:
     assert problem(b"{}", media_type).kind is MEDIA
 
 
-@pytest.mark.parametrize(
-    ("override", "text"),
-    [
-        ("deadline", "set 'deadline' is not key=value"),
-        ("name.x=1", "set name.x: name is no mapping"),
-        ("name=[", "set name: not YAML"),
-        ("constraints.deadline=soon", "set: constraints.deadline: 'soon'"),
-        ("constraints.max_cost=.inf", "set constraints.max_cost: "),
-    ],
-)
+@cases("override", "text")
 def test_a_value_that_cannot_be_set_is_reported(override: str, text: str) -> None:
     found = problem(body_of(words()), "application/json", override)
     assert found.kind is INVALID
@@ -197,26 +180,7 @@ def test_no_request_names_a_file_of_the_server(changes: dict[str, Any], key: str
     assert found.to_json()["key"] == key
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"entrypoint": None}, "entrypoint"),
-        ({"entrypoint": "os:system"}, "entrypoint"),
-        ({"entrypoint": "examples.digits:DigitsTrial.x"}, "entrypoint"),
-        ({"entrypoint": "mine:os.system"}, "entrypoint"),
-        ({"batch": {"policy": "goodput", "lr_scaling": "os:system"}}, "batch.lr_scaling"),
-        ({"resources__provider": "aws"}, "resources.provider"),
-        ({"resources__aws": {"setup": ["reboot"]}}, "resources.aws.setup"),
-        ({"resources__aws": {"image": "ami-1"}}, "resources.aws.image"),
-        ({"resources__checkpoints": "/etc"}, "resources.checkpoints"),
-        ({"resources__checkpoints": "s3://b/pp"}, "resources.checkpoints"),
-        ({"resources__checkpoints": "s3://b/p/../q"}, "resources.checkpoints"),
-        ({"resources__checkpoints": "s3://b/p/%2e%2e/q"}, "resources.checkpoints"),
-        ({"resources__checkpoints": "s3://b/p/x::file:///etc"}, "resources.checkpoints"),
-        ({"resources__checkpoints": "/shared/teams"}, "resources.checkpoints"),
-        ({"resources__checkpoints": "/shared/team/../other"}, "resources.checkpoints"),
-    ],
-)
+@cases("changes", "key")
 def test_a_forbidden_entry_point_is_previewed_and_not_run(changes: dict[str, Any], key: str) -> None:
     found = refusal(**changes)
     assert found is not None
@@ -224,19 +188,7 @@ def test_a_forbidden_entry_point_is_previewed_and_not_run(changes: dict[str, Any
     assert refusal(to_run=False, **changes) is None
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"entrypoint": "mine:Trial"},
-        {"batch": {"policy": "goodput", "lr_scaling": "linear"}},
-        {"batch": {"policy": "goodput", "lr_scaling": "mine:scaled"}},
-        {"resources__aws": {"worker_profile": "rubberband-worker"}},
-        {"resources__checkpoints": "s3://b/p"},
-        {"resources__checkpoints": "s3://b/p/q"},
-        {"resources__checkpoints": "/shared/team/resnet"},
-    ],
-)
+@cases("changes")
 def test_an_allowed_entry_point_is_run(changes: dict[str, Any]) -> None:
     assert refusal(**changes) is None
 

@@ -23,6 +23,7 @@ from rubberband.spec.loading import (
 from rubberband.values.profile import Profile
 from tests.builders import experiment_types
 from tests.builders.experiment_words import EXAMPLE, words
+from tests.builders.tables import cases
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = Path(rubberband.__file__).with_name("experiment.schema.json")
@@ -166,24 +167,7 @@ def test_numbers_and_booleans_are_those_of_yaml_1_2() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ("[(3, 3), (5, 5)]", "'(3' has a lone parenthesis; write lists in brackets, such as [[3, 3], [5, 5]], or"),
-        ("(3, 3)", "'(3, 3)' is not a list; write it in brackets, such as [3, 3], or"),
-        ("1_000", "'1_000' is no number; leave out the underscores, or"),
-        ("-1_000.5e3", "'-1_000.5e3' is no number; leave out the underscores, or"),
-        ("0b11", "'0b11' is no number; write it in decimal digits, or"),
-        ("No", "'No' may be meant as false; write false, or"),
-        ("on", "'on' may be meant as true; write true, or"),
-        ("None", "'None' may be meant as null; write null, or"),
-        ("-inf", "'-inf' is not a finite number; write one that is, or"),
-        ("1/3", "'1/3' is not computed; write the number, or"),
-        ("2**-10", "'2**-10' is not computed; write the number, or"),
-        ("010", "010 has a leading zero, and YAML 1.1 counts it by 8; write 10, or"),
-        ("", "'k' has no value; write one, or null"),
-    ],
-)
+@cases("value", "reason")
 def test_a_plain_text_that_is_mostly_meant_as_something_else_is_refused(value: str, reason: str) -> None:
     assert refusal(f"name: a\nsearch:\n  space:\n    k: {value}\n").startswith(f"digits.yaml:4: {reason}")
     quoted = f"search: {{space: {{k: '{value}'}}, scheduler: {{type: sha, num_samples: 2, max_t: 2}}, metric: a}}"
@@ -299,64 +283,20 @@ def test_all_faults_of_a_file_are_listed_a_line_for_each() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("word", "written"),
-    [
-        ("n_trials", "search.scheduler.num_samples"),
-        ("num_trials", "search.scheduler.num_samples"),
-        ("n_jobs", "resources.max_instances"),
-        ("max_concurrent_trials", "resources.max_instances"),
-        ("direction", "search.mode"),
-        ("goal", "search.mode"),
-        ("algorithm", "search.sampler"),
-        ("budget", "constraints.max_cost"),
-        ("timeout", "constraints.deadline"),
-        ("time_budget_s", "constraints.deadline"),
-        ("eta", "search.scheduler.reduction_factor"),
-        ("gpus", "resources.gpus_per_instance"),
-        ("accelerators", "resources.instance_type"),
-        ("param_space", "search.space"),
-        ("seed", "search.sampler.seed"),
-        ("program", "entrypoint"),
-        ("method", "search.sampler"),
-    ],
-)
+@cases("word", "written")
 def test_a_key_of_another_tool_is_answered_with_ours(word: str, written: str) -> None:
     line = refusal(f"{EXAMPLE}\n{word}: 3\n")
     assert f": {word}: unknown key; write {written}" in line
     assert "\n" not in line
 
 
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
-        ("search.mode=minimize", "'minimize' is not one of min, max; write min"),
-        ("search.scheduler.type=fifo", "'fifo' is not one of sha, asha, hyperband, none, stages; write {type: none"),
-        ("resources.provider=kubernetes", "'kubernetes' is no provider; start Ray there, and write provider: ray"),
-        ("search.metric={name: loss, goal: minimize}", "{'name': 'loss', 'goal': 'minimize'} is not a text; write one"),
-        ("resources.provider=gcp", "'gcp' is no provider; start Ray there, and write provider: ray"),
-    ],
-)
+@cases("override", "line")
 def test_a_value_of_another_tool_is_answered_with_ours(tmp_path: Path, override: str, line: str) -> None:
     with pytest.raises(InputError, match=re.escape(line)):
         load_experiment(write(tmp_path, EXAMPLE), [override])
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("constraints.deadline", "is not key=value; write it as -s constraints.deadline=30m"),
-        ("=3", "is not key=value"),
-        ("a..b=3", "is not key=value"),
-        ("name.x=3", "-s name.x: name is no mapping; override all of it"),
-        ("constraints.deadlin=30m", "-s: constraints.deadlin: unknown key; did you mean 'deadline'?"),
-        ("constraints.deadline=[", "-s constraints.deadline: not YAML"),
-        ("deadline=30m", "-s: deadline: unknown key; write constraints.deadline"),
-        ("lr=0.1", "-s lr: unknown key; write -s search.space.lr=0.1"),
-        ("constraints.max_cost=", "-s constraints.max_cost: no amount (a shell reads $5 as a variable"),
-        ("constraints.max_cost=.inf", "-s constraints.max_cost: .inf is not a finite number"),
-    ],
-)
+@cases("override", "message")
 def test_overrides_that_are_refused(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         load_experiment(write(tmp_path, EXAMPLE), [override])

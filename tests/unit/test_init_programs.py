@@ -17,6 +17,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_experiment, parse_experiment
 from rubberband.spec.program import Program
 from rubberband.spec.space import Domain
+from tests.builders.tables import cases
 
 MNIST = """
 import argparse
@@ -196,14 +197,7 @@ def test_a_parser_in_an_imported_module_is_found(here: Path) -> None:
     assert [option.name for option in found_in("from options import read\nread()").parameters] == ["lr"]
 
 
-@pytest.mark.parametrize(
-    ("source", "remark"),
-    [
-        ("import click\n", "its options are read by click, so its parameters were not found"),
-        ("print('loss=1')", "it has no ArgumentParser, so its parameters were not found"),
-        ("import nosuch_module, argparse\nargparse.ArgumentParser()", "(ModuleNotFoundError: No module named 'nosuch_"),
-    ],
-)
+@cases("source", "remark")
 def test_a_program_without_a_parser_gets_a_file_with_a_note(source: str, remark: str) -> None:
     experiment = written(source)
     assert isinstance(experiment.entrypoint, Program)
@@ -217,21 +211,10 @@ def test_a_launcher_is_left_out() -> None:
     assert any("torchrun is not needed" in remark for remark in found.remarks)
 
 
-@pytest.mark.parametrize(
-    ("source", "metrics", "prints"),
-    [
-        ("report({'val_acc': 1, 'loss': 2})", ("val_acc", "loss"), False),
-        ("print(f'epoch {e}: train loss={a:.3f} val_loss={b:.3f} lr={c}')", ("loss", "val_loss"), True),
-        ("print('loss: %.3f, step %d' % (a, b))", ("loss",), True),
-        ("print('val loss:', a)", ("loss",), True),
-        ("logger.info('acc = {:.2f}'.format(a))", ("acc",), True),
-        ("print(json.dumps({'auc': a}))", ("auc",), True),
-        ("print('done')", (), False),
-    ],
-)
-def test_metrics_are_found_in_the_source(source: str, metrics: tuple[str, ...], prints: bool) -> None:
+@cases("source", "metrics", "prints")
+def test_metrics_are_found_in_the_source(source: str, metrics: list[str], prints: bool) -> None:
     found = found_in(f"import json\n{source}\n")
-    assert (found.reported, found.prints) == (metrics, prints)
+    assert (list(found.reported), found.prints) == (metrics, prints)
 
 
 def test_a_program_in_another_folder_is_named_from_the_file(here: Path) -> None:

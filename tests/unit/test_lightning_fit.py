@@ -16,6 +16,7 @@ from rubberband.executor import SegmentFailure, SegmentReport, read_manifest
 from rubberband.integrations.lightning import fit
 from rubberband.integrations.lightning_trainer import _take_gang
 from tests.builders import segments
+from tests.builders.tables import cases
 
 lightning = pytest.importorskip("lightning.pytorch", reason="pip install 'rubberband-tune[lightning]'")
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402
@@ -169,16 +170,7 @@ def test_an_iteration_ends_with_a_validation(store):
     assert [item.metrics["epoch"] for item in run(every_second, store, until_iterations=2)[1:]] == [2, 4]
 
 
-@pytest.mark.parametrize(
-    ("config", "line"),
-    [
-        ({"max_epochs": 1}, "the Trainer has ended after 1 epochs, and the search continues; set max_epochs to the"),
-        ({"max_steps": 5}, "max_steps=5 has no place in a trial: an iteration is an epoch; set max_epochs"),
-        ({"fast_dev_run": True}, "fast_dev_run=True has no place in a trial: it saves nothing"),
-        ({"check_val_every_n_epoch": None, "val_check_interval": 2}, "check_val_every_n_epoch=None has no place"),
-        ({"devices": 2}, "the Trainer has 2 processes, and a function has one; write @rubberband.distributed above it"),
-    ],
-)
+@cases("config", "line")
 def test_a_trainer_that_cannot_be_a_trial_is_refused_in_one_line(store, config, line):
     last = run(train, store, config={"lr": 0.05, **config})[-1]
     assert isinstance(last, SegmentFailure)
@@ -210,18 +202,7 @@ def in_gang(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ({}, ""),
-        ({"devices": 2, "strategy": "ddp"}, ""),
-        ({"devices": 4}, "the Trainer has devices=4 and num_nodes=1, and its gang 2 and 1, which it takes"),
-        (
-            {"devices": 1, "num_nodes": 3, "strategy": "ddp_find_unused_parameters_true"},
-            "the Trainer has devices=1 and num_nodes=3, and its gang 2 and 1, which it takes",
-        ),
-    ],
-)
+@cases("words", "line")
 def test_a_trainer_takes_the_workers_of_its_gang(in_gang, capsys, words, line):
     trainer = made(**words)
     _take_gang(trainer)

@@ -30,6 +30,7 @@ from rubberband.spec.notify import NotifyAddress
 from tests.builders.journalled_runs import recorded, words
 from tests.builders.receiver import Answer, receiving
 from tests.builders.sessions import dying_after
+from tests.builders.tables import cases
 from tests.builders.virtual_runs import Killed
 
 NAME = "OPS_URL"
@@ -66,16 +67,7 @@ def test_an_end_is_sent_with_its_figures(tmp_path: Path, monkeypatch: pytest.Mon
     assert receiver.url not in "".join(path.read_text("utf-8", "ignore") for path in tmp_path.rglob("*.*"))
 
 
-@pytest.mark.parametrize(
-    ("answers", "received", "warning"),
-    [
-        (["busy", "busy", "takes"], 3, "answers 503; it is tried again"),
-        (["redirects"], 1, "redirects to 127.0.0.1, which is not followed; use the address behind it"),
-        (["gone"], 1, "answers 404; its notices are dropped"),
-        (["late"], 1, "answers 504; its notices are dropped"),
-        (["dies"], 1, "the notice is not repeated"),
-    ],
-)
+@cases("answers", "received", "warning")
 def test_a_notice_goes_out_once(
     answers: list[Answer],
     received: int,
@@ -296,18 +288,7 @@ def test_slack_gets_a_text_in_which_no_value_is_markup() -> None:
     assert "services" not in repr(slack)
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ("https://hooks.slack.com/services/T/B/x", "is an address, which files and journals do not keep"),
-        ("not a name", "'not a name' is no name of an environment variable"),
-        ([NAME, {"url_from": NAME}], f"{NAME} is listed twice"),
-        ([{"url_from": NAME, "kinds": []}], "is empty; write at least one entry"),
-        ([{"url_from": NAME, "kinds": ["late", "late"]}], "late occurs twice"),
-        ([{"url_from": NAME, "kinds": ["done", "finished"]}], "done, failed, late, near_max_cost"),
-        ([{"url": NAME}], "url"),
-    ],
-)
+@cases("value", "reason")
 def test_a_wrong_word_is_refused(value: object, reason: str) -> None:
     with pytest.raises(InputError, match="notify") as caught:
         rubberband.Experiment(**words(notify=value))
@@ -315,17 +296,7 @@ def test_a_wrong_word_is_refused(value: object, reason: str) -> None:
     assert "services" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (None, f"notify: {NAME} is not set; run `export {NAME}=https://…` before this command"),
-        ("ftp://secret/x", f"notify: {NAME} holds no http or https URL"),
-        ("https://", "holds no http"),
-        ("https://secret:port/", "holds no http"),
-        ("https://secret/a b", "holds no http"),
-        ("secret", "holds no http"),
-    ],
-)
+@cases("value", "reason")
 def test_a_variable_without_an_address_is_refused_before_the_run(
     value: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

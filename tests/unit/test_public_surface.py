@@ -18,6 +18,7 @@ import rubberband
 from rubberband.cli import Promised, app
 from rubberband.commands.examples import EXAMPLES
 from rubberband.errors import InputError
+from tests.builders.tables import cases
 
 NAMES = [
     "AsyncClient",
@@ -271,15 +272,7 @@ def test_the_commands_are_listed_in_four_panels() -> None:
     assert "..." not in listed.partition("Plan:")[2]
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("estmate x.yaml", "there is no command 'estmate'; did you mean 'estimate'?"),
-        ("frobnicate", "there is no command 'frobnicate'; `rubberband --help` lists them"),
-        ("estimate", "Missing argument 'FILE'. For example: rubberband estimate experiment.yaml"),
-        ("token create ci --scope write", "'--scope': 'write' is not one of 'read', 'submit', 'admin'"),
-    ],
-)
+@cases("words", "line")
 def test_errors_of_usage_name_the_remedy(words: str, line: str) -> None:
     done = CliRunner().invoke(app, words.split())
     assert (done.exit_code, line in " ".join(done.output.split())) == (2, True), done.output
@@ -290,19 +283,7 @@ def test_a_word_of_other_programs_names_the_command() -> None:
     assert str(caught).startswith("--dry-run is a command: rubberband estimate FILE predicts time and cost")
 
 
-@pytest.mark.parametrize(
-    ("earlier", "now"),
-    [
-        ("sweep", "cleanup"),
-        ("limit", "scale"),
-        ("plan", "estimate"),
-        ("up", "cloud up"),
-        ("down", "cloud down"),
-        ("prices", "cloud prices"),
-        ("image build", "cloud image build"),
-        ("image", "cloud image"),
-    ],
-)
+@cases("earlier", "now")
 def test_earlier_words_of_a_command_work_and_stand_in_no_help(earlier: str, now: str) -> None:
     said = [CliRunner().invoke(app, [*words.split(), "--help"]) for words in (earlier, now)]
     assert (said[0].exit_code, said[0].output) == (0, said[1].output)

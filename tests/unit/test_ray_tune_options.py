@@ -32,6 +32,7 @@ from rubberband.integrations.ray_tune import Tuner
 from rubberband.integrations.ray_tune_options import WORDS
 from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks
 from rubberband.spec.experiment import Experiment
+from tests.builders.tables import cases
 
 SPACE = {"lr": tune.loguniform(1e-3, 1.0), "epochs": 9}
 OBJECTIVE = {"metric": "loss", "mode": "min"}
@@ -412,10 +413,7 @@ def test_the_first_failure_cancels_an_experiment_that_fails_fast(monkeypatch, tm
     assert request.kind == "cancel"
 
 
-@pytest.mark.parametrize(
-    ("aws", "install"),
-    [({}, "ray[tune]"), ({"install": "scikit-learn"}, "scikit-learn ray[tune]"), ({"install": "none"}, "none")],
-)
+@cases("aws", "install")
 def test_rented_instances_install_what_ray_tune_imports(monkeypatch, aws, install):
     rented = {**LOCAL, "provider": "aws", "checkpoints": "s3://bucket/here", "aws": aws}
     assert words_of(monkeypatch, resources=rented, **FIFO)["resources"]["aws"]["install"] == install

@@ -40,6 +40,7 @@ from rubberband.executor.result import rows
 from tests.builders.journalled_runs import recorded
 from tests.builders.results import EVERY_RESULT, a_job, a_result
 from tests.builders.segments import SEGMENT
+from tests.builders.tables import cases
 
 
 @pytest.mark.parametrize("kind", sorted(EVERY_RESULT))
@@ -201,16 +202,7 @@ def test_export_writes_what_the_ending_says(says: Any, tmp_path: Path) -> None:
     assert json.loads(says("export", "digits-sha", "-o", "json"))[3]["trial"] == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("--to", "sqlite:///study.db", "trials.csv"), "leave out FILE, --output and --reports"),
-        (("--to", "nosuch://x"), "nosuch://x cannot be written as a study: "),
-        (("-o", "parquet"), "name a file to write, such as trials.parquet"),
-        (("/nosuch/trials.csv",), "/nosuch/trials.csv cannot be written"),
-        (("trials.xlsx",), r"trials.xlsx does not end with a format; end it with .csv, .parquet, .json, or say one"),
-    ],
-)
+@cases("arguments", "error")
 def test_export_refuses(says: Any, arguments: tuple[str, ...], error: str) -> None:
     with pytest.raises(InputError, match=error):
         says("export", "digits-sha", *arguments)
@@ -248,19 +240,7 @@ def test_export_writes_a_study_that_optuna_reads(says: Any, home: Path, tmp_path
         says("export", "digits-sha", "--to", url)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "resumable", "line"),
-    [
-        (
-            "failed",
-            False,
-            "digits cannot be resumed: its trials failed in their own code; fix it, then: ",
-        ),
-        ("failed", True, "`rubberband resume digits` continues it"),
-        ("budget", False, "digits cannot be resumed: raise max_cost first (extend), then resume it"),
-        ("cancelled", True, "`rubberband resume digits` continues it"),
-    ],
-)
+@cases("outcome", "resumable", "line")
 def test_a_run_that_ends_early_says_how_to_continue_it(
     outcome: Any, resumable: bool, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

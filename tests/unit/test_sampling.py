@@ -38,6 +38,7 @@ from rubberband.views.live.narration import Narrator
 from tests.builders.plans import plan_job
 from tests.builders.sampled_runs import SampledRun, an_experiment
 from tests.builders.sessions import Killed, dying_after
+from tests.builders.tables import cases
 
 SGD = {
     "name": "sgd",
@@ -372,31 +373,7 @@ def hyperband(max_t: int) -> dict[str, Any]:
     return {"type": "hyperband", "max_t": max_t, "reduction_factor": 3}
 
 
-@pytest.mark.parametrize(
-    ("space", "trials", "line"),
-    [
-        (
-            {"a": {"type": "choice", "values": [0.1, 0.2]}},
-            9,
-            "it has 2 configurations, and 9 trials train them again, with other seeds; start fewer trials, or widen",
-        ),
-        ({"a": 1}, 9, "it has 1 configuration, and 9 trials train it again"),
-        ({"a": {"type": "grid", "values": [1, 2, 1]}}, 3, "it has 2 configurations, and 3 trials train them again"),
-        ({"a": {"type": "grid", "values": [1, 2, 1]}}, 3, "remove values that occur twice, or widen the space"),
-        ({"a": {"type": "grid", "values": [1, 1.0, True]}}, 3, ""),
-        ({"a": {"type": "randint", "lower": 2, "upper": 6}}, 9, "it has 4 configurations, and 9"),
-        ({"a": {"type": "quniform", "lower": 0.1, "upper": 0.3, "q": 0.1}}, 9, "it has 3 configurations, and 9"),
-        (
-            {"a": {"type": "choice", "values": ["x", {"name": "y", "space": {"b": {"type": "randint", "lower": 0,
-                "upper": 3}}}]}},
-            9,
-            "it has 4 configurations, and 9",
-        ),
-        ({"a": {"type": "randint", "lower": 0, "upper": 10}}, 9, "9 trials have 6 configurations, and train 3 again"),
-        ({"a": {"type": "uniform", "lower": 0, "upper": 1}}, 9, ""),
-        ({"a": {"type": "randn"}}, 9, ""),
-    ],
-)  # fmt: skip
+@cases("space", "trials", "line")
 def test_configurations_that_are_trained_again_are_counted(space: dict[str, Any], trials: int, line: str) -> None:
     scheduler = {"type": "sha", "num_samples": trials, "max_t": 9}
     sampler = {"type": "random" if trials == 9 else "grid"}

@@ -9,6 +9,7 @@ import rubberband
 from rubberband.errors import InputError
 from rubberband.spec import samplers, space
 from rubberband.spec.space import DOMAINS
+from tests.builders.tables import cases
 
 SPACE: dict[str, Any] = {
     "uniform": rubberband.uniform(0, 1),
@@ -177,27 +178,7 @@ def test_domains_read_back_what_they_write(domain: Any) -> None:
     assert space.parse(domain.to_words()) == domain
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        "uniform(0, 1)",
-        "quniform(0.0, 1.0, 0.25)",
-        "loguniform(0.0001, 0.1)",
-        "loguniform(1, 8, base=2)",
-        "qloguniform(1, 8, 1)",
-        "randn()",
-        "randn(sd=2)",
-        "qrandn(0.5, 2, 0.1)",
-        "randint(1, 8)",
-        "lograndint(1, 8)",
-        "qrandint(1, 8)",
-        "qrandint(0, 8, q=2)",
-        "qlograndint(2, 8, 2)",
-        "choice([1, 'a', True, None, [1, 2]])",
-        "choice(['sgd', {'name': 'adam', 'space': {'beta': rubberband.uniform(0.8, 0.9)}}])",
-        "grid_search([1, 2])",
-    ],
-)
+@cases("written")
 def test_a_domain_is_shown_as_one_writes_it(written: str) -> None:
     assert repr(eval(f"rubberband.{written}")) == f"rubberband.{written}"
 

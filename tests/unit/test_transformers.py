@@ -16,6 +16,7 @@ from rubberband.executor import SegmentFailure, SegmentReport, read_manifest
 from rubberband.integrations import trainer_files
 from rubberband.integrations.transformers import REFUSED, _check_arguments, fit
 from tests.builders import segments
+from tests.builders.tables import cases
 
 transformers = pytest.importorskip("transformers", reason="pip install 'rubberband-tune[transformers]'")
 pytest.importorskip("accelerate", reason="pip install 'rubberband-tune[transformers]'")
@@ -267,17 +268,7 @@ def test_a_callback_that_stops_the_trainer_ends_the_trial_and_its_patience_goes_
     assert [item.ended for item in rest[1:]] == [True]
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ({"push_to_hub": True}, "push_to_hub=True has no place in a trial: every trial would be uploaded"),
-        ({"auto_find_batch_size": True}, "auto_find_batch_size=True has no place in a trial"),
-        ({"resume_from_checkpoint": "here"}, "resume_from_checkpoint=here has no place in a trial"),
-        ({"save_strategy": "epoch", "save_total_limit": 2, "output_dir": "there"}, ""),
-        ({"save_steps": 100}, ""),
-        ({"save_strategy": "best", "metric_for_best_model": "loss"}, ""),
-    ],
-)
+@cases("words", "line")
 def test_an_argument_without_effect_is_refused_by_its_name(words, line):
     args = transformers.TrainingArguments(report_to="none", use_cpu=True, **words)
     if line:

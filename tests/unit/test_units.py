@@ -20,93 +20,32 @@ from rubberband.units import (
     parse_usd,
     shown,
 )
+from tests.builders.tables import cases
 
 
-@pytest.mark.parametrize(
-    ("written", "seconds"),
-    [
-        ("90s", 90),
-        ("20m", 1200),
-        ("1h30m", 5400),
-        ("1d", 86400),
-        ("1d 2h", 93600),
-        ("90", 90),
-        (90, 90),
-        (0.5, 0.5),
-        ("1.5h", 5400),
-        (".5h", 1800),
-        ("5 mins", 300),
-        ("5m", 300),
-        ("1 minute", 60),
-        ("90 s", 90),
-        ("90 Seconds", 90),
-        ("2 hours", 7200),
-        ("2 hrs 5 mins", 7500),
-        ("1h 30m", 5400),
-        ("3 days", 259200),
-    ],
-)
+@cases("written", "seconds")
 def test_durations(written: object, seconds: float) -> None:
     assert parse_duration(written) == seconds
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        "",
-        "x",
-        "-5s",
-        -1,
-        "1m1h",
-        "5 parsecs",
-        "5 ms",
-        "1 5m",
-        "5 min s",
-        float("nan"),
-        float("inf"),
-        "nan",
-        "inf",
-        True,
-        None,
-        [1],
-        "99999d",
-        10**400,
-    ],
-)
+@cases("written")
 def test_an_invalid_duration_is_refused_with_the_remedy(written: object) -> None:
     with pytest.raises(InputError, match="write it as 90s, 20m, 1h30m"):
         parse_duration(written)
 
 
-@pytest.mark.parametrize(
-    ("written", "remedy"),
-    [("1:30", "write 1h30m, or 1m30s"), ("1h30", "write 1h30m"), ("1,5h", "write 1.5h"), ("1,5 h", "write 1.5 h")],
-)
+@cases("written", "remedy")
 def test_a_duration_of_another_notation_is_refused_with_what_to_write(written: str, remedy: str) -> None:
     with pytest.raises(InputError, match=f"{written!r} is not a duration; {remedy}$"):
         parse_duration(written)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0s"), (0.25, "0.25s"), (59.96, "1m"), (90, "1m30s"), (1691, "28m11s"), (5400, "1h30m"), (90061, "1d1h1m1s")],
-)
+@cases("seconds", "text")
 def test_durations_as_text(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("written", "size_bytes"),
-    [
-        ("64MB", 64_000_000),
-        ("10MiB", 10 * 2**20),
-        ("1.5 kB", 1500),
-        ("2gib", 2**31),
-        ("700", 700),
-        (700, 700),
-        ("9B", 9),
-    ],
-)
+@cases("written", "size_bytes")
 def test_sizes(written: object, size_bytes: int) -> None:
     assert parse_bytes(written) == size_bytes
 
@@ -153,33 +92,12 @@ def test_money(amount_usd: float, text: str) -> None:
     assert format_usd(amount_usd) == text
 
 
-@pytest.mark.parametrize(
-    ("written", "amount_usd"),
-    [
-        (5, 5),
-        (0.5, 0.5),
-        ("5", 5),
-        ("$5", 5),
-        ("5$", 5),
-        ("5 USD", 5),
-        ("5 usd", 5),
-        ("USD 5", 5),
-        ("US$5", 5),
-        ("0.50 usd", 0.5),
-        ("$.50", 0.5),
-        ("5 dollars", 5),
-        ("1,234.50 USD", 1234.5),
-        ("1e3", 1000),
-    ],
-)
+@cases("written", "amount_usd")
 def test_amounts_of_money(written: object, amount_usd: float) -> None:
     assert parse_usd(written) == amount_usd
 
 
-@pytest.mark.parametrize(
-    "written",
-    ["", "$", "5 EUR", "€5", "-5", "-$5", -1, "$5 USD", "1,5", "5k", "5 $ 6", "1e999", 10**400, float("nan"), True],
-)
+@cases("written")
 def test_an_invalid_amount_is_refused_with_the_remedy(written: object) -> None:
     with pytest.raises(InputError, match=r"write US dollars as 5, 0\.50, \$5 or 5 USD$"):
         parse_usd(written)
@@ -209,10 +127,7 @@ def test_an_instant_is_written_in_utc_wherever_it_is_read(zone: str, monkeypatch
         time.tzset()
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 trials"), (1, "1 trial"), (2, "2 trials"), (1000, "1000 trials"), (10_000, "10,000 trials")],
-)
+@cases("count", "text")
 def test_counts_with_a_noun(count: int, text: str) -> None:
     assert counted(count, "trial") == text
 

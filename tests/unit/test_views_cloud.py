@@ -29,6 +29,7 @@ from rubberband.views.report.tables import update_line
 from tests.builders.memory import MemoryPoolJournal
 from tests.builders.pools import OFFER, lending_pool
 from tests.builders.results import UPDATES
+from tests.builders.tables import cases
 
 
 def view(state: str) -> dict[str, Any]:
@@ -54,19 +55,7 @@ def view(state: str) -> dict[str, Any]:
     return {"name": "digits", "state": state, "reason": "", "slack_s": 20.0, "summary": summary}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "deadline_s",
-        "planned_jct_s",
-        "forecast_jct_s",
-        "max_cost_usd",
-        "planned_cost_usd",
-        "forecast_cost_usd",
-        "best_value",
-        "max_instances",
-    ],
-)
+@cases("name")
 def test_a_figure_that_is_0_is_a_known_one(name: str) -> None:
     def shown_with(value: float | None) -> list[str]:
         shown = view("running")

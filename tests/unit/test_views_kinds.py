@@ -38,6 +38,7 @@ from tests.builders.special_results import (
     extended_result,
     planned,
 )
+from tests.builders.tables import cases
 from tests.builders.timed_requests import extend
 from tests.builders.virtual_runs import run_virtual
 from tests.builders.watching import narration, pictures
@@ -181,10 +182,7 @@ def test_slow_workers_are_named() -> None:
     assert notes[1] == f"Trial 0: i-002 GPU 0, i-002 GPU 1 {none}."
 
 
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [((1024, 8), "1,024 / 8"), ((0.0312, 0.5), "0.0312 / 0.5"), (tuple(range(1, 65)), "1 to 64")],
-)
+@cases("values", "text")
 def test_shares_and_times_are_short(values: tuple[float, ...], text: str) -> None:
     assert worker_values(values) == text
 
@@ -261,17 +259,7 @@ def test_an_extension_without_effect_is_not_reported() -> None:
 # One trial
 
 
-@pytest.mark.parametrize(
-    ("mode", "values", "ours"),
-    [
-        ("min", (0.03125, 0.363636), "0.332 (91 %) better"),
-        ("max", (0.03125, 0.363636), "0.332 (91 %) worse"),
-        ("min", (1000.0, 1001.0), "1 (0.1 %) better"),
-        ("max", (1000.0, 1001.0), "1 (0.1 %) worse"),
-        ("min", (0.0, 0.5), "0.5 (100 %) better"),
-        ("min", (0.363636, 0.03125), "0.332 (1064 %) worse"),
-    ],
-)
+@cases("mode", "values", "ours")
 def test_the_lead_is_over_the_best_of_the_others(
     mode: Literal["min", "max"], values: tuple[float, ...], ours: str
 ) -> None:

@@ -31,6 +31,7 @@ from rubberband.views.report.text import _print_folded
 from tests.builders.jobs import JOB
 from tests.builders.results import EVERY_RESULT, FAULTS, a_result, render
 from tests.builders.special_results import SPECIAL_RESULTS
+from tests.builders.tables import cases
 
 
 def money(cells: list[str]) -> float:
@@ -153,25 +154,12 @@ def test_text_from_a_user_cannot_steer_the_terminal() -> None:
     assert not any(line.startswith("fake") for line in render(result).splitlines())
 
 
-@pytest.mark.parametrize(
-    ("amount_usd", "text"),
-    [
-        (0.0, "0.00"),
-        (1234.5, "1,234.50"),
-        (2.8449, "2.84"),
-        (0.0134, "0.0134"),
-        (0.00042, "0.000420"),
-        (0.12, "0.1200"),
-    ],
-)
+@cases("amount_usd", "text")
 def test_small_bills_keep_their_digits(amount_usd: float, text: str) -> None:
     assert formatting.usd(amount_usd) == text
 
 
-@pytest.mark.parametrize(
-    ("actual", "planned", "text"),
-    [(1.1, 1.0, "+10 %"), (0.97, 1.0, "-3.0 %"), (1.0, 1.0, "0 %"), (1.0001, 1.0, "0 %"), (1.0, 0.0, "")],
-)
+@cases("actual", "planned", "text")
 def test_differences_are_in_percent(actual: float, planned: float, text: str) -> None:
     assert formatting.difference(actual, planned) == text
 
