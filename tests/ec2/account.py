@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tests.ec2.faults import FakeError
 from tests.ec2.filters import page
 from tests.ec2.instance import as_datetime
 from tests.ec2.quota_codes import QUOTAS
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.world import ACCOUNT
 
 OPEN = ("PENDING", "CASE_OPENED")
@@ -18,6 +17,7 @@ NEW_ACCOUNT_VCPUS = 5.0
 """AWS's default for the standard families; a new account has none of the others."""
 
 
+@operation("sts", "GetCallerIdentity")
 def get_caller_identity(request: Request) -> dict[str, Any]:
     """GetCallerIdentity, which everybody may call."""
     return {
@@ -27,23 +27,23 @@ def get_caller_identity(request: Request) -> dict[str, Any]:
     }
 
 
+@operation("service-quotas", "GetServiceQuota", checked=True)
 def get_service_quota(request: Request) -> dict[str, Any]:
     """GetServiceQuota: what this account may have."""
-    request.access.check("servicequotas:GetServiceQuota")
     code = _known(request)
     return {"Quota": _shown(request, code, request.world.quotas_vcpus[code])}
 
 
+@operation("service-quotas", "GetAWSDefaultServiceQuota", checked=True)
 def get_default_quota(request: Request) -> dict[str, Any]:
     """GetAWSDefaultServiceQuota: what a new account may have."""
-    request.access.check("servicequotas:GetAWSDefaultServiceQuota")
     code = _known(request)
     return {"Quota": _shown(request, code, NEW_ACCOUNT_VCPUS if "Standard" in QUOTAS[code] else 0.0)}
 
 
+@operation("service-quotas", "RequestServiceQuotaIncrease", checked=True)
 def request_increase(request: Request) -> dict[str, Any]:
     """RequestServiceQuotaIncrease: one at a time for each quota; a person may look at it for days."""
-    request.access.check("servicequotas:RequestServiceQuotaIncrease")
     code, desired = _known(request), float(request.params["DesiredValue"])
     if desired <= request.world.quotas_vcpus[code]:
         message = "Please provide a quota value that is larger than the current one."
@@ -64,18 +64,17 @@ def request_increase(request: Request) -> dict[str, Any]:
     return {"RequestedQuota": asked}
 
 
+@operation("service-quotas", "ListRequestedServiceQuotaChangeHistoryByQuota", checked=True)
 def list_increases(request: Request) -> dict[str, Any]:
     """ListRequestedServiceQuotaChangeHistoryByQuota, in the shortest pages."""
-    request.access.check("servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota")
     code = _known(request)
     found = [one for one in request.world.quota_requests if one["QuotaCode"] == code]
     shown, following = page(found, request.params, at_most=1)
     return {"RequestedQuotas": shown, **following}
 
 
+@operation("freetier", "GetAccountPlanState", checked=True)
 def get_plan(request: Request) -> dict[str, Any]:
-    """GetAccountPlanState."""
-    request.access.check("freetier:GetAccountPlanState")
     return {"accountId": ACCOUNT, "accountPlanType": "FREE" if request.world.free_plan else "PAID"}
 
 
@@ -104,13 +103,3 @@ def _shown(request: Request, code: str, vcpus: float) -> dict[str, Any]:
         "Adjustable": True,
         "GlobalQuota": False,
     }
-
-
-ACCOUNTS: Mapping[tuple[str, str], Operation] = {
-    ("sts", "GetCallerIdentity"): get_caller_identity,
-    ("freetier", "GetAccountPlanState"): get_plan,
-    ("service-quotas", "GetServiceQuota"): get_service_quota,
-    ("service-quotas", "RequestServiceQuotaIncrease"): request_increase,
-    ("service-quotas", "ListRequestedServiceQuotaChangeHistoryByQuota"): list_increases,
-    ("service-quotas", "GetAWSDefaultServiceQuota"): get_default_quota,
-}

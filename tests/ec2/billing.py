@@ -74,18 +74,6 @@ class Bill:
         """The sum of what is charged for volumes, addresses, NAT, software or dedicated hardware."""
         return sum(one.cost_usd for one in self.beside if one.line == line)
 
-    def usd_by_tag(self, key: str) -> dict[str, float]:
-        """Value of the tag `key` -> USD of rent; what does not carry it is under the empty text."""
-        totals: dict[str, float] = {}
-        for line in self.lines:
-            value = line.tags.get(key, "")
-            totals[value] = totals.get(value, 0.0) + line.cost_usd
-        return totals
-
-    def usd_of(self, **tags: str) -> float:
-        """The rent of what carries all of these tags; `usd_of(**{"rubberband:run": "…"})`."""
-        return sum(line.cost_usd for line in self.lines if tags.items() <= dict(line.tags).items())
-
 
 def billed(instances: Iterable[Instance], now: float, spot: SpotMarket, *, dedicated_usd_per_hour: float = 2.0) -> Bill:
     """The bill at `now`: from running until shutting-down, to the second and a minute at the least; on the spot market

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
 from typing import Any
 
 from botocore.response import StreamingBody
 
 from tests.ec2.faults import FakeError
 from tests.ec2.instance import as_datetime
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.world import ACCOUNT, BucketFacts
 
 
+@operation("s3", "CreateBucket")
 def create_bucket(request: Request) -> dict[str, Any]:
     """CreateBucket: a name is taken in all of AWS, and the region is named, except us-east-1."""
     name, region = request.params["Bucket"], request.world.region
@@ -35,6 +35,7 @@ def create_bucket(request: Request) -> dict[str, Any]:
     return {"Location": f"/{name}"}
 
 
+@operation("s3", "ListBuckets")
 def list_buckets(request: Request) -> dict[str, Any]:
     """ListBuckets: the account's own, of all regions."""
     request.access.check("s3:ListAllMyBuckets")
@@ -42,8 +43,8 @@ def list_buckets(request: Request) -> dict[str, Any]:
     return {"Buckets": [{"Name": name} for name in sorted(world.buckets) if world.facts(name).owner == ACCOUNT]}
 
 
+@operation("s3", "HeadBucket")
 def head_bucket(request: Request) -> dict[str, Any]:
-    """HeadBucket."""
     bucket = request.params["Bucket"]
     try:
         _check(request, "s3:ListBucket", bucket)
@@ -53,6 +54,7 @@ def head_bucket(request: Request) -> dict[str, Any]:
     return {"BucketRegion": request.world.facts(bucket).region}
 
 
+@operation("s3", "DeleteBucket")
 def delete_bucket(request: Request) -> dict[str, Any]:
     """DeleteBucket, which wants it empty."""
     bucket = request.params["Bucket"]
@@ -64,14 +66,14 @@ def delete_bucket(request: Request) -> dict[str, Any]:
     return {}
 
 
+@operation("s3", "PutPublicAccessBlock")
 def put_public_access_block(request: Request) -> dict[str, Any]:
-    """PutPublicAccessBlock."""
     _facts(request, "s3:PutBucketPublicAccessBlock").public_block = request.params["PublicAccessBlockConfiguration"]
     return {}
 
 
+@operation("s3", "GetPublicAccessBlock")
 def get_public_access_block(request: Request) -> dict[str, Any]:
-    """GetPublicAccessBlock."""
     found = _facts(request, "s3:GetBucketPublicAccessBlock").public_block
     if found is None:
         message = "The public access block configuration was not found"
@@ -79,25 +81,28 @@ def get_public_access_block(request: Request) -> dict[str, Any]:
     return {"PublicAccessBlockConfiguration": found}
 
 
+@operation("s3", "PutBucketLifecycleConfiguration")
 def put_lifecycle(request: Request) -> dict[str, Any]:
     """PutBucketLifecycleConfiguration, which replaces all rules."""
     _facts(request, "s3:PutLifecycleConfiguration").lifecycle = request.params["LifecycleConfiguration"]["Rules"]
     return {}
 
 
+@operation("s3", "GetBucketLifecycleConfiguration")
 def get_lifecycle(request: Request) -> dict[str, Any]:
-    """GetBucketLifecycleConfiguration."""
     rules = _facts(request, "s3:GetLifecycleConfiguration").lifecycle
     if rules is None:
         raise FakeError("NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist", 404)
     return {"Rules": rules}
 
 
+@operation("s3", "GetBucketVersioning")
 def get_versioning(request: Request) -> dict[str, Any]:
     """GetBucketVersioning, which says nothing of a bucket that never kept versions."""
     return {"Status": "Enabled"} if _facts(request, "s3:GetBucketVersioning").keeps_versions else {}
 
 
+@operation("s3", "ListObjectVersions")
 def list_versions(request: Request) -> dict[str, Any]:
     """ListObjectVersions: a thousand at most, with the markers of deleted objects on the last page."""
     bucket = request.params["Bucket"]
@@ -111,6 +116,7 @@ def list_versions(request: Request) -> dict[str, Any]:
     return {"Versions": shown, "DeleteMarkers": markers, "IsTruncated": False}
 
 
+@operation("s3", "DeleteObjects")
 def delete_objects(request: Request) -> dict[str, Any]:
     """DeleteObjects: a thousand at most."""
     bucket, named = request.params["Bucket"], request.params["Delete"]["Objects"]
@@ -125,8 +131,8 @@ def delete_objects(request: Request) -> dict[str, Any]:
     return {"Deleted": [{"Key": one["Key"]} for one in named]}
 
 
+@operation("s3", "PutObject")
 def put_object(request: Request) -> dict[str, Any]:
-    """PutObject."""
     objects = _objects(request, "s3:PutObject")
     _check_key(request, "kms:GenerateDataKey")
     body = request.params.get("Body", b"")
@@ -136,6 +142,7 @@ def put_object(request: Request) -> dict[str, Any]:
     return {"ETag": _tag(content)}
 
 
+@operation("s3", "GetObject")
 def get_object(request: Request) -> dict[str, Any]:
     """GetObject, all of it."""
     objects, key = _objects(request, "s3:GetObject"), request.params["Key"]
@@ -147,8 +154,8 @@ def get_object(request: Request) -> dict[str, Any]:
     return {"Body": body, "ContentLength": len(content), "ETag": _tag(content)}
 
 
+@operation("s3", "HeadObject")
 def head_object(request: Request) -> dict[str, Any]:
-    """HeadObject."""
     objects, key = _objects(request, "s3:GetObject"), request.params["Key"]
     if key not in objects:
         raise FakeError("404", "Not Found", 404)
@@ -157,12 +164,14 @@ def head_object(request: Request) -> dict[str, Any]:
     return {"ContentLength": len(content), "ETag": _tag(content), "LastModified": as_datetime(written_at)}
 
 
+@operation("s3", "DeleteObject")
 def delete_object(request: Request) -> dict[str, Any]:
     """DeleteObject, which succeeds for what is not there as well."""
     _objects(request, "s3:DeleteObject").pop(request.params["Key"], None)
     return {}
 
 
+@operation("s3", "ListObjectsV2")
 def list_objects(request: Request) -> dict[str, Any]:
     """ListObjectsV2, in one page."""
     bucket, prefix = request.params["Bucket"], request.params.get("Prefix", "")
@@ -212,24 +221,3 @@ def _check_key(request: Request, action: str) -> None:
 
 def _tag(content: bytes) -> str:
     return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
-
-
-_NAMES: Mapping[str, Operation] = {
-    "CreateBucket": create_bucket,
-    "ListBuckets": list_buckets,
-    "HeadBucket": head_bucket,
-    "DeleteBucket": delete_bucket,
-    "PutPublicAccessBlock": put_public_access_block,
-    "GetPublicAccessBlock": get_public_access_block,
-    "PutBucketLifecycleConfiguration": put_lifecycle,
-    "GetBucketLifecycleConfiguration": get_lifecycle,
-    "GetBucketVersioning": get_versioning,
-    "ListObjectVersions": list_versions,
-    "DeleteObjects": delete_objects,
-    "PutObject": put_object,
-    "GetObject": get_object,
-    "HeadObject": head_object,
-    "DeleteObject": delete_object,
-    "ListObjectsV2": list_objects,
-}
-BUCKETS: Mapping[tuple[str, str], Operation] = {("s3", name): operation for name, operation in _NAMES.items()}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tests.ec2.faults import FakeError
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 
 
+@operation("budgets", "CreateBudget")
 def create_budget(request: Request) -> dict[str, Any]:
-    """CreateBudget."""
     request.access.check("budgets:ModifyBudget")
     budget = dict(request.params["Budget"])
     if budget["BudgetName"] in request.world.budgets:
@@ -19,14 +18,14 @@ def create_budget(request: Request) -> dict[str, Any]:
     return {}
 
 
+@operation("budgets", "DescribeBudget")
 def describe_budget(request: Request) -> dict[str, Any]:
-    """DescribeBudget."""
     request.access.check("budgets:ViewBudget")
     return {"Budget": request.world.budgets[_known(request)]}
 
 
+@operation("budgets", "DeleteBudget")
 def delete_budget(request: Request) -> dict[str, Any]:
-    """DeleteBudget."""
     request.access.check("budgets:ModifyBudget")
     del request.world.budgets[_known(request)]
     return {}
@@ -37,10 +36,3 @@ def _known(request: Request) -> str:
     if name not in request.world.budgets:
         raise FakeError("NotFoundException", f"Unable to get budget: {name} - the budget doesn't exist.")
     return name
-
-
-BUDGETS: Mapping[tuple[str, str], Operation] = {
-    ("budgets", "CreateBudget"): create_budget,
-    ("budgets", "DescribeBudget"): describe_budget,
-    ("budgets", "DeleteBudget"): delete_budget,
-}

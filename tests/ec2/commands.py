@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tests.ec2.faults import FakeError
 from tests.ec2.instance import as_datetime
 from tests.ec2.launch_rights import arn, resource_tags
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 
 MOST_CHARACTERS = 24_000
 DOCUMENT = "AWS-RunShellScript"
@@ -31,6 +31,7 @@ class Command:
     result: Result
 
 
+@operation("ssm", "SendCommand")
 def send_command(request: Request) -> dict[str, Any]:
     """SendCommand, of a shell script to one instance. It has no client token: what is sent twice runs twice."""
     world, params = request.world, request.params
@@ -56,9 +57,8 @@ def send_command(request: Request) -> dict[str, Any]:
     return {"Command": {**shown, "RequestedDateTime": as_datetime(request.now)}}
 
 
+@operation("ssm", "GetCommandInvocation", checked=True)
 def get_command_invocation(request: Request) -> dict[str, Any]:
-    """GetCommandInvocation."""
-    request.access.check("ssm:GetCommandInvocation")
     command = request.world.commands.get(request.params["CommandId"])
     if command is None or command.instance_id != request.params["InstanceId"] or request.now < command.known_at:
         raise FakeError("InvocationDoesNotExist", "An error occurred: the invocation does not exist.")
@@ -74,9 +74,3 @@ def get_command_invocation(request: Request) -> dict[str, Any]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - len(_CUT)] + _CUT
-
-
-COMMANDS: Mapping[tuple[str, str], Operation] = {
-    ("ssm", "SendCommand"): send_command,
-    ("ssm", "GetCommandInvocation"): get_command_invocation,
-}

@@ -10,14 +10,12 @@ from tests.ec2.faults import FakeError
 from tests.ec2.filters import Reader, filtered, page
 from tests.ec2.instance import USER_INITIATED, Instance, as_datetime
 from tests.ec2.launch_rights import arn, check_end, request_tags, resource_tags
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.world import ACCOUNT, REGIONS
 
 
+@operation("ec2", "DescribeInstances", checked=True)
 def describe_instances(request: Request) -> dict[str, Any]:
-    """DescribeInstances."""
-    request.access.check("ec2:DescribeInstances")
-    request.end_dry_run()
     params, now = request.params, request.now - request.fault.stale_s
     if params.get("InstanceIds") and "MaxResults" in params:
         message = "The parameter instancesSet cannot be used with the parameter maxResults"
@@ -30,6 +28,7 @@ def describe_instances(request: Request) -> dict[str, Any]:
     return {"Reservations": [_reservation(key, ones, now) for key, ones in reservations.items()], **following}
 
 
+@operation("ec2", "TerminateInstances")
 def terminate_instances(request: Request) -> dict[str, Any]:
     """TerminateInstances: none if one is not to be found; none in a zone where one is protected."""
     instances = [_found(request, instance_id) for instance_id in request.params["InstanceIds"]]
@@ -45,6 +44,7 @@ def terminate_instances(request: Request) -> dict[str, Any]:
     return {"TerminatingInstances": ended}
 
 
+@operation("ec2", "StartInstances")
 def start_instances(request: Request) -> dict[str, Any]:
     """StartInstances, of one that is stopped; one that runs stays as it is."""
     started = []
@@ -67,10 +67,9 @@ def start_instances(request: Request) -> dict[str, Any]:
     return {"StartingInstances": started}
 
 
+@operation("ec2", "DescribeRegions", checked=True)
 def describe_regions(request: Request) -> dict[str, Any]:
     """DescribeRegions: those that the account has."""
-    request.access.check("ec2:DescribeRegions")
-    request.end_dry_run()
     shown = [
         {"RegionName": name, "Endpoint": f"ec2.{name}.amazonaws.com", "OptInStatus": "opt-in-not-required"}
         for name in REGIONS
@@ -78,6 +77,7 @@ def describe_regions(request: Request) -> dict[str, Any]:
     return {"Regions": shown}
 
 
+@operation("ec2", "GetConsoleOutput")
 def get_console_output(request: Request) -> dict[str, Any]:
     """GetConsoleOutput, of machines that have a console here."""
     instance = _found(request, request.params["InstanceId"])
@@ -88,6 +88,7 @@ def get_console_output(request: Request) -> dict[str, Any]:
     return {"InstanceId": instance.instance_id, "Timestamp": as_datetime(request.now), "Output": shown}
 
 
+@operation("ec2", "CreateTags")
 def create_tags(request: Request) -> dict[str, Any]:
     """CreateTags, of instances and security groups that exist."""
     tags = {tag["Key"]: tag.get("Value", "") for tag in request.params["Tags"]}
@@ -146,12 +147,4 @@ _READERS: Mapping[str, Reader] = {
     "instance-id": lambda one: (one.instance_id,),
     "instance-lifecycle": lambda one: ("spot",) if one.market == "spot" else (),
     "instance-type": lambda one: (one.machine_type.name,),
-}
-DESCRIBING: Mapping[tuple[str, str], Operation] = {
-    ("ec2", "DescribeInstances"): describe_instances,
-    ("ec2", "TerminateInstances"): terminate_instances,
-    ("ec2", "StartInstances"): start_instances,
-    ("ec2", "DescribeRegions"): describe_regions,
-    ("ec2", "CreateTags"): create_tags,
-    ("ec2", "GetConsoleOutput"): get_console_output,
 }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 from tests.ec2.faults import FakeError
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.world import ACCOUNT, World
 
 _SCHEDULER = "scheduler.amazonaws.com"
@@ -53,8 +52,8 @@ def _shown(name: str, role: Role) -> dict[str, Any]:
     return {"RoleName": name, "Arn": arn, "Path": "/", "AssumeRolePolicyDocument": trust, "Tags": tags}
 
 
+@operation("iam", "CreateRole")
 def create_role(request: Request) -> dict[str, Any]:
-    """CreateRole."""
     name, trust = request.params["RoleName"], request.params["AssumeRolePolicyDocument"]
     request.access.check("iam:CreateRole", f"arn:aws:iam::{ACCOUNT}:role/{name}")
     if name in _roles(request.world):
@@ -65,6 +64,7 @@ def create_role(request: Request) -> dict[str, Any]:
     return {"Role": _shown(name, role)}
 
 
+@operation("iam", "GetRole")
 def get_role(request: Request) -> dict[str, Any]:
     """GetRole, also of a service's own."""
     name = request.params["RoleName"]
@@ -76,20 +76,21 @@ def get_role(request: Request) -> dict[str, Any]:
     return {"Role": _shown(name, _role(request, "GetRole"))}
 
 
+@operation("iam", "TagRole")
 def tag_role(request: Request) -> dict[str, Any]:
-    """TagRole."""
     _role(request, "TagRole").tags.update({one["Key"]: one["Value"] for one in request.params["Tags"]})
     return {}
 
 
+@operation("iam", "UpdateAssumeRolePolicy")
 def update_trust(request: Request) -> dict[str, Any]:
-    """UpdateAssumeRolePolicy."""
     role = _role(request, "UpdateAssumeRolePolicy")
     role.trust = _document(request.params["PolicyDocument"])
     _trusted(request.world, request.params["RoleName"], role)
     return {}
 
 
+@operation("iam", "PutRolePolicy")
 def put_policy(request: Request) -> dict[str, Any]:
     """PutRolePolicy, which replaces it."""
     role = _role(request, "PutRolePolicy")
@@ -97,8 +98,8 @@ def put_policy(request: Request) -> dict[str, Any]:
     return {}
 
 
+@operation("iam", "GetRolePolicy")
 def get_policy(request: Request) -> dict[str, Any]:
-    """GetRolePolicy."""
     role, name = _role(request, "GetRolePolicy"), request.params["PolicyName"]
     if name not in role.policies:
         raise _missing("role policy", name)
@@ -106,28 +107,28 @@ def get_policy(request: Request) -> dict[str, Any]:
     return {"RoleName": request.params["RoleName"], "PolicyName": name, "PolicyDocument": document}
 
 
+@operation("iam", "ListRolePolicies")
 def list_policies(request: Request) -> dict[str, Any]:
-    """ListRolePolicies."""
     return {"PolicyNames": sorted(_role(request, "ListRolePolicies").policies), "IsTruncated": False}
 
 
+@operation("iam", "DeleteRolePolicy")
 def delete_policy(request: Request) -> dict[str, Any]:
-    """DeleteRolePolicy."""
     role, name = _role(request, "DeleteRolePolicy"), request.params["PolicyName"]
     if role.policies.pop(name, None) is None:
         raise _missing("role policy", name)
     return {}
 
 
+@operation("iam", "ListAttachedRolePolicies")
 def list_attached(request: Request) -> dict[str, Any]:
-    """ListAttachedRolePolicies."""
     attached = sorted(_role(request, "ListAttachedRolePolicies").attached)
     shown = [{"PolicyName": arn.rpartition("/")[2], "PolicyArn": arn} for arn in attached]
     return {"AttachedPolicies": shown, "IsTruncated": False}
 
 
+@operation("iam", "DetachRolePolicy")
 def detach(request: Request) -> dict[str, Any]:
-    """DetachRolePolicy."""
     role, arn = _role(request, "DetachRolePolicy"), request.params["PolicyArn"]
     if arn not in role.attached:
         raise _missing("policy", arn)
@@ -135,6 +136,7 @@ def detach(request: Request) -> dict[str, Any]:
     return {}
 
 
+@operation("iam", "DeleteRole")
 def delete_role(request: Request) -> dict[str, Any]:
     """DeleteRole, which wants it bare."""
     role, name = _role(request, "DeleteRole"), request.params["RoleName"]
@@ -161,8 +163,8 @@ def _shown_profile(request: Request, name: str) -> dict[str, Any]:
     return {"InstanceProfile": {"InstanceProfileName": name, "Roles": roles}}
 
 
+@operation("iam", "CreateInstanceProfile")
 def create_profile(request: Request) -> dict[str, Any]:
-    """CreateInstanceProfile."""
     name = _profile(request, "CreateInstanceProfile")
     if name in request.world.profiles:
         raise _exists("Instance Profile", name)
@@ -170,11 +172,12 @@ def create_profile(request: Request) -> dict[str, Any]:
     return _shown_profile(request, name)
 
 
+@operation("iam", "GetInstanceProfile")
 def get_profile(request: Request) -> dict[str, Any]:
-    """GetInstanceProfile."""
     return _shown_profile(request, _profile(request, "GetInstanceProfile"))
 
 
+@operation("iam", "AddRoleToInstanceProfile")
 def add_role(request: Request) -> dict[str, Any]:
     """AddRoleToInstanceProfile: it has one at most."""
     name, role = _profile(request, "AddRoleToInstanceProfile"), request.params["RoleName"]
@@ -187,8 +190,8 @@ def add_role(request: Request) -> dict[str, Any]:
     return {}
 
 
+@operation("iam", "RemoveRoleFromInstanceProfile")
 def remove_role(request: Request) -> dict[str, Any]:
-    """RemoveRoleFromInstanceProfile."""
     name, role = _profile(request, "RemoveRoleFromInstanceProfile"), request.params["RoleName"]
     if request.world.profiles[name] != role:
         raise _missing("role", role)
@@ -196,6 +199,7 @@ def remove_role(request: Request) -> dict[str, Any]:
     return {}
 
 
+@operation("iam", "DeleteInstanceProfile")
 def delete_profile(request: Request) -> dict[str, Any]:
     """DeleteInstanceProfile, which wants it without a role."""
     name = _profile(request, "DeleteInstanceProfile")
@@ -206,9 +210,9 @@ def delete_profile(request: Request) -> dict[str, Any]:
     return {}
 
 
+@operation("iam", "CreateServiceLinkedRole", checked=True)
 def create_service_role(request: Request) -> dict[str, Any]:
     """CreateServiceLinkedRole, of EC2's spot market only."""
-    request.access.check("iam:CreateServiceLinkedRole")
     if request.params["AWSServiceName"] != "spot.amazonaws.com":
         raise FakeError("InvalidInput", "The fake knows the spot market's role only.")
     name = "EC2Spot"
@@ -232,25 +236,3 @@ def _trusted(world: World, name: str, role: Role) -> None:
         world.scheduler_roles.add(name)
     else:
         world.scheduler_roles.discard(name)
-
-
-_NAMES: Mapping[str, Operation] = {
-    "CreateRole": create_role,
-    "GetRole": get_role,
-    "TagRole": tag_role,
-    "UpdateAssumeRolePolicy": update_trust,
-    "PutRolePolicy": put_policy,
-    "GetRolePolicy": get_policy,
-    "ListRolePolicies": list_policies,
-    "DeleteRolePolicy": delete_policy,
-    "ListAttachedRolePolicies": list_attached,
-    "DetachRolePolicy": detach,
-    "DeleteRole": delete_role,
-    "CreateInstanceProfile": create_profile,
-    "GetInstanceProfile": get_profile,
-    "AddRoleToInstanceProfile": add_role,
-    "RemoveRoleFromInstanceProfile": remove_role,
-    "DeleteInstanceProfile": delete_profile,
-    "CreateServiceLinkedRole": create_service_role,
-}
-IAM: Mapping[tuple[str, str], Operation] = {("iam", name): operation for name, operation in _NAMES.items()}

@@ -11,7 +11,7 @@ from tests.ec2.filters import Reader, filtered, page
 from tests.ec2.instance import as_datetime
 from tests.ec2.launch_order import tags_of
 from tests.ec2.launch_rights import arn, request_tags, resource_tags
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.world import ACCOUNT, Image, Snapshot
 
 SELF = "self"
@@ -21,6 +21,7 @@ REBOOT_S = 60.0
 """Until the machine has booted again, and a boot script that ends it then has."""
 
 
+@operation("ec2", "CreateImage")
 def create_image(request: Request) -> dict[str, Any]:
     """CreateImage. There is no client token: what keeps a second one from being made is that its name is taken.
 
@@ -68,6 +69,7 @@ def create_image(request: Request) -> dict[str, Any]:
     return {"ImageId": image.image_id}
 
 
+@operation("ec2", "DeregisterImage")
 def deregister_image(request: Request) -> dict[str, Any]:
     """DeregisterImage: its snapshots stay, and cost, until each is deleted."""
     image = _own(request)
@@ -87,10 +89,9 @@ def _own(request: Request) -> Image:
     return image
 
 
+@operation("ec2", "DescribeSnapshots", checked=True)
 def describe_snapshots(request: Request) -> dict[str, Any]:
     """DescribeSnapshots, of this account."""
-    request.access.check("ec2:DescribeSnapshots")
-    request.end_dry_run()
     chosen = filtered(request.world.snapshots.values(), request.params, _SNAPSHOT_READERS)
     shown, following = page(chosen, request.params, at_least=5)
     return {"Snapshots": [_shown(snapshot) for snapshot in shown], **following}
@@ -107,6 +108,7 @@ def _shown(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
+@operation("ec2", "DeleteSnapshot")
 def delete_snapshot(request: Request) -> dict[str, Any]:
     """DeleteSnapshot: refused while an image is made of it."""
     world, snapshot_id = request.world, request.params["SnapshotId"]
@@ -126,10 +128,4 @@ def delete_snapshot(request: Request) -> dict[str, Any]:
 _SNAPSHOT_READERS: Mapping[str, Reader] = {
     "snapshot-id": lambda snapshot: (snapshot.snapshot_id,),
     "status": lambda snapshot: ("completed",),
-}
-IMAGES: Mapping[tuple[str, str], Operation] = {
-    ("ec2", "CreateImage"): create_image,
-    ("ec2", "DeregisterImage"): deregister_image,
-    ("ec2", "DescribeSnapshots"): describe_snapshots,
-    ("ec2", "DeleteSnapshot"): delete_snapshot,
 }

@@ -11,12 +11,12 @@ from tests.ec2.instance import Instance
 from tests.ec2.launch_order import Order, order_of, profile_arn
 from tests.ec2.launch_rights import check_launch
 from tests.ec2.quota_codes import quota_code
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.world import ACCOUNT, BLOCK_ENDS_S, Reservation, World, drawn
 
 
+@operation("ec2", "RunInstances")
 def run_instances(request: Request) -> dict[str, Any]:
-    """RunInstances."""
     world, token = request.world, request.params.get("ClientToken", "")
     _check_token(token)
     order = order_of(world, request.params, request.now)
@@ -216,6 +216,3 @@ def _price_usd(world: World, order: Order, spot: bool, now: float) -> float:
 def _software_usd(world: World, order: Order) -> float:
     charged = order.image.usage != "RunInstances" or order.image.product_codes
     return world.software_usd_per_hour if charged else 0.0
-
-
-LAUNCHING: Mapping[tuple[str, str], Operation] = {("ec2", "RunInstances"): run_instances}

@@ -9,34 +9,29 @@ from tests.ec2.faults import FakeError
 from tests.ec2.filters import Reader, filtered, page
 from tests.ec2.launch_order import tags_of
 from tests.ec2.launch_rights import arn, request_tags, resource_tags
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.world import ACCOUNT, Group, Rule, Subnet, Vpc
 
 
+@operation("ec2", "DescribeVpcs", checked=True)
 def describe_vpcs(request: Request) -> dict[str, Any]:
-    """DescribeVpcs."""
-    request.access.check("ec2:DescribeVpcs")
-    request.end_dry_run()
     chosen = _chosen(request.world.vpcs, request.params.get("VpcIds"), "InvalidVpcID.NotFound", "The vpc ID")
     shown, following = page(filtered(chosen, request.params, _VPC_READERS), request.params)
     return {"Vpcs": [_shown_vpc(vpc) for vpc in shown], **following}
 
 
+@operation("ec2", "DescribeSubnets", checked=True)
 def describe_subnets(request: Request) -> dict[str, Any]:
-    """DescribeSubnets."""
-    request.access.check("ec2:DescribeSubnets")
-    request.end_dry_run()
     asked = request.params.get("SubnetIds")
     chosen = _chosen(request.world.subnets, asked, "InvalidSubnetID.NotFound", "The subnet ID")
     shown, following = page(filtered(chosen, request.params, _SUBNET_READERS), request.params)
     return {"Subnets": [_shown_subnet(request, subnet) for subnet in shown], **following}
 
 
+@operation("ec2", "DescribeRouteTables", checked=True)
 def describe_route_tables(request: Request) -> dict[str, Any]:
     """DescribeRouteTables: a VPC's main one leads to its Internet gateway; subnets that are not public have their own,
     which leads to a NAT gateway."""
-    request.access.check("ec2:DescribeRouteTables")
-    request.end_dry_run()
     tables = [_main_table(vpc) for vpc in request.world.vpcs.values()]
     tables += [_private_table(subnet) for subnet in request.world.subnets.values() if not subnet.public]
     shown, following = page(filtered(tables, request.params, _ROUTE_READERS), request.params)
@@ -76,10 +71,8 @@ def _route_table(
     }
 
 
+@operation("ec2", "DescribeSecurityGroups", checked=True)
 def describe_security_groups(request: Request) -> dict[str, Any]:
-    """DescribeSecurityGroups."""
-    request.access.check("ec2:DescribeSecurityGroups")
-    request.end_dry_run()
     asked = request.params.get("GroupIds")
     chosen = _chosen(request.world.groups, asked, "InvalidGroup.NotFound", "The security group")
     names = request.params.get("GroupNames")
@@ -88,6 +81,7 @@ def describe_security_groups(request: Request) -> dict[str, Any]:
     return {"SecurityGroups": [_shown_group(group) for group in shown], **following}
 
 
+@operation("ec2", "CreateSecurityGroup")
 def create_security_group(request: Request) -> dict[str, Any]:
     """CreateSecurityGroup: a name is taken once in each VPC."""
     world, params = request.world, request.params
@@ -113,6 +107,7 @@ def create_security_group(request: Request) -> dict[str, Any]:
     return shown | ({"Tags": _shown_tags(tags)} if tags else {})
 
 
+@operation("ec2", "DeleteSecurityGroup")
 def delete_security_group(request: Request) -> dict[str, Any]:
     """DeleteSecurityGroup: refused while an instance that is not terminated has it, or another group names it."""
     group = _changed(request, "ec2:DeleteSecurityGroup")
@@ -130,14 +125,14 @@ def delete_security_group(request: Request) -> dict[str, Any]:
     return {"Return": True, "GroupId": group.group_id}
 
 
+@operation("ec2", "AuthorizeSecurityGroupIngress")
 def authorize_ingress(request: Request) -> dict[str, Any]:
-    """AuthorizeSecurityGroupIngress."""
     group = _changed(request, "ec2:AuthorizeSecurityGroupIngress")
     return _authorized(request, group, group.ingress)
 
 
+@operation("ec2", "AuthorizeSecurityGroupEgress")
 def authorize_egress(request: Request) -> dict[str, Any]:
-    """AuthorizeSecurityGroupEgress."""
     group = _changed(request, "ec2:AuthorizeSecurityGroupEgress")
     return _authorized(request, group, group.egress)
 
@@ -277,14 +272,4 @@ _GROUP_READERS: Mapping[str, Reader] = {
     "group-id": lambda group: (group.group_id,),
     "group-name": lambda group: (group.name,),
     "vpc-id": lambda group: (group.vpc_id,),
-}
-NETWORKS: Mapping[tuple[str, str], Operation] = {
-    ("ec2", "DescribeVpcs"): describe_vpcs,
-    ("ec2", "DescribeSubnets"): describe_subnets,
-    ("ec2", "DescribeRouteTables"): describe_route_tables,
-    ("ec2", "DescribeSecurityGroups"): describe_security_groups,
-    ("ec2", "CreateSecurityGroup"): create_security_group,
-    ("ec2", "DeleteSecurityGroup"): delete_security_group,
-    ("ec2", "AuthorizeSecurityGroupIngress"): authorize_ingress,
-    ("ec2", "AuthorizeSecurityGroupEgress"): authorize_egress,
 }

@@ -11,7 +11,7 @@ from tests.ec2.faults import FakeError
 from tests.ec2.filters import Reader, filtered, page
 from tests.ec2.instance import as_datetime
 from tests.ec2.machine_types import MachineType, as_described
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.spot_prices import SpotMarket
 from tests.ec2.world import ACCOUNT, Image
 
@@ -36,10 +36,8 @@ class SpotPrice(NamedTuple):
     at: float
 
 
+@operation("ec2", "DescribeInstanceTypes", checked=True)
 def describe_instance_types(request: Request) -> dict[str, Any]:
-    """DescribeInstanceTypes."""
-    request.access.check("ec2:DescribeInstanceTypes")
-    request.end_dry_run()
     known, asked = request.world.sold(), request.params.get("InstanceTypes", ())
     if asked and "MaxResults" in request.params:
         message = "The parameter InstanceTypes cannot be used with the parameter MaxResults"
@@ -52,10 +50,8 @@ def describe_instance_types(request: Request) -> dict[str, Any]:
     return {"InstanceTypes": [as_described(machine) for machine in shown], **following}
 
 
+@operation("ec2", "DescribeInstanceTypeOfferings", checked=True)
 def describe_instance_type_offerings(request: Request) -> dict[str, Any]:
-    """DescribeInstanceTypeOfferings."""
-    request.access.check("ec2:DescribeInstanceTypeOfferings")
-    request.end_dry_run()
     world, by = request.world, request.params.get("LocationType", "region")
     offerings = [
         Offering(instance_type=machine.name, location=zone)
@@ -68,10 +64,8 @@ def describe_instance_type_offerings(request: Request) -> dict[str, Any]:
     return {"InstanceTypeOfferings": described, **following}
 
 
+@operation("ec2", "DescribeImages", checked=True)
 def describe_images(request: Request) -> dict[str, Any]:
-    """DescribeImages."""
-    request.access.check("ec2:DescribeImages")
-    request.end_dry_run()
     images, asked = request.world.images, request.params.get("ImageIds", ())
     for image_id in asked:
         if not image_id.startswith("ami-"):
@@ -90,13 +84,12 @@ def describe_images(request: Request) -> dict[str, Any]:
     return {"Images": [_shown_image(image, request.now) for image in shown], **following}
 
 
+@operation("ec2", "DescribeSpotPriceHistory", checked=True)
 def describe_spot_price_history(request: Request) -> dict[str, Any]:
     """DescribeSpotPriceHistory: the price in force at StartTime and its changes until EndTime, latest first.
 
     Without StartTime, those of a day (AWS: of 90).
     """
-    request.access.check("ec2:DescribeSpotPriceHistory")
-    request.end_dry_run()
     world, params = request.world, request.params
     end = min(request.now, _instant(params.get("EndTime"), request.now))
     start = min(end, _instant(params.get("StartTime"), end - DAY_S))
@@ -187,10 +180,4 @@ _IMAGE_READERS: Mapping[str, Reader] = {
 _SPOT_READERS: Mapping[str, Reader] = {
     "availability-zone": lambda price: (price.zone,),
     "instance-type": lambda price: (price.machine.name,),
-}
-OFFERINGS: Mapping[tuple[str, str], Operation] = {
-    ("ec2", "DescribeInstanceTypes"): describe_instance_types,
-    ("ec2", "DescribeInstanceTypeOfferings"): describe_instance_type_offerings,
-    ("ec2", "DescribeImages"): describe_images,
-    ("ec2", "DescribeSpotPriceHistory"): describe_spot_price_history,
 }

@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from tests.ec2.faults import FakeError
 from tests.ec2.instance import as_datetime
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.world import ACCOUNT
 
 PUBLIC = "/aws/"
@@ -19,8 +18,8 @@ MOST_BYTES = {"Standard": 4096, "Advanced": 8192}
 """By tier; only an advanced parameter has policies."""
 
 
+@operation("ssm", "GetParameter")
 def get_parameter(request: Request) -> dict[str, Any]:
-    """GetParameter."""
     name = request.params["Name"]
     _check(request, "GetParameter", name)
     _expire(request)
@@ -29,8 +28,8 @@ def get_parameter(request: Request) -> dict[str, Any]:
     return {"Parameter": _shown(request, name)}
 
 
+@operation("ssm", "PutParameter")
 def put_parameter(request: Request) -> dict[str, Any]:
-    """PutParameter."""
     name, value = request.params["Name"], request.params["Value"]
     _check(request, "PutParameter", name)
     if request.params.get("Tags"):
@@ -59,8 +58,8 @@ def put_parameter(request: Request) -> dict[str, Any]:
     return {"Version": version, "Tier": tier}
 
 
+@operation("ssm", "DeleteParameter")
 def delete_parameter(request: Request) -> dict[str, Any]:
-    """DeleteParameter."""
     name = request.params["Name"]
     _check(request, "DeleteParameter", name)
     _expire(request)
@@ -95,10 +94,3 @@ def _shown(request: Request, name: str) -> dict[str, Any]:
         return {**arn, **kept}
     sealed = "AQICAH" + base64.b64encode(kept["Value"].encode()[::-1]).decode()
     return {**arn, **kept, "Value": sealed}
-
-
-PARAMETERS: Mapping[tuple[str, str], Operation] = {
-    ("ssm", "GetParameter"): get_parameter,
-    ("ssm", "PutParameter"): put_parameter,
-    ("ssm", "DeleteParameter"): delete_parameter,
-}

@@ -9,13 +9,14 @@ from tests.ec2.faults import FakeError
 from tests.ec2.filters import Reader, filtered
 from tests.ec2.launch_order import tags_of
 from tests.ec2.launch_rights import arn, request_tags, resource_tags
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.world import PlacementGroup
 
 MOST = 500
 """Of an account, in a region."""
 
 
+@operation("ec2", "CreatePlacementGroup")
 def create_placement_group(request: Request) -> dict[str, Any]:
     """CreatePlacementGroup: a name is taken once in a region."""
     world, params = request.world, request.params
@@ -35,6 +36,7 @@ def create_placement_group(request: Request) -> dict[str, Any]:
     return {"PlacementGroup": _shown(group)}
 
 
+@operation("ec2", "DeletePlacementGroup")
 def delete_placement_group(request: Request) -> dict[str, Any]:
     """DeletePlacementGroup: refused while an instance that is not terminated is in it."""
     world, name = request.world, request.params["GroupName"]
@@ -52,10 +54,8 @@ def delete_placement_group(request: Request) -> dict[str, Any]:
     return {}
 
 
+@operation("ec2", "DescribePlacementGroups", checked=True)
 def describe_placement_groups(request: Request) -> dict[str, Any]:
-    """DescribePlacementGroups."""
-    request.access.check("ec2:DescribePlacementGroups")
-    request.end_dry_run()
     known, names = request.world.placement_groups, request.params.get("GroupNames", ())
     for name in names:
         if name not in known:
@@ -78,9 +78,4 @@ _READERS: Mapping[str, Reader] = {
     "group-name": lambda group: (group.name,),
     "state": lambda group: ("available",),
     "strategy": lambda group: (group.strategy,),
-}
-PLACEMENT_GROUPS: Mapping[tuple[str, str], Operation] = {
-    ("ec2", "CreatePlacementGroup"): create_placement_group,
-    ("ec2", "DeletePlacementGroup"): delete_placement_group,
-    ("ec2", "DescribePlacementGroups"): describe_placement_groups,
 }

@@ -10,7 +10,7 @@ from typing import Any
 from tests.ec2.faults import FakeError
 from tests.ec2.filters import page
 from tests.ec2.machine_types import MachineType
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 
 LOCATIONS: Mapping[str, str] = {
     "ap-northeast-1": "Asia Pacific (Tokyo)",
@@ -43,9 +43,9 @@ VARIANTS: tuple[tuple[Mapping[str, str], float], ...] = (
 """What differs from Linux on shared hardware, and its share of that price."""
 
 
+@operation("pricing", "GetProducts", checked=True)
 def get_products(request: Request) -> dict[str, Any]:
     """GetProducts, of AmazonEC2's instances."""
-    request.access.check("pricing:GetProducts")
     params = request.params
     if params["ServiceCode"] != "AmazonEC2":
         raise FakeError("InvalidParameterException", f"The service code {params['ServiceCode']} is not valid.")
@@ -134,6 +134,3 @@ def _as_text(attributes: Mapping[str, str], price_usd: float) -> str:
     product = {"productFamily": "Compute Instance", "sku": sku, "attributes": attributes}
     published = {"serviceCode": "AmazonEC2", "version": "20260105", "publicationDate": "2026-01-05T00:00:00Z"}
     return json.dumps({"product": product, "terms": {"OnDemand": on_demand}, **published})
-
-
-PRICE_LIST: Mapping[tuple[str, str], Operation] = {("pricing", "GetProducts"): get_products}

@@ -29,3 +29,21 @@ class Request:
 
 
 Operation = Callable[[Request], dict[str, Any]]
+OPERATIONS: dict[tuple[str, str], Operation] = {}
+"""(service, name in the API) -> what carries it out."""
+_ACTIONS_OF = {"service-quotas": "servicequotas"}
+
+
+def operation(service: str, name: str, *, checked: bool = False) -> Callable[[Operation], Operation]:
+    """Let a function carry out an operation; `checked`: where the caller may do it, and it is no dry run."""
+
+    def carried_out(work: Operation) -> Operation:
+        def allowed(request: Request) -> dict[str, Any]:
+            request.access.check(f"{_ACTIONS_OF.get(service, service)}:{name}")
+            request.end_dry_run()
+            return work(request)
+
+        OPERATIONS[service, name] = allowed if checked else work
+        return work
+
+    return carried_out

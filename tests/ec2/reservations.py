@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tests.ec2.faults import FakeError
 from tests.ec2.filters import page
 from tests.ec2.instance import as_datetime
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.world import ACCOUNT, Reservation
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -16,10 +15,8 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 DAY_S = 86_400.0
 
 
+@operation("ec2", "DescribeCapacityReservations", checked=True)
 def describe_capacity_reservations(request: Request) -> dict[str, Any]:
-    """DescribeCapacityReservations."""
-    request.access.check("ec2:DescribeCapacityReservations")
-    request.end_dry_run()
     known, asked = request.world.reservations, request.params.get("CapacityReservationIds", ())
     for name in asked:
         if name not in known:
@@ -49,10 +46,9 @@ def _shown(request: Request, one: Reservation) -> dict[str, Any]:
     }
 
 
+@operation("ec2", "DescribeCapacityBlockOfferings", checked=True)
 def describe_capacity_block_offerings(request: Request) -> dict[str, Any]:
     """DescribeCapacityBlockOfferings: of the types that are sold in blocks, by days, from the next 11:30 UTC on."""
-    request.access.check("ec2:DescribeCapacityBlockOfferings")
-    request.end_dry_run()
     world, params = request.world, request.params
     name, hours = str(params.get("InstanceType")), int(params["CapacityDurationHours"])
     if name not in world.block_usd_per_hour:
@@ -78,9 +74,3 @@ def describe_capacity_block_offerings(request: Request) -> dict[str, Any]:
     ]
     shown, following = page(offerings, params)
     return {"CapacityBlockOfferings": shown, **following}
-
-
-RESERVATIONS: Mapping[tuple[str, str], Operation] = {
-    ("ec2", "DescribeCapacityReservations"): describe_capacity_reservations,
-    ("ec2", "DescribeCapacityBlockOfferings"): describe_capacity_block_offerings,
-}

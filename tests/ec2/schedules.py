@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from tests.ec2.faults import FakeError
-from tests.ec2.request import Operation, Request
+from tests.ec2.request import Request, operation
 from tests.ec2.world import ACCOUNT, Schedule
 
 END = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
 _ONCE = re.compile(r"at\((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\)")
 
 
+@operation("scheduler", "CreateSchedule")
 def create_schedule(request: Request) -> dict[str, Any]:
-    """CreateSchedule."""
     name = _allowed(request, "CreateSchedule")
     schedule = _schedule(request)
     if name in request.world.schedules:
@@ -26,6 +25,7 @@ def create_schedule(request: Request) -> dict[str, Any]:
     return {"ScheduleArn": _arn(request, name)}
 
 
+@operation("scheduler", "UpdateSchedule")
 def update_schedule(request: Request) -> dict[str, Any]:
     """UpdateSchedule, which replaces all of it."""
     name = _allowed(request, "UpdateSchedule")
@@ -37,8 +37,8 @@ def update_schedule(request: Request) -> dict[str, Any]:
     return {"ScheduleArn": _arn(request, name)}
 
 
+@operation("scheduler", "DeleteSchedule")
 def delete_schedule(request: Request) -> dict[str, Any]:
-    """DeleteSchedule."""
     name = _allowed(request, "DeleteSchedule")
     _check_known(request, name)
     request.world.set_schedule(name, None)
@@ -77,10 +77,3 @@ def _schedule(request: Request) -> Schedule:
     if target["Arn"] != END or params.get("ActionAfterCompletion") != "DELETE":
         raise FakeError("ValidationException", "The fake's schedules end instances, and are deleted afterwards.")
     return Schedule(at=at, changed_at=request.now, instances=tuple(json.loads(target["Input"])["InstanceIds"]))
-
-
-SCHEDULES: Mapping[tuple[str, str], Operation] = {
-    ("scheduler", "CreateSchedule"): create_schedule,
-    ("scheduler", "UpdateSchedule"): update_schedule,
-    ("scheduler", "DeleteSchedule"): delete_schedule,
-}

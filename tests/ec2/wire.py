@@ -177,8 +177,8 @@ def _decode_rest(service: str, method: str, target: str, body: bytes) -> tuple[s
         places = {"uri": {key: unquote(value) for key, value in found.groupdict().items()}, "querystring": asked}
         for key, member in model.input_shape.members.items():
             values = places.get(member.serialization.get("location", ""), {})
-            if (located := _json_name(member, key)) in values:
-                params[key] = _from_form(member, values[located], _query_name)
+            if (located := _located(member, key)) in values:
+                params[key] = _from_form(member, values[located], _located)
         return name, params
     raise MalformedRequest(f"{service} has nothing at {method} {path}")
 
@@ -191,7 +191,7 @@ def _path_pattern(template: str) -> re.Pattern[str]:
 def _from_json(shape: _Shape, value: Any) -> Any:
     match shape.type_name:
         case "structure":
-            named = {_json_name(member, name): (name, member) for name, member in shape.members.items()}
+            named = {_located(member, name): (name, member) for name, member in shape.members.items()}
             return {named[key][0]: _from_json(named[key][1], v) for key, v in value.items() if v is not None}
         case "list":
             return [_from_json(shape.member, item) for item in value]
@@ -209,7 +209,7 @@ def _to_json(shape: _Shape, value: Any) -> Any:
         case "structure":
             members = shape.members
             return {
-                _json_name(members[name], name): _to_json(members[name], item)
+                _located(members[name], name): _to_json(members[name], item)
                 for name, item in value.items()
                 if name in members and item is not None
             }
@@ -224,7 +224,7 @@ def _to_json(shape: _Shape, value: Any) -> Any:
     return value
 
 
-def _json_name(shape: _Shape, name: str) -> str:
+def _located(shape: _Shape, name: str) -> str:
     serialized: str = shape.serialization.get("name", name)
     return serialized
 
@@ -241,7 +241,7 @@ def _decode_form(service: str, body: bytes) -> tuple[str, Params]:
             node = node.setdefault(parent, {})
         node[leaf] = value
     shape = _operation(service, operation).input_shape
-    names = _ec2_name if _protocol(service) == "ec2" else _query_name
+    names = _ec2_name if _protocol(service) == "ec2" else _located
     return operation, _from_form(shape, tree, names) if shape else {}
 
 
@@ -255,13 +255,6 @@ def _ec2_name(shape: _Shape, name: str) -> str:
     return located[0].upper() + located[1:] if "name" in serialization else name
 
 
-def _query_name(shape: _Shape, name: str) -> str:
-    if shape.type_name == "list" and shape.serialization.get("flattened"):
-        name = shape.member.serialization.get("name", name)
-    located: str = shape.serialization.get("name", name)
-    return located
-
-
 def _from_form(shape: _Shape, value: Any, names: _Names) -> Any:
     match shape.type_name:
         case "structure":
@@ -271,16 +264,12 @@ def _from_form(shape: _Shape, value: Any, names: _Names) -> Any:
             }
         case "list":
             return [_from_form(shape.member, item, names) for item in _numbered(_list_items(shape, value, names))]
-        case "map":
-            return _map_from_form(shape, value, names)
         case "integer" | "long":
             return int(value)
         case "float" | "double":
             return float(value)
         case "boolean":
             return {"true": True, "false": False}[value.lower()]
-        case "blob":
-            return base64.b64decode(value)
         case "timestamp":
             return _instant(value)
     return value
@@ -290,15 +279,7 @@ def _list_items(shape: _Shape, value: Any, names: _Names) -> Any:
     """The numbered elements of a list; EC2 sends them without a name in between, `query` sends '' for an empty one."""
     if value == "":
         return {}
-    if names is _ec2_name or shape.serialization.get("flattened"):
-        return value
-    return value[shape.member.serialization.get("name", "member")]
-
-
-def _map_from_form(shape: _Shape, value: Any, names: _Names) -> Params:
-    entries = _numbered(value if shape.serialization.get("flattened") else value["entry"])
-    key, item = names(shape.key, "key"), names(shape.value, "value")
-    return {entry[key]: _from_form(shape.value, entry[item], names) for entry in entries}
+    return value if names is _ec2_name else value[_located(shape.member, "member")]
 
 
 def _numbered(items: Mapping[str, Any]) -> list[Any]:
@@ -308,20 +289,10 @@ def _numbered(items: Mapping[str, Any]) -> list[Any]:
 def _xml_members(shape: _Shape, value: Mapping[str, Any]) -> list[str]:
     members = shape.members
     return [
-        _xml(members[name], _xml_name(members[name], name), item)
+        _xml(members[name], _located(members[name], name), item)
         for name, item in value.items()
         if name in members and item is not None
     ]
-
-
-def _xml_name(shape: _Shape, name: str) -> str:
-    """The element of a structure's member, as botocore's parser looks for it."""
-    if shape.type_name == "list" and shape.serialization.get("flattened"):
-        item_name: str | None = shape.member.serialization.get("name")
-        if item_name is not None:
-            return item_name
-    located: str = shape.serialization.get("name", name)
-    return located
 
 
 def _xml(shape: _Shape, name: str, value: Any) -> str:
@@ -329,32 +300,13 @@ def _xml(shape: _Shape, name: str, value: Any) -> str:
         case "structure":
             return _element(name, "".join(_xml_members(shape, value)))
         case "list":
-            return _xml_list(shape, name, value)
-        case "map":
-            return _xml_map(shape, name, value)
+            item_name = _located(shape.member, "member")
+            return _element(name, "".join(_xml(shape.member, item_name, item) for item in value))
         case "boolean":
             return _element(name, "true" if value else "false")
-        case "blob":
-            return _element(name, _base64(value))
         case "timestamp":
             return _element(name, _iso8601(value))
     return _element(name, xml_text(str(value)))
-
-
-def _xml_list(shape: _Shape, name: str, value: Any) -> str:
-    if shape.serialization.get("flattened"):
-        return "".join(_xml(shape.member, name, item) for item in value)
-    item_name = shape.member.serialization.get("name", "member")
-    return _element(name, "".join(_xml(shape.member, item_name, item) for item in value))
-
-
-def _xml_map(shape: _Shape, name: str, value: Mapping[str, Any]) -> str:
-    key_name = shape.key.serialization.get("name") or "key"
-    value_name = shape.value.serialization.get("name") or "value"
-    entries = [_xml(shape.key, key_name, key) + _xml(shape.value, value_name, item) for key, item in value.items()]
-    if shape.serialization.get("flattened"):
-        return "".join(_element(name, entry) for entry in entries)
-    return _element(name, "".join(_element("entry", entry) for entry in entries))
 
 
 def _element(name: str, content: str) -> str:

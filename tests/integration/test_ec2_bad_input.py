@@ -23,7 +23,6 @@ from tests.ec2.faults import FakeCall, FakeError, Fault
 pytestmark = pytest.mark.long
 FILE = "examples/digits-aws.yaml"
 DOORS = {
-    "plan": ("estimate", "--live", FILE),
     "run": ("run", FILE, "--no-check"),
     "run --on head": ("run", FILE, "--on", "head", "-y"),
     "status --on head": ("status", "digits-aws", "--on", "head"),
