@@ -138,13 +138,3 @@ def once(operation: str, fault: Fault) -> Callable[[FakeCall], Fault | None]:
     """A hook: the first call of this kind meets the fault."""
     left = [fault]
     return lambda call: left.pop() if call.operation == operation and left else None
-
-
-def pruned(value: Any) -> Any:
-    """`value` without what the wire does not carry: empty lists and structures."""
-    if isinstance(value, dict):
-        items = {key: pruned(item) for key, item in value.items()}
-        return {key: item for key, item in items.items() if item not in ({}, [])}
-    if isinstance(value, list):
-        return [item for item in map(pruned, value) if item not in ({}, [])]
-    return value

@@ -26,30 +26,23 @@ class Clock:
         self.now += seconds
 
 
-class Rental:
-    """A fake account, its clock, and the driver's client of EC2."""
+class Launches:
+    """Launches that an account fills, and what it shows of them: `image` and the client `ec2` are the account's."""
 
-    def __init__(self, principal: str = "driver", **options: Any) -> None:
-        self.clock = Clock()
-        self.fake = FakeAws(self.clock, **options)
-        self.ec2 = self.fake.session(principal).client("ec2")
-
-    def image(self, architecture: str = "x86_64") -> str:
-        """One of that architecture."""
-        return next(one.image_id for one in self.fake.world.images.values() if one.architecture == architecture)
+    image: str
+    ec2: Any
 
     def order(self, **changed: Any) -> dict[str, Any]:
         """The parameters of a launch that succeeds, unless what is changed prevents it; None leaves one out."""
         tags = [{"Key": key, "Value": value} for key, value in TAGS.items()]
         order = {
-            "ImageId": self.image(),
+            "ImageId": self.image,
             "InstanceType": "p3.2xlarge",
             "MinCount": 1,
             "MaxCount": 1,
             "UserData": "#!/bin/bash",
             "MetadataOptions": {"HttpTokens": "required"},
             "InstanceInitiatedShutdownBehavior": "terminate",
-            "IamInstanceProfile": {"Name": "rubberband-worker"},
             "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")],
             **changed,
         }
@@ -71,6 +64,21 @@ class Rental:
     def state(self, instance_id: str) -> str:
         """Of one instance."""
         return str(self.shown(instance_id)["State"]["Name"])
+
+
+class Rental(Launches):
+    """A fake account, its clock, and the driver's client of EC2."""
+
+    def __init__(self, principal: str = "driver", **options: Any) -> None:
+        self.clock = Clock()
+        self.fake = FakeAws(self.clock, **options)
+        self.ec2 = self.fake.session(principal).client("ec2")
+        images = self.fake.world.images.values()
+        self.image = next(one.image_id for one in images if one.architecture == "x86_64")
+
+    def order(self, **changed: Any) -> dict[str, Any]:
+        """One with the profile of workers, which the account has."""
+        return super().order(**{"IamInstanceProfile": {"Name": "rubberband-worker"}, **changed})
 
 
 def spot(max_price: str | None = None) -> dict[str, Any]:

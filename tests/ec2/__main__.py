@@ -24,13 +24,11 @@ from tests.ec2.core import FakeAws
 from tests.ec2.fake_cloud import fake_cloud
 from tests.ec2.faults import FakeCall, Fault
 from tests.ec2.instance import Instance
-from tests.ec2.limits import Limits
 from tests.ec2.principals import BUCKET
 
 _CAPACITY = re.compile(
     r"(?P<type>[^:=]+)(:(?!spot=|on-demand=)(?P<zone>[^:=]+))?(:(?P<market>spot|on-demand))?=(?P<instances>\d+)"
 )
-_QUOTA = re.compile(r"(?P<code>L-[0-9A-F]{8})=(?P<vcpus>\d+)")
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 
 
@@ -71,10 +69,6 @@ def main(
             show_default=False,
         ),
     ] = None,
-    quota: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CODE=VCPUS", help="An EC2 quota, such as L-DB2E81BA=8. May be given again."),
-    ] = None,
     interrupt_every_s: Annotated[
         float | None,
         typer.Option(
@@ -97,14 +91,6 @@ def main(
             help="Share of calls that fail: throttled, server errors, time-outs before and after the call took effect.",
         ),
     ] = 0.0,
-    limits: Annotated[
-        bool,
-        typer.Option(
-            "--limits",
-            help="Throttle calls as EC2 does (a burst of 5 launch requests, then 2 a second; 100 ends, then 5 a "
-            "second; ...), and take a second for each launch request.",
-        ),
-    ] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Of prices, faults and interruptions.")] = 0,
     administrator: Annotated[
         bool,
@@ -133,12 +119,9 @@ def main(
         pending_s=pending_s,
         shutting_down_s=1.0,
         visible_after_s=invisible_s,
-        limits=Limits() if limits else None,
     )
     for word in capacity or []:
         _limit(fake, word)
-    for word in quota or []:
-        _set_quota(fake, word)
     if faults:
         fake.fault = _random_faults(random.Random(seed), faults)
     where = _made(directory)
@@ -170,14 +153,6 @@ def _limit(fake: FakeAws, word: str) -> None:
         zone=any_or.get(match["zone"], match["zone"]),
         market=market,
     )
-
-
-def _set_quota(fake: FakeAws, word: str) -> None:
-    match = _QUOTA.fullmatch(word)
-    if match is None or match["code"] not in fake.world.quotas_vcpus:
-        known = ", ".join(sorted(fake.world.quotas_vcpus))
-        raise typer.BadParameter(f"{word!r} is not CODE=VCPUS with a CODE of {known}", param_hint="--quota")
-    fake.world.quotas_vcpus[match["code"]] = float(match["vcpus"])
 
 
 def _random_faults(rng: random.Random, share: float) -> Any:

@@ -77,7 +77,6 @@ def test_the_commands_of_the_laptop(aws: FakeCloud, folder: Path) -> None:
     *first, last = [commands for where, commands in BLOCKS if where == "laptop"]
     up = "rubberband cloud up examples/digits-aws.yaml"
     outputs = [ran(commands, aws.outside(), folder) for commands in (*first, up, last)]
-
     setup, estimate, plan, up, down = outputs
     assert "# role rubberband-head: session" in setup
     assert "done: make role rubberband-worker" in setup

@@ -105,14 +105,12 @@ def test_a_program_with_a_secret_runs_is_cancelled_and_resumes_on_a_head_that_wa
     hold = tmp_path / "hold"
     run = ("run", "digits.yaml", "--on", "head", "-y", *settings(tmp_path))
     hold.touch()
-
     with watched([TOKEN, packed_secrets({"HF_TOKEN": TOKEN})], tmp_path) as seen:
         token = laptop.environment.pop("HF_TOKEN")
         assert laptop.refuses(*run) == (
             "resources.secrets: HF_TOKEN is not set; run `export HF_TOKEN=…` before this command"
         )
         assert laptop.fake.instances == ()
-
         laptop.environment["HF_TOKEN"] = token
         follower = subprocess.Popen(
             [sys.executable, "-m", "rubberband.cli", *run],
@@ -128,7 +126,6 @@ def test_a_program_with_a_secret_runs_is_cancelled_and_resumes_on_a_head_that_wa
         told["cancel"] = laptop.says("cancel", "digits", "--on", "head")
         eventually(lambda: not laptop.workers(), "the end of the workers")
         told["status"] = laptop.says("status", "digits", "--on", "head")
-
         head = laptop.turn_the_head_off()
         del laptop.environment["HF_TOKEN"]
         resume = ("resume", "digits", "--on", "head", "-y")
@@ -143,7 +140,6 @@ def test_a_program_with_a_secret_runs_is_cancelled_and_resumes_on_a_head_that_wa
         laptop.says("report", "digits", "--html", "report.html", "--on", "head")
         laptop.says("export", "digits", "trials.csv", "--on", "head")
         told["down"] = laptop.says("cloud", "down", "--region", "us-east-1", "--yes")
-
     assert "cancelled" in told["status"]
     assert "digits: done in" in told["resume"]
     assert f"imported words {tmp_path} token *** from 0" in told["logs"]

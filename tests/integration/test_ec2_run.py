@@ -89,11 +89,9 @@ def test_a_run_on_spot_of_which_an_instance_is_taken_away(command_line: Ec2Comma
     assert len(command_line.lines_of_the_bill()) in (2, 3)  # a third one, unless the second is soon done alone
     assert re.search(r"i-001 +PREEMPTED" if notice_s is None else r"i-001 +(interrupted|PREEMPTED)", output)
     assert re.search(rf"spot +g4dn.xlarge +{taken.zone}", output)
-
     assert result.best is not None
     log, _ = command_line("logs", "digits", str(result.best.trial))
     assert 7 <= log.count("accuracy") <= 7 + result.redone_iterations
-
     assert "reading the Ray token from /rubberband/rubberband/ray-token" in command_line.console("i-002")
     token = (command_line.home / "ray-token").read_text().strip()
     assert all(token not in one.user_data for one in command_line.aws.fake.instances)

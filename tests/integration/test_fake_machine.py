@@ -9,19 +9,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from rubberband.cloud.aws.boot import Boot, worker_script
-from rubberband.cloud.aws.calls import NodeStart, name_in
-from rubberband.cloud.aws.client import open_session
-from rubberband.cloud.aws.installing import Installation
-from rubberband.cloud.aws.provider import AwsProvider
-from tests.builders.fake_ec2 import ONE_GPU, StubHead, machines_of
 from tests.builders.waiting import eventually
 from tests.ec2.core import FakeAws
 from tests.ec2.fake_cloud import FakeCloud, fake_cloud
@@ -105,21 +98,6 @@ def test_user_data_runs_with_the_machines_own_environment(aws: FakeCloud, monkey
     aws.fake.power_off(machine.instance_id)
 
 
-def test_a_blocked_script_does_not_run(aws: FakeCloud) -> None:
-    machine = launch(aws, "echo hello")
-    says(aws, machine, "nothing to run")
-    assert machine.lives()
-    aws.fake.power_off(machine.instance_id)
-
-
-@pytest.mark.long
-def test_a_machine_whose_script_cannot_start_lives_on(aws: FakeCloud) -> None:
-    machine = launch(aws, "#!/no/such/shell")
-    says(aws, machine, "No such file")
-    assert machine.lives()
-    aws.fake.power_off(machine.instance_id)
-
-
 @pytest.mark.long
 def test_a_machine_ends_with_its_lease_unless_it_is_extended(aws: FakeCloud) -> None:
     short = launch(aws, script("sleep 600", lease=2))
@@ -169,16 +147,6 @@ def test_any_end_of_a_machine_leaves_no_process(aws: FakeCloud, how: str) -> Non
     assert aws.machines.processes(machine.instance_id) == []
 
 
-def test_a_session_on_a_machine_is_part_of_it(aws: FakeCloud) -> None:
-    machine = launch(aws, "#!/bin/bash\necho up", IamInstanceProfile={"Name": "rubberband-worker"})
-    says(aws, machine, "up")
-    session = subprocess.Popen(["sleep", "600"], env=aws.machines.environment(machine.instance_id))
-    eventually(lambda: session.pid in aws.machines.processes(machine.instance_id), "the session")
-    aws.fake.power_off(machine.instance_id)
-    assert session.wait(timeout=60) == -signal.SIGKILL
-    eventually(lambda: ended(aws, machine), "the end")
-
-
 def test_units_start_when_asked_once_or_again_and_not_twice_under_a_name(aws: FakeCloud) -> None:
     machine = launch(
         aws,
@@ -205,91 +173,10 @@ def test_units_start_when_asked_once_or_again_and_not_twice_under_a_name(aws: Fa
     aws.fake.power_off(machine.instance_id)
 
 
-@pytest.mark.long
-def test_a_machine_reads_its_metadata_and_hears_of_its_interruption(aws: FakeCloud) -> None:
-    machine = launch(
-        aws,
-        """
-        #!/bin/bash
-        at=$AWS_EC2_METADATA_SERVICE_ENDPOINT/latest
-        token=$(curl -s -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 600' $at/api/token)
-        get() { curl -s -o "$HOME/answer" -w "$1=%{http_code}:" -H "X-aws-ec2-metadata-token: $token" "$at/meta-data/$1"
-                cat "$HOME/answer"; echo; }
-        curl -s -o /dev/null -w 'version1=%{http_code}\\n' $at/meta-data/instance-id
-        get instance-id; get placement/region; get spot/instance-action
-        python3 -c 'import boto3; print(boto3.client("sts", "us-east-1").get_caller_identity()["Arn"])'
-        until get spot/instance-action | grep terminate; do sleep 0.1; done
-        """,
-        InstanceMarketOptions={"MarketType": "spot"},
-        IamInstanceProfile={"Name": "rubberband-worker"},
-    )
-    says(aws, machine, "arn:aws:sts::")
-    console = aws.machines.console(machine.instance_id)
-    assert "version1=401" in console
-    assert f"instance-id=200:{machine.instance_id}" in console
-    assert "placement/region=200:us-east-1" in console
-    assert "spot/instance-action=404" in console
-    assert "assumed-role/rubberband-worker/" in console
-    aws.fake.reclaim(machine.instance_id, notice_s=60.0)
-    says(aws, machine, '"action": "terminate"')
-    aws.fake.reclaim(machine.instance_id, notice_s=None)
-    eventually(lambda: ended(aws, machine), "the end")
-    assert machine.state_reason == "Server.SpotInstanceTermination"
-
-
 def test_a_machine_that_installs_rubberband_does_not_see_this_computers(aws: FakeCloud) -> None:
     machine = launch(aws, '#!/bin/bash\nREQUIREMENTS=(./wheels/a.whl)\necho "path=${PYTHONPATH:-none}"\n')
     says(aws, machine, "path=none")
     aws.fake.power_off(machine.instance_id)
-
-
-def test_the_script_of_a_worker_arms_its_lease_and_runs_on_after_the_boot(aws: FakeCloud) -> None:
-    armed = 'find "$RUBBERBAND_ROOT/var/lib/rubberband/lease" -newermt "+500 seconds" -printf "%f is armed\\n"; false'
-    boot = Boot(
-        region="us-east-1",
-        token_parameter="/rubberband/nobody/ray-token",
-        installation=Installation(python="3.11"),
-        setup=(armed,),
-        ray_settings={},
-    )
-    start = NodeStart(instances=("i-007",), head_address="127.0.0.1:1", gpus=1, lease_s=600.0, lifetime_s=3600.0)
-    machine = launch(aws, worker_script(boot, start))
-    eventually(lambda: ended(aws, machine), "the end, since a set-up command failed")
-    assert "lease is armed" in aws.machines.console(machine.instance_id)
-
-
-@pytest.mark.long
-def test_the_provider_rents_machines_over_http_as_the_drivers_role(
-    aws: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in aws.environment.items():
-        monkeypatch.setenv(name, value)
-    boot = Boot(
-        region="us-east-1",
-        token_parameter="/rubberband/nobody/ray-token",
-        installation=Installation(python="3.11"),
-        setup=("echo set up; sleep 600",),
-        ray_settings={},
-    )
-    machines = replace(machines_of(aws.fake), user_data=lambda start: worker_script(boot, start))
-    words: dict[str, Any] = {"run": "run-1", "offers": ONE_GPU, "gpus": 1, "look_s": 0.0}
-    provider = AwsProvider("digits", tmp_path, open_session("us-east-1"), machines, StubHead(), **words)
-    provider.renew_lease(time.time() + 600)
-    assert provider.launch_all(("i-001", "i-003")) == {}
-    provider.launch("i-002", "spot")
-    rented = {name_in(one.tags, one.launch_index): one for one in aws.fake.living if "rubberband:run" in one.tags}
-    for name, machine in rented.items():
-        says(aws, machine, f"{name} boots")
-        says(aws, machine, "set up")
-    markets = {"i-001": "on_demand", "i-002": "spot", "i-003": "on_demand"}
-    assert {status.instance: status.market for status in provider.describe()} == markets
-    aws.fake.reclaim(rented["i-002"].instance_id, notice_s=None)
-    provider.release("i-001")
-    provider.release("i-003")
-    for machine in rented.values():
-        eventually(lambda machine=machine: ended(aws, machine), "the end")
-    assert {status.instance for status in provider.describe() if status.preempted} == {"i-002"}
-    provider.close()
 
 
 def test_a_machine_boots_after_its_delay(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from tests.ec2.core import FakeAws
 from tests.ec2.fake_cloud import fake_cloud
 from tests.ec2.faults import FakeCall, Fault
 from tests.ec2.server import SECRET_KEY, FakeServer, access_key
-from tests.ec2.storage import decode_chunks
 
 NOW = 1_800_000_000.0
 BUCKET = "bucket"
@@ -138,19 +137,6 @@ def test_objects_are_kept_listed_and_removed(server: FakeServer) -> None:
     assert s3.list_objects_v2(Bucket=BUCKET, Prefix="runs/")["KeyCount"] == 0
 
 
-def test_missing_objects_and_buckets_are_distinguished(server: FakeServer) -> None:
-    s3 = client(server, "s3")
-    with pytest.raises(s3.exceptions.NoSuchKey):
-        s3.get_object(Bucket=BUCKET, Key="none")
-    with pytest.raises(s3.exceptions.NoSuchBucket):
-        s3.put_object(Bucket="none", Key="k", Body=b"")
-    for method, arguments in (("head_bucket", {"Bucket": "none"}), ("head_object", {"Bucket": BUCKET, "Key": "none"})):
-        with pytest.raises(ClientError) as caught:
-            getattr(s3, method)(**arguments)
-        assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 404
-    s3.head_bucket(Bucket=BUCKET)
-
-
 def test_a_principal_may_do_with_objects_what_its_policy_says(server: FakeServer) -> None:
     worker = client(server, "s3", "worker")
     worker.put_object(Bucket=BUCKET, Key="mine", Body=b"1")
@@ -173,11 +159,6 @@ def test_a_body_that_was_damaged_is_not_stored(server: FakeServer) -> None:
     s3 = client(server, "s3")
     with pytest.raises(ClientError, match="BadDigest"):
         s3.put_object(Bucket=BUCKET, Key="damaged", Body=b"content", ChecksumCRC32="AAAAAA==")
-
-
-def test_chunked_bodies_are_unwrapped() -> None:
-    body = b"4;chunk-signature=ab\r\nabcd\r\n3\r\nefg\r\n0\r\nx-amz-checksum-crc32:Nh71Lw==\r\n\r\n"
-    assert decode_chunks(body) == (b"abcdefg", {"x-amz-checksum-crc32": "Nh71Lw=="})
 
 
 def test_botocore_finds_credentials_and_region_of_the_drivers_machine(server: FakeServer) -> None:
@@ -275,22 +256,14 @@ def test_an_administrator_is_outside_the_vpc(tmp_path: Path) -> None:
     assert done.stdout.strip().endswith("user/admin")
 
 
-@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("words", "code", "text"),
     [
-        (["--capacity", "g4dn.xlarge"], "TYPE[:ZONE][:MARKET]=N"),
-        (["--quota", "L-00000000=3"], "L-DB2E81BA"),
+        (["--capacity", "g4dn.xlarge", "true"], 2, "TYPE[:ZONE][:MARKET]=N"),
+        pytest.param(["no-such-command"], 127, "no-such-command: No such file", marks=pytest.mark.long),
     ],
 )
-def test_options_that_say_nothing_are_refused(options: list[str], text: str) -> None:
-    refused = on_fake_ec2(options, "true")
-    assert refused.returncode == 2
+def test_options_that_say_nothing_and_unknown_commands_are_reported(words: list[str], code: int, text: str) -> None:
+    refused = on_fake_ec2([], *words)
+    assert refused.returncode == code
     assert text in refused.stderr.replace("\n", " ")
-
-
-@pytest.mark.long
-def test_a_command_that_does_not_exist_is_reported(tmp_path: Path) -> None:
-    missing = on_fake_ec2(["--dir", str(tmp_path)], "no-such-command")
-    assert missing.returncode == 127
-    assert "no-such-command: No such file" in missing.stderr

@@ -220,13 +220,6 @@ def test_runs_at_once_take_different_gpus_and_a_killed_one_gives_its_own_back(
     assert clean_up(tmp_path / "other").ended, "nothing else ends what a killed driver and a killed guard left"
 
 
-def test_a_closed_provider_starts_nothing(open_provider: Open) -> None:
-    provider = open_provider()
-    provider.close()
-    with pytest.raises(ProviderError, match="is closed"):
-        provider.launch("a")
-
-
 def test_the_port_of_a_head_is_neither_taken_nor_given_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -310,18 +303,6 @@ def test_where_even_locks_cannot_be_opened_instances_are_given_back(
         assert provider.release("a").state == "terminated"
         provider.close()
     assert nothing_left(tmp_path)
-
-
-def test_a_lease_is_an_instant_that_may_move_both_ways(open_provider: Open) -> None:
-    provider = open_provider()
-    provider.renew_lease(time.time() + 60.0)
-    _launch(provider, "a")
-    provider.renew_lease(time.time() + 1000.0)
-    assert provider.describe()[0].state == "running"
-    provider.renew_lease(time.time() - 1.0)
-    eventually(lambda: provider.describe()[0].state == "terminated")
-    assert provider.describe()[0].reason in {"lease expired", "the Ray head ended"}  # whichever is noticed first
-    eventually(lambda: provider.head() is None)
 
 
 def test_the_first_lease_counts_from_when_it_began_to_run(open_provider: Open, tmp_path: Path) -> None:

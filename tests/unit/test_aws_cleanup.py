@@ -53,12 +53,10 @@ def test_a_sweep_with_credentials_of_another_account_says_so_and_ends_no_record(
     world.sleep(400.0)
     other = World(world.directory)
     other.now, other.fake.world.account = world.now, "999999999999"
-
     found = cleaned(other)
     assert found.ended == ()
     (trouble,) = found.troubles
     assert f"that is in account {world.fake.world.account}, and these credentials are of 999999999999" in trouble
-
     assert [one.instance for one in cleaned(world).ended] == ["a"]
 
 
@@ -95,9 +93,7 @@ def test_a_broken_record_is_reported_and_keeps_no_other_run_from_being_swept(
     (world.directory / "ec2" / "run-1" / broken).write_text(content)
     world.directory, world.run = tmp_path / "experiments" / "other" / "local", "run-2"
     world.driver().launch("a")
-
     found = cleaned(world, tmp_path / "experiments" / "digits" / "local")
-
     assert len(found.ended) == 1
     assert f"{broken} cannot be read" in "; ".join(found.troubles)
 

@@ -172,7 +172,6 @@ def test_launches_and_ends_have_connections_and_attempts_of_their_own(monkeypatc
     for call in calls:
         with pytest.raises(boto.ClientError, match="InsufficientInstanceCapacity"):
             call()
-
     names = ["RunInstances"] * 6 + ["TerminateInstances"] * 3 + ["DescribeInstances"] * 5
     assert [name for _, name in asked] == names
     launch, dry_run, end, look = (asked[index][0] for index in (0, 1, 6, 9))

@@ -149,11 +149,9 @@ def test_down_deletes_the_clusters() -> None:
     account.fake.session("admin").client("ec2").create_placement_group(GroupName="theirs", Strategy="spread")
     with pytest.raises(ClientError, match="not authorized"):
         ec2.delete_placement_group(GroupName="theirs")
-
     ended = end_everything(
         account.session, "rubberband", place=account.place, clock=lambda: account.now, sleep=account.sleep
     )
-
     assert ended.placement_groups == (name,)
     assert [*account.fake.world.placement_groups] == ["theirs"]
 
@@ -176,7 +174,6 @@ def test_preflight_asks_for_the_right_only_where_trials_may_span_instances(
 
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
     account = Account()
-
     account.fake.fault = denied
     words = {"session": account.session, "place": account.place}
     preflight(account.resources(gpus_per_trial={"max": 1}), [offer()], **words)  # type: ignore[arg-type]
@@ -271,11 +268,9 @@ def test_two_types_have_efa_in_a_zone_where_both_can(clustered: Clustered) -> No
     types = clustered.fake.world.machine_types
     types["p4d.24xlarge"] = replace(types["p4d.24xlarge"], network_cards=3, efa_cards=(1, 2))
     names = ["g5.48xlarge", "p4d.24xlarge"]
-
     nowhere = fabric_of(clustered.fake.session("driver"), clustered.machines, names)
     clustered.private("us-east-1b")
     found = fabric_of(clustered.fake.session("driver"), clustered.machines, names)
-
     assert nowhere.cards == {}, "p4d needs a private subnet here, and the other would be alone with it"
     assert "g5.48xlarge have EFA on 0 of 1 network card" in nowhere.note
     assert found.cards == {("g5.48xlarge", "us-east-1b"): (0,), ("p4d.24xlarge", "us-east-1b"): (1, 2)}
@@ -345,7 +340,6 @@ def test_the_checks_say_on_how_many_cards_and_a_dry_run_asks_for_them() -> None:
     assert any("p4d.24xlarge have EFA on 1 of 4 network cards" in note for note in notes)
     dry_run = next(call for call in account.fake.calls if call.operation == "RunInstances")
     assert dry_run.params["NetworkInterfaces"][0]["InterfaceType"] == "efa"
-
     one = resources.model_copy(update={"gpus_per_trial": GpusPerTrial(max=8)})
     notes = preflight(one, [P4D], session=account.session, place=account.place)
     assert not any("EFA" in note for note in notes), "no trial spans instances"

@@ -35,7 +35,6 @@ def ended(account: Account, owner: str = "rubberband", place: OwnInstance | None
 
 def test_the_head_is_started_once_and_found_after_that(account: Account) -> None:
     first, second = head_of(account), head_of(account)
-
     assert (first.started, second.started) == (True, False)
     assert first.instance_id == second.instance_id
     (machine,) = account.fake.instances
@@ -50,7 +49,6 @@ def test_a_head_that_has_ended_is_replaced_even_by_one_just_like_it(account: Acc
         head = head_of(account)
         account.session.client("ec2").terminate_instances(InstanceIds=[head.instance_id])
         account.sleep(4000.0)
-
     assert len({one.instance_id for one in account.fake.instances}) == 3
     assert head_of(account).started
 
@@ -66,7 +64,6 @@ def test_a_launch_without_an_answer_is_found_by_the_next_up(account: Account) ->
     with pytest.raises(InputError, match="AWS does not answer"):
         head_of(account)
     account.fake.fault = None
-
     head_of(account)
     assert len(account.fake.instances) == 1
 
@@ -96,14 +93,12 @@ def test_the_older_of_two_heads_stays(account: Account) -> None:
 
     account.fake.fault = somebody_else
     head = head_of(account)
-
     assert not head.started
     assert [one.instance_id for one in account.fake.living] == [head.instance_id]
 
 
 def test_the_head_is_waited_for_while_ec2_does_not_show_it(account: Account) -> None:
     account.fake.world.visible_after_s = 120.0
-
     assert head_of(account).started
     assert account.now >= account.fake.instances[0].visible_at
 
@@ -156,7 +151,6 @@ def breaks_at(account: Account, index: int, loss: Fault, work: Callable[[], Any]
 def test_a_full_zone_is_passed_over_and_none_is_an_error(account: Account) -> None:
     account.fake.set_capacity(0, zone="us-east-1a")
     assert head_of(account).zone == "us-east-1b"
-
     account.fake.set_capacity(0)
     with pytest.raises(ProviderError, match=r"no zone has a m7i-flex\.large for the head \(us-east-1a: Insuff"):
         head_of(account, owner="me")
@@ -181,7 +175,6 @@ def test_a_mismatch_is_refused(account: Account, words: dict[str, Any], text: st
 
 def test_the_drivers_role_cannot_start_another_head(account: Account) -> None:
     account.session = account.fake.session("driver")
-
     with pytest.raises(InputError, match="iam:PassRole"):
         head_of(account)
 
@@ -193,7 +186,6 @@ def test_a_head_that_dies_before_it_runs_is_an_error(account: Account) -> None:
         return None
 
     account.fake.fault = lambda call: breaks(call) if call.params.get("InstanceIds") else None
-
     with pytest.raises(ProviderError, match=r"the head i-\w+ ended before it ran: "):
         head_of(account)
     assert len(account.fake.instances) == 1  # or a hundred would be launched, each of which ends
@@ -201,7 +193,6 @@ def test_a_head_that_dies_before_it_runs_is_an_error(account: Account) -> None:
 
 def test_the_experiments_folder_comes_along_through_the_bucket(account: Account) -> None:
     address = upload_folder(account.session, f"s3://{account.bucket}/c/", "digits", b"zip")
-
     digest = hashlib.sha256(b"zip").hexdigest()
     assert address == f"s3://{account.bucket}/packages/c/folders/digits.zip#sha256={digest}"
     assert account.fake.world.buckets[account.bucket]["packages/c/folders/digits.zip"] == b"zip"
@@ -215,9 +206,7 @@ def test_down_ends_everything_of_the_owner_and_again_nothing(account: Account, t
     workers = [worker(account, f"i-00{number}") for number in (1, 2)]
     mine = worker(account, "i-001", owner="me")
     publish_token(account.session, "rubberband", tmp_path / "token")
-
     done = ended(account)
-
     assert [one.role for one in done.instances] == ["head", "worker", "worker"]
     assert {one.instance_id for one in done.instances[1:]} == {one.instance_id for one in workers}
     assert done.token
@@ -229,9 +218,7 @@ def test_down_ends_everything_of_the_owner_and_again_nothing(account: Account, t
 def test_down_finds_what_ec2_does_not_show_yet(account: Account) -> None:
     account.fake.world.visible_after_s = 250.0
     late = worker(account, "i-001")
-
     done = ended(account)
-
     assert [one.instance_id for one in done.instances] == [late.instance_id]
     assert account.fake.living == ()
     assert done.kept_groups == ()
@@ -248,9 +235,7 @@ def test_the_machine_that_says_down_goes_last(account: Account) -> None:
     head = head_of(account)
     worker(account, "i-001")
     here = replace(account.place, instance_id=head.instance_id)
-
     done = ended(account, place=here)
-
     assert [one.role for one in done.instances] == ["worker", "head"]
     assert account.fake.living == ()
     assert len(done.kept_groups) == 1
@@ -258,7 +243,6 @@ def test_the_machine_that_says_down_goes_last(account: Account) -> None:
 
 def test_up_shows_what_the_head_costs_and_the_command_for_a_run(account: Account, file: Path) -> None:
     code, text = say("cloud", "up", "digits.yaml", "-s", "constraints.max_cost=5")
-
     assert code == 0, text
     (head,) = account.fake.instances
     assert "rubberband run digits.yaml -s constraints.max_cost=5 --on head" in text
@@ -297,9 +281,7 @@ def test_up_from_a_folder_beside_the_file_s_takes_the_file_s(
 ) -> None:
     (file.parent / "notes").mkdir()
     monkeypatch.chdir(file.parent / "notes")
-
     code, text = say("cloud", "up", "../digits.yaml")
-
     assert code == 0, text
     assert "rubberband run ../digits.yaml --on head" in text
     archive = account.fake.world.buckets[account.bucket]["packages/digits/folders/digits.zip"]
@@ -314,9 +296,7 @@ def test_up_without_prices_works_and_says_why(account: Account, file: Path) -> N
         if call.operation == "GetProducts"
         else None
     )
-
     code, text = say("cloud", "up", "digits.yaml")
-
     assert code == 0, text
     assert "x may not pricing:GetProducts" in text
     assert "the head (m7i-flex.large, its price is not known) costs money until `rubberband cloud down`" in text
@@ -324,19 +304,16 @@ def test_up_without_prices_works_and_says_why(account: Account, file: Path) -> N
 
 def test_up_is_for_ec2(account: Account, file: Path) -> None:
     code, text = say("cloud", "up", "digits.yaml", "-s", "resources.provider=local")
-
     assert code != 0
     assert "local needs no head" in text
 
 
 def test_down_asks_before_it_ends_a_run(account: Account, file: Path) -> None:
     worker(account, "i-001")
-
     code, text = say("cloud", "down", "digits.yaml")
     assert code != 0
     assert "1 of digits; terminate them anyway with --yes" in text
     assert len(living(account.session, "rubberband")) == 1
-
     code, text = say("cloud", "down", "digits.yaml", "--yes")
     assert code == 0, text
     assert "ended i-001 of digits" in text
@@ -360,12 +337,10 @@ def test_down_asks_before_it_ends_a_head_with_its_journals(account: Account, sto
     account.sleep(60)
     if stopped:
         account.fake.power_off(head.instance_id)
-
     code, text = say("cloud", "down")
     assert code != 0
     assert f"the head {head.instance_id}, whose disk has the journals and reports" in text
     assert len(living(account.session, "rubberband")) == 1
-
     code, text = say("cloud", "down", "-y")
     assert code == 0, text
     assert "ended head (i-" in text
@@ -379,9 +354,7 @@ def test_down_names_what_is_left_in_other_regions(account: Account) -> None:
     account.fake.fault = lambda call: (
         Fault.unavailable() if call.operation == "DescribeInstances" and call.region == "eu-west-2" else None
     )
-
     code, text = say("cloud", "down")
-
     assert code == 0, text
     assert text.startswith("owner rubberband has nothing running in us-east-1")
     assert f"left in eu-west-1: head ({head.instance_id}, m7i-flex.large in eu-west-1a), until" in text
@@ -408,9 +381,7 @@ def test_up_starts_a_head_that_stopped_itself(account: Account, file: Path, stop
     account.sleep(60)
     account.fake.power_off(head.instance_id)
     account.sleep(0 if stopping else 60)
-
     code, text = say("cloud", "up", "digits.yaml")
-
     assert code == 0, text
     assert f"head {head.instance_id} (m7i-flex.large, us-east-1a) was stopped and is started again" in text
     assert len(account.fake.instances) == 1
@@ -479,9 +450,7 @@ def test_an_instance_that_is_protected_keeps_no_other_alive(account: Account) ->
     mine = workers[0].instance_id
     account.fake.world.instances[mine].protected = True
     account.sleep(60)
-
     code, text = say("cloud", "down", "-y")
-
     assert code != 0
     assert [one.instance_id for one in living(account.session, "rubberband")] == [mine]
     assert f"`aws ec2 modify-instance-attribute --instance-id {mine} --no-disable-api-termination" in text
@@ -521,7 +490,6 @@ def test_a_full_subnet_comes_last_and_one_without_ipv4_never(account: Account) -
     world.subnets[first.subnet_id] = replace(first, free_addresses=0)
     world.subnets["subnet-2"] = replace(first, subnet_id="subnet-2", default=False)
     world.subnets["subnet-6"] = replace(first, subnet_id="subnet-6", default=False, ipv6_only=True, free_addresses=9999)
-
     assert choose_subnets(account.session, (), "g5.xlarge", None)[1][world.zones[0]] == "subnet-2"
     assert choose_subnets(account.session, [first.subnet_id, "subnet-2"], "g5.xlarge", None)[1] == {
         world.zones[0]: "subnet-2"

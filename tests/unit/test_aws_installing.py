@@ -50,7 +50,6 @@ def of(*packages: Package, install: tuple[str, ...] = ()) -> list[str]:
 
 def test_every_package_is_constrained_to_its_public_version() -> None:
     found = of(Package("torch", "2.9.0+cpu"), Package("Ray_Tools", "2.60.0"), Package("numpy", "2.3.1"))
-
     assert found == ["numpy==2.3.1", "ray-tools==2.60.0", "torch==2.9.0"]
 
 
@@ -99,7 +98,6 @@ def test_names_are_compared_as_an_index_does() -> None:
 def test_the_drivers_versions_go_to_the_bucket_with_their_digest() -> None:
     account = Account()
     asked = what_to_install(Packages(account.session, f"s3://{account.bucket}/c"), Aws())
-
     address, _, digest = asked.constraints.partition("#sha256=")
     content = account.fake.world.buckets[account.bucket][address.removeprefix(f"s3://{account.bucket}/")]
     assert hashlib.sha256(content).hexdigest() == digest
@@ -109,7 +107,6 @@ def test_the_drivers_versions_go_to_the_bucket_with_their_digest() -> None:
 def test_without_a_bucket_they_are_in_the_boot_script(tmp_path: Path) -> None:
     words = Aws(index_url="https://packages.example.org/simple/")
     asked = what_to_install(Packages(Account().session, str(tmp_path)), words)
-
     assert gzip.decompress(base64.b64decode(asked.constraints)).decode() == constraints()
     assert what_to_install(Packages(Account().session, None), Aws(install="none")).constraints == ""
 
@@ -141,7 +138,6 @@ def test_the_drivers_wheel_is_put_beside_the_checkpoints_once_and_named_with_its
     start = NodeStart(instances=("i-001",), head_address="10.0.0.5:6379", gpus=1, lease_s=600, lifetime_s=3600)
     words = {"checkpoints": f"s3://{account.bucket}/c", "place": account.place, "token_path": tmp_path / "token"}
     texts = {resolve(account.session, Aws(), "g5.xlarge", **words).user_data(start) for _ in range(2)}
-
     assert account.operations().count("PutObject") == 2
     versions, (key, content) = sorted(account.fake.world.buckets[account.bucket].items())
     assert versions[0].startswith("packages/c/constraints/")
@@ -156,7 +152,6 @@ def test_another_file_in_the_place_of_the_wheel_is_replaced(account: Account) ->
     objects = account.fake.world.buckets[account.bucket]
     (key,) = objects
     content, objects[key] = objects[key], b"somebody else's"
-
     assert installing.upload_wheel(Packages(account.session, f"s3://{account.bucket}/c")) == address
     assert objects[key] == content
 
@@ -175,7 +170,6 @@ def test_requirements_of_a_trial_are_installed_beside_the_drivers_package(
     account: Account, install: str, adds: bool
 ) -> None:
     asked = what_to_install(Packages(account.session, f"s3://{account.bucket}/c"), Aws(install=install))
-
     assert any("/packages/c/wheels/rubberband_tune-" in one for one in asked.wheels) == adds
     assert (asked.requirements[1:2] == (install,)) == adds
 
@@ -183,7 +177,6 @@ def test_requirements_of_a_trial_are_installed_beside_the_drivers_package(
 def test_an_index_of_the_users_own_takes_the_place_of_the_wheel(account: Account) -> None:
     words = Aws(index_url="https://packages.example.org/simple/", install="scikit-learn")
     asked = what_to_install(Packages(account.session, "/shared"), words)
-
     own = f"rubberband-tune[ray,aws]=={installing.public_version()}"
     assert asked.requirements[:2] == (own, "scikit-learn")
     assert (asked.index_url, asked.wheels) == (words.index_url, ())
@@ -196,7 +189,6 @@ def test_a_package_that_was_never_installed_has_no_version_to_ask_an_index_for(
     account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(installing.rubberband, "__version__", "0+unknown", raising=False)
-
     with pytest.raises(InputError, match="was never installed and has no version"):
         what_to_install(Packages(account.session, None), Aws(index_url="https://packages.example.org/simple/"))
 
@@ -224,7 +216,6 @@ def test_a_store_that_is_no_bucket_has_no_place_for_the_wheel(account: Account) 
 
 def test_the_wheel_holds_the_whole_package_and_can_be_imported(tmp_path: Path) -> None:
     name, content = installing.build_wheel()
-
     assert (name, content) == installing.build_wheel()
     path = tmp_path / name
     path.write_bytes(content)
@@ -254,7 +245,6 @@ def test_a_wheel_that_needs_something_else_has_another_name(tmp_path: Path) -> N
     for needs in ('["ray>=2.49"]', '["ray>=2.52"]'):
         (tmp_path / "pyproject.toml").write_text(f"{project}dependencies = {needs}\n")
         names.append(installing.build_wheel(package)[0])
-
     assert names[0] != names[1]
 
 
@@ -271,7 +261,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_installed_package_is_packed_as_the_checkout_that_it_came_from(installed: Path) -> None:
     (installed / "__pycache__").mkdir()
     (installed / "__pycache__/cli.cpython-311.pyc").write_bytes(b"compiled")
-
     assert installing.build_wheel(installed) == installing.build_wheel(Path(rubberband.__file__).parent)
 
 
@@ -289,7 +278,6 @@ def test_an_instance_prints_the_digest_of_the_drivers_wheel(
         check=True,
         cwd=tmp_path,
     ).stdout
-
     assert there == driver
     assert driver.split()[0] == hashlib.sha256(installing.build_wheel()[1]).hexdigest()
 
@@ -309,7 +297,6 @@ def test_an_installation_that_is_not_as_it_was_installed_is_refused(
         (installed / path).unlink()
     else:
         (installed / path).write_bytes(content)
-
     with pytest.raises(InputError, match=rf"changed after its installation \({text}\); reinstall it"):
         installing.build_wheel(installed)
 
@@ -320,7 +307,6 @@ def test_files_that_cannot_be_read_or_were_never_installed_are_refused(tmp_path:
     (package / "cli.py").symlink_to(tmp_path / "gone")
     with pytest.raises(InputError, match=r"cli\.py of this rubberband cannot be packed for instances"):
         installing.build_wheel(package)
-
     (package / "cli.py").unlink()
     (package / "cli.py").write_text("")
     with pytest.raises(InputError, match="its files are not listed"):

@@ -59,10 +59,8 @@ def test_the_launch_request(world: World) -> None:
 def test_nothing_is_bought_that_is_paid_for_apart_or_outlives_the_instance(world: World) -> None:
     world.machines = replace(world.machines, further_disks=(world.machines.root_device, "/dev/sdf"), volume_gb=200)
     world.offers = [offer("t3.medium", usd=0.0416)]
-
     with suppress(ProviderError):  # the account does not have the type
         world.driver().launch("a")
-
     request = asked(world)[0].params
     disks = {disk["DeviceName"]: disk["Ebs"] for disk in request["BlockDeviceMappings"]}
     assert disks.keys() == {world.machines.root_device, "/dev/sdf"}
@@ -234,7 +232,6 @@ def test_the_outcome_of_a_lost_answer_is_kept_despite_later_answers(world: World
     world.fake.fault = lambda call: left.pop(0) if call.operation == "RunInstances" and left else None
     driver = world.driver()
     driver.launch("a")
-
     assert world.look(driver)["a"].zone == "us-east-1a"
     assert len({call.params["ClientToken"] for call in asked(world)}) == 1
     world.sleep(60.0)
@@ -262,7 +259,6 @@ def test_the_zones_of_the_spot_market_are_tried_from_the_cheapest_on(world: Worl
     world.fake.set_capacity(0, zone=cheapest_first[0])
     driver = world.driver()
     driver.launch("a", "spot")
-
     assert len(prices) > 2
     assert [zones[call.params["SubnetId"]] for call in asked(world)] == cheapest_first[:2]
     status = world.look(driver)["a"]
@@ -345,7 +341,6 @@ def test_a_request_is_known_after_a_power_cut(world: World, tmp_path: Path, monk
     driver = world.driver()
     driver.launch("a")
     driver.launch("b")
-
     first, second = (call.params["ClientToken"] for call in asked(world))
     assert found == [[first], [first, second]]
 
@@ -389,7 +384,6 @@ def zones(world: World, driver: AwsProvider) -> dict[str, int]:
 def test_many_are_one_request_and_each_lives_its_own_life(world: World) -> None:
     driver = world.driver()
     assert driver.launch_all(NAMES) == {}
-
     (request,) = [call.params for call in asked(world)]
     assert (request["MinCount"], request["MaxCount"]) == (1, 5)
     assert {one.user_data for one in world.fake.living} == {world.fake.living[0].user_data}
@@ -408,7 +402,6 @@ def test_many_are_one_request_and_each_lives_its_own_life(world: World) -> None:
 def test_spot_instances_without_an_index_of_their_own_all_run(world: World, together: bool) -> None:
     driver = world.driver(together=together)
     assert driver.launch_all(NAMES, "spot") == {}
-
     assert [status.state for status in world.look(driver).values()] == ["pending"] * 5
     assert len(world.fake.instances) == len(world.fake.living) == 5, "nothing is bought for nothing"
     assert len(zones(world, driver)) == 1
@@ -447,9 +440,7 @@ def test_in_any_order_of_the_answers_the_same_spot_instances_run(world: World, s
     for zone, instances in (("us-east-1a", 4), ("us-east-1b", 5)):
         world.fake.set_capacity(instances, zone=zone)
     driver = world.driver(at_once=at_once)
-
     failed = driver.launch_all(names, "spot")
-
     assert sorted({*world.living, *failed}) == names
     assert (len(world.living), len(world.fake.instances), len(failed)) == (9, 9, 3)
     assert zones(world, driver) == {"us-east-1a": 4, "us-east-1b": 5}
@@ -617,7 +608,6 @@ def test_a_request_that_was_not_written_for_all_of_its_instances_was_never_made(
     path = next(world.directory.glob("ec2/*/instances/e.json"))
     path.write_text(json.dumps({**json.loads(path.read_text()), "attempts": []}))
     before = len(asked(world))
-
     driver = world.driver()
     assert driver.release("a").running_at is None
     assert len(asked(world)) == before

@@ -125,9 +125,7 @@ def test_half_an_answer_and_that_of_an_older_version_are_errors(head: Head, answ
 def test_a_run_on_the_head_sends_the_folder_starts_a_unit_and_follows_it(account: Account, head: Head) -> None:
     logs = [shown(b"plan\n"), shown(b"best: lr=0.1\n", exit_code=4, more=True), shown(b"two\n", exit_code=4)]
     head.answers = lambda what, words: {"started": True} if what == "start" else logs.pop(0)
-
     code, text = say(*RUN, "-s", "constraints.max_cost=1")
-
     assert code == 4, text
     assert "plan\nbest: lr=0.1\ntwo\n" in text
     (what, words), *looks = head.asked
@@ -236,7 +234,6 @@ def test_a_new_run_has_its_free_name_here_too(home: Path, head: Head) -> None:
 def test_runs_on_the_head_count_in_the_month_of_here(home: Path, head: Head) -> None:
     head.answers = lambda what, words: {"started": True} if what == "start" else shown(b"", lives=False)
     (home / "policy.yaml").write_text("max_usd_per_month: 3\n")
-
     assert "the head stopped" in say(*RUN)[1]
     assert committed_usd(home, time.time()) == pytest.approx(2.0)
     assert committed_usd(home, month_end(time.time())) == pytest.approx(2.0), "it may still run next month"
@@ -244,11 +241,9 @@ def test_runs_on_the_head_count_in_the_month_of_here(home: Path, head: Head) -> 
     assert code != 0
     assert "max_usd_per_month of policy.yaml: 2.00 USD of 3.00 USD are spent or may be" in text
     assert "`rubberband ps --on head` asks the head for its part anew" in text
-
     head.answers = lambda what, words: bill(2.0, 0.0, [0.0, 0.0])
     assert say("status", "digits", "--on", "head")[0] == 0
     assert committed_usd(home, time.time()) == pytest.approx(2.0), "it may not know of the run yet"
-
     head.answers = lambda what, words: {**ENDED, "month": [0.25, 0.0]}
     assert say("status", "digits", "--watch", "--on", "head")[0] == 0
     assert committed_usd(home, time.time()) == pytest.approx(0.25)
@@ -304,7 +299,6 @@ def test_commands_are_asked_as_typed_on_the_head_that_runs_the_experiment(
     kept = {"region": "eu-west-1", "owner": "rubberband", "checkpoints": f"s3://{account.bucket}/digits"}
     (home / "heads" / "digits.json").write_text(json.dumps(kept))
     account.fake.in_region("eu-west-1").world.runs_command = account.fake.world.runs_command
-
     code, text = say("status", "-o", "json", "digits", "--on", "head")
     assert (code, text.startswith("fine\nnote\n")) == (3, True)
     assert say("logs", "digits", "1", "--on=head")[0] == 3
@@ -327,9 +321,7 @@ def test_a_report_of_a_stopped_head_starts_it_and_comes_through_the_bucket(
         told(file=base64.b64encode(page).decode())
     ).encode()
     head.answers = lambda what, words: {"at": f"s3://{account.bucket}/heads/answers/1.json"}
-
     code, text = say("report", "digits", "--html", "page.html", "--on", "head")
-
     assert code == 0, text
     assert f"the head {started} has stopped and is started again" in text
     assert head.asked[0][1]["words"] == ["report", "--html", "{file}.html", "digits"]
@@ -623,9 +615,7 @@ def test_with_credentials_of_another_account_commands_say_so_and_no_money_is_fre
     pledged = committed_usd(home, account.now)
     here = account.fake.world.account
     _in_another_account(account, monkeypatch)
-
     code, text = say("cloud", "down", "-y")
-
     assert code == 0, text
     assert f"owner rubberband has nothing running in us-east-1 of account {OTHER}" in text
     assert f"not looked at: account {here} (us-east-1, owner rubberband)" in text
@@ -657,7 +647,6 @@ def test_a_login_that_expires_says_what_becomes_of_the_run(account: Account, hea
 
     head.answers, account.fake.fault = answers, fault
     code, text = say("run", "digits.yaml", "--on", "head")
-
     assert code != 0
     assert "the credentials have expired" in text
     assert outcome in text
@@ -673,7 +662,6 @@ def test_a_head_that_was_terminated_in_the_console_is_said_at_once(account: Acco
     head.answers = answers
     begun_at = account.now
     code, text = say("run", "digits.yaml", "--on", "head")
-
     assert code != 0
     assert "was terminated, and the journals on its disk with it" in text
     assert "`rubberband cloud down` ends what it rented now" in text

@@ -37,7 +37,6 @@ def looked_at(account: Account, *offers: Offer, aws: dict[str, Any] | None = Non
 
 def test_preflight_passes_and_rents_nothing(account: Account) -> None:
     notes = looked_at(account, market="spot")
-
     assert account.fake.instances == ()
     assert [note for note in notes if "TerminateInstances" not in note and "install: none" not in note] == []
     assert {call.params.get("DryRun") for call in account.fake.calls if call.operation == "RunInstances"} == {True}
@@ -70,7 +69,6 @@ def test_the_example_can_be_rented_for_on_the_fake_ec2(account: Account) -> None
 def test_bad_input_is_refused_with_the_remedy(account: Account, words: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text) as refused:
         looked_at(account, offer(words.get("instance_type", "g5.xlarge")), **words)
-
     assert "\n" not in str(refused.value)
     assert account.fake.instances == ()
 
@@ -93,7 +91,6 @@ def test_without_credentials_the_remedy_is_to_get_some(account: Account) -> None
 
 def test_expired_credentials_say_so(account: Account) -> None:
     account.fake.fault = lambda _: Fault(error=FakeError("ExpiredToken", "The security token is expired", 403))
-
     with pytest.raises(InputError, match="the credentials have expired"):
         looked_at(account)
 
@@ -106,7 +103,6 @@ def test_a_region_that_there_is_not_is_refused_with_near_ones() -> None:
 def test_more_gpus_than_the_type_has_are_refused_and_fewer_reported(account: Account) -> None:
     with pytest.raises(InputError, match="2 are more than the 1 GPU"):
         looked_at(account, offer(gpus=2))
-
     notes = looked_at(account, offer("g5.12xlarge", gpus=2))
     assert any("has 4 GPUs, of which 2 are used" in note for note in notes)
     assert any("has no GPUs: trials train on its 2 vCPUs" in note for note in looked_at(account, offer("m7i.large")))
@@ -119,22 +115,18 @@ def test_without_quota_for_one_instance_it_is_refused_with_the_command_that_asks
     account: Account, market: str, code: str
 ) -> None:
     account.fake.world.quotas_vcpus[code] = 3
-
     with pytest.raises(InputError, match=rf"request-service-quota-increase.*--quota-code {code}"):
         looked_at(account, market=market)
 
 
 def test_one_of_several_types_may_be_without_quota(account: Account) -> None:
     account.fake.world.quotas_vcpus["L-DB2E81BA"] = 3
-
     notes = looked_at(account, offer(), offer("m7i.large"))
-
     assert any("0 more g5.xlarge on demand" in note for note in notes)
 
 
 def test_quota_for_fewer_instances_is_reported(account: Account) -> None:
     account.fake.world.quotas_vcpus["L-DB2E81BA"] = 8
-
     assert any("2 more g5.xlarge on demand" in note for note in looked_at(account))
 
 
@@ -145,7 +137,6 @@ def test_a_driver_that_instances_cannot_reach_is_sent_to_the_head(account: Accou
     elsewhere = replace(account.place, region="eu-west-1", vpc="vpc-elsewhere")
     with pytest.raises(InputError, match=r"this machine is in vpc-elsewhere \(eu-west-1\)"):
         preflight(resources, [offer()], session=account.session, place=elsewhere)
-
     found = account.resources(aws={"driver_address": "127.0.0.1"})
     notes = preflight(found, [offer()], session=account.session)
     assert any("must reach this machine at 127.0.0.1" in note for note in notes)
@@ -153,9 +144,7 @@ def test_a_driver_that_instances_cannot_reach_is_sent_to_the_head(account: Accou
 
 def test_a_machine_outside_of_the_instances_group_is_reported(account: Account) -> None:
     place = replace(account.place, security_groups=("sg-other",))
-
     notes = preflight(account.resources(), [offer()], session=account.session, place=place)
-
     assert any("is not in the instances' security group sg-" in note for note in notes)
 
 
@@ -163,16 +152,13 @@ def test_subnets_without_a_way_out_of_their_own_are_reported(account: Account) -
     subnets = account.fake.world.subnets
     own = account.place.subnet
     subnets[own] = replace(subnets[own], default=False, public=False)
-
     notes = looked_at(account)
-
     assert [own in note for note in notes if "NAT gateway" in note] == [True]
 
 
 def test_directories_must_be_shared_and_on_spot_outlive_the_instances(account: Account) -> None:
     mounts = ["/dev/root / ext4 rw 0 0", "fs-1.efs:/ /mnt/shared\\040disk nfs4 rw 0 0"]
     shared, plain = account.resources(checkpoints="/mnt/shared disk/c"), account.resources(checkpoints="/tmp/c")
-
     assert ["nfs4" in note for note in check_store(account.session, shared, mounts=mounts)] == [True]
     assert ["not a network mount" in note for note in check_store(account.session, plain, mounts=mounts)] == [True]
     on_spot = account.resources(checkpoints="file:///tmp/c", market="spot")
@@ -184,7 +170,6 @@ def test_directories_must_be_shared_and_on_spot_outlive_the_instances(account: A
 
 def test_whether_instances_may_be_ended_is_known_once_there_is_one(account: Account) -> None:
     assert any("ec2:TerminateInstances" in note for note in looked_at(account))
-
     started(account)
     assert not any("TerminateInstances" in note for note in looked_at(account))
     assert all(one.lives() for one in account.fake.instances)
@@ -195,7 +180,6 @@ def test_an_aws_that_breaks_is_one_line(account: Account) -> None:
         return Fault(error=FakeError("InternalError", "An internal error has occurred", 500)) if call.index else None
 
     account.fake.fault = breaks
-
     with pytest.raises(InputError, match="AWS is busy or broken"):
         looked_at(account)
 

@@ -93,11 +93,9 @@ def test_a_reclaimed_instance_that_has_lost_its_tags_is_still_known_as_such(worl
     world.fake.reclaim(instance.instance_id, notice_s=None)
     world.sleep(1200.0)
     instance.tags.clear()
-
     driver = world.driver()
     for _ in range(2):
         gone = world.look(driver)["a"]
-
     assert (gone.state, gone.preempted, gone.reason) == ("terminated", True, "EC2 took the spot instance back")
 
 
@@ -108,7 +106,6 @@ def test_an_ended_instance_without_its_tags_is_released(world: World) -> None:
     world.fake.power_off(instance.instance_id)
     world.sleep(1200.0)
     instance.tags.clear()
-
     assert world.driver().release("a").state == "terminated"
 
 
@@ -347,10 +344,8 @@ def test_one_instances_vain_wait_is_not_repeated_by_the_others(world: World) -> 
     world.sleep(60.0)
     world.fake.fault = lambda call: Fault.timeout(took_effect=False) if call.operation == "TerminateInstances" else None
     before = world.now
-
     with pytest.raises(ProviderError, match="rubberband cleanup"):
         driver.close()
-
     assert world.now - before < 2 * PATIENCE_S
     world.fake.fault = None
     driver.close()

@@ -69,9 +69,7 @@ def test_instances_run_in_the_reservation_and_no_more_than_it_has(tmp_path: Path
     subnet = {"us-east-1b": world.machines.subnets["us-east-1b"]}
     world.machines = replace(world.machines, reservation=held(is_block=kind == "capacity-block"), subnets=subnet)
     driver = world.driver(together=True)
-
     failed = driver.launch_all(["a", "b", "c"])
-
     assert world.living == ["a", "b"]
     assert {one.reservation for one in world.fake.living} == {NAME}
     assert {type(error) for error in failed.values()} == {NoCapacityError}
@@ -89,9 +87,7 @@ def test_instances_run_in_the_reservation_and_no_more_than_it_has(tmp_path: Path
 def test_machines_have_the_reservations_subnet_alone_and_builders_are_not_in_it(account: Account) -> None:
     reserve(account.fake.world)
     words = Aws(install="none", reservation=NAME)
-
     machines = resolve(account.session, words, "g5.xlarge", place=account.place)
-
     assert list(machines.subnets) == ["us-east-1b"]
     assert machines.reservation == held(instances=4, begins_at=START_AT - 60.0)
     assert resolve(account.session, words, "g5.xlarge", place=account.place, builds=True).reservation is None
@@ -116,7 +112,6 @@ def test_a_reservation_that_does_not_fit_is_refused_before_anything_is_rented(
     if words is not None:
         reserve(account.fake.world, **words)
     resources = account.resources(aws={"reservation": NAME})
-
     with pytest.raises(InputError, match=text):
         checked(resources, [offer()], session=account.session, place=account.place)
     assert not [call for call in account.fake.calls if call.operation == "RunInstances" and call.took_effect]
@@ -231,14 +226,12 @@ def test_the_rent_in_a_block_is_paid_and_its_end_bounds_the_deadline(account: Ac
     block = reserve(account.fake.world)
     found = experiment(account, aws={"reservation": NAME})
     ours = live_prices_and_quotas(found, tmp_path)
-
     (priced,) = offers(found.resources, table=ours.table)
     assert (priced.price_usd_per_hour, bool(priced.side_usd_per_hour)) == (0.0, True)
     estimate = answer(found, PROFILE, ours, PlanningOptions(now=account.now, clock=lambda: 0.0))
     assert estimate.estimate.feasible
     assert "instances" not in {line.line for line in estimate.bill}
     assert any(f"the rent in {NAME} counts as 0" in note for note in estimate.notes)
-
     reserve(account.fake.world, kind="default")
     (usual,) = offers(found.resources, table=live_prices_and_quotas(found, tmp_path).table)
     assert usual.price_usd_per_hour > 1.0

@@ -79,7 +79,6 @@ def test_a_new_account_gets_all_that_a_run_needs_and_no_file_needs_a_bucket(
     account: Account, home: Path, tmp_path: Path
 ) -> None:
     code, text = say("setup", "--yes", "--budget", "20", "--email", "me@example.org")
-
     assert code == 0, text
     world = account.fake.world
     (bucket,) = world.buckets
@@ -111,10 +110,8 @@ def test_the_heads_role_passes_the_checks_before_a_run_after_a_setup(account: Ac
     world.quotas_vcpus = dict.fromkeys(world.quotas_vcpus, 64.0)
     started(account)
     account.session = account.fake.session("driver")
-
     resources = account.resources(market="spot", checkpoints=f"s3://{bucket}/digits")
     preflight(resources, [offer()], session=account.session, place=account.place)
-
     other = account.resources(instance_type="g6.xlarge", checkpoints=f"s3://{bucket}/digits")
     with pytest.raises(InputError, match=r"ec2:RunInstances.*aws setup --types"):
         preflight(other, [offer("g6.xlarge")], session=account.session, place=account.place)
@@ -123,9 +120,7 @@ def test_the_heads_role_passes_the_checks_before_a_run_after_a_setup(account: Ac
 def test_a_second_setup_changes_nothing(account: Account) -> None:
     say("setup", "--yes", "--types", "g5.*")
     before = len(account.fake.calls)
-
     code, text = say("setup")
-
     assert code == 0, text
     assert "nothing to do" in text
     assert [call.operation for call in account.fake.calls[before:] if not call.operation.startswith(READS)] == []
@@ -135,9 +130,7 @@ def test_quotas_are_not_asked_for_again_once_aws_refused(account: Account) -> No
     say("setup", "--yes")
     for one in account.fake.world.quota_requests:
         one["Status"] = "DENIED"
-
     code, text = say("setup")
-
     assert (code, len(account.fake.world.quota_requests)) == (0, 2), text
     assert "AWS did not grant them" in text
 
@@ -152,9 +145,7 @@ def test_a_half_made_setup_is_completed(account: Account, home: Path, operation:
     code, text = say("setup", "--yes")
     assert (code, "run it again" in text) == (1, True), text
     assert remembered(home) is None
-
     code, text = say("setup", "--yes")
-
     assert code == 0, text
     assert len(account.fake.world.buckets) == 1
     assert account.fake.world.profiles == {name: name for name in ("rubberband-head", "rubberband-worker")}
@@ -165,9 +156,7 @@ def test_a_role_that_iam_does_not_know_yet_is_waited_for(account: Account, monke
     monkeypatch.setattr("rubberband.cloud.aws.account._PAUSES_S", (0.0, 0.0))
     late = [Fault(error=FakeError("NoSuchEntity", "The role with name rubberband-head cannot be found.", 404))]
     account.fake.fault = lambda call: late.pop() if call.operation == "PutRolePolicy" and late else None
-
     code, text = say("setup", "--yes")
-
     assert (code, late) == (0, []), text
     assert "nothing to do" in say("setup")[1]
 
@@ -191,7 +180,6 @@ def test_a_dry_run_prints_every_policy_and_makes_nothing(account: Account) -> No
     assert code != 0
     assert "--yes" in text
     code, text = say("setup", "--dry-run")
-
     assert code == 0
     for name in (
         "LaunchOnlyTaggedInstances",
@@ -212,9 +200,7 @@ def test_roles_of_earlier_instructions_are_brought_to_the_least_rights(account: 
     wide = json.loads(role.policies["rubberband"])
     wide["Statement"].append({"Effect": "Allow", "Action": "kms:Decrypt", "Resource": "*"})
     role.policies["rubberband"] = json.dumps(wide)
-
     code, text = say("setup", "--yes")
-
     assert code == 0
     assert "detach AmazonSSMManagedInstanceCore" in text
     assert "correct policy rubberband" in text
@@ -229,9 +215,7 @@ def test_rules_of_the_users_in_the_bucket_stay(account: Account) -> None:
     facts = account.fake.world.facts(bucket)
     mine = {"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 7}}
     facts.lifecycle = [mine, facts.lifecycle[0]]
-
     code, _ = say("setup", "--yes")
-
     assert code == 0
     assert {one["ID"] for one in facts.lifecycle} == {"mine", "rubberband-uploads", "rubberband-packages"}
 
@@ -271,9 +255,7 @@ def test_a_wrong_setup_is_refused_in_one_line(
 ) -> None:
     if before is not None:
         before(account)
-
     code, text = say("setup", "--yes", *words)
-
     assert code == 1
     assert said in text
     assert len(text.strip().splitlines()) == 1
@@ -285,15 +267,12 @@ def test_a_user_without_the_rights_is_refused(
     account: Account, monkeypatch: pytest.MonkeyPatch, principal: str, said: str
 ) -> None:
     monkeypatch.setattr("rubberband.cloud.aws.calls.open_aws", lambda region: account.fake.session(principal))
-
     code, text = say("setup", "--yes")
-
     assert (code, said in text) == (1, True), text
 
 
 def test_a_bucket_of_ones_own_keeps_its_settings_and_outlives_a_teardown(account: Account, home: Path) -> None:
     account.fake.world.buckets["mine"] = {}
-
     assert say("setup", "--yes", "--bucket", "mine")[0] == 0
     assert account.fake.world.facts("mine").lifecycle is None
     assert remembered(home) == Remembered(bucket="mine", region="us-east-1")
@@ -305,9 +284,7 @@ def test_a_bucket_of_ones_own_keeps_its_settings_and_outlives_a_teardown(account
 
 def test_another_region_does_not_take_the_bucket_away_from_the_first(account: Account, home: Path) -> None:
     remember(home, Remembered(bucket="mine", region="eu-west-1"))
-
     code, text = say("setup", "--yes", "--region", "us-east-1")
-
     assert (code, "--region eu-west-1" in text) == (1, True), text
     assert changes(account) == []
 
@@ -318,7 +295,6 @@ def test_check_names_what_is_missing_and_checks_a_file_as_before_a_run(account: 
     say("setup", "--yes")
     code, text = say("check")
     assert (code, "all is there" in text) == (0, True), text
-
     file = tmp_path / "digits.yaml"
     file.write_text(Path("examples/digits-aws.yaml").read_text().replace("install: scikit-learn", "install: none"))
     code, text = say("check", str(file))
@@ -333,9 +309,7 @@ def test_a_teardown_leaves_nothing_of_its_own(account: Account, home: Path) -> N
     say("setup", "--yes", "--budget", "20", "--email", "me@example.org")
     (bucket,) = account.fake.world.buckets
     account.fake.world.buckets[bucket]["packages/digits/wheels/a.whl"] = b"1"
-
     code, text = say("teardown", "--yes")
-
     assert code == 0, text
     assert left(account) == NOTHING
     assert not (home / BUCKET_FILE).exists()
@@ -347,11 +321,9 @@ def test_checkpoints_are_deleted_only_where_that_is_said(account: Account) -> No
     (bucket,) = account.fake.world.buckets
     account.fake.world.buckets[bucket] |= {f"digits/run/{index}": b"12" for index in range(1001)}
     account.fake.world.facts(bucket).deleted.add("digits/run/old")
-
     assert say("teardown", "--yes")[0] == 0
     assert left(account) == {**NOTHING, "buckets": [bucket]}
     code, text = say("teardown", "--yes", "--delete-checkpoints")
-
     assert (code, left(account)) == (0, NOTHING), text
 
 
@@ -373,9 +345,7 @@ def test_a_teardown_is_refused_while_instances_live_and_leaves_roles_of_others(a
     account.fake.break_down(instance.instance_id)
     account.sleep(120.0)
     account.fake.world.roles["rubberband-head"].tags.clear()
-
     code, text = say("teardown", "--yes")
-
     assert (code, left(account)["roles"]) == (0, ["rubberband-head"]), text
 
 
@@ -388,9 +358,7 @@ def test_a_teardown_sees_instances_of_other_regions(account: Account, monkeypatc
         "rubberband.cloud.aws.calls.open_aws",
         lambda region: regions.get(region, Account(region=region)).fake.session("admin"),
     )
-
     code, text = say("teardown", "--yes")
-
     assert (code, "1 instance in eu-west-1" in text) == (1, True), text
     assert left(account)["roles"]
 
@@ -406,7 +374,6 @@ def test_a_worker_writes_checkpoints_and_nothing_that_others_run() -> None:
     account = Account()
     s3 = account.fake.session("worker").client("s3")
     put_package(account.session, f"s3://{account.bucket}/digits", "folders/digits.zip", b"code")
-
     s3.put_object(Bucket=account.bucket, Key="digits/run/t1", Body=b"1")
     key = "packages/digits/folders/digits.zip"
     assert s3.get_object(Bucket=account.bucket, Key=key)["Body"].read() == b"code"
@@ -426,14 +393,12 @@ def test_roles_of_another_owner_name_only_its_own() -> None:
 def test_a_bucket_of_another_account_gets_no_code() -> None:
     account = Account()
     _elsewhere(account)
-
     with pytest.raises(InputError, match="may not s3:PutObject in theirs; if the bucket is this account's"):
         put_package(account.fake.session("admin"), "s3://theirs/digits", "folders/digits.zip", b"code")
     with pytest.raises(InputError, match="may not s3:PutObject in theirs"):
         preflight(
             account.resources(checkpoints="s3://theirs/x"), [offer()], session=account.session, place=account.place
         )
-
     assert account.fake.world.buckets["theirs"] == {}
 
 
@@ -458,9 +423,7 @@ def test_a_package_that_would_expire_during_a_run_is_written_again() -> None:
         put_package(*words, unless_there=True)
     assert account.operations().count("PutObject") == 1
     account.fake.world.facts(account.bucket).written_at["packages/digits/wheels/a.whl"] = 1_700_000_000.0
-
     put_package(*words, unless_there=True)
-
     assert account.operations().count("PutObject") == 2
 
 
@@ -478,9 +441,7 @@ def test_a_driver_that_outlives_its_packages_in_the_bucket_writes_them_anew() ->
     expired = dict(account.fake.world.buckets[account.bucket])
     account.fake.world.buckets[account.bucket].clear()  # as its rules say, after 30 days
     machines.user_data.args[0].renewed_at -= 2 * 86_400.0  # type: ignore[attr-defined]
-
     assert machines.user_data(start) == text
-
     assert account.fake.world.buckets[account.bucket] == expired
     assert len(expired) == 2
 
@@ -498,9 +459,7 @@ NOT_YET = FakeError("NoSuchEntity", "The role with name rubberband-worker cannot
 def test_a_request_that_is_open_is_waited_for_and_holds_up_nothing(account: Account, home: Path) -> None:
     quotas = account.session.client("service-quotas")
     quotas.request_service_quota_increase(ServiceCode="ec2", QuotaCode="L-DB2E81BA", DesiredValue=4.0)
-
     code, text = say("setup", "--yes")
-
     assert (code, (home / BUCKET_FILE).exists()) == (0, True), text
     assert "4 were asked for on" in text
     assert "for 16, run this again then" in text
@@ -692,9 +651,7 @@ def everything(account: Account) -> None:
 
 def test_the_drivers_policy_allows_all_that_a_run_asks_for() -> None:
     account = held_to(shipped("driver"))
-
     everything(account)
-
     assert not [call for call in account.fake.calls if call.outcome in ("UnauthorizedOperation", "AccessDenied")]
     assert account.fake.living == ()
 
@@ -707,10 +664,8 @@ def test_the_drivers_policy_allows_nothing_that_is_not_needed() -> None:
 def test_a_role_without_a_right_is_refused_before_anything_is_rented(action: str) -> None:
     account = held_to(without(shipped("driver"), action))
     before = len(account.fake.instances)
-
     with pytest.raises(InputError, match=f"{action}.*driver\\.json"):
         preflight(account.resources(market="spot"), [offer()], session=account.session, place=account.place)
-
     assert len(account.fake.instances) == before
 
 
@@ -720,9 +675,7 @@ def test_a_role_that_may_not_guard_instances_is_reported_so(action: str) -> None
     kept["Statement"] = [one for one in kept["Statement"] if "Guard" not in one["Sid"]]
     guard = {**shipped("driver"), "Statement": [one for one in shipped("driver")["Statement"] if "Guard" in one["Sid"]]}
     account = held_to({**kept, "Statement": [*kept["Statement"], *without(guard, action)["Statement"]]})
-
     notes = preflight(account.resources(), [offer()], session=account.session, place=account.place)
-
     assert len([note for note in notes if f"{action}" in note and "driver.json" in note and "guard_role" in note]) == 1
     unguarded = account.resources(aws={"guard_role": None})
     assert not any(
@@ -738,7 +691,6 @@ def test_schedules_may_end_what_is_ours_and_nothing_else() -> None:
 
 def test_every_operation_that_the_code_names_is_allowed_and_no_other_of_ec2() -> None:
     named = operations_named()
-
     assert named - UP <= actions(shipped("driver"))
     assert {one for one in actions(shipped("driver")) if one.startswith("ec2:")} <= named | {"ec2:CreateTags"}
 
@@ -785,7 +737,6 @@ def test_the_driver_cannot_end_or_tag_what_is_not_its_own() -> None:
     admin, driver = account.fake.session("admin").client("ec2"), account.session.client("ec2")
     other = admin.run_instances(ImageId=ours.image_id, InstanceType="m7i.large", MinCount=1, MaxCount=1)
     theirs = other["Instances"][0]["InstanceId"]
-
     with pytest.raises(Exception, match="not authorized to perform: ec2:TerminateInstances"):
         driver.terminate_instances(InstanceIds=[theirs])
     with pytest.raises(Exception, match="not authorized to perform: ec2:CreateTags"):
@@ -794,7 +745,6 @@ def test_the_driver_cannot_end_or_tag_what_is_not_its_own() -> None:
 
 def test_instances_may_do_nothing_on_ec2() -> None:
     document = shipped("worker")
-
     assert not [action for action in actions(document) if action.startswith(("ec2:", "iam:")) or "*" in action]
     assert "ssm:PutParameter" not in actions(document)
 
@@ -805,7 +755,6 @@ def test_no_role_reads_the_token_of_another_owner(principal: str) -> None:
     admin = account.fake.session("admin").client("ssm")
     for owner in ("rubberband", "another"):
         admin.put_parameter(Name=token_parameter(owner), Value="secret", Type="SecureString")
-
     session = account.fake.session(principal)
     assert read_token(session, token_parameter("rubberband")) == "secret"
     with pytest.raises(Exception, match="not authorized to perform: ssm:GetParameter"):

@@ -110,9 +110,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_the_lease_is_armed_before_anything_else(machine: Machine) -> None:
     before = time.time()
-
     ran = machine.boot(worker_script(BOOT, START))
-
     assert ran.returncode == 0, ran.stderr
     assert [line.split()[1] for line in machine.called] == [
         "--unit=rubberband-lease",
@@ -136,9 +134,7 @@ def test_a_machine_puts_its_lease_off_while_it_installs_up_to_a_bound(
     os.utime(machine.folder / "lease", (armed_at - 200.0,) * 2)  # as though it had been armed a while ago
     late = f'[[ $(stat -c %Y "$RUBBERBAND_ROOT/var/lib/rubberband/lease") -lt {time.time() + left_s - 60.0:.0f} ]]'
     machine.program("uv", f"for look in {{1..600}}; do {late} || break; sleep 0.05; done")
-
     assert machine.work().returncode == 0
-
     ends_at = (machine.folder / "lease").stat().st_mtime
     assert time.time() + left_s - 60.0 < ends_at <= time.time() + left_s + 1.0, "the script counts whole seconds"
     assert machine.called[-1] == "shutdown -h now", "nothing is left that puts the lease off"
@@ -146,9 +142,7 @@ def test_a_machine_puts_its_lease_off_while_it_installs_up_to_a_bound(
 
 def test_a_machine_that_cannot_arm_its_lease_ends_at_once(machine: Machine) -> None:
     machine.program("systemd-run", "exit 1")
-
     ran = machine.boot(worker_script(BOOT, START))
-
     assert ran.returncode != 0
     assert machine.called[-1] == "shutdown -h now"
     assert not (machine.folder / "worker").exists()
@@ -162,9 +156,7 @@ def test_the_lease_ends_the_machine_when_it_is_over_or_gone(machine: Machine, le
         lease.unlink()
     else:
         os.utime(lease, (time.time() + left_s,) * 2)
-
     assert machine.run(machine.folder / "check-lease").returncode == 0
-
     assert (machine.called[-1] == "shutdown -h now") == ends
 
 
@@ -173,9 +165,7 @@ def test_a_step_of_the_machine_s_clock_changes_no_lease(machine: Machine, by_s: 
     machine.boot(worker_script(BOOT, START))
     os.utime(machine.folder / "lease", (time.time() + left_s,) * 2)
     machine.program("date", f"exec /bin/date -d '{by_s} seconds' \"$@\"")
-
     machine.run(machine.folder / "check-lease")
-
     assert (machine.called[-1] == "shutdown -h now") == ends
 
 
@@ -188,19 +178,15 @@ def test_a_machine_that_boots_again_ends(machine: Machine, instance_id: str, end
     (cloud / "data/instance-id").write_text(f"{instance_id}\n")
     machine.log.unlink()
     script_of_every_boot = cloud / "scripts/per-boot/rubberband-end"
-
     assert os.access(script_of_every_boot, os.X_OK)
     assert machine.run(script_of_every_boot).returncode == 0
-
     assert machine.called == (["shutdown -h now"] if ends else [])
 
 
 def test_no_upgrade_holds_up_the_end_of_a_machine(machine: Machine) -> None:
     settings_of_apt = machine.root / "etc/apt/apt.conf.d"
     settings_of_apt.mkdir(parents=True)
-
     assert machine.boot(worker_script(BOOT, START)).returncode == 0
-
     assert (settings_of_apt / "99rubberband").read_text() == 'APT::Periodic::Unattended-Upgrade "0";\n'
     assert machine.work().returncode == 0
     assert (settings_of_apt / "99rubberband-lock").read_text() == 'DPkg::Lock::Timeout "600";\n', "set-up commands wait"
@@ -209,9 +195,7 @@ def test_no_upgrade_holds_up_the_end_of_a_machine(machine: Machine) -> None:
 def test_the_machine_joins_with_token_label_and_settings_and_ends_with_ray(machine: Machine) -> None:
     machine.program("python3", '[[ "$*" == *start* ]] || exit 0; env | grep -E "^(RAY|RUBBERBAND_L)" >> "$LOG"')
     machine.boot(worker_script(replace(BOOT, setup=("echo it\\'s here > setup-ran", "true")), START))
-
     ran = machine.work()
-
     assert ran.returncode == 0, ran.stderr
     token = next(line for line in machine.called if "joining token" in line)
     assert token.endswith(f"/rubberband/me/ray-token us-east-1 {machine.folder}/ray-token")
@@ -232,9 +216,7 @@ MANY = replace(START, instances=("i-001", "i-002", "i-003"))
 def test_each_of_many_takes_the_name_at_its_own_place_in_the_request(machine: Machine) -> None:
     machine.program("curl", '[[ "$*" == *ami-launch-index ]] && echo 1 || echo a-token')
     machine.boot(worker_script(BOOT, MANY))
-
     assert machine.work().returncode == 0
-
     asked = [line for line in machine.called if line.startswith("curl")]
     assert asked[0].endswith("http://169.254.169.254/latest/api/token")
     assert "--request PUT" in asked[0]
@@ -246,9 +228,7 @@ def test_each_of_many_takes_the_name_at_its_own_place_in_the_request(machine: Ma
 def test_a_machine_without_a_name_ends(machine: Machine, answer: str) -> None:
     machine.program("curl", answer)
     machine.boot(worker_script(BOOT, MANY))
-
     assert machine.work().returncode != 0
-
     assert machine.called[-1] == "shutdown -h now"
     assert not any("scripts start" in line for line in machine.called)
 
@@ -257,9 +237,7 @@ def test_a_worker_of_an_image_without_uv_installs_it(machine: Machine, monkeypat
     (machine.programs / "uv").unlink()
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     machine.boot(worker_script(replace(BOOT, installation=Installation(python="3.11", requirements=("torch",))), START))
-
     machine.work()
-
     assert (machine.folder / "uv.txt").read_text().startswith(f"uv=={UV_VERSION} --hash=sha256:")
 
 
@@ -272,9 +250,7 @@ def test_any_failure_ends_the_machine(machine: Machine, failing: str) -> None:
         boot = replace(BOOT, installation=Installation(python="3.11", requirements=("torch",)))
         machine.program("uv", "exit 1")
     machine.boot(worker_script(boot, START))
-
     assert machine.work().returncode != 0
-
     assert machine.called[-1] == "shutdown -h now"
     assert not any("scripts start" in line for line in machine.called)
 
@@ -310,7 +286,6 @@ def test_uv_is_installed_only_as_the_version_and_digest_that_are_known(
         asked = f'fetch_uv {index} "{machine.root}/uv" 0.9.1 {"0" * 64} {right if digest == "right" else "1" * 64}'
         ran = machine.boot(f"{script({}, 'boot.sh')}\n{asked}\n")
         server.shutdown()
-
     if digest == "right":
         assert ran.returncode == 0, ran.stderr
         assert subprocess.check_output([machine.root / "uv/uv"]) == b"uv\n"
@@ -328,7 +303,6 @@ def test_uv_is_installed_by_pip_as_the_version_that_is_known(machine: Machine, h
     words = {"INDEX_URL": "", "DIR": str(machine.root), "UV_VERSION": UV_VERSION, "UV_SHA256": UV_SHA256}
     path = f"export PATH={quote(str(machine.programs))}:/usr/bin:/bin"
     ran = machine.boot(f"set -euo pipefail\n{path}\n{script(words, 'boot.sh')}\nfind_uv\n")
-
     assert ran.returncode == 0, ran.stderr
     assert (machine.root / "uv.txt").read_text().split() == [
         f"uv=={UV_VERSION}",
@@ -346,9 +320,7 @@ def test_requirements_are_installed_into_an_environment_of_the_drivers_python(ma
         ray="2.60.0",
     )
     machine.boot(worker_script(replace(BOOT, installation=asked), START))
-
     assert machine.work().returncode == 0
-
     made, _, installed = [line for line in machine.called if line.startswith("uv ")]
     assert f"--python 3.11 {machine.folder}/venv" in made
     assert installed.endswith("./wheels/rubberband_tune-0.1.0-py3-none-any.whl[ray,aws] scikit-learn>1, <2 ray==2.60.0")
@@ -363,7 +335,6 @@ def test_an_index_of_the_users_own_is_the_only_one(machine: Machine, index_url: 
     for text in (worker_script(replace(BOOT, installation=asked), START), head_script("us-east-1", asked, (), ())):
         machine.boot(text)
     machine.work()
-
     used = [line for line in machine.called if line.startswith("index=")]
     assert len(used) == 4
     assert set(used) == ({f"index={index_url} {index_url} "} if index_url else {"index=  ", "index=  auto"})
@@ -381,7 +352,6 @@ def test_only_the_very_wheel_of_the_driver_is_installed(machine: Machine, role: 
     digest = hashlib.sha256(b"the driver'sbucketa/rubberband_tune-1-py3-none-any.whl").hexdigest()
     address = f"s3://bucket/a/rubberband_tune-1-py3-none-any.whl#sha256={digest}"
     asked = installation(address, python="3.11", ray="2.60.0")
-
     if role == "worker":
         machine.boot(worker_script(replace(BOOT, installation=asked), START))
         ran = machine.work()
@@ -389,7 +359,6 @@ def test_only_the_very_wheel_of_the_driver_is_installed(machine: Machine, role: 
     else:
         ran = machine.boot(head_script("us-east-1", asked, (), ()))
         printed = ran.stdout
-
     same = content == b"the driver's"
     assert any("./wheels/rubberband_tune" in line for line in machine.called) == same
     assert ("is not what the driver put there" in printed) == (not same)
@@ -409,9 +378,7 @@ def test_only_the_very_folder_of_the_driver_is_unpacked(machine: Machine, same: 
     )
     machine.program("python3", f'PYTHONPATH={quote(str(machine.root))} {sys.executable} "$@"')
     digest = hashlib.sha256(archive.getvalue() if same else b"mine").hexdigest()
-
     ran = machine.boot(head_script("us-east-1", BOOT.installation, (), (f"s3://b/folders/digits.zip#sha256={digest}",)))
-
     assert (machine.root / "opt/rubberband/digits/digits.py").exists() == same
     assert ("is not what the driver put there" in ran.stdout) == (not same)
     assert ("the head is ready" in ran.stdout) == same
@@ -454,9 +421,7 @@ def test_packages_are_of_the_drivers_versions(machine: Machine, in_a_bucket: boo
     machine.program("python3", '[[ "$1" != -c ]] || { mkdir -p "$4"; touch "$4/0a1b.txt"; echo "to $4" >> "$LOG"; }')
     asked = Installation(python="3.11", requirements=("torch",), constraints=given)
     machine.boot(worker_script(replace(BOOT, installation=asked), START))
-
     ran = machine.work()
-
     assert ran.returncode == 0, ran.stderr
     installed = [line for line in machine.called if line.startswith("uv pip install")][-1]
     if in_a_bucket:
@@ -475,9 +440,7 @@ def test_a_machine_joins_only_with_the_gpus_that_it_should_have(
     machine.program("python3", f'[[ "$*" != *joining*gpus* ]] || {{ echo "0 of 4 GPUs"; exit {0 if joins else 1}; }}')
     asked = Installation(python="3.11", requirements=("torch",))
     machine.boot(worker_script(replace(BOOT, installation=asked, device=device), START))
-
     ran = machine.work()
-
     checked = [line for line in machine.called if "joining gpus" in line]
     assert checked == (["python3 -m rubberband.cloud.aws.joining gpus 4"] if device == "cuda" else [])
     assert ("nvidia-smi -L" in machine.called) == (device == "cuda"), "the driver is there before torch is installed"
@@ -498,9 +461,7 @@ def test_the_assembled_scripts_are_clean_for_shellcheck(tmp_path: Path, role: st
     text = worker_script(boot, START) if role == "worker" else head_script("us-east-1", asked, ("x",), ("s3://b/f",))
     path = tmp_path / "user-data"
     path.write_text(remake_script("0a", text) if role == "remake" else text)
-
     checked = subprocess.run([str(SHELLCHECK), str(path)], capture_output=True, text=True, check=False)
-
     assert checked.returncode == 0, checked.stdout
 
 
@@ -508,7 +469,6 @@ def test_an_image_that_has_everything_installs_nothing(machine: Machine) -> None
     asked = installation("none", python="3.11", ray="2.60.0")
     machine.boot(worker_script(replace(BOOT, installation=asked), START))
     machine.work()
-
     assert not any(line.startswith(("uv", "curl")) for line in machine.called)
 
 
@@ -562,7 +522,6 @@ def test_a_script_that_ec2_would_not_take_is_refused() -> None:
 def test_the_longest_usual_script_leaves_room_for_set_up_commands() -> None:
     address = f"s3://bucket/wheels/rubberband_tune-0.1.0-py3-none-any.whl#sha256={'a' * 64}"
     asked = installation(address, python="3.11", ray="2.60.0")
-
     assert len(worker_script(replace(BOOT, installation=asked), START)) < MAX_BYTES * 2 / 3
 
 
@@ -577,7 +536,6 @@ def test_every_value_arrives_as_it_is(words: list[str]) -> None:
     text = script({"ONE": "".join(words), "ALL": tuple(words)}).rstrip("\n")
     shows = f'{text}\nprintf "%s\\0" "$ONE" "${{ALL[@]}}"'
     shown = subprocess.run(["bash"], input=shows.encode(), capture_output=True, check=True).stdout.decode()
-
     assert shown.split("\0")[: len(words) + 1] == ["".join(words), *words]
 
 
@@ -586,10 +544,8 @@ def test_the_head_installs_fetches_the_folder_and_leaves_commands_behind(machine
         "python3",
         'mkdir -p "${@: -1}"; [[ "$*" != *zipfile* ]] || { mkdir -p "${@: -1}/0"; echo x > "${@: -1}/0/file"; }',
     )
-
     setup, folders = ('touch "$RUBBERBAND_ROOT/set-up"',), ("s3://b/f/digits.zip",)
     ran = machine.boot(head_script("us-east-1", BOOT.installation, setup, folders, bucket="mine"))
-
     assert ran.returncode == 0, ran.stderr
     assert (machine.root / "opt/rubberband/digits/file").read_text() == "x\n"
     assert (machine.root / "set-up").exists()
@@ -611,7 +567,6 @@ def test_a_head_is_made_anew_if_nothing_runs_or_keeps_what_it_has(machine: Machi
     (place / "venv").mkdir()
     made_of = (place / "made-of").read_text()
     other = head_script("us-east-1", BOOT.installation, ("false" if fails else "true",), ())
-
     for _ in range(2):  # an answer that was lost
         ran = machine.boot(remake_script("0a1b", other))
         assert ran.returncode == (73 if runs else 0), ran.stderr
@@ -620,7 +575,6 @@ def test_a_head_is_made_anew_if_nothing_runs_or_keeps_what_it_has(machine: Machi
     if not runs:
         assert not log.exists(), "while it is made anew it answers nothing"
         machine.run(place / ".remake-0a1b/script")
-
     assert "the head is ready" in log.read_text()
     assert ((place / "made-of").read_text() == made_of) == (fails or runs)
     assert (place / "venv").exists() == (fails or runs)
@@ -669,9 +623,7 @@ def test_the_head_stops_when_nothing_has_run_on_it_for_a_while(
     assert timer.endswith("/opt/rubberband/check-idle")
     stamp = machine.root / "opt/rubberband/busy"
     os.utime(stamp, (time.time() - for_s,) * 2)
-
     assert machine.run(machine.root / "opt/rubberband/check-idle").returncode == 0
-
     assert ("shutdown -h now" in machine.called) is stops
 
 
@@ -681,9 +633,7 @@ def test_the_head_copies_its_journals_to_the_bucket_before_it_stops(machine: Mac
     machine.program("python3", "" if works else "exit 1")
     machine.boot(head_script("us-east-1", BOOT.installation, (), (), idle_s=3600.0, bucket="mine"))
     os.utime(machine.root / "opt/rubberband/busy", (0, 0))
-
     machine.run(machine.root / "opt/rubberband/check-idle")
-
     copies = 'python3 -m rubberband.cloud.aws.on_head keep {"store": "s3://mine/heads"}'
     assert machine.called[-2:] == [copies, "shutdown -h now"]
 
@@ -693,10 +643,8 @@ def test_a_head_that_was_stopped_and_started_again_has_its_whole_time(machine: M
     machine.program("who")
     machine.boot(head_script("us-east-1", BOOT.installation, (), (), idle_s=3600.0))
     os.utime(machine.root / "opt/rubberband/busy", (0, 0))
-
     machine.run(machine.root / "var/lib/cloud/scripts/per-boot/rubberband-idle")
     machine.run(machine.root / "opt/rubberband/check-idle")
-
     assert "shutdown -h now" not in machine.called
     assert len([line for line in machine.called if "rubberband-idle" in line]) == 2
 
@@ -851,6 +799,5 @@ def test_a_type_whose_accelerator_torch_cannot_use_is_refused_by_name(instance_t
     words = {"instance_type": instance_type, "gpus_per_instance": 1, "price_per_hour": 1.0}
     with pytest.raises(InputError, match=rf"{accelerator}.* choose a type with an NVIDIA GPU, such as g4dn"):
         offer(Resources(provider="aws", **words), environment={})
-
     offer(Resources(provider="virtual", **words), environment={})
     offer(Resources(provider="aws", aws={"image": "ami-1", "install": "none"}, **words), environment={})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,8 +14,6 @@ from botocore.exceptions import (
     NoCredentialsError,
     ReadTimeoutError,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.builders.fake_launches import START, Rental, code_of, spot
 from tests.ec2 import FakeAws, FakeCall, FakeDisconnect, Fault
@@ -69,30 +65,11 @@ def test_the_same_token_is_the_same_instance_until_that_has_ended_and_never_anot
     assert len(rental.fake.instances) == 1
 
 
-def test_parameters_are_the_same_after_a_round_trip_as_json_and_are_not_changed_afterwards(rental: Rental) -> None:
-    order = rental.order(ClientToken="t", SecurityGroupIds=tuple(rental.fake.world.groups))
-    kept = json.dumps(order)
-    first = rental.ec2.run_instances(**order)["Instances"][0]["InstanceId"]
-    order["TagSpecifications"].clear()
-    assert rental.ec2.run_instances(**json.loads(kept))["Instances"][0]["InstanceId"] == first
-
-
 def test_threads_with_the_same_token_rent_once(rental: Rental) -> None:
     with ThreadPoolExecutor(8) as threads:
         launched = set(threads.map(lambda _: rental.launch(ClientToken="t"), range(64)))
     assert len(launched) == len(rental.fake.instances) == 1
     assert [call.index for call in rental.fake.calls] == list(range(64))
-
-
-@settings(max_examples=40, deadline=None)
-@given(tokens=st.lists(st.sampled_from(["a", "b", "c", None]), max_size=12))
-def test_there_is_one_instance_for_each_token_and_one_for_each_call_without(tokens: list[str | None]) -> None:
-    rental = Rental()
-    rental.fake.fault = lambda call: Fault.timeout(took_effect=True) if call.index % 3 == 1 else None
-    for token in tokens:
-        with contextlib.suppress(ReadTimeoutError):
-            rental.launch(ClientToken=token, InstanceType="g5.xlarge")
-    assert len(rental.fake.instances) == len(set(tokens) - {None}) + tokens.count(None)
 
 
 # Quotas and capacity
@@ -264,17 +241,6 @@ def test_a_launch_pays_for_every_instance_and_a_listing_of_everything_from_a_sma
         for fresh, asked in ((Limits(), {}), (Limits(), {"Filters": [{"Name": "client-token", "Values": ["t"]}]}))
     ]
     assert taken == [50, 100]
-
-
-@settings(max_examples=60, deadline=None)
-@given(gaps_s=st.lists(st.floats(0.0, 3.0), max_size=80))
-def test_no_more_than_the_burst_and_the_refill_is_let_in(gaps_s: list[float]) -> None:
-    limits, now, let_in = Limits(), NOW, 0
-    for gap_s in gaps_s:
-        now += gap_s
-        let_in += limits.refusal("ec2", "RunInstances", {"MaxCount": 1}, now) is None
-    assert let_in <= 5 + 2 * (now - NOW) + 1e-6
-    assert let_in >= min(len(gaps_s), 5)
 
 
 # Faults

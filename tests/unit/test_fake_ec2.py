@@ -13,7 +13,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, ParamValidationError
 
-from tests.builders.fake_launches import START, Rental, spot
+from tests.builders.fake_launches import START, TAGS, Launches, Rental, spot
 from tests.ec2 import BUCKET
 from tests.ec2.client import operation_names
 from tests.ec2.operations import OPERATIONS
@@ -22,38 +22,11 @@ from tests.ec2.server import SECRET_KEY, FakeServer, access_key
 OWNER = [{"Key": "rubberband:owner", "Value": "rubberband"}]
 
 
-class Cloud:
-    """An account, its administrator's clients, and a launch that it fills."""
+class Cloud(Launches):
+    """An account, its administrator's clients, and launches that it fills."""
 
     def __init__(self, client: Callable[[str], Any], image: str, sleep: Callable[[float], None]) -> None:
         self.client, self.image, self.sleep, self.ec2 = client, image, sleep, client("ec2")
-
-    def order(self, **changed: Any) -> dict[str, Any]:
-        """The parameters of a launch that succeeds; None leaves one out."""
-        order = {
-            "ImageId": self.image,
-            "InstanceType": "p3.2xlarge",
-            "MinCount": 1,
-            "MaxCount": 1,
-            "UserData": "#!/bin/bash",
-            "InstanceInitiatedShutdownBehavior": "terminate",
-            "TagSpecifications": [{"ResourceType": kind, "Tags": OWNER} for kind in ("instance", "volume")],
-            **changed,
-        }
-        return {key: value for key, value in order.items() if value is not None}
-
-    def launch(self, **changed: Any) -> str:
-        """The id of a new instance."""
-        return str(self.ec2.run_instances(**self.order(**changed))["Instances"][0]["InstanceId"])
-
-    def look(self, **params: Any) -> list[dict[str, Any]]:
-        """What DescribeInstances shows."""
-        found = self.ec2.describe_instances(**params)["Reservations"]
-        return [instance for reservation in found for instance in reservation["Instances"]]
-
-    def shown(self, instance: str) -> dict[str, Any]:
-        """What it shows of one."""
-        return self.look(InstanceIds=[instance])[0]
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +58,11 @@ def opened(name: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[
     rental = Rental("admin")
     rental.fake.world.agent_s = rental.fake.world.command_known_s = 0.0
     if name == "in process":
-        yield Cloud(rental.fake.session("admin").client, rental.image(), rental.clock.sleep)
+        yield Cloud(rental.fake.session("admin").client, rental.image, rental.clock.sleep)
         return
     with FakeServer(rental.fake, folder / "s3") as server:
         server.storage.make_bucket(BUCKET)
-        yield Cloud(_clients(server.url, access_key("admin")), rental.image(), rental.clock.sleep)
+        yield Cloud(_clients(server.url, access_key("admin")), rental.image, rental.clock.sleep)
 
 
 HTTP, MOTO = (pytest.param(name, marks=pytest.mark.long) for name in ("http", "moto"))
@@ -179,12 +152,12 @@ def test_a_launch_that_ec2_forbids_is_refused(ours: Cloud, changed: dict[str, An
 
 def test_an_instance_is_shown_as_it_was_asked_for_until_it_has_ended(cloud: Cloud) -> None:
     subnet = cloud.ec2.describe_subnets(Filters=by("availability-zone", "us-east-1b"))["Subnets"][0]["SubnetId"]
-    instance = cloud.launch(SubnetId=subnet, ClientToken="t1", MetadataOptions={"HttpTokens": "required"})
+    instance = cloud.launch(SubnetId=subnet, ClientToken="t1")
     cloud.sleep(20.0)
     shown = cloud.shown(instance)
     assert (shown["InstanceType"], shown["Placement"]["AvailabilityZone"]) == ("p3.2xlarge", "us-east-1b")
     assert (shown["State"]["Name"], shown["ClientToken"], shown["ImageId"]) == ("running", "t1", cloud.image)
-    assert (shown["Tags"], "InstanceLifecycle" in shown) == (OWNER, False)
+    assert ({one["Key"]: one["Value"] for one in shown["Tags"]}, "InstanceLifecycle" in shown) == (TAGS, False)
     cloud.ec2.terminate_instances(InstanceIds=[instance])
     cloud.sleep(30.0)
     assert cloud.shown(instance)["State"]["Name"] == "terminated"

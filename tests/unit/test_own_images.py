@@ -47,7 +47,6 @@ def test_a_run_boots_the_image_once_it_is_built_and_installs_its_own_package_alo
     before, plain = user_data(world)
     built = world.build()
     after, script = user_data(world)
-
     assert (before != built.image_id, after) == (True, built.image_id)
     assert "updating the environment of the image" not in plain
     assert "updating the environment of the image" in script
