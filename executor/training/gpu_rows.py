@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,16 +46,25 @@ class Residence:
         memory: Callable[[], tuple[int, int]] = torch.cuda.mem_get_info,
         *,
         share: float = 1.0,
+        pool: Executor | None = None,
     ) -> None:
-        """`memory` returns the bytes that are free, and all bytes, of the GPU; `share` is the worker's part of both."""
+        """`memory` returns the bytes that are free, and all bytes, of the GPU; `share` is the worker's part of both.
+
+        `pool` copies, by default in a thread.
+        """
         self.device = device
         self._share = share
         self._memory = memory
         self._copies: dict[int, _Copy] = {}
         self._refused: set[int] = set()
-        self._pool = ThreadPoolExecutor(1, "rubberband copies")
+        self._pool = pool or ThreadPoolExecutor(1, "rubberband copies")
         self._steps = 0
         self._is_over = False
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether any dataset takes memory of the GPU."""
+        return bool(self._copies)
 
     def begin_step(self) -> None:
         """Note that a step, or an evaluation, begins."""
@@ -80,7 +89,7 @@ class Residence:
     def leave(self) -> bool:
         """Give the memory back, for good; return whether there was any."""
         wait([copy.filled for copy in self._copies.values()])
-        had_any = bool(self._copies)
+        had_any = self.has_copies
         self._copies.clear()
         self._is_over = True
         return had_any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,9 +12,9 @@ import pytest
 import torch
 
 from rubberband.executor import Entrypoint
-from rubberband.executor.training.check_findings import CheckOrder, TrialFault
-from rubberband.executor.training.checking import _Check
+from rubberband.executor.training.check_findings import TrialFault
 from rubberband.values.asynchronous import AsyncTraining
+from tests.builders.checks import checked_here
 from tests.builders.segments import SEGMENT
 from tests.builders.trials import segment_trials
 
@@ -24,14 +22,9 @@ from tests.builders.trials import segment_trials
 def checked(
     name: str, config: dict[str, Any], training: AsyncTraining, max_gpus: int = 1
 ) -> tuple[list[TrialFault], dict[str, Any]]:
-    """The problems, and all that was found."""
     entrypoint = Entrypoint.parse(f"tests.builders.trials.segment_trials:{name}", (os.getcwd(),))
     segment = replace(SEGMENT, config=config, until_iterations=1, max_iterations=2, training=training)
-    answers = io.StringIO()
-    _Check(CheckOrder(entrypoint=entrypoint, segment=segment, max_gpus=max_gpus), answers).run()
-    found = json.loads(answers.getvalue().splitlines()[-1])
-    assert found["is_finished"]
-    return [TrialFault(**problem) for problem in found["problems"]], found
+    return checked_here(entrypoint, segment, max_gpus)
 
 
 @pytest.mark.parametrize("staleness", [None, 0, 2])

@@ -18,10 +18,11 @@ from torch.utils.data import TensorDataset, random_split
 
 import rubberband
 from rubberband.executor import Entrypoint, Feed, open_store, run_segment
-from rubberband.executor.training import gpu_rows, loop, metrics
+from rubberband.executor.training import loop, metrics
 from rubberband.executor.training.gpu_rows import GpuRows, Residence
 from rubberband.executor.training.loading import Part
 from tests.builders.segments import SEGMENT, reports
+from tests.builders.waiting import eventually
 
 CPU = torch.device("cpu")
 MiB = 1 << 20
@@ -39,46 +40,45 @@ class AtOnce(Executor):
         return done
 
 
-def residence(free: int = 100 * MiB, total: int = 100 * MiB, steps: int = 2) -> Any:
-    found: Any = Residence(CPU, lambda: (free, total))
-    found._pool = AtOnce()
+def residence(free: int = 100 * MiB, total: int = 100 * MiB, steps: int = 2, pool: Any = None) -> Residence:
+    found = Residence(CPU, lambda: (free, total), pool=pool or AtOnce())
     for _ in range(steps):
         found.begin_step()
     return found
 
 
-def held(rows: GpuRows, part: Any) -> bool:
-    """Whether a batch comes from copies on the GPU."""
-    found = rows._residence.rows(rows._dataset.tensors, part)
-    return found is not None and all(
-        torch.equal(one, other[part]) for one, other in zip(found, rows._dataset.tensors, strict=True)
-    )
-
-
 PART = np.array([5, 2, 2, 7])
+
+
+def held(data: TensorDataset, there: Residence) -> bool:
+    """Whether a batch comes from copies on the GPU."""
+    found = there.rows(data.tensors, PART)
+    assert found is None or all(torch.equal(one, each[PART]) for one, each in zip(found, data.tensors, strict=True))
+    return found is not None
 
 
 def test_a_small_set_is_held_after_the_first_step_where_memory_is_free() -> None:
     small = TensorDataset(torch.randn(100, 8), torch.arange(100))
-    assert held(GpuRows(small, residence()), PART)
-    assert not held(GpuRows(small, residence(steps=1)), PART), "the first step shows what else is needed"
+    assert held(small, residence())
+    assert not held(small, residence(steps=1)), "the first step shows what else is needed"
     large = TensorDataset(torch.randn(2 * MiB + 1000, 3))  # 24 of 100 MiB
-    assert not held(GpuRows(large, residence()), PART)
-    assert not held(GpuRows(small, residence(free=5000)), PART)
+    assert not held(large, residence())
+    assert not held(small, residence(free=5000))
 
 
 def test_training_and_evaluation_set_share_what_they_hold_and_its_limit() -> None:
     there, whole = residence(), TensorDataset(torch.randn(MiB, 4))  # 16 MiB
-    assert held(GpuRows(whole, there), PART)
-    assert held(GpuRows(whole, there), PART)
-    assert len(there._copies) == 1
-    assert not held(GpuRows(TensorDataset(torch.randn(MiB, 2)), there), PART), "24 % in all"
+    assert held(whole, there)
+    assert held(whole, there), "one copy: two would be 32 %"
+    large, small = TensorDataset(torch.randn(MiB, 2)), TensorDataset(torch.randn(MiB // 2, 1))
+    assert not held(large, there), "24 % in all"
+    assert held(small, there), "18 %"
 
 
 def test_a_change_of_the_set_is_seen() -> None:
-    data = TensorDataset(torch.zeros(10, 2))
-    rows = GpuRows(data, residence())
-    assert held(rows, PART)
+    data, there = TensorDataset(torch.zeros(10, 2)), residence()
+    rows = GpuRows(data, there)
+    assert held(data, there)
     data.tensors[0][5] = 1.0
     (found,) = rows.load(PART, lambda indices: indices)
     assert found[:, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
@@ -99,38 +99,35 @@ def test_memory_that_others_may_write_to_is_not_held(kind: str) -> None:
             "shared": lambda: torch.zeros(10, 2).share_memory_(),
             "trained": lambda: torch.zeros(10, 2).requires_grad_(),
         }[kind]()
-    rows = GpuRows(TensorDataset(tensor), residence())
-    assert not held(rows, PART)
+    data, there = TensorDataset(tensor), residence()
+    rows = GpuRows(data, there)
+    assert not held(data, there)
     array[5] = 1.0
     rows.follow()
     assert torch.equal(rows.load(PART, lambda indices: indices)[0], tensor[PART])
 
 
-def test_a_copy_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(there: torch.Tensor, tensor: torch.Tensor, *_: Any) -> None:
-        if tensor.dim() == 1:
-            raise RuntimeError("pretended")
-        there.copy_(tensor)
-
-    monkeypatch.setattr(gpu_rows, "_fill", fails)
+def test_a_copy_that_fails_is_not_used() -> None:
+    failed: Future[None] = Future()
+    failed.set_exception(RuntimeError("pretended"))
+    there = residence(pool=SimpleNamespace(submit=lambda *_: failed))
     data = TensorDataset(torch.randn(10, 2), torch.arange(10))
-    rows = GpuRows(data, residence())
-    assert rows._residence.rows(data.tensors, PART) is None
-    assert torch.equal(rows.load(PART, lambda indices: indices)[1], data.tensors[1][PART])
+    assert not held(data, there)
+    assert torch.equal(GpuRows(data, there).load(PART, lambda indices: indices)[1], data.tensors[1][PART])
 
 
 def test_memory_that_is_being_filled_is_not_given_back() -> None:
-    there = residence()
     filled: Future[None] = Future()
-    there._pool = SimpleNamespace(submit=lambda *_: filled, shutdown=lambda: None)
+    there = residence(pool=SimpleNamespace(submit=lambda *_: filled))
     assert there.rows([torch.ones(10)], PART) is None
     leaves = threading.Thread(target=there.leave, daemon=True)
     leaves.start()
     leaves.join(0.05)
-    assert there._copies
+    assert leaves.is_alive()
     filled.set_result(None)
     leaves.join(10.0)
-    assert not there._copies
+    assert not leaves.is_alive()
+    assert not there.leave(), "it was given back"
 
 
 def ahead(parts: list[Any]) -> Iterator[Part]:
@@ -141,14 +138,19 @@ def test_the_next_batch_is_gathered_ahead_and_again_if_it_changed() -> None:
     data = TensorDataset(torch.arange(10.0))
     rows, parts = GpuRows(data, residence(steps=0)), [np.array([each, each + 1]) for each in range(4)]
 
+    placed: list[list[int]] = []
+
+    def place(indices: Any) -> Any:
+        placed.append(indices.tolist())
+        return indices + 1
+
     def load(number: int) -> list[float]:
-        return list(rows.load(parts[number], lambda indices: indices + 1)[0].tolist())
+        return list(rows.load(parts[number], place)[0].tolist())
 
     rows.expect(parts[:2], lambda: ahead(parts[2:3]))
     for number in (0, 1):
         assert load(number) == [number + 1, number + 2]
-        assert rows._next is not None
-        assert rows._next.where.tolist() == [number + 2, number + 3]
+        assert placed[-1] == [number + 1, number + 2], "the part after it is gathered"
     data.tensors[0][3] = 30.0
     rows.expect([parts[2]], lambda: ahead([]))
     assert load(2) == [30.0, 4.0]
@@ -227,7 +229,6 @@ def test_a_curve_does_not_depend_on_where_the_rows_are(
 
     def feed(*args: Any, **words: Any) -> Feed:
         found = Feed(*args, **{**words, "residence": made})
-        assert found._rows is not None
         rows = made.rows
         monkeypatch.setattr(made, "rows", lambda *each: [used.append(batch := rows(*each)), batch][1])
         return found
@@ -245,7 +246,7 @@ class Lacks(Line):
     sizes: ClassVar[list[int]] = []
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        if self.made._copies and len(batch[0]) > 1:
+        if self.made.has_copies and len(batch[0]) > 1:
             raise torch.OutOfMemoryError("pretended")
         if model.training:
             self.sizes.append(len(batch[0]))
@@ -259,7 +260,7 @@ def test_a_full_gpu_gives_the_set_up_before_it_divides_a_step(tmp_path: Path, mo
     Lacks.made = made
     monkeypatch.setattr(loop, "Feed", lambda *args, **words: Feed(*args, **{**words, "residence": made}))
     found = reports(list(run_segment(Entrypoint.from_object(Lacks), segment, store)))
-    assert made._is_over
+    assert not made.has_copies
     assert min(Lacks.sizes) > 1, "no smaller passes"
     assert [report.metrics for report in found] == [report.metrics for report in plain]
 
@@ -275,7 +276,5 @@ def test_a_gpu_gets_the_same_rows_from_both_places(tmp_path: Path) -> None:
             assert found.is_cuda
             assert torch.equal(found.cpu(), tensor[part])
             assert found.stride() == tensor[part].stride()
-        for copy in there._copies.values():
-            copy.filled.result()
-    assert there.rows(data.tensors, part) is not None
+    eventually(lambda: there.rows(data.tensors, part) is not None, "the copies")
     rows.close()

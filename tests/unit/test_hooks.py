@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,10 +14,10 @@ from torch.utils.data import TensorDataset
 import rubberband
 from rubberband.errors import EntrypointError
 from rubberband.executor import Entrypoint, TrialFailure
-from rubberband.executor.training.check_findings import CheckOrder
-from rubberband.executor.training.checking import _Check, _check_restored
+from rubberband.executor.training.checking import _check_restored
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
+from tests.builders.checks import checked_here
 from tests.builders.segments import content, failure, reports, variant
 
 
@@ -268,16 +267,9 @@ def test_a_check_finds_a_state_that_does_not_load_back(forgets, lines):
         if not forgets:
             Averaged.load_state_dict(self, state)
 
-    order = CheckOrder(
-        entrypoint=Entrypoint.from_object(variant(Averaged, load_state_dict=load_state_dict)),
-        segment=replace(segments.SEGMENT, until_iterations=1, max_iterations=2),
-        max_gpus=1,
-    )
-    answers = io.StringIO()
-    _Check(order, answers).run()
-    found = json.loads(answers.getvalue().splitlines()[-1])
-    assert [problem["line"][: len(line)] for problem, line in zip(found["problems"], lines, strict=True)] == lines
-    assert found["is_finished"]
+    entrypoint = Entrypoint.from_object(variant(Averaged, load_state_dict=load_state_dict))
+    problems, _ = checked_here(entrypoint, replace(segments.SEGMENT, until_iterations=1, max_iterations=2))
+    assert [problem.line[: len(line)] for problem, line in zip(problems, lines, strict=True)] == lines
 
 
 @pytest.mark.parametrize(

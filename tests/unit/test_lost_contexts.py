@@ -198,7 +198,6 @@ def swallows(config: dict[str, Any]) -> None:
             return
 
 
-@pytest.mark.long
 def test_a_process_whose_function_goes_on_after_its_stop_ends_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,0 +1,22 @@
+"""A check of a trial in this process, which `rubberband check` starts another one for."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from rubberband.executor import Entrypoint, Segment
+from rubberband.executor.training.check_findings import CheckOrder, TrialFault
+from rubberband.executor.training.checking import _Check
+
+
+def checked_here(
+    entrypoint: Entrypoint, segment: Segment, max_gpus: int = 1
+) -> tuple[list[TrialFault], dict[str, Any]]:
+    """The problems, and all that was found."""
+    answers = io.StringIO()
+    _Check(CheckOrder(entrypoint=entrypoint, segment=segment, max_gpus=max_gpus), answers).run()
+    found = json.loads(answers.getvalue().splitlines()[-1])
+    assert found["is_finished"]
+    return [TrialFault(**problem) for problem in found["problems"]], found
