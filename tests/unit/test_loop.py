@@ -53,7 +53,6 @@ class Plateau(Exact):
         print(f"iteration {iterations}")
 
 
-@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("trial", "config"),
     [(Noisy, {}), (Noisy, {"optimizer": "adam", "scheduler": "plateau"}), (EveryBatch, {})],
