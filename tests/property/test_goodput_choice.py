@@ -7,14 +7,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rubberband.planner.goodput import candidates, choose, choose_at, choose_many, efficiency, gain, step_s
+from rubberband.planner.goodput import candidates, choose, choose_at, choose_many, efficiency, step_s
 from rubberband.planner.goodput.fit import MeanPoints, fit, relative_errors
 from rubberband.planner.goodput.planning import (
     LOWER,
-    fixed_seconds_per_iteration,
     scaled_size,
     scaling_efficiencies,
-    seconds_per_iteration,
     should_scale,
 )
 from rubberband.values.adaptive import BatchLimits, Throughput
@@ -90,26 +88,12 @@ def test_candidates_grow_from_the_initial_to_the_largest_batch(limits, gpus, num
         assert sizes[-1] == limits.max
 
 
-@given(noise_scales, st.integers(1, 1000), st.floats(1.0, 100.0))
-def test_efficiency_is_a_share_and_gain_is_between_one_step_and_linear(noise_scale, initial, growth):
-    batch_size = initial * growth
-    assert 0.0 < efficiency(noise_scale, initial, batch_size) <= 1.0
-    assert 1.0 - 1e-9 <= gain(noise_scale, initial, batch_size) <= growth * (1 + 1e-9)
-
-
 def test_rounding_up_does_not_pass_the_largest_batch():
     limits = BatchLimits(initial=128, max=4096, max_per_gpu=200)
     assert candidates(limits, 11).batch_size[-1] == 4096
 
 
 SIZES = [1, 2, 3, 4, 8, 16, 64]
-
-
-@given(goodput_profiles())
-def test_adapting_is_never_slower_than_a_fixed_batch(profile):
-    fixed = fixed_seconds_per_iteration(profile, 4, SIZES)
-    for gpus, seconds in seconds_per_iteration(profile, 4, SIZES).items():
-        assert seconds <= fixed[gpus] * (1 + 1e-9)
 
 
 @given(goodput_profiles(), st.sampled_from(SIZES))

@@ -67,13 +67,6 @@ def test_at_sync_the_best_continue_and_the_longest_billed_instance_is_released()
     assert [t.status for t in story.state.trials] == ["stopped", "running", "stopped", "running"]
 
 
-def test_equal_metrics_are_ranked_by_trial_id() -> None:
-    story = begun()
-    for trial in range(4):
-        story.report(trial, 0.5)
-    assert story.state.stages[0].ranking == (0, 1, 2, 3)
-
-
 def test_it_ends_when_the_last_stage_is_done_and_everything_is_back() -> None:
     story = begun()
     for trial in range(4):
@@ -327,37 +320,3 @@ def test_an_instance_that_ran_after_it_was_given_up_is_on_the_bill() -> None:
     story.tell(InstanceReleased, instance="i-001", running_at=story.at, ended_at=story.at + 1.0)
     story.tell(InstanceReleased, instance="i-002", ended_at=story.at)
     assert budget.bill_usd(story.state, story.at) == JOB.offer.instance_cost_usd(1.0)
-
-
-def test_an_experiment_that_found_no_instance_resumes_once_it_is_resumed() -> None:
-    story = Story()
-    story.tell(Started)
-    story.tell(InstanceRefused, instance="i-001", reason="no")
-    story.tell(InstanceRefused, instance="i-002", reason="no")
-    for names in (("i-003", "i-004"), ("i-005", "i-006")):
-        story.at += 100
-        story.tell(Tick)
-        commands = [command for name in names for command in story.tell(InstanceRefused, instance=name, reason="no")]
-    (finish,) = commands
-    assert isinstance(finish, Finish)
-    assert finish.outcome == "failed"
-    assert story.tell(Tick) == []
-    assert not story.controller.is_over
-    assert kinds(story.tell(DriverResumed, live=(), ended=())) == ["LaunchInstance", "LaunchInstance"]
-    for name in ("i-007", "i-008"):
-        story.ready(name)
-    assert len(story.state.running()) == 4
-    assert story.state.outcome is None
-
-
-def test_a_finished_experiment_stays_finished() -> None:
-    story = begun()
-    for trial in range(4):
-        for _ in range(2):
-            story.fail(trial)
-    for name in ("i-001", "i-002"):
-        story.tell(InstanceReleased, instance=name, ended_at=story.at)
-    assert story.state.outcome == "failed"
-    assert story.controller.is_over
-    assert story.tell(Tick) == []
-    assert kinds(story.tell(DriverResumed, live=(), ended=())) == ["Finish"]

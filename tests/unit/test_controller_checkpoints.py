@@ -7,17 +7,14 @@ from dataclasses import replace
 from rubberband.executor import (
     CheckpointLost,
     Command,
-    Controller,
     DiscardCheckpoint,
     DriverResumed,
     DriverStopped,
-    Faults,
     InstanceReleased,
     Setback,
     StartTrial,
     TrialReported,
     TrialStatus,
-    replay,
     summarise,
 )
 from rubberband.values.plan import Stage
@@ -25,10 +22,8 @@ from rubberband.views.live.narration import Narrator
 from rubberband.views.report.page import render_html
 from rubberband.views.story import story as story_of
 from tests.builders.jobs import JOB
-from tests.builders.memory import MemoryJournal
 from tests.builders.results import render
 from tests.builders.stories import Story, begun, checkpoint, kinds
-from tests.builders.virtual_runs import run_virtual
 
 SETUP = {"configurations": [{}] * 4}
 
@@ -136,18 +131,6 @@ def test_a_report_of_an_ended_attempt_does_not_count() -> None:
     story = in_stage_1()
     assert story.tell(CheckpointLost, trial=3, attempt=1, message="late") == []
     assert story.state.trials[3].iterations == 1
-
-
-def test_a_run_whose_checkpoints_are_lost_is_done_and_its_journal_says_the_same() -> None:
-    lost = {(trial, 2) for trial in range(4)}
-    journal = MemoryJournal()
-    controller, _, finish = run_virtual(JOB, Faults(lost_checkpoints=lost), journal)
-    assert finish.outcome == "done"
-    assert len(controller.state.history.of(Setback)) == 2
-    assert [trial.failures for trial in controller.state.trials] == [0] * 4
-    again = Controller(JOB)
-    replay(again, journal)
-    assert again.state == controller.state
 
 
 def all_fail(*failures: str) -> Story:

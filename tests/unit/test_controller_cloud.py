@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 
@@ -343,10 +342,6 @@ def test_an_instance_that_ran_and_ended_unseen_is_paid_for_as_long_as_it_ran() -
     story.tell(InstanceLost, reason="its lease expired", **ran)
     assert (story.state.course, story.state.outcome) == ("running", None)
     assert budget.bill_usd(story.state, story.at) == pytest.approx(0.2)
-
-
-def test_without_a_cap_leases_are_as_long_as_they_may_be() -> None:
-    assert Story(SPOT).controller.hold_until() == math.inf
 
 
 def test_the_rest_is_planned_with_the_latest_spot_price() -> None:

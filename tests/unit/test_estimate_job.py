@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.errors import InfeasibleError, InputError
+from rubberband.errors import InputError
 from rubberband.executor import ExperimentFolder
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
@@ -64,12 +64,6 @@ def test_a_deadline_is_met_with_more_gpus_per_trial_than_an_instance_has_where_t
 def test_only_the_optimal_plan_is_replanned(policy: str) -> None:
     job = planned(experiment(), policy)
     assert job.replan == (policy == "optimal")
-
-
-def test_no_type_in_time_is_one_error_with_the_nearest_time() -> None:
-    with pytest.raises(InfeasibleError, match="raise the deadline to") as caught:
-        planned(experiment({"deadline": "10s"}))
-    assert caught.value.shortest_jct_s > 10
 
 
 def test_an_experiment_that_cannot_run_is_refused_before_anything_is_made(tmp_path: Any) -> None:

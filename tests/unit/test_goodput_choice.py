@@ -79,19 +79,7 @@ def test_an_unknown_noise_scale_keeps_the_initial_batch():
     assert choose(MODEL, float("nan"), LIMITS, 1, 4).batch_size == 128
 
 
-def test_many_allocations_may_each_have_their_noise_scale():
-    gpus = np.asarray([4, 4])
-    found = choose_many(MODEL, np.asarray([10.0, 10_000.0]), LIMITS, np.ones_like(gpus), gpus)
-    assert found[0].batch_size < found[1].batch_size
-
-
 @pytest.mark.parametrize(("current", "worth"), [(128, False), (122, False), (121, True), (134, False), (135, True)])
 def test_small_changes_are_not_worth_making(current, worth):
     found = choose_at(MODEL, 100.0, LIMITS, 1, 1, 128)
     assert better(current, found) == worth
-
-
-def test_candidates_for_timing_are_few_and_spread():
-    found = candidates(LIMITS, 4, num=6)
-    assert found.batch_size.tolist() == [128, 256, 512, 1024, 2048, 4096]
-    assert np.all(found.per_gpu <= 256)

@@ -39,12 +39,6 @@ def test_a_step_synchronises_in_its_last_pass_only():
     assert step_s(MODEL, 1, 2, 1, 3) == pytest.approx(3 * 1.5 + math.hypot(1.5, 2.0))
 
 
-def test_functions_broadcast():
-    gpus, per_gpu = np.asarray([1, 2, 4])[:, None], np.asarray([8, 16])
-    assert step_s(MODEL, 1, gpus, per_gpu, 0).shape == (3, 2)
-    assert efficiency(np.asarray([1.0, 2.0])[:, None], 8, per_gpu).shape == (2, 2)
-
-
 @pytest.mark.parametrize("scale", [1e-300, 1e-30, 1.0, 1e30])
 @pytest.mark.parametrize("gamma", [1.0, 3.0, 10.0])
 def test_combining_neither_underflows_nor_overflows(scale, gamma):
@@ -189,7 +183,3 @@ def test_a_fit_that_misses_the_steps_nearby_is_not_trusted_within_the_measured_r
         assert extrapolates(points, 1, gpus, size)
     straight = [point(1, gpus, size) for gpus in (1, 4) for size in sizes]
     assert not any(extrapolates(straight, 1, gpus, size) for gpus in (1, 4) for size in (4, 30, 100, 128))
-
-
-def test_without_points_everything_is_outside():
-    assert extrapolates([], 1, 1, 8)

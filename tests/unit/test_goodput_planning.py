@@ -48,11 +48,6 @@ def test_a_fixed_batch_takes_its_steps():
     assert fixed_seconds_per_iteration(MODEL, 4, [1])[1] == pytest.approx(50_000 / 128 * 0.148 + 3.0)
 
 
-def test_a_gang_larger_than_the_largest_batch_can_be_planned():
-    small = replace(MODEL, limits=BatchLimits(initial=2, max=4))
-    assert set(seconds_per_iteration(small, 8, [1, 8])) == {1, 8}
-
-
 def test_across_instances_is_not_planned_to_be_free_where_it_was_not_measured():
     table = seconds_per_iteration(measured(1, 2, 4), 4, [4, 8])
     local = seconds_per_iteration(measured(1, 2, 4), 8, [4, 8])
@@ -64,10 +59,6 @@ def test_gangs_that_were_not_measured_are_extrapolated(sizes, outside):
     assert extrapolated(measured(*sizes), 4, [1, 2, 4, 8]) == outside
 
 
-def test_a_model_written_by_hand_extrapolates_nothing():
-    assert extrapolated(MODEL, 4, [1, 8]) == []
-
-
 def test_a_gang_grows_while_it_scales():
     sizes = [1, 2, 4, 8, 16, 32]
     share = scaling_efficiencies(MODEL, 4, sizes)
@@ -77,9 +68,3 @@ def test_a_gang_grows_while_it_scales():
     assert not should_scale(MODEL, 4, 8)
     assert scaled_size(MODEL, 4, sizes, 1) == max(size for size in sizes if share[size] >= 0.5)
     assert scaled_size(MODEL, 4, sizes, 32) == 32
-
-
-def test_more_noise_scales_further():
-    sizes = [1, 2, 4, 8, 16, 32, 64]
-    early, late = (scaled_size(replace(MODEL, noise_scale=phi), 4, sizes, 1) for phi in (100.0, 50_000.0))
-    assert early < late

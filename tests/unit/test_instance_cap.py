@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from rubberband.executor import (
     AllotmentChanged,
-    Controller,
     DriverResumed,
     Event,
     InstanceCapChanged,
@@ -29,8 +28,6 @@ from rubberband.executor import (
     Tick,
     TrialReported,
     TrialStopRequested,
-    decode_event,
-    encode_event,
 )
 from rubberband.executor.core.forecast import later_stages
 from rubberband.executor.core.instance_cap import apportioned, cut
@@ -325,11 +322,6 @@ def test_a_cap_of_no_instances_before_the_start_stops_no_trial() -> None:
     assert found == "at most 0 instances instead of 4: trials wait for a larger cap"
 
 
-def test_it_is_journalled() -> None:
-    event = AllotmentChanged(occurred_at=4.0, request="r-1", max_instances=None)
-    assert decode_event(*encode_event(event)) == event
-
-
 @given(st.integers(0, 50), st.lists(st.integers(1, 20), min_size=1, max_size=6))
 def test_lanes_share_an_instance_cap_by_their_quotas(total: int, quotas: list[int]) -> None:
     shares = apportioned(total, quotas)
@@ -343,13 +335,3 @@ def test_lanes_share_an_instance_cap_by_their_quotas(total: int, quotas: list[in
 def test_a_gang_that_does_not_fit_any_more_is_as_wide_as_one_can_be(most: int, instances: int, gpus: int) -> None:
     found = cut(JOB, StagePlan(instances=4, gpus_per_trial=4), most)
     assert (found.instances, found.gpus_per_trial) == (instances, gpus)
-
-
-def test_a_repeated_cap_before_the_start_gets_one_line() -> None:
-    controller = Controller(job())
-    narrator, said = Narrator(controller.job), list[str]()
-    for at in (10.0, 20.0):
-        event = AllotmentChanged(occurred_at=at, request=f"r-{at}", max_instances=1)
-        controller.handle(event)
-        said += narrator.lines(event, controller)
-    assert said == ["instance cap: at most 1 instance instead of 4"]

@@ -14,7 +14,6 @@ import sqlalchemy as sql
 import rubberband
 from rubberband.errors import JournalError
 from rubberband.executor import (
-    Event,
     Journal,
     RestPlanned,
     TrialFailed,
@@ -26,7 +25,6 @@ from rubberband.executor import (
     encode_job,
     sqlite_url,
 )
-from rubberband.executor.core import events
 from rubberband.executor.journal.journal import UnknownWordsError, begin, from_elsewhere, written_by
 from rubberband.values.balance import BalanceUse
 from tests.builders.jobs import EVENTS, JOB
@@ -83,17 +81,6 @@ def test_broken_and_unknown_records_are_refused(journal: Journal) -> None:
         decode_event("InstanceRunning", '{"occurred_at": 1.0}')
 
 
-def test_every_kind_of_event_can_be_journalled() -> None:
-    kinds = {kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)}
-    for event in EVENTS:
-        assert decode_event(*encode_event(event)) == event
-    assert {kind.__name__ for kind in kinds - {Event}} == {kind.__name__ for kind in Event.__subclasses__()}
-
-
-def test_a_job_comes_back_as_it_was() -> None:
-    assert decode_job(encode_job(JOB)) == JOB
-
-
 def test_a_field_of_a_newer_version_is_refused_and_names_the_version(journal: Journal, tmp_path: Path) -> None:
     """It would have been dropped: a limit that the resumed run no longer keeps."""
     journal.create(created_at=1.0, job=JOB, setup={"provider": "virtual"})
@@ -131,12 +118,6 @@ def test_a_journal_without_a_version_is_read_and_signed_by_who_writes_to_it_next
     with journal._database.reading() as connection:
         assert written_by(connection.execute(sql.text("SELECT job FROM experiments")).scalar_one()) != ""
     assert journal.header() == header
-
-
-def test_sqlite_survives_a_crash_of_the_machine(journal: Journal) -> None:
-    with journal._database.writing() as connection:
-        assert connection.execute(sql.text("PRAGMA journal_mode")).scalar() == "wal"
-        assert connection.execute(sql.text("PRAGMA synchronous")).scalar() == 2
 
 
 def test_a_log_that_an_earlier_journal_left_is_not_taken_for_this_ones(tmp_path: Path) -> None:

@@ -72,18 +72,6 @@ def test_a_run_that_was_cut_off_resumes(make: Callable[[str], ExperimentFolder],
     assert (result.outcome, result.resumes) == ("done", 1)
 
 
-def test_a_taken_name_is_refused_and_loses_nothing(make: Callable[[str], ExperimentFolder]) -> None:
-    result = session.run(make("test"))
-    with pytest.raises(NameTakenError, match="rubberband resume test"):
-        make("test")
-    assert read(folder_of(make, "test")) == result
-
-
-def folder_of(make: Callable[[str], ExperimentFolder], name: str) -> ExperimentFolder:
-    other = make(f"{name}-beside")
-    return dataclasses.replace(other, name=name)
-
-
 def test_a_name_that_is_taken_twice_at_once_is_given_to_one(store_url: str) -> None:
     outcomes: list[str] = []
     together = threading.Barrier(4)

@@ -28,7 +28,6 @@ from rubberband.executor.checkpoints import folders
 from rubberband.executor.checkpoints import machine as machines
 from rubberband.executor.checkpoints import scratch as scratches
 from rubberband.executor.core.forecast import _lateness
-from rubberband.executor.core.instance_cap import apportioned
 from rubberband.executor.journal.database import Database
 from rubberband.executor.journal.journal import begin
 from rubberband.executor.ray import connection
@@ -80,15 +79,6 @@ def test_events_are_synced_to_the_disk_as_they_are_inserted_unless_a_rehearsal_w
             journal.durable = durable
             journal.append([Tick(occurred_at=1.0)])
     assert seen == [FULL, NORMAL, FULL, FULL]
-
-
-def test_a_transaction_is_synced_to_the_disk_unless_it_may_be_lost(tmp_path):
-    with closing(Database(f"sqlite:///{tmp_path / 'd.db'}", what="it", remedy="mend it")) as database:
-        found = []
-        for durable in (True, False, True):
-            with database.writing(durable=durable) as writing:
-                found.append(writing.exec_driver_sql("PRAGMA synchronous").scalar())
-    assert found == [FULL, NORMAL, FULL]
 
 
 def test_a_file_that_is_rewritten_in_place_at_its_size_is_packed_again(tmp_path, monkeypatch):
@@ -189,12 +179,6 @@ def test_the_cheapest_of_plans_with_equal_odds_is_taken(usd):
     )
     tried = {rest.best(replace(limits, confidence=share * 0.95), "min_cost").usd for share in LOWER_CONFIDENCES}
     assert _likeliest(rest, present).usd == min(*tried, usd[-1])
-
-
-@pytest.mark.parametrize("quotas", [[5, 1], [3, 2, 1], [1, 1, 20], [7]])
-def test_as_many_instances_as_brackets_are_one_for_each(quotas):
-    assert apportioned(len(quotas), quotas) == [1] * len(quotas)
-    assert sum(apportioned(len(quotas) - 1, quotas)) == len(quotas) - 1
 
 
 @pytest.mark.parametrize(("trials", "off"), [(2, 0.05), (3, 0.03), (5, 0.02), (16, 0.01), (64, 0.01), (500, 0.01)])

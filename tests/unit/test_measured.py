@@ -181,14 +181,6 @@ def test_a_noise_scale_that_is_not_known_or_as_profiled_changes_nothing(phi: flo
     assert found.findings == ""
 
 
-def test_without_a_model_batches_that_are_reported_change_nothing() -> None:
-    state = seen({1: [[10.0, 10.0]] * 4})
-    for trial in state.trials:
-        for report in trial.reports:
-            report.batches = batches(5000.0)
-    assert measured(state).profile is state.job.profile
-
-
 @settings(deadline=None)
 @given(
     phi=st.floats(1.0, 1e6),
@@ -289,11 +281,6 @@ def test_workers_that_are_all_slower_wait_as_before() -> None:
     slower = {gpus: [[1.5 * planned.iteration_s(gpus)] * 3] * 2 for gpus in (1, 2)}
     found = measured(seen(slower, profile=planned)).profile
     assert found.iteration_s(4) == pytest.approx(1.5 * planned.iteration_s(4), rel=0.02)
-
-
-def test_workers_as_fast_as_planned_change_nothing() -> None:
-    state = seen({2: [[asynchronous(None).iteration_s(2)] * 3] * 2}, profile=asynchronous(None))
-    assert measured(state).profile is state.job.profile
 
 
 def test_a_run_is_planned_again_with_the_workers_it_has_seen() -> None:

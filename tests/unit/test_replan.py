@@ -183,15 +183,6 @@ def test_the_trials_that_continue_are_planned_for_by_their_own_speed() -> None:
     assert known.plan == instances(4, 4, 1)
 
 
-def test_many_changes_are_counted() -> None:
-    stages = tuple(Stage(trials=8, iterations=2) for _ in range(7))
-    limits = PlanningConstraints(deadline_s=500.0)
-    job = problem((stages,), PROFILE, OFFER, limits)
-    found = replan(job, done=1, spent_s=60.0, spent_usd=0.5, current=instances(*[1] * 7))
-    assert found.reason.count(" instead of 1") == 3
-    assert "3 more stages change" in found.reason
-
-
 def test_an_unplannable_experiment_is_an_input_error() -> None:
     with pytest.raises(InputError):
         from_first_sync(min_gpus_per_trial=16, max_gpus_per_trial=16)

@@ -170,12 +170,6 @@ def test_a_job_alone_takes_the_best_number_of_gpus_of_its_share() -> None:
     assert stuck.alone_s(2) == math.inf
 
 
-def test_one_job_takes_what_its_profile_says(tmp_path: Path, pool: Path, jobs: Path) -> None:
-    alone = write(tmp_path / "alone.csv", "at,name,kind,iterations\n0s,only,resnet,10\n")
-    outcome = simulated(load_pool(pool), alone, ["fifo"]).outcomes["fifo"]
-    assert outcome.jobs[0].jct_s == pytest.approx(5.0 + 10 * 12.0)
-
-
 @pytest.mark.parametrize("policy", ["default", "fitness", "hell", "tiresias", "optimus"])
 def test_traces_in_the_public_format(policy: str, pool: Path, public: Path, traces: Path) -> None:
     found = simulated(load_pool(pool), public, [policy], traces)
@@ -254,15 +248,6 @@ def test_each_job_has_the_measurements_of_its_own_model(tmp_path: Path, traces: 
     assert [job.kind for job in jobs] == ["toy", "other", "toy"]
     assert all(job.application is known[job.kind] for job in jobs)
     assert {name: each.name for name, each in known.items()} == {"toy": "toy", "other": "other"}
-
-
-def test_a_job_has_a_batch_while_it_has_gpus(public: Path, traces: Path) -> None:
-    job = simulating.read_traces(public, traces, "adaptive")[0]
-    assert job.batch_size == 0
-
-    job.resize((4,))
-
-    assert job.batch_size == 32
 
 
 def test_a_job_larger_than_the_pool_is_unfinished(tmp_path: Path, pool: Path, traces: Path) -> None:

@@ -13,12 +13,10 @@ import pytest
 
 import rubberband
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
-from rubberband.errors import ProviderError
 from rubberband.executor import (
     AttemptFaults,
     Event,
     Faults,
-    InstanceInterrupted,
     InstanceLost,
     InstanceReady,
     InstanceRefused,
@@ -125,13 +123,6 @@ def test_an_interruption_is_announced_and_distinguished_from_a_death() -> None:
     assert [(status.ended_at, status.preempted) for status in rented.describe()] == [(80.0, True), (80.0, False)]
 
 
-def test_a_refused_instance_was_never_rented() -> None:
-    rented, _ = provider(a=InstanceFaults(refused="no capacity"))
-    with pytest.raises(ProviderError, match="no capacity"):
-        rented.launch("a")
-    assert list(rented.describe()) == []
-
-
 @dataclass(frozen=True)
 class Slow:
     """A fault model of late messages."""
@@ -226,13 +217,6 @@ def test_a_start_that_never_runs_is_refused_and_one_that_never_warms_is_given_up
     lost = events_until(cold, 100.0)[-1]
     assert isinstance(lost, InstanceLost)
     assert lost.ended_at == 90.0
-
-
-def test_a_notice_is_reported_once() -> None:
-    driven = backend(faults=InstanceFaults(ends_after_s=60.0, preempted=True, notice_s=20.0))
-    driven.execute(LaunchInstance(instance="a", market="spot"))
-    kinds = [type(event) for event in events_until(driven, 100.0)]
-    assert kinds == [InstanceRunning, InstanceReady, InstanceInterrupted, InstanceLost]
 
 
 def test_where_the_budget_ends_instances_end_themselves_and_the_driver_is_reported() -> None:
