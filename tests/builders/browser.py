@@ -50,6 +50,20 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
+def expect(*found: Any) -> Any:
+    """What a page shall show in the end: playwright's assertions, which wait."""
+    from playwright.sync_api import expect as of_playwright
+
+    return of_playwright(*found)
+
+
+def drawn(page: Any, *names: str) -> None:
+    """Scroll to charts, which draws them. The one of a comparison is drawn at once."""
+    for name in names:
+        page.locator(f"#c-{name}").scroll_into_view_if_needed()
+        page.locator(f"#c-{name} .main-svg").first.wait_for()
+
+
 class Visit:
     """A page at one address, and what it did that it must not."""
 

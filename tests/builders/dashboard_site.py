@@ -1,4 +1,4 @@
-"""A service of experiments that no process runs, served from a thread for a browser."""
+"""Services for a browser, served from a thread: of experiments that no process runs, and of journals in a home."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rubberband.api.app import app_of
+from rubberband.api.app import app_of, create_app
 from rubberband.api.experiments import ExperimentRuns
+from rubberband.api.experiments.admission import Admission
 from rubberband.api.plans.previews import Plans
 from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
+from rubberband.api.security import Tokens
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store, open_store
+from rubberband.executor import ExperimentFolder
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
-from tests.builders.browser import served
+from tests.builders.browser import PATIENCE_S, served
 from tests.builders.fake_runs import FakeRuns
+from tests.builders.waiting import eventually
 
 BEGUN = Summary(
     trials=36,
@@ -58,6 +62,10 @@ class Site:
         self.store.change(name, at=time.time(), **changes)
         self.feed.wake()
 
+    @property
+    def tokens(self) -> Tokens:
+        return Tokens(self.store)
+
 
 class NoPlans(Plans):
     """Starts no process: nothing is planned here."""
@@ -67,10 +75,29 @@ class NoPlans(Plans):
 
 
 @contextmanager
-def service(home: Path, **settings_of: Any) -> Iterator[Site]:
+def service(home: Path, plans: type[Plans] = NoPlans, **settings_of: Any) -> Iterator[Site]:
+    """A service of no process of experiments; `plans` says how it plans."""
     settings = Settings(home=home, **settings_of)
     store, feed = open_store(None, home), EventFeed()
-    runs, plans = FakeRuns(store=store, clock=settings.clock), NoPlans(settings, store)
-    parts = Service(settings=settings, store=store, plans=plans, runs=cast("ExperimentRuns", runs), feed=feed)
-    with served(app_of(parts)) as address:
+    admission = None if settings.pool is None else Admission(settings.pool, store)
+    runs = FakeRuns(store=store, clock=settings.clock, admission=admission)
+    made, as_runs = plans(settings, store), cast("ExperimentRuns", runs)
+    with served(app_of(Service(settings=settings, store=store, plans=made, runs=as_runs, feed=feed))) as address:
         yield Site(address=address, store=store, runs=runs, feed=feed)
+
+
+@contextmanager
+def journals(home: Path, *names: str, within_s: float = PATIENCE_S) -> Iterator[str]:
+    """The address of a whole service of the journals in a home, once it has seen them run, or done."""
+    store = open_store(None, home)
+
+    def state(name: str) -> ExperimentState | None:
+        found = store.submission(name)
+        return None if found is None else found.state
+
+    with served(create_app(Settings(home=home), store=store)) as address:
+        for name in names:
+            driven = ExperimentFolder(home=home, name=name).driven
+            wanted = ExperimentState.RUNNING if driven else ExperimentState.DONE
+            eventually(lambda name=name, wanted=wanted: state(name) is wanted, name, within_s=within_s)  # type: ignore[misc]
+        yield address

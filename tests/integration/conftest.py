@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,25 @@ if TYPE_CHECKING:
     from tests.builders.processes.segment_worker import Worker
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """One for all tests of a file; they are skipped where there is none."""
+@pytest.fixture(scope="session")
+def _one_browser() -> Iterator[tuple[Any, asyncio.AbstractEventLoop]]:
     with chromium() as found:
-        yield found
+        loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
+        yield found, loop
+        asyncio._set_running_loop(loop)
+
+
+@pytest.fixture
+def browser(_one_browser: tuple[Any, asyncio.AbstractEventLoop]) -> Iterator[Any]:
+    """One for all tests, each of which has a profile of its own; they are skipped where there is none.
+
+    Playwright's loop counts as running only here: tests in between run loops of their own.
+    """
+    found, loop = _one_browser
+    asyncio._set_running_loop(loop)
+    yield found
+    asyncio._set_running_loop(None)
 
 
 @pytest.fixture

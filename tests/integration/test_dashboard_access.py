@@ -1,88 +1,48 @@
-"""Signing in to the dashboard, and whether its pages can be used by everybody: names, order, contrast."""
+"""Who sees the dashboard, and how: signed in and out, and by http from another host."""
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from rubberband.api.app import app_of
-from rubberband.api.experiments import ExperimentRuns
+from rubberband.api import security
 from rubberband.api.plans.previews import Plans
-from rubberband.api.routes import Service
-from rubberband.api.routes.events import EventFeed
-from rubberband.api.security import Tokens
-from rubberband.api.settings import Settings
-from rubberband.api.store import Store, open_store
-from rubberband.states import ExperimentState
-from rubberband.values.submission import Submission
-from tests.builders.browser import served, visiting
-from tests.builders.fake_runs import FakeRuns
+from rubberband.api.routes import events
+from rubberband.api.settings import ServiceLimits
+from tests.builders.browser import ELSEWHERE, expect, visiting
+from tests.builders.dashboard_site import Site, service
+from tests.builders.documents import ROOT
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
-expect = playwright.expect
-SCALING = (Path(__file__).parents[2] / "examples" / "scaling.yaml").read_text(encoding="utf-8")
-
-FAULTS = """() => {
-  const faults = [];
-  const seen = (element) => element.checkVisibility({ visibilityProperty: true });
-  const named = (element) => element.getAttribute("aria-label") || element.getAttribute("aria-labelledby")
-    || element.labels?.length || element.textContent.trim() || element.title;
-  const all = (selector) => [...document.querySelectorAll(selector)].filter(seen);
-  for (const field of all("input:not([type=hidden]), select, textarea")) {
-    if (!field.labels?.length && !field.getAttribute("aria-label")) faults.push(`no label: ${field.outerHTML}`);
-  }
-  for (const control of all("a[href], button, summary")) {
-    if (!named(control)) faults.push(`no name: ${control.outerHTML}`);
-  }
-  for (const part of all("[onclick], div[role=button], [tabindex]:not([tabindex='0']):not([tabindex='-1'])")) {
-    faults.push(`not for keyboards: ${part.outerHTML.slice(0, 80)}`);
-  }
-  const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
-  for (const id of new Set(ids.filter((one, at) => ids.indexOf(one) !== at))) faults.push(`id twice: ${id}`);
-  let level = 0;
-  for (const heading of all("h1, h2, h3, h4")) {
-    const next = Number(heading.tagName[1]);
-    if (next > level + 1) faults.push(`heading skips a level: ${heading.textContent}`);
-    level = next;
-  }
-  if (all("h1").length !== 1) faults.push("not one h1");
-  for (const landmark of ["main", "header"]) if (!all(landmark).length) faults.push(`no ${landmark}`);
-  for (const table of all("table")) if (!table.caption && !table.ariaLabel) faults.push("a table without a name");
-  for (const picture of all("[role=img]")) {
-    if (!picture.ariaLabel && !picture.getAttribute("aria-labelledby")) faults.push("a picture without a name");
-  }
-  if (!document.documentElement.lang) faults.push("no language");
-  return faults;
-}"""
+SCALING = (ROOT / "examples" / "scaling.yaml").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return open_store(None, tmp_path_factory.mktemp("home"))
-
-
-@pytest.fixture(scope="module")
-def address(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    settings = Settings(home=tmp_path_factory.mktemp("home"), auth=True, entrypoints=("examples.scaling:*",))
-    runs = cast("ExperimentRuns", FakeRuns(store=store, clock=settings.clock))
-    now = time.time()
-    store.add(Submission(name="digits", state=ExperimentState.QUEUED, created_at=now, changed_at=now))
-    parts = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=EventFeed())
-    with served(app_of(parts)) as found:
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A service that asks for tokens."""
+    with service(tmp_path, auth=True, limits=ServiceLimits(streams=1)) as found:
+        found.add("digits", "queued")
         yield found
 
 
+def sign_in(page: Any, token: str) -> None:
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Experiments")
+
+
 @pytest.mark.long
-def test_a_reader_signs_in_previews_may_not_submit_and_signs_out(browser: Any, address: str, store: Store) -> None:
-    _, token = Tokens(store).create("anna", "read")
-    with visiting(browser, address) as visit:
+def test_a_reader_signs_in_previews_may_not_submit_and_signs_out(browser: Any, tmp_path: Path) -> None:
+    with (
+        service(tmp_path, Plans, auth=True, entrypoints=("examples.scaling:*",)) as site,
+        visiting(browser, site.address) as visit,
+    ):
+        _, token = site.tokens.create("anna", "read")
         page = visit.open("/plan")
         expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
-        assert page.evaluate(FAULTS) == []
         visit.shot("login")
         page.get_by_label("Token").fill("rb_wrong")
         page.keyboard.press("Enter")
@@ -107,26 +67,60 @@ def test_a_reader_signs_in_previews_may_not_submit_and_signs_out(browser: Any, a
 
 
 @pytest.mark.long
-def test_every_page_has_names_landmarks_and_headings_in_order(browser: Any, address: str, store: Store) -> None:
-    _, token = Tokens(store).create("ops", "admin")
-    with visiting(browser, address, phone=True) as visit:
-        page = visit.open("/login")
-        page.get_by_label("Token").fill(token)
-        page.get_by_role("button", name="Sign in").click()
-        expect(page.locator("#rows tr")).to_have_count(1)
-        assert visit.overflow_px() <= 0
-        found = {"/": page.evaluate(FAULTS)}
-        visit.open("/plan")
-        page.get_by_label("Experiment file").fill(SCALING)
-        page.get_by_role("button", name="Preview").click()
-        expect(page.get_by_role("button", name="Submit…")).to_be_enabled()
-        page.locator("summary", has_text="Assumptions").click()
-        found["/plan"] = page.evaluate(FAULTS)
-        page.get_by_role("button", name="Submit…").click()
-        found["dialog"] = page.evaluate(FAULTS)
-        visit.open("/experiments/digits")
-        found["/experiments/digits"] = page.evaluate(FAULTS)
-        visit.open("/nowhere")
-        found["/nowhere"] = page.evaluate(FAULTS)
+def test_a_page_whose_token_is_revoked_by_another_process_asks_for_another(
+    browser: Any, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(security, "REMEMBERED_S", 0.1)
+    monkeypatch.setattr(events, "CHECK_S", 0.1)
+    record, text = site.tokens.create("anna", "read")
+    with visiting(browser, site.address) as visit:
+        page = visit.open("/")
+        with page.expect_response(re.compile("/v1/events")):
+            sign_in(page, text)
+        site.tokens.revoke(record.id)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
         visit.errors.clear()
-    assert found == {path: [] for path in found}
+
+
+@pytest.mark.long
+def test_a_page_whose_stream_is_refused_for_a_while_resumes(browser: Any, site: Site) -> None:
+    _, text = site.tokens.create("anna", "read")
+    with visiting(browser, site.address) as first, visiting(browser, site.address) as visit:
+        page, other = first.open("/"), visit.open("/")
+        with page.expect_response(re.compile("/v1/events")):
+            sign_in(page, text)
+        with other.expect_response(lambda answer: "/v1/events" in answer.url and answer.status == 429):
+            sign_in(other, text)
+        with other.expect_response(lambda answer: "/v1/events" in answer.url and answer.status == 200):
+            page.close()
+        site.add("another", "queued")
+        site.feed.wake()
+        expect(other.get_by_role("link", name="another")).to_be_visible()
+        visit.errors.clear()
+
+
+def test_by_http_a_command_is_copied_or_selected_and_an_experiment_cancelled(browser: Any, tmp_path: Path) -> None:
+    """From another host a browser gives neither a clipboard nor random ids then."""
+    with (
+        service(tmp_path, hosts=(ELSEWHERE,)) as site,
+        visiting(browser, site.address.replace("127.0.0.1", ELSEWHERE)) as visit,
+    ):
+        page = visit.open("/")
+        assert not page.evaluate("window.isSecureContext || Boolean(navigator.clipboard || crypto.randomUUID)")
+        page.get_by_role("button", name="Copy").click()
+        expect(page.get_by_role("status")).to_contain_text("Copied.")
+        field = page.get_by_role("searchbox")
+        field.press("Control+V")
+        expect(field).to_have_value(f"rubberband submit experiment.yaml --server {page.url.rstrip('/')}")
+        page.reload()
+        page.evaluate("document.execCommand = () => false")
+        page.get_by_role("button", name="Copy").click()
+        expect(page.get_by_role("status")).to_contain_text("press Ctrl+C")
+        assert page.evaluate("String(getSelection())").startswith("rubberband submit experiment.yaml")
+        site.add("digits")
+        visit.open("/experiments/digits")
+        expect(page.get_by_role("button", name="Cancel", exact=True)).to_be_visible()
+        expect(page.locator("#notify"), "no notices are offered").to_be_hidden()
+        page.get_by_role("button", name="Cancel", exact=True).click()
+        page.get_by_role("button", name="Cancel the experiment").click()
+        expect(page.locator("h1 .badge")).to_have_text("cancelled")

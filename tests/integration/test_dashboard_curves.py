@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rubberband.api.app import create_app
-from rubberband.api.settings import Settings
-from rubberband.api.store import open_store
-from rubberband.states import ExperimentState
-from tests.builders.browser import served, visiting
+from tests.builders.browser import drawn, expect, visiting
+from tests.builders.dashboard_site import journals
 from tests.builders.journalled_runs import recorded, words
-from tests.builders.waiting import eventually
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
-expect = playwright.expect
 CURVES = "document.querySelector('#c-curves')"
 
 
@@ -29,23 +22,11 @@ _MANY = {"type": "sha", "num_samples": 540, "grace_period": 4, "max_t": 36, "red
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("home")
-    with ExitStack() as stack:
-        recorded(words(name="done")).put(home)
-        recorded(words(name="many", search={"scheduler": _MANY}, constraints={"deadline": "9h", "max_cost": 99})).put(
-            home
-        )
-        store = open_store(None, home)
-        found = stack.enter_context(served(create_app(Settings(home=home), store=store)))
-        for name in ("done", "many"):
-            eventually(
-                lambda name=name: (row := store.submission(name)) is not None and row.state is ExperimentState.DONE
-            )
+    limits = {"deadline": "9h", "max_cost": 99}
+    for run in (words(name="done"), words(name="many", search={"scheduler": _MANY}, constraints=limits)):
+        recorded(run).put(home)
+    with journals(home, "done", "many") as found:
         yield found
-
-
-def drawn(page: Any, name: str) -> None:
-    page.locator(f"#c-{name}").scroll_into_view_if_needed()
-    page.locator(f"#c-{name} .main-svg").first.wait_for()
 
 
 def test_curves_are_smoothed_on_log_axes_and_the_best_few_and_the_link_shows_the_same(
@@ -79,23 +60,10 @@ def test_curves_are_smoothed_on_log_axes_and_the_best_few_and_the_link_shows_the
         expect(page.get_by_role("slider", name="smooth")).to_have_value("0.9")
 
 
-@pytest.mark.by_default(1)
-@pytest.mark.parametrize(("kind", "begin"), [("PNG", b"\x89PNG"), ("SVG", b"<svg")])
-def test_a_chart_is_saved_as_a_file(browser: Any, address: str, kind: str, begin: bytes) -> None:
-    with visiting(browser, address, dark=True) as visit:
-        page = visit.open("/experiments/done")
-        drawn(page, "spend")
-        with page.expect_download() as download:
-            page.locator("#s-spend").get_by_role("button", name=f"Save as {kind}").click()
-        assert download.value.suggested_filename == f"done-spend.{kind.lower()}"
-        assert Path(download.value.path()).read_bytes().startswith(begin)
-
-
 def test_a_range_of_configurations_filters_the_table_and_is_in_the_link(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         page = visit.open("/experiments/done")
-        for name in ("curves", "spend", "allocation", "parallel"):
-            drawn(page, name)
+        drawn(page, "curves", "spend", "allocation", "parallel")
         page.get_by_label("accuracy, from, percent of the axis").focus()
         for _ in range(3):
             page.keyboard.press("PageUp")
@@ -108,8 +76,7 @@ def test_a_range_of_configurations_filters_the_table_and_is_in_the_link(browser:
         link = page.evaluate("location.pathname + location.search")
 
         page = visit.open(link)
-        for name in ("curves", "spend", "allocation", "parallel"):
-            drawn(page, name)
+        drawn(page, "curves", "spend", "allocation", "parallel")
         expect(page.locator("#s-parallel [aria-live]")).to_contain_text(f"{few} of ")
         visit.shot("brushed-table")
         page.locator("#trials .head").get_by_role("link", name="Clear").click()
@@ -118,6 +85,7 @@ def test_a_range_of_configurations_filters_the_table_and_is_in_the_link(browser:
         assert "brush" not in page.url
 
 
+@pytest.mark.long
 def test_lines_of_many_trials_are_few_elements_that_a_reader_hovers_and_hides(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         page = visit.open("/experiments/many")
@@ -141,14 +109,17 @@ def test_lines_of_many_trials_are_few_elements_that_a_reader_hovers_and_hides(br
         visit.shot("curves-many", whole=False)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("kind", "begin"), [("PNG", b"\x89PNG"), ("SVG", b"<svg")])
-def test_lines_of_many_trials_are_saved_as_a_file(browser: Any, address: str, kind: str, begin: bytes) -> None:
+@pytest.mark.long
+def test_a_chart_with_lines_of_many_trials_is_saved_as_a_file(
+    browser: Any, address: str, kind: str, begin: bytes
+) -> None:
     with visiting(browser, address) as visit:
         page = visit.open("/experiments/many")
         drawn(page, "curves")
         with page.expect_download() as download:
             page.locator("#s-curves").get_by_role("button", name=f"Save as {kind}").click()
+        assert download.value.suggested_filename == f"many-curves.{kind.lower()}"
         saved = Path(download.value.path()).read_bytes()
     assert saved.startswith(begin)
     if kind == "SVG":
@@ -171,6 +142,7 @@ def test_a_point_among_the_lines_of_many_trials_leads_to_its_trial(browser: Any,
         page.wait_for_url(f"**/experiments/many/trials/{trial[1]}")
 
 
+@pytest.mark.long
 def test_the_report_draws_the_lines_of_many_trials_as_paths_over_each_axis(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         page = visit.open("/experiments/many/report")

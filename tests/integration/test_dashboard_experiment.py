@@ -1,7 +1,8 @@
-"""An experiment's page: whole without a script in every state, and in a browser up to date, brushed, and acted on."""
+"""An experiment's page in a browser: up to date, brushed, acted on, with its best trial, and of thousands of trials."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import re
@@ -11,212 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from rubberband.api.app import create_app
-from rubberband.api.settings import Settings
-from rubberband.api.store import open_store
-from rubberband.errors import JournalError
 from rubberband.executor import ExperimentFolder, Faults, Inbox
-from rubberband.states import ExperimentState
-from rubberband.values.submission import Submission, Summary
-from rubberband.views.report.page import CHARTS, result_charts
+from rubberband.executor import read_journal as read
+from tests.bench.bench_pages import run_of
 from tests.builders.accessibility import faults
-from tests.builders.browser import served, visiting
-from tests.builders.fake_runs import FakeService, fake_service
+from tests.builders.browser import drawn, expect, visiting
+from tests.builders.dashboard_site import journals
 from tests.builders.journalled_runs import Recorded, recorded, words
-from tests.builders.results import UPDATES, a_result, cut_short, hostile
-from tests.builders.waiting import eventually
-
-BEGUN = Summary(started_at=1000.0, stages=3, forecast_jct_s=200.0, forecast_cost_usd=0.05)
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    with fake_service(tmp_path) as made:
-        yield made
-
-
-def text(html: str) -> str:
-    return " ".join(re.sub(r"<script.*?</script>|<[^>]+>", " ", html, flags=re.DOTALL).split())
-
-
-def page(service: FakeService, path: str = "", status: int = 200) -> str:
-    answer = service.client.get(f"/experiments/one{path}", headers={"Accept": "text/html"})
-    assert answer.status_code == status
-    return answer.text
-
-
-def test_asynchronous_updates_have_a_table(service: FakeService) -> None:
-    result = a_result()
-    service.add("one", state=ExperimentState.RUNNING, summary=BEGUN)
-    service.runs.results["one"] = result
-    assert "Asynchronous updates" not in page(service)
-    trials = (dataclasses.replace(result.trials[0], updates=(UPDATES, UPDATES)), *result.trials[1:])
-    service.runs.results["one"] = dataclasses.replace(result, trials=trials)
-    shown = text(page(service))
-    assert "trial workers updates per s staleness most lost compute up waiting server down" in shown
-    assert "0 2 100 100 0.96 4 2 10.00 2.00 1.00 4.00 3.00" in shown
-
-
-@pytest.mark.by_default(10)
-@pytest.mark.parametrize("state", list(ExperimentState))
-@pytest.mark.parametrize("begun", [True, False])
-def test_every_state_has_a_page(service: FakeService, state: ExperimentState, begun: bool) -> None:
-    service.add("one", state=state, reason="told why", summary=BEGUN if begun else Summary())
-    if begun:
-        service.runs.results["one"] = a_result()
-    shown = text(page(service))
-    assert f"one {state.value}" in shown
-    assert ("Progress by stage" in shown) == begun
-    assert ("Report" in shown.split("time")[0]) == begun
-
-
-def test_the_page_says_that_a_journal_cannot_be_read(service: FakeService) -> None:
-    service.add("one", state=ExperimentState.UNREADABLE, reason="the journal is no database", summary=BEGUN)
-    service.runs.failure = JournalError("the journal is no database")
-    assert "The journal is no database." in text(page(service))
-
-
-def test_a_queued_run_shows_its_submission_and_its_place(service: FakeService) -> None:
-    service.add("one", state=ExperimentState.QUEUED, words=words(entrypoint="examples.digits:DigitsTrial"))
-    service.add("other", state=ExperimentState.RUNNING)
-    html = page(service)
-    shown = text(html)
-    assert "It waits for a free slot. 1 experiment running, 1 queued." in shown
-    assert "runs examples.digits:DigitsTrial" in shown
-    assert "max_cost 4.00 USD" in shown
-    assert "/v1/experiments/one/report" not in html, "there is none yet"
-    assert "data-dialog" in html, "it may be cancelled"
-
-
-@pytest.mark.by_default(1)
-@pytest.mark.parametrize("state", [ExperimentState.RUNNING, ExperimentState.DONE])
-def test_the_purchase_instead_of_spot_is_a_sentence(service: FakeService, state: ExperimentState) -> None:
-    expected = "2 instances on demand instead of spot: EC2 has no room (InsufficientInstanceCapacity)"
-    service.add("one", state=state, summary=BEGUN)
-    service.runs.results["one"] = dataclasses.replace(a_result(), instead_of_spot=expected)
-    assert f"{expected}." in text(page(service))
-
-
-def test_why_it_never_began_is_a_sentence(service: FakeService) -> None:
-    service.add("one", state=ExperimentState.REFUSED, reason="no plan meets the deadline of 1s")
-    assert "It never started. started" in text(page(service))
-    assert "No plan meets the deadline of 1s." in text(page(service))
-
-
-def test_another_like_it_is_planned_from_its_file(service: FakeService) -> None:
-    service.add("one", summary=BEGUN, words=words(name="one", entrypoint="</textarea><script>alert(1)</script>"))
-    assert 'href="/plan?like=one"' in page(service)
-    shown = service.client.get("/plan?like=one", headers={"Accept": "text/html"}).text
-    assert "num_samples: 27" in shown
-    assert "<script>alert" not in shown
-    assert "name: one" not in service.client.get("/plan?like=nobody", headers={"Accept": "text/html"}).text
-
-
-def test_the_page_is_read_without_a_script(service: FakeService) -> None:
-    result = a_result()
-    service.add("one", state=ExperimentState.DONE, summary=BEGUN)
-    service.runs.results["one"] = result
-    shown = text(page(service))
-    assert "Done in" in shown
-    assert "SYNC of stage 0" in shown
-    html = page(service, "?sort=.lr&down=1&status=stopped")
-    rows = [int(found) for found in re.findall(r'<tr role="row" data-key="(\d+)"', html.split('id="trials"')[1])]
-    assert rows == sorted(rows)
-    assert len(rows) == 11
-
-
-def test_nothing_of_the_user_s_becomes_markup(service: FakeService) -> None:
-    service.add("one", summary=BEGUN, reason="</script><b>", words={"x": "</code><script>alert(1)</script>"})
-    service.runs.results["one"] = hostile()
-    html = page(service)
-    assert "<script>alert(1)" not in html
-    assert html.count("<script") == 2, "plotly and the page's own"
-
-
-def test_figures_are_json_that_is_sent_once(service: FakeService) -> None:
-    service.add("one", summary=BEGUN)
-    assert json.loads(page(service, "/figures/curves")) == {}
-    service.runs.results["one"] = a_result()
-    answer = service.client.get("/experiments/one/figures/curves")
-    assert list(answer.json()) == ["curves"]
-    again = service.client.get("/experiments/one/figures/curves", headers={"If-None-Match": answer.headers["etag"]})
-    assert again.status_code == 304
-    assert service.client.get("/experiments/one/figures/none").status_code == 404
-
-
-def test_the_page_expects_the_charts_that_have_something_to_show(service: FakeService) -> None:
-    service.add("one", summary=BEGUN)
-    result = service.runs.results["one"] = a_result()
-    expected = re.findall(r'data-expected="(.*?)"', page(service))[0].split()
-    drawn = [name for name in CHARTS if name in result_charts(result) or name in ("importance", "contour")]
-    assert expected == drawn
-    hidden = re.findall(r'id="s-([\w-]+)" class="panel figure" data-keep hidden', page(service))
-    assert sorted(hidden + expected) == sorted(CHARTS)
-
-
-def test_a_large_page_is_sent_compressed(service: FakeService) -> None:
-    service.add("one", summary=BEGUN)
-    service.runs.results["one"] = a_result()
-    plain, zipped = (
-        service.client.get("/experiments/one", headers={"Accept": "text/html", "Accept-Encoding": how})
-        for how in ("identity", "gzip")
-    )
-    assert plain.text == zipped.text
-    assert "content-encoding" not in plain.headers
-    assert int(zipped.headers["content-length"]) < len(plain.content) / 3
-
-
-@pytest.mark.long
-def test_a_contour_and_the_importance_of_parameters_are_asked_for_by_themselves(service: FakeService) -> None:
-    service.add("one", summary=BEGUN)
-    assert json.loads(page(service, "/contour?x=n&y=lr")) == {}
-    assert json.loads(page(service, "/importance")) == {}
-    service.runs.results["one"] = a_result()
-    assert json.loads(page(service, "/contour?x=n&y=%00"))["contour"]["layout"]["meta"]["chosen"] == ["n", "lr"]
-    pytest.importorskip("optuna")
-    figure = json.loads(page(service, "/importance"))["importance"]
-    assert sorted(figure["data"][0]["y"]) == ["lr", "n"]
-    assert "Compared: all 12 trials" in figure["layout"]["meta"]["note"]
-    service.runs.results["one"] = cut_short(1, cancel=False)
-    assert "needs 8 trials" in json.loads(page(service, "/importance"))["note"]
-
-
-def test_the_page_links_to_its_tables_once_it_has_begun(service: FakeService) -> None:
-    service.add("one", summary=BEGUN)
-    assert "/export" not in page(service)
-    service.runs.results["one"] = dataclasses.replace(a_result(), provider="local")
-    html = page(service)
-    assert "nothing is charged" in text(html)
-    for link in ("/v1/experiments/one/export", "/v1/experiments/one/export?reports=true"):
-        assert f'<a href="{link}" download>' in html
-        assert service.client.get(link).text.startswith("trial,")
-
-
-def test_the_report_is_there_once_it_has_begun(service: FakeService) -> None:
-    service.add("one", summary=BEGUN)
-    assert "has not started" in text(page(service, "/report", 404))
-    service.runs.results["one"] = a_result()
-    answer = service.client.get("/experiments/one/report")
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert "Stages, planned and actual" in answer.text
-
-
-@pytest.mark.by_default(3)
-@pytest.mark.parametrize("path", ["", "/figures/curves", "/report"])
-@pytest.mark.parametrize("name", ["nobody", "NO", "..%2f..%2fetc"])
-def test_a_missing_resource_is_not_found(service: FakeService, name: str, path: str) -> None:
-    assert service.client.get(f"/experiments/{name}{path}").status_code == 404
-    assert service.client.get(f"/fragments/experiments/{name}").status_code == 404
-
-
-@pytest.mark.by_default(2)
-@pytest.mark.parametrize("query", ["page=-1", "page=9999999999", "page=٣", "sort=%00", "down=maybe", "status=<b>"])
-def test_trials_that_cannot_be_asked_are_ignored(service: FakeService, query: str) -> None:
-    service.add("one", summary=BEGUN)
-    service.runs.results["one"] = a_result()
-    assert "12 trials" in text(page(service, f"?{query}"))
-
 
 HALF = 0.6
 
@@ -246,21 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, run: Recorded) -> Iterator[Ho
         dated = dataclasses.replace(run.named("dated"), setup={**run.setup, "provider": "local"})
         folders["dated"] = dated.put(path, int(HALF * len(run.events)))
         stack.enter_context(folders["dated"].driving())
-        store = open_store(None, path)
-        address = stack.enter_context(served(create_app(Settings(home=path), store=store)))
-        for name in folders:
-            eventually(lambda name=name: _is_running(store.submission(name)))
-        yield Home(address=address, folders=folders)
-
-
-def _is_running(found: Submission | None) -> bool:
-    return found is not None and found.state is ExperimentState.RUNNING
-
-
-def drawn(page: Any, name: str) -> None:
-    """Scroll to a chart, which draws it. The one of a comparison is drawn at once."""
-    page.locator(f"#c-{name}").scroll_into_view_if_needed()
-    page.locator(f"#c-{name} .main-svg").first.wait_for()
+        yield Home(address=stack.enter_context(journals(path, *folders)), folders=folders)
 
 
 def chart(name: str) -> str:
@@ -271,8 +61,7 @@ def test_the_page_follows_a_journal_that_grows(browser: Any, home: Home, run: Re
     with visiting(browser, home.address) as visit:
         page = visit.open("/experiments/grown")
         page.get_by_text("running", exact=True).first.wait_for()
-        for name in ("curves", "spend", "allocation", "parallel"):
-            drawn(page, name)
+        drawn(page, "curves", "spend", "allocation", "parallel")
         page.get_by_role("radio", name="over dollars").check()
         page.wait_for_function(f"() => {chart('curves')}.layout.xaxis.title.text.includes('bill')")
         page.get_by_role("link", name="accuracy", exact=True).focus()
@@ -311,8 +100,7 @@ def test_charts_are_asked_for_when_they_are_scrolled_to_and_move_nothing(browser
         page = visit.open("/experiments/still")
         drawn(page, "curves")
         assert "slices" not in asked
-        for name in ("spend", "allocation", "parallel", "slices", "contour"):
-            drawn(page, name)
+        drawn(page, "spend", "allocation", "parallel", "slices", "contour")
         assert asked.count("slices") >= 1
         assert page.evaluate("shift") <= 0.05
         line_px = page.locator(".jumps").bounding_box()["height"]
@@ -335,8 +123,7 @@ def test_the_report_of_a_phone_draws_its_charts_side_by_side(browser: Any, home:
 def test_trials_are_chosen_by_range_by_order_and_by_status(browser: Any, home: Home) -> None:
     with visiting(browser, home.address) as visit:
         page = visit.open("/experiments/still")
-        for name in ("curves", "spend", "allocation", "parallel"):  # what is drawn later would move the strip
-            drawn(page, name)
+        drawn(page, "curves", "spend", "allocation", "parallel")  # what is drawn later would move the strip
         found = page.locator("#s-parallel [aria-live]")
         chosen, all_of_them = found.filter(has_text=" of "), found.filter(has_text="pull along")
         strip = page.get_by_role("group", name="Range of accuracy")
@@ -493,3 +280,87 @@ def test_a_broken_rule_is_found(browser: Any, home: Home, wrong: str, rule: str)
         page = visit.open("/login?problem=token")
         page.locator("main").evaluate("(main, wrong) => main.insertAdjacentHTML('beforeend', wrong)", wrong)
         assert [fault for fault in faults(page) if fault.startswith(rule)]
+
+
+RAISED, DIED = (1, 2, 3), 4
+"""Trials that fail: alike, and otherwise."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ExperimentFolder]]:
+    home = tmp_path_factory.mktemp("home")
+    failures: dict[Any, Any] = {(trial, attempt): "raised" for trial in RAISED for attempt in range(1, 9)}
+    failures |= {(DIED, attempt): "died" for attempt in range(1, 9)}
+    folder = recorded(words(name="found"), faults=Faults(failures=failures)).put(home)
+    with journals(home, "found") as address:
+        yield address, folder
+
+
+def test_the_best_is_above_all_else_with_its_lead_and_is_copied_in_four_forms(
+    browser: Any, found: tuple[str, ExperimentFolder]
+) -> None:
+    address, folder = found
+    best = read(folder).best
+    assert best is not None
+    with visiting(browser, address, permissions=["clipboard-read", "clipboard-write"]) as visit:
+        page = visit.open("/experiments/found")
+        panel = page.locator("#best")
+        expect(panel.get_by_role("heading")).to_have_text(f"Best: trial {best.trial}")
+        expect(panel.locator("dl")).to_contain_text(re.compile(r"lead[\d.]+ \([\d.]+ %\) better than trial \d+, "))
+        below = page.locator("#best ~ section, #best ~ .charts section, section:has(table)")
+        top = panel.bounding_box()["y"]
+        assert all(one.bounding_box()["y"] > top for one in below.all() if one.is_visible()), "nothing larger is above"
+        copied = {}
+        for form in ("YAML", "JSON", "Command line", "Python"):
+            panel.get_by_role("radio", name=form, exact=True).check()
+            panel.get_by_role("button", name="Copy").click()
+            expect(page.get_by_role("status").get_by_text("Copied.")).to_be_visible()
+            copied[form] = page.evaluate("navigator.clipboard.readText()")
+        visit.shot("experiment-best")
+    configuration = json.loads(json.dumps(dict(best.configuration)))
+    assert json.loads(copied["JSON"]) == yaml.safe_load(copied["YAML"]) == configuration
+    assert ast.literal_eval(copied["Python"].removeprefix("config = ")) == configuration
+    assert copied["Command line"].split() == [f"--{name}={value}" for name, value in configuration.items()]
+
+
+def test_failures_are_a_row_for_each_cause_whose_first_trial_is_a_link(
+    browser: Any, found: tuple[str, ExperimentFolder]
+) -> None:
+    with visiting(browser, found[0]) as visit:
+        page = visit.open("/experiments/found")
+        failed = len(RAISED) + 1
+        panel = page.locator("section.panel", has=page.get_by_role("heading", name=f"Failures: {failed} of 27 trials"))
+        rows = panel.locator("tbody tr")
+        expect(rows).to_have_count(2)
+        cells = [row.locator("td").all_inner_texts() for row in rows.all()]
+        assert [(reason, trials) for reason, trials, *_ in cells] == [("raised", "3"), ("died", "1")]
+        visit.shot("experiment-failures")
+        rows.first.get_by_role("link", name=str(RAISED[0]), exact=True).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(f"Trial {RAISED[0]} "))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("trials", [2_000, 20_000])
+def test_thousands_of_trials_open_as_a_small_page_whose_charts_and_last_trials_are_there(
+    browser: Any, tmp_path: Path, trials: int
+) -> None:
+    run = run_of(trials)
+    run.put(tmp_path)
+    with journals(tmp_path, run.name, within_s=300.0) as address, visiting(browser, address) as visit:
+        page = visit.open(f"/experiments/{run.name}")
+        expect(page.locator("#best").get_by_role("heading")).to_have_text(re.compile(r"Best: trial \d+"))
+        expect(page.locator("#trials .head")).to_contain_text(f"{trials:,} trials")
+        sent = page.evaluate("performance.getEntriesByType('navigation')[0].transferSize")
+        assert sent < 150_000
+        page.locator("#c-curves").scroll_into_view_if_needed()
+        page.locator("#c-curves .main-svg").first.wait_for()
+        assert page.evaluate("document.getElementsByTagName('*').length") < 10_000
+        first = page.locator("table.trials tbody th").first
+        before = first.inner_text()
+        page.get_by_role("navigation", name="More trials").get_by_role("link", name="Next").click()
+        expect(first).not_to_have_text(before)
+        visit.shot(f"experiment-of-{trials}")
+        page.goto(f"{address}/experiments/{run.name}/trials/{trials - 1}")
+        expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(f"Trial {trials - 1}"))
+        visit.shot(f"trial-of-{trials}")

@@ -11,11 +11,9 @@ import pytest
 
 from rubberband.values.labels import Labels
 from tests.builders.accessibility import faults
-from tests.builders.browser import visiting
+from tests.builders.browser import expect, visiting
 from tests.builders.dashboard_site import Site, service
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
-expect = playwright.expect
 HOSTILE = "</p><img src=x onerror=alert(1)> ${x} {{ 7 * 7 }}\nsecond line"
 
 
@@ -66,6 +64,7 @@ def test_tags_and_a_hostile_note_are_changed_in_place_and_are_text(browser: Any,
         expect(page.locator("#rows tr")).to_have_count(1)
 
 
+@pytest.mark.long
 def test_other_tabs_see_labels_at_once(browser: Any, site: Site) -> None:
     site.add("shared", "done")
     with visiting(browser, site.address) as visit:
@@ -102,6 +101,7 @@ def test_one_is_archived_and_deleted_from_its_page(browser: Any, site: Site) -> 
         assert site.store.submission("leaves") is None
 
 
+@pytest.mark.long
 def test_a_page_of_one_that_was_deleted_elsewhere_says_so(browser: Any, site: Site) -> None:
     site.add("gone", "done")
     with visiting(browser, site.address) as visit:
@@ -114,6 +114,7 @@ def test_a_page_of_one_that_was_deleted_elsewhere_says_so(browser: Any, site: Si
         visit.errors.clear()
 
 
+@pytest.mark.long
 def test_a_note_that_another_one_changed_meanwhile_is_not_replaced_unseen(browser: Any, site: Site) -> None:
     site.add("shared", "done")
     with visiting(browser, site.address) as visit:

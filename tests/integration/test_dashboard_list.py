@@ -12,11 +12,8 @@ import pytest
 from rubberband.states import ExperimentState
 from rubberband.values.labels import Labels
 from rubberband.values.submission import Summary
-from tests.builders.browser import visiting
+from tests.builders.browser import expect, visiting
 from tests.builders.dashboard_site import BEGUN, Site, service
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
-expect = playwright.expect
 
 
 @pytest.fixture(scope="module")

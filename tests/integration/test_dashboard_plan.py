@@ -6,23 +6,15 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from rubberband.api.app import app_of
-from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.previews import Plans
-from rubberband.api.routes import Service
-from rubberband.api.routes.events import EventFeed
-from rubberband.api.settings import Settings
-from rubberband.api.store import open_store
-from tests.builders.browser import Visit, served, visiting
-from tests.builders.fake_runs import FakeRuns
+from tests.builders.browser import Visit, expect, visiting
+from tests.builders.dashboard_site import service
 from tests.builders.waiting import eventually
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
-expect = playwright.expect
 MOVED = """(slider, steps) => {
   for (let step = 0; step < steps; step += 1) {
     slider.stepDown();
@@ -41,13 +33,8 @@ SCALING = re.sub(
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    home = tmp_path_factory.mktemp("home")
-    settings = Settings(home=home, entrypoints=("examples.scaling:*",))
-    store = open_store(None, home)
-    runs = cast("ExperimentRuns", FakeRuns(store=store, clock=settings.clock))
-    parts = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=EventFeed())
-    with served(app_of(parts)) as found:
-        yield found
+    with service(tmp_path_factory.mktemp("home"), Plans, entrypoints=("examples.scaling:*",)) as site:
+        yield site.address
 
 
 def preview(visit: Visit, text: str = SCALING) -> Any:

@@ -5,25 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from rubberband.api.app import app_of
-from rubberband.api.experiments import ExperimentRuns
-from rubberband.api.experiments.admission import Admission
-from rubberband.api.routes import Service
-from rubberband.api.routes.events import EventFeed
-from rubberband.api.settings import Settings, SharedPool
-from rubberband.api.store import open_store
+from rubberband.api.settings import SharedPool
 from rubberband.spec.pool import PoolFile
 from tests.builders.accessibility import faults
-from tests.builders.browser import served, visiting
-from tests.builders.fake_runs import FakeRuns, NearPlans, words
+from tests.builders.browser import expect, visiting
+from tests.builders.dashboard_site import service
+from tests.builders.fake_runs import NearPlans, words
 from tests.builders.pools import broker, lending_pool
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
-expect = playwright.expect
 FILE = PoolFile(
     name="team", instances=2, gpus_per_instance=1, provider="virtual", instance_type="p3.2xlarge", price_per_hour=3.6
 )
@@ -41,12 +34,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with broker(lending_pool(), FILE, home) as folder:
         shape = {"instances": 2, "gpus_per_instance": 1, "max_usd_per_month": 5.5}
         pool = SharedPool(name="team", provider="virtual", folder=str(folder.path), **shape)
-        settings = Settings(home=home, entrypoints=("examples.digits:*",), pool=pool)
-        store = open_store(None, home)
-        runs = cast("ExperimentRuns", FakeRuns(store=store, clock=settings.clock, admission=Admission(pool, store)))
-        parts = Service(settings=settings, store=store, plans=NearPlans(settings, store), runs=runs, feed=EventFeed())
-        with served(app_of(parts)) as found:
-            yield found
+        with service(home, NearPlans, entrypoints=("examples.digits:*",), pool=pool) as site:
+            yield site.address
 
 
 @pytest.mark.long
@@ -87,25 +76,12 @@ def test_a_preview_shows_its_promise_and_the_deadline_that_would_do(browser: Any
         )
         for chart in ("promises", "loans", "spend"):
             page.locator(f"#c-{chart} .plotly").first.wait_for(state="attached")
+        assert faults(page) == []
         assert visit.overflow_px() <= 0
         visit.shot("pool")
     with visiting(browser, address, phone=True, dark=True) as visit:
         page = visit.open("/pool")
         page.locator("#c-loans .plotly").first.wait_for(state="attached")
-        assert visit.overflow_px() <= 0
-        visit.shot("pool-phone-dark")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1440, 1024, 390])
-def test_the_pool_breaks_no_rule_for_readers_who_do_not_see_it(
-    browser: Any, address: str, width: int, dark: bool
-) -> None:
-    with visiting(browser, address, dark=dark) as visit:
-        visit.page.set_viewport_size({"width": width, "height": 900})
-        page = visit.open("/pool")
-        page.locator("#c-loans .plotly").first.wait_for(state="attached")
         assert faults(page) == []
         assert visit.overflow_px() <= 0
-        visit.shot(f"pool-{width}-{'dark' if dark else 'light'}")
+        visit.shot("pool-phone-dark")

@@ -1,21 +1,20 @@
-"""Many tabs of one browser share one stream of events; each stays up to date whatever happens to another."""
+"""Tabs stay up to date: many share one stream of events, whatever happens to one; and a tab shows notices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rubberband.states import ExperimentState
-from tests.builders.browser import visiting
-from tests.builders.dashboard_site import Site, service
+from tests.builders.browser import expect, visiting
+from tests.builders.dashboard_site import BEGUN, Site, service
 from tests.builders.waiting import eventually
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
-expect = playwright.expect
 _TABS = 9
 _EVENTS_ONLY = """
     const every = window.setInterval;
@@ -121,7 +120,7 @@ def test_tabs_stay_live_when_the_one_that_listens_sleeps(tabs: list[Tab], site: 
 @pytest.mark.long
 def test_tabs_stay_live_when_the_one_that_listens_crashes(tabs: list[Tab], site: Site) -> None:
     first = settled(tabs)
-    with suppress(playwright.Error):
+    with suppress(Exception):  # playwright says that it crashed
         first.page.goto("chrome://crash")
     tabs.remove(first)
     require_live(tabs, site, 2)
@@ -158,3 +157,41 @@ def test_the_page_of_a_finished_experiment_does_not_listen(browser: Any, site: S
 def _pumped(tabs: list[Tab]) -> list[Tab]:
     tabs[-1].page.wait_for_timeout(50)
     return listening(tabs)
+
+
+_NOTED = """
+    window.notices = [];
+    window.Notification = class {
+        static permission = "granted";
+        static requestPermission = async () => "granted";
+        constructor(title, words) { window.notices.push([title, words.body, words.tag]); }
+    };
+"""
+
+
+def looked_at(page: Any) -> list[Any]:
+    """The notices after half a minute."""
+    with page.expect_response("**/v1/experiments/digits"):
+        page.clock.run_for(30_000)
+    page.wait_for_timeout(50)
+    return list(page.evaluate("window.notices"))
+
+
+@pytest.mark.long
+def test_a_page_shows_a_notice_when_its_experiment_is_late_and_when_it_ends(browser: Any, site: Site) -> None:
+    with visiting(browser, site.address) as visit:
+        visit.page.add_init_script(_NOTED)
+        visit.page.clock.install()
+        page = visit.open("/experiments/digits")
+        button = page.get_by_role("button", name="Notify me")
+        button.click()
+        expect(page.locator("#notify")).to_have_text("Notices on")
+        assert looked_at(page) == []
+        page.reload()
+        expect(page.locator("#notify")).to_have_text("Notices on")
+        site.change("digits", summary=replace(BEGUN, deadline_s=60.0, forecast_jct_s=90.0))
+        late = ["digits is late", "It is expected to end after its deadline.", "digits late"]
+        assert looked_at(page) == [late]
+        assert looked_at(page) == [late]
+        site.change("digits", state=ExperimentState.DONE, reason="all trials are done")
+        assert looked_at(page) == [late, ["digits: done", "all trials are done", "digits end"]]

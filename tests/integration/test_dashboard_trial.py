@@ -12,58 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from rubberband.api.app import create_app
-from rubberband.api.settings import Settings
-from rubberband.api.store import open_store
 from rubberband.executor import ExperimentFolder, Faults, Inbox, Journal, TrialStopRequested, sqlite_url
 from rubberband.executor import read_journal as read
-from rubberband.states import ExperimentState
-from rubberband.values.submission import Summary
-from tests.builders.browser import served, visiting
-from tests.builders.fake_runs import FakeService, fake_service
+from tests.builders.browser import drawn, expect, visiting
+from tests.builders.dashboard_site import journals
 from tests.builders.journalled_runs import Recorded, recorded, words
-from tests.builders.results import ATTACK, hostile
-from tests.builders.waiting import eventually
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
-expect = playwright.expect
 TRIAL = 12
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    with fake_service(tmp_path) as made:
-        yield made
-
-
-def test_nothing_of_the_user_s_becomes_markup(service: FakeService) -> None:
-    service.add("one", summary=Summary(started_at=1000.0), words={"entrypoint": {"command": f"python {ATTACK}"}})
-    service.runs.results["one"] = result = hostile()
-    for trial in result.trials:
-        html = service.client.get(f"/experiments/one/trials/{trial.trial}", headers={"Accept": "text/html"}).text
-        assert "<script>alert(1)" not in html
-        assert html.count("<script") == 2, "plotly and the page's own"
-    figure = service.client.get("/experiments/one/trials/0/figures/curves").text
-    assert "<script>" not in figure
-    assert service.client.get("/experiments/one/trials/0/figures/none").status_code == 404
-
-
-def test_the_first_trial_has_no_previous_and_the_last_no_next(service: FakeService) -> None:
-    service.add("one", summary=Summary(started_at=1000.0))
-    service.runs.results["one"] = result = hostile()
-    last = len(result.trials) - 1
-    for at, expected in ((0, {"Next": 1}), (1, {"Previous": 0, "Next": 2}), (last, {"Previous": last - 1})):
-        html = service.client.get(f"/experiments/one/trials/{at}", headers={"Accept": "text/html"}).text
-        found = re.findall(r'href="/experiments/one/trials/(\d+)"[^>]*>(Previous|Next)<', html)
-        assert {word: int(number) for number, word in found} == expected
-
-
-def test_a_report_of_the_service_leads_to_the_pages_of_its_trials(service: FakeService) -> None:
-    service.add("one", summary=Summary(started_at=1000.0))
-    service.runs.results["one"] = result = hostile()
-    report = service.client.get("/experiments/one/report").text
-    for trial in result.trials:
-        assert f'href="/experiments/one/trials/{trial.trial}"' in report
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, run: Recorded) -> Iterator[tu
         lines = [f"epoch {n} <b>bold</b>" for n in range(2500)]
         (folder.logs / f"trial-{TRIAL:03}.log").write_text("\n".join(lines) + "\n")
         stack.enter_context(folder.driving())
-        store = open_store(None, path)
-        address = stack.enter_context(served(create_app(Settings(home=path), store=store)))
-        eventually(lambda: (row := store.submission("grown")) is not None and row.state is ExperimentState.RUNNING)
-        yield address, folder
-
-
-def drawn(page: Any, name: str) -> None:
-    page.locator(f"#c-{name}").scroll_into_view_if_needed()
-    page.locator(f"#c-{name} .main-svg").first.wait_for()
+        yield stack.enter_context(journals(path, "grown")), folder
 
 
 def test_a_row_leads_to_its_trial_which_is_searched_copied_and_followed(
@@ -100,8 +47,7 @@ def test_a_row_leads_to_its_trial_which_is_searched_copied_and_followed(
         page.locator("table.trials").get_by_role("link", name=str(TRIAL), exact=True).click()
         expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(f"Trial {TRIAL} "))
         expect(page.get_by_text("Its curve among the others")).to_be_visible()
-        for name in ("curves", "gangs"):
-            drawn(page, name)
+        drawn(page, "curves", "gangs")
         assert page.evaluate("document.querySelector('#c-curves').data.at(-1).name") == f"trial {TRIAL}"
 
         texts = {}
@@ -132,8 +78,7 @@ def test_a_row_leads_to_its_trial_which_is_searched_copied_and_followed(
 def test_a_point_of_a_chart_leads_to_its_trial(browser: Any, site: tuple[str, ExperimentFolder]) -> None:
     with visiting(browser, site[0]) as visit:
         page = visit.open("/experiments/grown")
-        for name in ("curves", "spend", "allocation", "parallel"):
-            drawn(page, name)
+        drawn(page, "curves", "spend", "allocation", "parallel")
         page.locator("#c-curves").scroll_into_view_if_needed()
         point = page.locator("#c-curves .trace").last.locator(".point").last
         box = point.bounding_box()
@@ -162,9 +107,7 @@ def test_a_trial_is_stopped_by_a_button_after_a_question(
         half = len(run.events) // 2
         folder = run.put(tmp_path, half)
         stack.enter_context(folder.driving())
-        store = open_store(None, tmp_path)
-        address = stack.enter_context(served(create_app(Settings(home=tmp_path), store=store)))
-        eventually(lambda: (row := store.submission("grown")) is not None and row.state is ExperimentState.RUNNING)
+        address = stack.enter_context(journals(tmp_path, "grown"))
         result = read(folder)
         over = next(trial.trial for trial in result.trials if trial.is_over)
         going = next(trial.trial for trial in result.trials if trial.status == "running")
