@@ -168,10 +168,13 @@ def test_a_token_opens_what_its_scope_says(house: House, way: str, whose: Scope)
         assert not began.headers.get("location", "").startswith("/login") or door.public, expected
 
 
-@pytest.mark.parametrize("headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}])
+@pytest.mark.parametrize(
+    "headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Origin": "null"}]
+)
 def test_a_page_of_another_site_changes_nothing_by_a_cookie(house: House, headers: dict[str, str]) -> None:
     for door, began in _tried(house, house.keys["cookie", "admin"] | headers):
         assert (began.status == 403) is (door.method not in {"GET", "HEAD"}), str(door)
+        assert "access-control-allow-origin" not in began.headers, str(door)
     for door, began in _tried(house, house.keys["bearer", "admin"] | headers):
         assert began.status != 403, str(door)
 

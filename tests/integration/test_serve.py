@@ -243,19 +243,6 @@ def test_a_websocket_is_not_served(server: ServerProcess) -> None:
     assert httpx.get(f"{server.address}/v1/events-of-another-kind", headers=upgrade, timeout=60).status_code == 404
 
 
-def test_one_caller_has_few_streams_and_they_keep_out_nothing_else(server: ServerProcess) -> None:
-    async def scenario() -> tuple[list[int], int]:
-        async with httpx.AsyncClient(base_url=server.address, timeout=60) as client:
-            requests = [client.build_request("GET", "/v1/events") for _ in range(17)]
-            answers = [await client.send(request, stream=True) for request in requests]
-            other = await client.get("/v1/experiments")
-            for answer in answers:
-                await answer.aclose()
-            return [answer.status_code for answer in answers], other.status_code
-
-    assert asyncio.run(scenario()) == ([200] * 16 + [429], 200)
-
-
 def test_an_unfinished_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEADERS_S", 0.05)
 

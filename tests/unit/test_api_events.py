@@ -268,13 +268,6 @@ async def _all(chunks: AsyncIterator[bytes]) -> list[bytes]:
     return [chunk async for chunk in chunks]
 
 
-@pytest.mark.by_default(2)
-@pytest.mark.parametrize("last", ["x", "-1", "1.5", "", "٣", "9" * 20, "1 2"])
-def test_a_last_id_that_is_no_number_is_malformed(service: FakeService, last: str) -> None:
-    answer = service.client.get("/v1/events", headers=[(b"last-event-id", last.encode())])
-    assert (answer.status_code, answer.json()["type"]) == (400, "/problems/malformed")
-
-
 @pytest.mark.by_default(3)
 @pytest.mark.parametrize(
     ("query", "last", "expected"),

@@ -127,14 +127,6 @@ def test_an_accepted_request_is_not_refused_later(service: FakeService) -> None:
     assert ask(service, "", words(name="late", constraints__deadline=soon.isoformat()), "late").status_code == 422
 
 
-@pytest.mark.by_default(2)
-@pytest.mark.parametrize("key", ["", "a b", "\t", "k" * 256, "é"])
-def test_a_key_is_visible_and_not_too_long(service: FakeService, key: str) -> None:
-    headers = [(b"idempotency-key", key.encode()), (b"content-type", b"application/json")]
-    answer = service.client.post("/v1/experiments/there/cancel", headers=headers)
-    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid")
-
-
 def test_a_look_needs_no_key(service: FakeService) -> None:
     for _ in range(2):
         answer = ask(service, "/there/extend", {"max_cost": 5})

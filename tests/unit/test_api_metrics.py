@@ -1,22 +1,26 @@
-"""`/metrics`, `/healthz` and `/readyz`: how the service and its experiments do, for machines."""
+"""`/metrics`, `/healthz`, `/readyz` and `/v1/prices`: how the service and its experiments do, and what AWS asks."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rubberband.api.routes import service as prices
 from rubberband.api.routes.metrics import MAX_ENDED
+from rubberband.cloud.aws.prices import LiveTable
+from rubberband.cloud.catalogue import catalogue
 from rubberband.cloud.pool import Pool, PoolLimits, PoolServer
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.errors import JournalError
 from rubberband.spec.pool import pool_folder
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
-from tests.builders.fake_runs import FakeService, virtual_result
+from tests.builders.fake_runs import FakeService, fake_service, virtual_result
 from tests.builders.memory import MemoryPoolJournal
 from tests.builders.pools import OFFER
 from tests.builders.waiting import eventually
@@ -143,3 +147,30 @@ def test_a_pool_that_is_up_is_measured(service: FakeService, tmp_path: Path) -> 
     assert found["rubberband_pool_instances", "team"] == 1.0
     assert found["rubberband_pool_waiting_requests", "team"] == 0.0
     assert found["rubberband_pool_gpus", "team", "held"] + found["rubberband_pool_gpus", "team", "free"] == 4.0
+
+
+def test_all_with_gpus_cheapest_first(service: FakeService) -> None:
+    listed = service.client.get("/v1/prices").json()
+    assert (listed["schema"], listed["region"]) == ("rubberband.prices/1", "us-east-1")
+    each = [row["on_demand_usd_per_hour"] / row["gpus"] for row in listed["types"]]
+    assert each == sorted(each)
+    assert "AWS" in listed["notes"][0]
+
+
+def test_some_in_a_region(service: FakeService) -> None:
+    listed = service.client.get("/v1/prices?type=p3.2xlarge&type=p3.8xlarge&type=p3.2xlarge&region=us-west-2").json()
+    assert [row["instance_type"] for row in listed["types"]] == ["p3.2xlarge", "p3.8xlarge"]
+
+
+def test_aws_is_asked_where_the_service_rents_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def answer(types: Any, region: str, _home: Any) -> LiveTable:
+        asked.append((types, region))
+        return LiveTable(catalogue())
+
+    monkeypatch.setattr(prices, "prices_of", answer)
+    with fake_service(tmp_path, providers=("aws",)) as service:
+        listed = service.client.get("/v1/prices?type=p3.2xlarge").json()
+    assert asked == [(["p3.2xlarge"], "us-east-1")]
+    assert listed["notes"] == []

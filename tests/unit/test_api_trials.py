@@ -58,15 +58,6 @@ def test_a_trial_has_its_rank_its_lead_and_its_gangs(service: FakeService) -> No
     assert trial(service, failed.trial)["lead"] == ""
 
 
-@pytest.mark.parametrize("number", ["99", "-1", "1.5", "x", "%D9%A3"])
-def test_a_trial_that_is_not_there_is_not_found(service: FakeService, number: str) -> None:
-    for path in ("", "/checkpoint"):
-        answer = service.client.get(f"{ONE}/{number}{path}")
-        assert answer.status_code == 404
-        assert "it has 0 to 11" in answer.json()["detail"]
-    assert service.client.get(f"/experiments/one/trials/{number}").status_code == 404
-
-
 def test_before_the_start_there_are_no_trials(service: FakeService) -> None:
     service.add("two")
     assert "has not started" in service.client.get("/v1/experiments/two/trials/0").json()["detail"]

@@ -45,7 +45,13 @@ def test_the_host_is_what_the_port_is_not(value: str, host: str) -> None:
     assert host_of(value) == host
 
 
-@pytest.mark.parametrize("values", [[], [""], ["evil.example"], ["localhost", "localhost"], ["localhost@evil"], ["*"]])
+@pytest.mark.parametrize(
+    "values",
+    [[], ["localhost", "localhost"]]
+    + [[host] for host in ("", "evil.example", "localhost.evil.example", "localhost@evil", "127.0.0.1.evil:80")]
+    + [["*"], ["[::"], ["a" * 3000]],
+    ids=range(10),
+)
 def test_other_hosts_are_not_answered(values: list[str]) -> None:
     with pytest.raises(HttpProblem) as caught:
         require_host(values, SERVED)
@@ -73,6 +79,9 @@ def test_every_host_is_answered_only_if_the_operator_says_so() -> None:
         (None, "http://evil.example/localhost:8642", False),
         (None, "null", False),
         (None, "http://[", False),
+        (None, "http://localhost:8642@evil", False),
+        (None, "x" * 3000, False),
+        (None, "\t", False),
     ],
 )
 def test_pages_of_other_sites_change_nothing(fetch_site: str | None, origin: str | None, own: bool) -> None:
