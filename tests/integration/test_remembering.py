@@ -31,7 +31,7 @@ SEGMENT = replace(segments.SEGMENT, until_iterations=1, max_iterations=4)
         *((name, "", "") for name in ("KeptSchedule", "Reseeded", "Buffered", "Kept", "Derived")),
     ],
 )
-def test_what_begins_anew_after_a_restore_is_named_and_what_is_restored_or_set_anew_is_not(
+def test_attributes_that_begin_anew_after_a_restore_are_named_and_others_are_not(
     name: str, words: str, fix: str
 ) -> None:
     problems, found = checked_here(trials.entrypoint(f"remembering_trials:{name}"), SEGMENT)

@@ -230,7 +230,7 @@ def test_every_stage_of_the_moving_table_has_the_iterations_of_its_own_trials() 
 # Slots
 
 
-def test_what_runs_on_slots_names_no_gpu() -> None:
+def test_a_run_on_slots_names_no_gpu() -> None:
     result = a_result(SLOTS)
     trial = result.trials[0]
     texts = [render_html(result), render(result), result_html(result), str(charts_of(result))]

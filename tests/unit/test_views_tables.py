@@ -140,7 +140,7 @@ def test_with_a_metric_to_minimise_the_lowest_comes_first() -> None:
     assert values == sorted(values)
 
 
-def test_what_profiling_cost_is_in_the_bill() -> None:
+def test_the_cost_of_profiling_is_in_the_bill() -> None:
     result = dataclasses.replace(a_result(), profiling_s=31.0, profiling_cost_usd=0.0123)
     message = costs(Submission(name="one", state=ExperimentState.DONE, created_at=0.0, changed_at=0.0), result)
     assert message["cost_usd"] == pytest.approx(sum(line["usd"] for line in message["bill"]))
