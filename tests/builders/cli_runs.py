@@ -1,9 +1,11 @@
-"""The command line in this process: its exit code, and the example's file."""
+"""The command line in this process: its exit code, what it says, and the example's file."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,3 +25,33 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         cli.main()
     return int(caught.value.code or 0)
+
+
+class CommandLine:
+    """`rubberband`, as a user types it; `err` is what the last command printed on stderr."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys, self.err = monkeypatch, capsys, ""
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """Return what it prints on stdout."""
+        found = run(self._monkeypatch, *arguments)
+        out, self.err = self._capsys.readouterr()
+        assert found == code, self.err
+        return out
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        """Return the JSON object that it prints."""
+        return json.loads(self(*arguments, "-o", "json", code=code))
+
+    def refused(self, *arguments: str, code: int = 2) -> str:
+        """Return the only line that it prints: its error."""
+        assert self(*arguments, code=code) == ""
+        assert self.err.startswith("error: ")
+        assert self.err.count("\n") == 1
+        return self.err
+
+
+@pytest.fixture
+def rubberband(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(monkeypatch, capsys)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import pytest
 
-from rubberband import cli
 from rubberband.planner.estimates import estimate, estimate_plan
 from rubberband.planner.exact.model import predict
 from rubberband.planner.problem import Problem
@@ -20,7 +18,8 @@ from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread
 from rubberband.views.report import page as report_html
-from tests.builders.experiment_words import EXAMPLE
+from tests.builders.cli_runs import file as file
+from tests.builders.cli_runs import rubberband as rubberband
 from tests.builders.tables import cases
 
 NOISE = ["-s", "profile.trial_cv=0.1", "-s", "constraints.deadline=32m"]
@@ -36,32 +35,14 @@ TYPES = [
 LATE = ["-s", "constraints.deadline=5m"]
 
 
-class Command:
-    """`rubberband estimate` on the example, as a user runs it."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder, self.monkeypatch, self.capsys = folder, monkeypatch, capsys
-        (folder / "digits.yaml").write_text(EXAMPLE)
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        """What it prints on stdout; `error` is what it prints on stderr."""
-        words = ["rubberband", "estimate", str(self.folder / "digits.yaml"), *arguments]
-        self.monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, self.error = self.capsys.readouterr()
-        assert int(caught.value.code or 0) == code, self.error
-        return out
-
-    def json(self, *arguments: str, code: int = 0):
-        """The JSON object that it prints."""
-        return json.loads(self("-o", "json", *arguments, code=code))
-
-
 @pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
+def command(file, rubberband, monkeypatch):
+    """`rubberband estimate` on the example."""
     monkeypatch.setattr(report_html, "PLOTLY", "report.js")
-    return Command(tmp_path, monkeypatch, capsys)
+    estimated = partial(rubberband, "estimate", file)
+    estimated.json = partial(rubberband.json, "estimate", file)
+    estimated.refused = partial(rubberband.refused, "estimate", file)
+    return estimated
 
 
 def section(out: str, title: str) -> list[str]:
@@ -72,53 +53,10 @@ def section(out: str, title: str) -> list[str]:
     return lines[first + 1 : end]
 
 
-def test_where_times_vary_quantiles_and_probabilities_are_reported(command):
-    out = command(*NOISE, "--verbose")
-    assert " on average; " in out.splitlines()[0]
-    assert re.search(r"^within .*, with a probability of \d\d\.?\d? % \(95 % asked\)$", out, re.MULTILINE)
-    header, time_row, cost_row, note = section(out, "How time and cost vary")
-    assert header.split() == ["mean", "p10", "p50", "p90", "p95", "limit", "P(holds)"]
-    _, mean, p10, p50, p90, p95, limit, *_ = time_row.split()
-    times_s = [parse_duration(time) for time in (p10, p50, p90, p95)]
-    assert times_s == sorted(times_s)
-    assert times_s[0] < parse_duration(mean) < times_s[-1] <= parse_duration(limit) == 1920
-    assert cost_row.split()[-3] == "40.00"
-    assert "samples with seed 0" in note
-
-
 def test_the_same_seed_gives_the_same_figures(command):
     first, again, other = (command.json(*NOISE, "--seed", seed)["prediction"] for seed in ("1", "1", "2"))
     assert first == again
     assert first != other
-
-
-def test_without_noise_there_is_no_table_of_quantiles(command):
-    assert "How time and cost vary" not in command("--verbose")
-
-
-def test_elasticity_that_saves_nothing_is_reported(command):
-    one_stage = "search.scheduler={type: stages, stages: [{trials: 8, iterations: 1}]}"
-    assert "elasticity saves 0 %: the best fixed cluster (" in command("-s", one_stage)
-
-
-@pytest.mark.long
-def test_on_spot_the_market_and_its_alternative_are_reported(command):
-    out = command(*SPOT, "--verbose")
-    assert "12.24 USD/h on demand, 3.70 USD/h on spot" in out
-    assert any("on demand only" in row for row in section(out, "Options"))
-    assert any(row.strip().startswith("spot interruptions") for row in section(out, "Assumptions"))
-    assert {stage["market"] for stage in command.json(*SPOT)["plan"]["stages"]} == {"spot"}
-
-
-def test_the_best_of_several_types_is_chosen_and_the_others_are_shown(command):
-    answer = command.json(*TYPES)
-    chosen = answer["instance_type"]
-    others = {option["instance_type"]: option for option in answer["options"]}
-    assert set(others) == {"p3.2xlarge", "p3.8xlarge"}
-    other = next(option for option in answer["options"] if option["instance_type"] != chosen)
-    assert other["prediction"]["cost_usd"]["mean"] >= answer["prediction"]["cost_usd"]["mean"]
-    assert f", on {other['instance_type']}" in command(*TYPES)
-    assert answer["notes"][0].startswith(f"price: that of {chosen} is from the catalogue")
 
 
 def test_the_nearest_to_the_limit_of_several_infeasible_types_is_named(command):
@@ -142,15 +80,12 @@ def test_hyperband_has_a_table_by_lanes_that_adds_up(command):
         assert sum(float(row[-1]) for row in lanes) == pytest.approx(float(total.split()[-1]))
         assert sum(float(row[-1]) for row in stages) < float(total.split()[-1])
     assert {row[1] for row in stages} == {"0", "1", "2"}
-    brackets = command.json(*HYPERBAND)["brackets"]
-    assert sorted(bracket["bracket"] for bracket in brackets) == [0, 1, 2]
-    assert all(bracket["stages"] for bracket in brackets)
-
-
-def test_the_costs_of_stages_and_the_head_node_add_up_in_json(command):
     answer = command.json(*HYPERBAND)
     stages_usd = sum(stage["cost_usd"] for stage in answer["plan"]["stages"])
     assert stages_usd + answer["head_usd"] == pytest.approx(answer["prediction"]["cost_usd"]["mean"])
+    brackets = answer["brackets"]
+    assert sorted(bracket["bracket"] for bracket in brackets) == [0, 1, 2]
+    assert all(bracket["stages"] for bracket in brackets)
 
 
 def test_other_deadlines_cost_less_the_later_they_are(command):
@@ -183,64 +118,6 @@ def test_a_row_that_looks_better_than_the_chosen_one_says_what_is_against_it(obj
             assert against.endswith(("slower", "past your deadline", "(--policy optimal)"))
 
 
-SCREENS = Path(__file__).with_name("screens")
-
-
-@pytest.mark.parametrize("name", ["digits", "digits-aws"])
-def test_the_screens_of_an_example(name, tmp_path, monkeypatch, capsys):
-    """Those of examples/scaling.yaml are in docs/, and compared there."""
-    monkeypatch.chdir(Path(__file__).parents[2])
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
-    market = ["-s", "resources.market=on_demand"] if name == "digits-aws" else []
-    words = [f"examples/{name}.yaml", *market]
-    screens = []
-    for arguments in (
-        ["estimate", *words],
-        ["run", *words, "-s", "resources.provider=virtual", "-s", "resources.checkpoints="],
-        ["report", name],
-    ):
-        monkeypatch.setattr(sys, "argv", ["rubberband", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        assert not caught.value.code
-        screens.append(capsys.readouterr().out)
-    estimate, _, report = screens
-    assert f"{estimate}\n{report}" == (SCREENS / f"{name}.txt").read_text(encoding="utf-8")
-    for screen in (estimate, report):
-        lines = [line for line in screen.splitlines() if not line.startswith("Next: ")]
-        assert len(lines) < 30
-        assert max(map(len, lines)) <= 100
-
-
-def test_an_infeasible_request_shows_what_is_feasible(command):
-    out = command(*LATE, code=3)
-    assert out.startswith("digits-sha: no plan keeps the deadline of 5m and the budget of 40.00 USD on p3.8xlarge\n")
-    assert parse_duration(section(out, "Other deadlines")[1].split()[0]) > 300
-    assert "raise the deadline to" in command.error
-    answer = command.json("-s", "constraints.max_cost=5", "--frontier", code=3)
-    assert (answer["plan"], answer["assumptions"]) == (None, [])
-    assert answer["nearest"]["cost_usd"] > 5
-    assert len(answer["frontier"]) > 1
-
-
-@pytest.mark.parametrize("policy", ["optimal", "greedy", "static", "naive_elastic"])
-def test_every_policy_has_its_plan(policy, command):
-    answer = command.json("--policy", policy)
-    assert answer["policy"] == policy
-    assert answer["feasible"]
-    assert set(answer["baselines"]) == {"optimal", "static", "naive_elastic", "greedy"} - {policy}
-
-
-def test_json_has_the_documented_keys(command):
-    answer = command.json(*NOISE)
-    assert {
-        "schema", "feasible", "experiment", "policy", "plan", "prediction", "baselines", "frontier", "planning_s",
-        "assumptions", "notes",
-    } <= set(answer)  # fmt: skip
-    assert {"jct_s", "cost_usd", "p_deadline", "p_budget"} <= set(answer["prediction"])
-    assert {"name", "value", "basis", "change", "effect_usd", "effect_s", "p_kept"} == set(answer["assumptions"][0])
-
-
 def test_json_has_the_whole_frontier_on_request(command):
     own, whole = command.json()["frontier"], command.json("--frontier")["frontier"]
     assert len(own) == 1 < len(whole)
@@ -249,32 +126,17 @@ def test_json_has_the_whole_frontier_on_request(command):
     assert costs_usd == sorted(costs_usd, reverse=True)
 
 
-def test_remarks_on_the_profile_are_reported(command):
-    gap = ["-s", "profile.seconds_per_iteration={1: 110, 8: 18}"]
-    assert "profile: nothing is measured between 1 and 8 GPUs" in command("--verbose", *gap)
-    assert any("between 1 and 8 GPUs" in note for note in command.json(*gap)["notes"])
-
-
-def test_amounts_say_what_they_cover(command):
-    data = ["-s", "resources.dataset_gb=100", "-s", "resources.data_price_per_gb=0.01"]
-    assert "data (1.00 USD per instance started); not profiling, storage or a head node." in command("--verbose", *data)
-    function = command("--verbose", "-s", "resources.billing=per_function")
-    assert "the GPUs of trials while they start up and train (billed per function)" in function
-
-
 @cases("arguments", "stages", "words")
-def test_a_plan_that_does_not_fit_is_one_line(arguments, stages, words, command):
-    path = command.folder / "plan.json"
+def test_a_plan_that_does_not_fit_is_one_line(arguments, stages, words, command, tmp_path):
+    path = tmp_path / "plan.json"
     path.write_text(json.dumps({"stages": [{"instances": 2, "gpus_per_trial": 1}] * stages}))
-    assert command(*arguments, "--plan", str(path), code=2) == ""
-    assert words in command.error
-    assert command.error.count("\n") == 1
+    assert words in command.refused(*arguments, "--plan", str(path))
 
 
 @pytest.mark.by_default(2)
 @pytest.mark.parametrize("arguments", [[], NOISE, SPOT, HYPERBAND])
-def test_the_page_is_one_file_with_charts_and_tables(arguments, command):
-    path = command.folder / "estimate.html"
+def test_the_page_is_one_file_with_charts_and_tables(arguments, command, tmp_path):
+    path = tmp_path / "estimate.html"
     command(*arguments, "--html", str(path))
     page = path.read_text()
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL).group(1))
@@ -286,33 +148,23 @@ def test_the_page_is_one_file_with_charts_and_tables(arguments, command):
         assert f"<h2>{title}" in page
 
 
-def test_the_page_of_an_infeasible_request_has_the_frontier(command):
-    path = command.folder / "estimate.html"
+def test_the_page_of_an_infeasible_request_has_the_frontier(command, tmp_path):
+    path = tmp_path / "estimate.html"
     command(*LATE, "--html", str(path), code=3)
     page = path.read_text()
     assert '"allocation"' not in page
     assert '"frontier"' in page
-    assert "not within the limits" in page
+    assert "cannot be written" in command.refused("--html", str(tmp_path / "none" / "x.html"))
 
 
-def test_the_allocation_ends_with_the_plan_and_at_nothing(command):
-    path = command.folder / "estimate.html"
+def test_the_allocation_ends_with_the_plan_and_at_nothing(command, tmp_path):
+    path = tmp_path / "estimate.html"
     answer = command.json("--html", str(path))
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', path.read_text(), re.DOTALL).group(1))
     trace = figures["allocation"]["data"][0]
     assert trace["x"][-1] * 60 == pytest.approx(answer["prediction"]["jct_s"]["mean"], rel=1e-5)
     assert trace["y"][-1] == 0
     assert trace["y"][0] == answer["plan"]["stages"][0]["instances"]
-
-
-def test_a_page_that_cannot_be_written_is_one_line(command):
-    assert command("--html", str(command.folder / "none" / "x.html"), code=2) == ""
-    assert "cannot be written" in command.error
-
-
-def test_free_instances_leave_nothing_to_save(command):
-    out = command("-s", "resources.price_per_hour=0", "-s", "constraints.max_cost=null")
-    assert "elasticity saves" not in out
 
 
 STAGES = [Stage(trials=8, iterations=20), Stage(trials=2, iterations=80)]

@@ -33,6 +33,9 @@ from rubberband.views.report.page import result_charts
 from rubberband.views.story import story
 from rubberband.views.trial import gangs, lead, trial_cards
 from tests.builders.adaptive_runs import adaptive_backend, an_adaptive_job
+from tests.builders.cli_runs import CommandLine
+from tests.builders.cli_runs import file as file
+from tests.builders.cli_runs import rubberband as rubberband
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, cut_short, render
 from tests.builders.special_results import (
     EXTENSIONS,
@@ -213,3 +216,74 @@ def test_an_example_has_its_estimate(example: str, tmp_path: Path, monkeypatch: 
     done = CliRunner().invoke(app, ["estimate", f"examples/{example}.yaml", "--frontier"])
     assert done.exit_code == 0, done.output
     is_as_kept(f"estimate-{example}", done.stdout)
+
+
+NOISE = ("profile.trial_cv=0.1", "constraints.deadline=32m")
+NO_TYPE = ("resources.gpus_per_instance=", "resources.price_per_hour=")
+GOODPUT = (
+    "{throughput: {alpha_grad_s: 0.06, beta_grad_s: 0.0016, alpha_local_s: 0.01, gamma: 2.0}, noise_scale: 2000.0, "
+    "samples_per_iteration: 50000, limits: {initial: 128, max: 4096, max_per_gpu: 512}, overhead_s: 1.5}"
+)
+ESTIMATES: dict[str, tuple[str, ...]] = {
+    "noise": NOISE,
+    "spot": ("resources.market=spot", "resources.spot.price_per_hour=3.7", "constraints.deadline=1h"),
+    "brackets": (
+        "search.scheduler={type: hyperband, max_t: 9, reduction_factor: 3}",
+        "constraints.deadline=2h",
+        "resources.head_price_per_hour=0.5",
+    ),
+    "types": (
+        "resources.instance_type=",
+        "resources.instance_types=[p3.2xlarge, p3.8xlarge]",
+        *NO_TYPE,
+        "constraints.deadline=40m",
+    ),
+    "too late": ("constraints.deadline=5m",),
+    "too dear": ("constraints.max_cost=5",),
+    "fastest": ("constraints.objective=min_time", "constraints.max_cost=20"),
+    "one stage": ("search.scheduler={type: stages, stages: [{trials: 8, iterations: 1}]}",),
+    "free": ("resources.price_per_hour=0", "constraints.max_cost=null"),
+    "per function": ("resources.billing=per_function", "resources.dataset_gb=100", "resources.data_price_per_gb=0.01"),
+    "gap": ("profile.seconds_per_iteration={1: 110, 8: 18}",),
+    "beyond the profile": (
+        "profile.seconds_per_iteration={1: 10, 2: 6}",
+        "resources.gpus_per_trial={min: 4, max: 4}",
+    ),
+    "adaptive": ("batch={policy: goodput}", f"profile.goodput={GOODPUT}", "constraints.deadline=40m"),
+    "only adaptive": ("batch={policy: goodput}", f"profile.goodput={GOODPUT}", "constraints.deadline=14m"),
+    "no model": ("batch={policy: goodput}",),
+}
+
+
+@pytest.mark.parametrize("kind", ESTIMATES)
+def test_an_estimate_has_its_text_and_its_json(kind: str, file: str, rubberband: CommandLine) -> None:
+    words = ["estimate", file, *(word for each in ESTIMATES[kind] for word in ("-s", each))]
+    code = 3 if kind.startswith("too ") else 0
+    out = rubberband(*words, "--verbose", code=code) + rubberband.err
+    answer = rubberband.json(*words, code=code)
+    assert answer.pop("planning_s") < 60.0
+    told = "".join(f"{key}: {json.dumps(value)}\n" for key, value in answer.items())
+    is_as_kept(f"estimate-of-{kind}", f"{out}\n{told}".replace(file, "digits.yaml"))
+
+
+@pytest.mark.parametrize("policy", ["static", "naive_elastic", "greedy"])
+def test_an_estimate_by_another_policy_has_its_text(policy: str, file: str, rubberband: CommandLine) -> None:
+    out = rubberband("estimate", file, "--policy", policy, "-s", "constraints.deadline=30m")
+    is_as_kept(f"estimate-by-{policy}", out.replace(file, "digits.yaml"))
+
+
+@pytest.mark.parametrize("name", ["digits", "digits-aws"])
+def test_an_example_has_its_estimate_and_its_report(
+    name: str, rubberband: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of examples/scaling.yaml are in docs/, and compared there."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    words = [f"examples/{name}.yaml", *(["-s", "resources.market=on_demand"] if name == "digits-aws" else [])]
+    estimate = rubberband("estimate", *words)
+    rubberband("run", *words, "-s", "resources.provider=virtual", "-s", "resources.checkpoints=")
+    report = rubberband("report", name)
+    is_as_kept(name, f"{estimate}\n{report}")
+    lines = [line for line in f"{estimate}{report}".splitlines() if not line.startswith("Next: ")]
+    assert len(lines) < 60
+    assert max(map(len, lines)) <= 100
