@@ -14,7 +14,8 @@ TABLES = Path(__file__).parents[1] / "unit" / "tables"
 
 
 @cache
-def _table(name: str) -> dict[str, list[Any]]:
+def table(name: str) -> dict[str, Any]:
+    """The whole table of a file of tests."""
     found = yaml.load(
         (TABLES / f"{name}.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     )
@@ -26,7 +27,7 @@ def cases(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Run a test with each of its cases in the table of its file; a case has a value for each of these names."""
 
     def mark(test: Callable[..., Any]) -> Callable[..., Any]:
-        rows = _table(test.__module__.rpartition(".")[2])[test.__name__]
+        rows = table(test.__module__.rpartition(".")[2])[test.__name__]
         marked: Callable[..., Any] = pytest.mark.parametrize(names if len(names) > 1 else names[0], rows)(test)
         return marked
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,9 +19,11 @@ import pytest
 import typer.main
 import yaml
 
+import rubberband
 from rubberband.cli import app
 from rubberband.installation import default_home
-from rubberband.spec.loading import parse_experiment
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.loading import load_experiment, parse_experiment
 from rubberband.states import ExperimentState
 from tests.builders.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks, commands, kept_files
 from tests.builders.tables import cases
@@ -339,3 +342,41 @@ def test_the_experiment_of_the_page_on_pools_runs_on_its_pool(tmp_path: Path, mo
     up, run, *_ = [command.words for command in commands(found.text)]
     reader.run(_commands(found, f"{up}\n..."))
     reader.run(_commands(found, f"{run.replace('rubberband run', 'rubberband estimate')}\n..."))
+
+
+# README's file is the example's, and its Python says the same
+
+
+def code_of_readme(language: str) -> list[str]:
+    return [block.text for block in ALL if block.page == README and block.language == language]
+
+
+def without_place(experiment: Experiment) -> dict[str, Any]:
+    """The experiment without its name and its entry point."""
+    words = experiment.to_words()
+    return {key: words[key] for key in words if key not in ("name", "entrypoint")}
+
+
+def test_the_file_is_the_example() -> None:
+    (text,) = code_of_readme("yaml")
+    assert without_place(parse_experiment(text)) == without_place(load_experiment(ROOT / "examples" / "digits.yaml"))
+
+
+def test_the_python_form_says_the_same(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Experiment] = []
+
+    class Answer:
+        best_config: Any = None
+        actual_cost_usd = 0.0
+
+    def tune(entrypoint: Any, **words: Any) -> Answer:
+        seen.append(Experiment(entrypoint=entrypoint, **words))
+        return Answer()
+
+    monkeypatch.setattr(rubberband, "tune", tune, raising=False)
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setitem(sys.modules, "examples", type(sys)("examples"))
+    sys.modules["examples"].__path__ = [str(ROOT / "examples")]
+    exec(code_of_readme("python")[0], {})
+    assert [without_place(e) for e in seen] == [without_place(load_experiment(ROOT / "examples" / "digits.yaml"))]
+    assert seen[0].entrypoint.__name__ == "DigitsTrial"

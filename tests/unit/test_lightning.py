@@ -401,101 +401,57 @@ def test_words_of_the_data_loader_are_kept():
     assert trial.eval_batch_size == 4
 
 
-class Sometimes(Net):
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 2:
-            self.log("rare", 1.0)
-        return super().training_step(batch, batch_idx)
+def optimized(**words: Any) -> dict[str, Any]:
+    """A module whose optimizer comes with these keys; `schedule` has those of an LR schedule."""
 
-
-class Largest(Net):
-    def training_step(self, batch, batch_idx):
-        self.log("most", 1.0, reduce_fx="max")
-        return super().training_step(batch, batch_idx)
-
-
-class Manual(Net):
-    def __init__(self, lr):
-        super().__init__(lr)
-        self.automatic_optimization = False
-
-
-class Gan(Net):
-    def configure_optimizers(self):
-        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
-
-
-class Thrice(Net):
-    def configure_optimizers(self):
+    def configure_optimizers(self: Any) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "frequency": 3}}
+        schedule = {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1), **words.get("schedule", {})}
+        rest = {key: value for key, value in words.items() if key != "schedule"}
+        return {"optimizer": optimizer, **({"lr_scheduler": schedule} if "schedule" in words else {}), **rest}
+
+    return {"configure_optimizers": configure_optimizers}
 
 
-class Mistyped(Net):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "intervall": "step"}}
+def logged(step: str, name: str, value: Any = 1.0, batches: Any = range(99), **words: Any) -> dict[str, Any]:
+    """A module whose step logs something, in some batches."""
 
+    def log(self: Any, batch: Any, batch_idx: int) -> Any:
+        if batch_idx in batches:
+            self.log(name, value, **words)
+        return getattr(Net, step)(self, batch, batch_idx) if step == "training_step" else None
 
-class Rare(Net):
-    def configure_optimizers(self):
-        return {"optimizer": torch.optim.SGD(self.parameters(), lr=0.1), "frequency": 3}
-
-
-class ByMetric(Net):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "reduce_on_plateau": True}}
-
-
-class Nothing(Net):
-    def training_step(self, batch, batch_idx):
-        return None
-
-
-class OwnStep(Net):
-    def optimizer_step(self, *args, **kwargs):
-        pass
-
-
-class Text(Net):
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", "low")
-
-
-class Quiet(Net):
-    def validation_step(self, batch, batch_idx):
-        self.log("val_los", 1.0)
+    return {step: log}
 
 
 @pytest.mark.parametrize(
-    ("module", "line"),
+    ("changes", "line"),
     [
+        (None, "Trial.build_module() returned Linear, which is no LightningModule; return one, or write a TorchTrial"),
+        ({"automatic_optimization": False}, "Odd sets automatic_optimization = False; write a rubberband.TorchTrial"),
         (
-            nn.Linear,
-            "Trial.build_module() returned Linear, which is no LightningModule; return one, or write a TorchTrial",
+            {"configure_optimizers": lambda self: [torch.optim.SGD(self.parameters(), lr=0.1)] * 2},
+            "configure_optimizers() returned 2 optimizers; a LightningTrial steps one",
         ),
-        (Manual, "Manual sets automatic_optimization = False; write a rubberband.TorchTrial with a step() of its own"),
-        (Gan, "configure_optimizers() returned 2 optimizers; a LightningTrial steps one"),
-        (Thrice, "the LR schedule has frequency 3; use 1, and a schedule that counts every epoch"),
-        (Mistyped, "the LR schedule has a key 'intervall', which has no effect here; use scheduler, interval,"),
-        (Rare, "configure_optimizers() returned a key 'frequency', which has no effect here; use optimizer,"),
-        (ByMetric, "the LR schedule has reduce_on_plateau = True, which has no effect here; leave it out:"),
-        (Nothing, "Nothing.training_step() returned NoneType; return the loss, or a dict with 'loss'"),
-        (Sometimes, "training_step() logs 'rare' in some batches only; log it in each, or in a hook"),
-        (Largest, "training_step() logs 'most' by reduce_fx=max; use mean, or log it in a hook"),
-        (OwnStep, "OwnStep overrides optimizer_step(), which RubberBand's loop does not call; write a"),
-        (Text, "self.log('val_loss') got str; log a number, or a torchmetrics.Metric"),
-        (Quiet, "the metric 'val_loss' is missing; the trial reported 'train_loss', 'val_los'; did you mean"),
+        (optimized(schedule={"frequency": 3}), "the LR schedule has frequency 3; use 1, and a schedule that counts"),
+        (optimized(schedule={"intervall": "step"}), "the LR schedule has a key 'intervall', which has no effect here"),
+        (optimized(schedule={"reduce_on_plateau": True}), "has reduce_on_plateau = True, which has no effect here"),
+        (optimized(frequency=3), "configure_optimizers() returned a key 'frequency', which has no effect here; use"),
+        ({"training_step": lambda *_: None}, "Odd.training_step() returned NoneType; return the loss, or a dict with"),
+        (logged("training_step", "rare", batches=[2]), "training_step() logs 'rare' in some batches only; log it in"),
+        (
+            logged("training_step", "most", reduce_fx="max"),
+            "training_step() logs 'most' by reduce_fx=max; use mean, or",
+        ),
+        ({"optimizer_step": lambda *_, **__: None}, "Odd overrides optimizer_step(), which RubberBand's loop does not"),
+        (logged("validation_step", "val_loss", "low"), "self.log('val_loss') got str; log a number, or a torchmetrics"),
+        (logged("validation_step", "val_los"), "the trial reported 'train_loss', 'val_los'; did you mean"),
     ],
 )
-def test_a_module_that_cannot_be_trained_is_refused_in_one_line(store, module, line):
+def test_a_module_that_cannot_be_trained_is_refused_in_one_line(store, changes, line):
     class Trial(Classifier):
         def build_module(self, config):
-            return nn.Linear(1, 1) if module is nn.Linear else module(config["lr"])
+            return nn.Linear(1, 1) if changes is None else type("Odd", (Net,), changes)(config["lr"])
 
     message = failure(Trial, store)
     assert line in message

@@ -16,7 +16,7 @@ from rubberband.executor import SegmentFailure, SegmentReport, read_manifest
 from rubberband.integrations.lightning import fit
 from rubberband.integrations.lightning_trainer import _take_gang
 from tests.builders import segments
-from tests.builders.tables import cases
+from tests.builders.tables import cases, table
 
 lightning = pytest.importorskip("lightning.pytorch", reason="pip install 'rubberband-tune[lightning]'")
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402
@@ -24,14 +24,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: 
 pytestmark = pytest.mark.filterwarnings("ignore")
 run = partial(segments.train, metric="val_loss", config={"lr": 0.05}, until_iterations=3)
 
-KEPT = """
-accelerator strategy devices num_nodes precision logger callbacks max_epochs min_epochs min_steps max_time
-limit_train_batches limit_val_batches limit_test_batches limit_predict_batches overfit_batches val_check_interval
-num_sanity_val_steps log_every_n_steps enable_checkpointing enable_progress_bar enable_model_summary
-accumulate_grad_batches gradient_clip_val gradient_clip_algorithm deterministic benchmark inference_mode
-use_distributed_sampler profiler detect_anomaly plugins sync_batchnorm reload_dataloaders_every_n_epochs
-default_root_dir enable_autolog_hparams model_registry check_val_every_n_epoch
-"""
+KEPT: list[str] = table("test_lightning_fit")["kept"]
 """Arguments that the Trainer itself acts on, or that `fit` replaces with a line (`devices`, `num_nodes`)."""
 REFUSED = "fast_dev_run max_steps barebones"
 
@@ -190,7 +183,7 @@ def test_outside_a_search_the_trainer_trains_as_it_would():
 
 def test_every_argument_of_a_trainer_is_known():
     found = {name for name in inspect.signature(lightning.Trainer.__init__).parameters if name != "self"}
-    assert found == {*KEPT.split(), *REFUSED.split()}, "is a new one kept, or refused by its name?"
+    assert found == {*KEPT, *REFUSED.split()}, "is a new one kept, or refused by its name?"
 
 
 @pytest.fixture

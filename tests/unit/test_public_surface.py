@@ -18,188 +18,12 @@ import rubberband
 from rubberband.cli import Promised, app
 from rubberband.commands.examples import EXAMPLES
 from rubberband.errors import InputError
-from tests.builders.tables import cases
+from tests.builders.tables import cases, table
 
-NAMES = [
-    "AsyncClient",
-    "Callback",
-    "Client",
-    "CheckpointError",
-    "EntrypointError",
-    "Experiment",
-    "FailureInfo",
-    "InfeasibleError",
-    "InputError",
-    "JournalError",
-    "Mean",
-    "NameTakenError",
-    "ProfileMissingError",
-    "ProviderError",
-    "ReportInfo",
-    "Result",
-    "RubberbandError",
-    "RunInfo",
-    "ServiceError",
-    "SyncInfo",
-    "TorchTrial",
-    "Trial",
-    "TrialContext",
-    "__version__",
-    "choice",
-    "command",
-    "distributed",
-    "estimate",
-    "get_checkpoint",
-    "grid_search",
-    "load_experiment",
-    "load_result",
-    "lograndint",
-    "loguniform",
-    "per_worker",
-    "qlograndint",
-    "qloguniform",
-    "qrandint",
-    "qrandn",
-    "quniform",
-    "randint",
-    "randn",
-    "report",
-    "tune",
-    "uniform",
-]
-
-COMMANDS = {
-    "init": {"trial", "file", "--check", "--metric"},
-    "estimate": {
-        "file",
-        "--frontier",
-        "--html",
-        "--live",
-        "--output",
-        "-o",
-        "--plan",
-        "--policy",
-        "--seed",
-        "--set",
-        "--simulate",
-        "--size",
-        "-s",
-        "--verbose",
-    },
-    "cloud prices": {"types", "--output", "-o", "--refresh", "--region", "-r"},
-    "profile": {"file", "--iterations", "--no-cap", "--out", "--set", "-s", "--trials", "--yes", "-y"},
-    "check": {"file", "--limit", "--quick", "--output", "-o", "--set", "-s"},
-    "run": {
-        "file",
-        "--check",
-        "--new",
-        "--no-cap",
-        "--on",
-        "--policy",
-        "--profile-again",
-        "--set",
-        "-s",
-        "--yes",
-        "-y",
-    },
-    "resume": {"name", "--address", "--no-cap", "--on", "--server", "--yes", "-y"},
-    "best": {"name", "--out", "--output", "-o", "--on", "--server"},
-    "export": {"name", "file", "--output", "-o", "--reports", "--to", "--on", "--server"},
-    "report": {"name", "--html", "--on", "--output", "-o", "--server", "--verbose"},
-    "submit": {"file", "--policy", "--set", "-s", "--server", "--watch", "-w"},
-    "ps": {"--archived", "--output", "-o", "--search", "--tag", "--on", "--server"},
-    "status": {"name", "--on", "--output", "-o", "--server", "--watch", "-w"},
-    "logs": {"name", "trial", "--follow", "-f", "--on", "--process", "--server"},
-    "cancel": {"name", "--on", "--server"},
-    "stop": {"name", "trials", "--on", "--server"},
-    "extend": {
-        "name",
-        "--deadline",
-        "--dry-run",
-        "-n",
-        "--max-cost",
-        "--output",
-        "-o",
-        "--on",
-        "--server",
-        "--yes",
-        "-y",
-    },
-    "scale": {"name", "--max-instances", "--on", "--server"},
-    "simulate": {
-        *("pool", "workload", "traces", "--format", "--html", "--interference", "--output", "-o", "--policy"),
-        "--share-machines",
-    },
-    "serve": {
-        "--allow",
-        "--allow-commands",
-        "--auth",
-        "--auto-resume",
-        "--body-limit",
-        "--budget",
-        "--checkpoints",
-        "--code",
-        "--env",
-        "--host",
-        "--host-name",
-        "--keep-events",
-        "--max-cost",
-        "--max-running",
-        "--notify",
-        "--planners",
-        "--pool",
-        "--planning-limit",
-        "--port",
-        "--provider",
-        "--proxy",
-        "--rate",
-        "--secret",
-        "--ssl-certfile",
-        "--ssl-keyfile",
-        "--store",
-        "--weight",
-    },
-    "rm": {"names", "--yes", "-y", "--dry-run", "-n", "--server", "--on"},
-    "tag": {"name", "tags", "--note", "--archive", "--server", "--on"},
-    "cleanup": {"name"},
-    "aws setup": {
-        "--region",
-        "-r",
-        "--bucket",
-        "--types",
-        "--vcpus",
-        "--budget",
-        "--email",
-        "--owner",
-        "--dry-run",
-        "--yes",
-        "-y",
-    },
-    "aws check": {"file", "--region", "-r", "--owner"},
-    "aws teardown": {"--region", "-r", "--owner", "--delete-checkpoints", "--yes", "-y"},
-    "cloud image build": {"file", "-s", "--set", "--yes", "-y"},
-    "cloud image list": {"file", "--owner", "--region", "-r"},
-    "cloud image delete": {"key", "file", "--owner", "--region", "-r"},
-    "pool up": {"file", "--yes", "-y"},
-    "pool status": {"name", "--html", "--output", "-o"},
-    "pool down": {"name", "--yes", "-y"},
-    "backup": {"folder", "--store"},
-    "restore": {"folder", "--store", "--keep-tokens", "--all-homes"},
-    "token create": {"name", "--expires", "--scope", "--store"},
-    "token list": {"--store"},
-    "token revoke": {"id", "--store"},
-    "cloud up": {"file", "--set", "-s", "--yes", "-y"},
-    "cloud down": {"file", "--owner", "--region", "-r", "--yes", "-y"},
-}
-"""Command -> its arguments and options."""
-
-
-INTEGRATIONS = {
-    "lightning": {"LightningTrial"},
-    "transformers": {"fit"},
-    "ray_tune": {"ResultGrid", "TuneResult", "Tuner"},
-}
-"""Module of rubberband.integrations -> its public names."""
+SURFACE = table("test_public_surface")
+NAMES: list[str] = SURFACE["names"]
+COMMANDS: dict[str, list[str]] = SURFACE["commands"]
+INTEGRATIONS: dict[str, list[str]] = SURFACE["integrations"]
 
 
 def test_names() -> None:
@@ -221,7 +45,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_names_of_integrations(name: str) -> None:
     module = importlib.import_module(f"rubberband.integrations.{name}")
     own = {each for each, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
-    assert {each for each in own if not each.startswith("_")} == INTEGRATIONS[name]
+    assert {each for each in own if not each.startswith("_")} == set(INTEGRATIONS[name])
 
 
 def test_integrations_import_no_library() -> None:
@@ -231,7 +55,7 @@ def test_integrations_import_no_library() -> None:
 
 
 def test_commands_and_flags() -> None:
-    assert dict(_commands(typer.main.get_command(app))) == COMMANDS
+    assert dict(_commands(typer.main.get_command(app))) == {name: set(words) for name, words in COMMANDS.items()}
 
 
 def test_the_list_of_commands_says_of_each_what_its_own_help_says() -> None:

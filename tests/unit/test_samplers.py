@@ -15,6 +15,7 @@ import rubberband
 from rubberband.errors import InputError
 from rubberband.spec import samplers, space
 from rubberband.spec.experiment import Experiment
+from tests.builders.tables import cases
 
 OPTIMIZER = {
     "type": "choice",
@@ -81,52 +82,7 @@ def test_the_first_trials_have_the_points_and_the_others_stay_as_they_were() -> 
     assert searched().to_words()["search"].keys().isdisjoint({"points_to_evaluate"})
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (
-            {"points_to_evaluate": [{"lr": 3}]},
-            r"points_to_evaluate\[0\].lr: 3 is outside loguniform from 0.0001 to 0.1",
-        ),
-        ({"points_to_evaluate": [{}, {"lrr": 1}]}, r"points_to_evaluate\[1\] has an unknown parameter 'lrr'; did you"),
-        ({"points_to_evaluate": [{"optimizer": "adagrad"}]}, r"'adagrad' is not one of the values; write one of"),
-        ({"points_to_evaluate": [{"optimizer": "adam", "momentum": 0.5}]}, "only trials with optimizer=sgd have it"),
-        ({"points_to_evaluate": [{"momentum": 0.5}]}, "only trials with optimizer=sgd have it; add that, or leave it"),
-        ({"points_to_evaluate": [{"optimizer": "sgd", "nesterov": False}]}, "False is not the constant True; leave it"),
-        ({"points_to_evaluate": [{}] * 9}, "has 9 points and the scheduler starts 8 trials; leave 1 out or start more"),
-        ({"points_to_evaluate": ["lr"]}, r"'lr' is not a mapping; write {parameter: value}"),
-        ({"space": {"q": rubberband.quniform(0, 1, 0.1)}, "points_to_evaluate": [{"q": 0.25}]}, "0.25 is no multiple"),
-        (
-            {"space": {"n": rubberband.randint(0, 4)}, "points_to_evaluate": [{"n": 4}]},
-            "4 is outside randint from 0 to 3",
-        ),
-        ({"space": {"n": rubberband.randint(0, 4)}, "points_to_evaluate": [{"n": 1.5}]}, "is not a whole number"),
-        (
-            {"space": {"a": {"type": "choice", "values": [{"space": {"b": 1}}]}}},
-            r"choice: values\[0\] has a space but no name; write it as {name: NAME, space: {...}}",
-        ),
-        (
-            {"space": {"a": {"type": "choice", "values": [{"b": {"type": "randn"}}]}}},
-            r"values\[0\] has parameters of its own; write it as {name: NAME, space: {...}}",
-        ),
-        (
-            {"space": {"a": {"type": "choice", "values": ["x", {"name": "x", "space": {}}]}}},
-            "two of its values are called 'x'; rename one",
-        ),
-        (
-            {"space": {"lr": 1, "a": {"type": "choice", "values": [{"name": "x", "space": {"lr": 2}}]}}},
-            "space.a has a parameter 'lr' of its own, and so does the space around it; rename one",
-        ),
-        (
-            {"space": {"model": {"lr": tune.loguniform(1e-4, 1e-1)}}},
-            "has no type; move its parameters up, as a space is flat, or into an option {name: ..., space: {...}}",
-        ),
-        (
-            {"space": {name: rubberband.grid_search(list(range(101))) for name in "abc"}},
-            "the grid has 1,030,301 configurations, more than 1,000,000; list fewer values, or write them as choice",
-        ),
-    ],
-)
+@cases("words", "why")
 def test_points_and_spaces_that_do_not_fit_are_refused_in_one_line(words: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why) as caught:
         searched(**words)

@@ -285,47 +285,7 @@ def test_a_trial_that_ended_by_itself_teaches_the_sampler_with_its_latest_report
     assert first.values == (state.trials[0].reports[0].metrics["loss"],)
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (
-            {"sampler": {"multi_objective": True}},
-            "sampler.multi_objective needs more metrics than one; name the others in also",
-        ),
-        (
-            {"sampler": {"sampler": "cmaes", "multi_objective": True}, "also": LATENCY},
-            "search.sampler.multi_objective: is for the samplers tpe, gp, nsgaii of type: optuna; use one",
-        ),
-        (
-            {
-                "sampler": {"multi_objective": True},
-                "also": LATENCY,
-                "points_to_evaluate": [{"x": 1.0, "y": 2.0}],
-                "evaluated_rewards": [1.0],
-            },
-            "evaluated_rewards are of one metric, and the sampler is multi_objective; leave them out",
-        ),
-        (
-            {"sampler": {"type": "random", "sampler": "tpe"}},
-            "search.sampler.sampler: is for type: optuna; leave it out",
-        ),
-        ({"sampler": {"sampler": "bayes"}}, "'bayes' is not one of tpe, gp, cmaes, nsgaii"),
-        (
-            {"sampler": {"type": "quasi"}, "points_to_evaluate": [{}], "evaluated_rewards": [1.0]},
-            "evaluated_rewards: the quasi sampler learns nothing from them; write sampler: {type: optuna}",
-        ),
-        ({"evaluated_rewards": [1.0]}, "has 1 numbers and points_to_evaluate 0 points; give one for each"),
-        (
-            {"points_to_evaluate": [{"x": 1.0}], "evaluated_rewards": [1.0]},
-            r"points_to_evaluate\[0\] has no value of y; add it",
-        ),
-        (
-            {"points_to_evaluate": [{"x": 1.0, "y": 2.0}], "evaluated_rewards": [math.nan]},
-            r"evaluated_rewards.0: nan is not a finite number",
-        ),
-        ({"space": {"x": rubberband.grid_search([1])}}, "is a grid, which the optuna sampler does not walk"),
-    ],
-)
+@cases("words", "why")
 def test_invalid_words_are_refused(words: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         an_experiment(0, **words)

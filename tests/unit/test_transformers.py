@@ -16,7 +16,7 @@ from rubberband.executor import SegmentFailure, SegmentReport, read_manifest
 from rubberband.integrations import trainer_files
 from rubberband.integrations.transformers import REFUSED, _check_arguments, fit
 from tests.builders import segments
-from tests.builders.tables import cases
+from tests.builders.tables import cases, table
 
 transformers = pytest.importorskip("transformers", reason="pip install 'rubberband-tune[transformers]'")
 pytest.importorskip("accelerate", reason="pip install 'rubberband-tune[transformers]'")
@@ -24,26 +24,7 @@ pytest.importorskip("accelerate", reason="pip install 'rubberband-tune[transform
 run = partial(segments.train, metric="eval_loss", config={"lr": 0.01}, until_iterations=2)
 
 
-HONOURED = """
-accelerator_config activation_checkpointing activation_checkpointing_kwargs adam_beta1 adam_beta2 adam_epsilon
-average_tokens_across_devices batch_eval_metrics bf16 bf16_full_eval data_seed dataloader_drop_last
-dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers
-dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
-ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed disable_tqdm do_eval do_predict do_train
-eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps eval_strategy
-eval_use_gather_object fp16 fp16_full_eval fsdp fsdp_config full_determinism gradient_accumulation_steps
-gradient_checkpointing gradient_checkpointing_kwargs greater_is_better hub_always_push hub_model_id
-hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip include_for_metrics
-include_num_input_tokens_seen label_names label_smoothing_factor learning_rate length_column_name
-liger_kernel_config load_best_model_at_end local_rank log_level log_level_replica log_on_each_node logging_first_step
-logging_nan_inf_filter logging_steps logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm
-max_steps metric_for_best_model neftune_noise_alpha num_train_epochs optim optim_args optim_target_modules
-output_dir parallelism_config per_device_eval_batch_size per_device_train_batch_size prediction_loss_only
-project remove_unused_columns report_to restore_callback_states_from_checkpoint run_name save_on_each_node
-save_steps save_strategy save_total_limit seed skip_memory_metrics tf32 torch_compile torch_compile_backend
-torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id
-train_sampling_strategy use_cache use_cpu use_liger_kernel warmup_steps weight_decay
-"""
+HONOURED: list[str] = table("test_transformers")["honoured"]
 """Arguments that the Trainer itself acts on, or that `fit` sets or keeps (such as `output_dir`)."""
 
 
@@ -322,7 +303,7 @@ def test_saves_between_iterations_are_left_out_and_a_trial_resumes_as_without_th
 def test_every_argument_of_a_trainer_is_known():
     found = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
     assert found >= REFUSED.keys()
-    assert found - REFUSED.keys() == set(HONOURED.split()), "is a new one honoured, or refused by its name?"
+    assert found - REFUSED.keys() == set(HONOURED), "is a new one honoured, or refused by its name?"
 
 
 def test_without_transformers_the_command_that_installs_it_is_named(store, monkeypatch):
