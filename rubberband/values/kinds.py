@@ -201,6 +201,12 @@ def provider_faults() -> list[str]:
     return [*own, *(why for name in _installed() if isinstance(why := _loaded(name), str))]
 
 
+def look_again() -> None:
+    """Forget the packages that were found: one was installed since, or uninstalled."""
+    _installed.cache_clear()
+    _loaded.cache_clear()
+
+
 @cache
 def _installed(*, own: bool = False) -> Mapping[str, Sequence[EntryPoint]]:
     """Return the entry points under each name that is not one of ours, or under each that is (`own`)."""

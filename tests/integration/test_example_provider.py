@@ -85,11 +85,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     site = tmp_path / "site"
     install(site)
     monkeypatch.syspath_prepend(site)
-    for known in (kinds._installed, kinds._loaded):
-        known.cache_clear()
+    kinds.look_again()
     yield site
-    for known in (kinds._installed, kinds._loaded):
-        known.cache_clear()
+    kinds.look_again()
     for module in [name for name in sys.modules if name.partition(".")[0] == "shed_cloud"]:
         del sys.modules[module]
 

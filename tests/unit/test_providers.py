@@ -56,11 +56,6 @@ def clean_up(_home: Path, name: str | None) -> CleanedUp:
     return CleanedUp(ended=[f"vm-1 of {name}"], notes=["acme was asked"])
 
 
-def _forget() -> None:
-    kinds._installed.cache_clear()
-    kinds._loaded.cache_clear()
-
-
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Puts a package with an entry point on the path, as pip does."""
@@ -73,10 +68,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
         (info / "entry_points.txt").write_text(f"[{kinds.ENTRY_POINTS}]\n{name} = {value}\n")
-        _forget()
+        kinds.look_again()
 
     yield install
-    _forget()
+    kinds.look_again()
 
 
 def resources(**words: object) -> Resources:
