@@ -202,7 +202,7 @@ class Agenda:
 
 
 @dataclass(slots=True)
-class _VirtualHold:
+class VirtualHold:
     """One instance as the driver sees it, from the order to launch it to its end."""
 
     messages: Messages
@@ -225,14 +225,14 @@ class VirtualFleet:
         ready_timeout_s: float,
     ) -> None:
         """Leases are of `lease_s`; what is not warm `ready_timeout_s` after it was seen to run is given up as lost."""
-        self._provider = provider
-        self._clock = clock
-        self._agenda = agenda
+        self.provider = provider
+        self.clock = clock
+        self.agenda = agenda
         self._fault_model = fault_model
         self._lease_s = lease_s
         self._ready_timeout_s = ready_timeout_s
         self._next_beat_at = self._began_at = -math.inf
-        self._holds: dict[str, _VirtualHold] = {}
+        self.holds: dict[str, VirtualHold] = {}
         self.gone: set[str] = set()
         """Instances that no worker lives on, whether the driver knows it or not."""
         self.hold_until = math.inf
@@ -247,168 +247,171 @@ class VirtualFleet:
 
     def renew(self, at: float) -> None:
         """Renew the leases; the driver lives at least until `at`, which is now or later."""
-        lapsed = self._clock.now() > self._provider.lease_until
-        self._provider.renew_lease(min(at + self._lease_s, self.hold_until))
+        lapsed = self.clock.now() > self.provider.lease_until
+        self.provider.renew_lease(min(at + self._lease_s, self.hold_until))
         self._next_beat_at = at + self._lease_s / _BEATS
         if lapsed:
             self.notice_ends()
 
     def next_end_at(self) -> float:
         """Return when the first live instance ends, if nothing is done about it; infinite: never."""
-        return min((self._provider.ends_at(instance) for instance in self._unended()), default=math.inf)
+        return min((self.provider.ends_at(instance) for instance in self._unended()), default=math.inf)
 
     def notice_ends(self) -> None:
         """Put the ends of instances that were not reported yet on the agenda."""
         for instance in self._unended():
-            ends_at = self._provider.ends_at(instance)
-            if ends_at <= self._clock.now():
-                hold = self._holds[instance]
+            ends_at = self.provider.ends_at(instance)
+            if ends_at <= self.clock.now():
+                hold = self.holds[instance]
                 self.gone.add(instance)
-                self._agenda.add(ends_at + hold.messages.seen_after_s, partial(self._look, hold))
+                self.agenda.add(ends_at + hold.messages.seen_after_s, partial(self._look, hold))
 
     def _unended(self) -> list[str]:
-        return [instance for instance, hold in self._holds.items() if hold.launched and instance not in self.gone]
+        return [instance for instance, hold in self.holds.items() if hold.launched and instance not in self.gone]
 
     # Launch
 
     def launch(self, instance: str, market: Market, first_lease_s: float | None = None) -> None:
         """Rent an instance; its events follow. Harmless when repeated."""
-        if instance in self._holds:
+        if instance in self.holds:
             return
-        hold, now = self._hold(instance), self._clock.now()
+        hold, now = self.hold(instance), self.clock.now()
         hold.answered_at += hold.messages.answer_s
         self.renew(now)
-        lease_s = max(0.0, self._provider.lease_until - now) if first_lease_s is None else first_lease_s
+        lease_s = max(0.0, self.provider.lease_until - now) if first_lease_s is None else first_lease_s
         if hold.messages.arrives:
-            self._ask(hold, market, lease_s)
+            self.ask(hold, market, lease_s)
         else:
-            self._agenda.add(hold.answered_at, lambda _: None if hold.life.over else self._ask(hold, market, lease_s))
+            self.agenda.add(hold.answered_at, lambda _: None if hold.life.over else self.ask(hold, market, lease_s))
 
-    def _hold(self, instance: str) -> _VirtualHold:
+    def hold(self, instance: str) -> VirtualHold:
+        """Begin to hold an instance that is not asked for yet."""
         messages, life = self._fault_model.messages(instance), Lifecycle(instance=instance)
-        hold = self._holds[instance] = _VirtualHold(messages, self._clock.now(), life)
+        hold = self.holds[instance] = VirtualHold(messages, self.clock.now(), life)
         return hold
 
-    def _ask(self, hold: _VirtualHold, market: Market, lease_s: float) -> None:
+    def ask(self, hold: VirtualHold, market: Market, lease_s: float) -> None:
+        """Carry a request out: it is refused, or the instance is followed."""
         try:
-            self._provider.launch(hold.life.instance, market, first_lease_s=lease_s)
+            self.provider.launch(hold.life.instance, market, first_lease_s=lease_s)
         except ProviderError as error:
             reason, sold_out = str(error), isinstance(error, NoCapacityError)
-            self._agenda.add(hold.answered_at, lambda now: self._fail(hold, None, reason, now, sold_out=sold_out))
+            self.agenda.add(hold.answered_at, lambda now: self.fail(hold, None, reason, now, sold_out=sold_out))
         else:
             hold.launched = True
             self._follow(hold)
 
-    def _fail(
-        self, hold: _VirtualHold, status: InstanceDescription | None, reason: str, now: float, *, sold_out: bool = False
+    def fail(
+        self, hold: VirtualHold, status: InstanceDescription | None, reason: str, now: float, *, sold_out: bool = False
     ) -> Event | None:
         """End a launch that failed, or whose answer was lost."""
         if not hold.life.end():
             return None
-        return self._agenda.begin(now, hold.life.lose(status, reason, now, sold_out=sold_out))
+        return self.agenda.begin(now, hold.life.lose(status, reason, now, sold_out=sold_out))
 
-    def _follow(self, hold: _VirtualHold) -> None:
+    def _follow(self, hold: VirtualHold) -> None:
         """Put on the agenda what will become of an instance that is asked for."""
-        course, late_s = self._provider.course(hold.life.instance), hold.messages.seen_after_s
+        course, late_s = self.provider.course(hold.life.instance), hold.messages.seen_after_s
         seen_at = max(course.running_at + late_s, hold.answered_at)
         if course.running_at < math.inf:
-            self._agenda.add(seen_at, partial(self._look, hold))
-            self._agenda.add(course.ends_at, lambda _: self._end(hold))
+            self.agenda.add(seen_at, partial(self._look, hold))
+            self.agenda.add(course.ends_at, lambda _: self._end(hold))
             if course.init_s > self._ready_timeout_s:
-                self._agenda.add(seen_at + self._ready_timeout_s, partial(self._give_up, hold))
+                self.agenda.add(seen_at + self._ready_timeout_s, partial(self._give_up, hold))
             elif course.init_s < math.inf:
-                self._agenda.add(seen_at + course.init_s, partial(self._ready, hold))
+                self.agenda.add(seen_at + course.init_s, partial(self._ready, hold))
         if course.notice_at < math.inf:
-            self._agenda.add(max(course.notice_at + late_s, seen_at), partial(self._look, hold))
+            self.agenda.add(max(course.notice_at + late_s, seen_at), partial(self._look, hold))
         if course.taken_at < math.inf:
-            self._agenda.add(course.taken_at, lambda _: self._end(hold))
+            self.agenda.add(course.taken_at, lambda _: self._end(hold))
 
     # What the driver sees
 
-    def _look(self, hold: _VirtualHold, now: float) -> Event | None:
+    def _look(self, hold: VirtualHold, now: float) -> Event | None:
         """Return the news of an instance, as the provider shows it."""
         life = hold.life
-        status, was_running = self._provider.status(life.instance), life.running_at is not None
+        status, was_running = self.provider.status(life.instance), life.running_at is not None
         if status.ended_at is not None and life.end():
-            return self._agenda.begin(now, life.lose_ended(status, now, began_at=self._began_at))
+            return self.agenda.begin(now, life.lose_ended(status, now, began_at=self._began_at))
         free_if_taken = status.hour_prices_usd is not None
-        event = self._agenda.begin(now, life.see(status, now, free_if_taken=free_if_taken))
+        event = self.agenda.begin(now, life.see(status, now, free_if_taken=free_if_taken))
         if not was_running:
             self._expect_hour(hold)
         return event
 
-    def _expect_hour(self, hold: _VirtualHold) -> None:
+    def _expect_hour(self, hold: VirtualHold) -> None:
         if hold.life.running_at is not None and hold.life.hour_prices_usd:
             next_at = hold.life.running_at + len(hold.life.hour_prices_usd) * SECONDS_PER_HOUR
-            self._agenda.add(next_at, partial(self._begun, hold))
+            self.agenda.add(next_at, partial(self._begun, hold))
 
-    def _begun(self, hold: _VirtualHold, now: float) -> None:
+    def _begun(self, hold: VirtualHold, now: float) -> None:
         """Begin another hour, whose price is reported once it is seen."""
         if not hold.life.over and hold.life.instance not in self.gone:
-            self._agenda.add(now + SECONDS_PER_HOUR, partial(self._begun, hold))
-            self._agenda.add(now + hold.messages.seen_after_s, partial(self._look, hold))
+            self.agenda.add(now + SECONDS_PER_HOUR, partial(self._begun, hold))
+            self.agenda.add(now + hold.messages.seen_after_s, partial(self._look, hold))
 
-    def _ready(self, hold: _VirtualHold, now: float) -> Event | None:
+    def _ready(self, hold: VirtualHold, now: float) -> Event | None:
         if hold.life.over or hold.life.instance in self.gone:
             return None
-        self._provider.reach(hold.life.instance)
-        return self._agenda.begin(now, hold.life.ready(now))
+        self.provider.reach(hold.life.instance)
+        return self.agenda.begin(now, hold.life.ready(now))
 
-    def _give_up(self, hold: _VirtualHold, now: float) -> Event | None:
+    def _give_up(self, hold: VirtualHold, now: float) -> Event | None:
         """Give an instance of no use back, and report it as lost."""
         if hold.life.over or hold.life.instance in self.gone:
             return None
         self.gone.add(hold.life.instance)
         reason = "its workers did not become warm"
-        return self._fail(hold, self._provider.lose(hold.life.instance, reason), reason, now)
+        return self.fail(hold, self.provider.lose(hold.life.instance, reason), reason, now)
 
-    def _end(self, hold: _VirtualHold) -> None:
+    def _end(self, hold: VirtualHold) -> None:
         """End a machine that may have ended by itself; the driver sees it later."""
-        instance, now = hold.life.instance, self._clock.now()
-        if instance not in self.gone and self._provider.ends_at(instance) <= now:
+        instance, now = hold.life.instance, self.clock.now()
+        if instance not in self.gone and self.provider.ends_at(instance) <= now:
             self.gone.add(instance)
-            self._agenda.add(now + hold.messages.seen_after_s, partial(self._look, hold))
+            self.agenda.add(now + hold.messages.seen_after_s, partial(self._look, hold))
 
     # Release
 
     def release(self, instance: str) -> None:
         """Give an instance back; InstanceReleased follows. Harmless when repeated."""
-        now = self._clock.now()
-        hold = self._holds.get(instance) or self._hold(instance)
+        now = self.clock.now()
+        hold = self.holds.get(instance) or self.hold(instance)
         if not hold.life.end():
             return
         self.gone.add(instance)
         if hold.launched:
-            self._provider.lose_touch(instance)
+            self.provider.lose_touch(instance)
         obeyed_at = max(now, hold.answered_at) + hold.messages.release_s
         if obeyed_at > now:
-            self._agenda.add(obeyed_at, partial(self._release, hold))
+            self.agenda.add(obeyed_at, partial(self.give_back, hold))
         else:
-            self._release(hold, now)
+            self.give_back(hold, now)
 
-    def _release(self, hold: _VirtualHold, now: float) -> None:
+    def give_back(self, hold: VirtualHold, now: float) -> None:
+        """Carry a release out."""
         try:
-            status = self._provider.release(hold.life.instance)
+            status = self.provider.release(hold.life.instance)
         except ProviderError:  # it was refused, or never asked for
             status = None
-        self._agenda.add_all(now, hold.life.release(status, now))
+        self.agenda.add_all(now, hold.life.release(status, now))
 
     # A new driver
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Say what lives and what ended, adopt the `known`, release the others."""
-        self._holds.clear()
+        self.holds.clear()
         self.gone.clear()
         self.hold_until, self._next_beat_at = math.inf, -math.inf
-        self._provider.change_driver()
-        self._began_at = self._clock.now()
-        event = resumed(self._provider.describe(), known, self._provider.release, self._began_at)
+        self.provider.change_driver()
+        self._began_at = self.clock.now()
+        event = resumed(self.provider.describe(), known, self.provider.release, self._began_at)
         for found in event.live:
             self._adopt(found)
         return event
 
     def _adopt(self, found: LiveInstance) -> None:
-        hold = self._hold(found.instance)
+        hold = self.hold(found.instance)
         hold.launched = True
         hold.life.running_at, hold.life.hour_prices_usd = found.running_at, found.hour_prices_usd
         self._expect_hour(hold)
@@ -416,8 +419,8 @@ class VirtualFleet:
 
     def close(self) -> None:
         """Release everything."""
-        self._holds.clear()
-        self._provider.close()
+        self.holds.clear()
+        self.provider.close()
 
 
 # The noise that a profile and an offer describe, drawn for a virtual run: the planner's model, one trial at a time.
