@@ -134,10 +134,8 @@ class Head:
 
 
 @pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
+def account(off_ec2: Path, monkeypatch: pytest.MonkeyPatch) -> Account:
     """As its administrator, who may start a head."""
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
     account = Account()
     account.session = account.fake.session("admin")
     monkeypatch.setattr(

@@ -55,10 +55,11 @@ def world(tmp_path: Path) -> World:
 
 
 @pytest.fixture
-def off_ec2(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def off_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of the test's own, on a machine that is no instance of EC2."""
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    return home
+    return tmp_path / "home"
 
 
 @pytest.fixture

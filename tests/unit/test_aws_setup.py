@@ -33,9 +33,8 @@ from tests.ec2.world import BucketFacts
 
 
 @pytest.fixture(autouse=True)
-def home(off_ec2: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+def home(off_ec2: Path) -> Path:
+    return off_ec2
 
 
 @pytest.fixture
