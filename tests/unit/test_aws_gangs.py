@@ -314,13 +314,6 @@ def test_while_ec2_does_not_describe_the_network_nothing_is_launched(clustered: 
     assert clustered.living == ["a"]
 
 
-def test_the_next_driver_knows_the_network_of_what_runs(clustered: Clustered) -> None:
-    clustered.launched("a")
-    (intent,) = clustered.driver(together=True, lease_s=3600.0)._intents.all()
-    assert intent.last is not None
-    assert intent.last.choice.efa_cards == (0,)
-
-
 def test_cards_are_known_where_an_older_boto3_does_not_show_their_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account()
     ec2 = account.session.client("ec2")

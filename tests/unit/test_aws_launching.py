@@ -23,6 +23,7 @@ from rubberband.cloud.aws.intents import Intents, renew_requests, runs_in
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.quotes import spot_prices
 from rubberband.errors import InputError, NoCapacityError, ProviderError
+from rubberband.values.plan import Market
 from tests.builders.aws_account import offer
 from tests.builders.fake_ec2 import ONE_GPU, Killed, World, asked, boot_script, machines_of, once
 from tests.builders.power_cut import PowerCut
@@ -473,18 +474,6 @@ def test_a_driver_that_dies_while_spot_instances_are_requested_leaves_none_behin
     assert world.living == []
 
 
-def test_a_spot_instance_released_while_ec2_is_busy_is_not_bought(world: World) -> None:
-    driver = world.driver(lease_s=3600.0)
-
-    def released(call: FakeCall) -> Fault | None:
-        driver._unwanted.add("c")  # as a release begins
-        return Fault.throttled() if call.operation == "RunInstances" and len(asked(world)) < 6 else None
-
-    world.fake.fault = released
-    assert {*driver.launch_all(NAMES, "spot")} == {"c"}
-    assert world.living == ["a", "b", "d", "e"]
-
-
 def test_instances_that_a_zone_lacks_are_bought_in_the_next_one(world: World) -> None:
     world.fake.set_capacity(3, zone="us-east-1a")
     driver = world.driver()
@@ -552,12 +541,12 @@ def test_launches_of_several_threads_are_bought_together(world: World) -> None:
     assert len({call.params["ClientToken"] for call in asked(world)}) < len(NAMES)
 
 
-def released_meanwhile(world: World, fault: Fault) -> dict[str, ProviderError]:
+def released_meanwhile(world: World, fault: Fault, market: Market = "on_demand") -> dict[str, ProviderError]:
     """`c` is released while EC2 answers all launches with `fault`."""
     released, failed = threading.Event(), {}
     world.fake.fault = lambda call: fault if call.operation == "RunInstances" and not released.is_set() else None
     driver = world.driver(sleep=lambda _: time.sleep(0.001))  # other threads run meanwhile
-    launching = threading.Thread(target=lambda: failed.update(driver.launch_all(NAMES)))
+    launching = threading.Thread(target=lambda: failed.update(driver.launch_all(NAMES, market)))
     launching.start()
     eventually(lambda: asked(world), "a launch")
     releasing = threading.Thread(target=lambda: driver.release("c"))
@@ -571,8 +560,9 @@ def released_meanwhile(world: World, fault: Fault) -> dict[str, ProviderError]:
     return failed
 
 
-def test_an_instance_released_before_its_launch_is_not_bought(world: World) -> None:
-    failed = released_meanwhile(world, Fault.throttled())
+@pytest.mark.parametrize("market", ["on_demand", "spot"])
+def test_an_instance_released_before_its_launch_is_not_bought(world: World, market: Market) -> None:
+    failed = released_meanwhile(world, Fault.throttled(), market)
     assert "released while it was requested" in str(failed["c"])
     assert world.living == ["a", "b", "d", "e"]
     assert len(world.fake.instances) == 4
