@@ -253,7 +253,7 @@ def _tail(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-class _Guard:
+class Guard:
     """One instance from its start to its end."""
 
     def __init__(
@@ -274,7 +274,7 @@ class _Guard:
         self._log = path.with_suffix(".log")
         self._looked_at, self._awake_since = clock(), float("-inf")
 
-    def _ends(self) -> str | None:
+    def ends(self) -> str | None:
         """Return an external reason to end ('': released); None while there is none."""
         now = self._clock()
         if now - self._looked_at > self._lease_s / 2:  # this machine was suspended, and the driver with it
@@ -297,7 +297,7 @@ class _Guard:
     def live(self, starts: Path) -> str:
         """Start the node in its turn, watch it, and return the reason for its end."""
         while (turn := _turn(starts)) is None:
-            if (reason := self._ends()) is not None:
+            if (reason := self.ends()) is not None:
                 return reason
             self._stop.wait(_POLL_S)
         with turn:
@@ -315,7 +315,7 @@ class _Guard:
             try:
                 reason = self._await_join(node)
                 turn.close()
-                return self._watch(node) if reason is None else reason
+                return self.watch(node) if reason is None else reason
             finally:
                 node.kill()
 
@@ -323,7 +323,7 @@ class _Guard:
         """Return None once the node has joined, or why it does not. A busy machine gets more time."""
         began_at, patience_s = time.monotonic(), 0.0
         while not any(line.endswith(STARTED) for line in _tail(self._log)):
-            if (reason := self._ends()) is not None:
+            if (reason := self.ends()) is not None:
                 return reason
             if node.poll() is not None:
                 text = last_words(self._log, self.record.temp_dir) or "its Ray node printed nothing"
@@ -338,8 +338,9 @@ class _Guard:
         self._note(replace(self.record, running_at=running_at), running_at)
         return None
 
-    def _watch(self, node: subprocess.Popen[bytes]) -> str:
-        while (reason := self._ends()) is None:
+    def watch(self, node: subprocess.Popen[bytes]) -> str:
+        """Return the reason for the node's end, once there is one."""
+        while (reason := self.ends()) is None:
             if node.poll() is not None:
                 text = last_words(self._log, self.record.temp_dir)
                 status = f"exit status {node.returncode}; see {self._log}"
@@ -364,7 +365,7 @@ def run(path: Path, lease: Path, lease_s: float, booted_at: float, starts: Path)
             return
         record = replace(record, pid=os.getpid())
         save(path, record, clock())
-        guard = _Guard(path, record, lease, lease_s, stop, clock)
+        guard = Guard(path, record, lease, lease_s, stop, clock)
         try:
             reason = guard.live(starts)
         except OSError as error:

@@ -16,7 +16,7 @@ import pytest
 from rubberband import files
 from rubberband.cloud import node
 from rubberband.cloud.ray_head import ray_node
-from rubberband.cloud.ray_head.instance import Record, _Guard, load, save
+from rubberband.cloud.ray_head.instance import Guard, Record, load, save
 from rubberband.cloud.ray_head.ray_node import Guards, RayHead
 from rubberband.files import EXCLUSIVE, SHARED, locked
 from tests.builders.metadata_service import metadata_service
@@ -78,8 +78,8 @@ def test_a_driver_that_slept_with_its_machine_has_a_lease_of_time_to_put_the_end
     save(path, record, 1000.0)
     stop = Waiting(sleeps)
     node: subprocess.Popen[bytes] = Node()  # type: ignore[assignment]
-    guard = _Guard(path, record, lease, LEASE_S, stop, lambda: stop.now)
-    assert guard._watch(node) == "lease expired"
+    guard = Guard(path, record, lease, LEASE_S, stop, lambda: stop.now)
+    assert guard.watch(node) == "lease expired"
     assert stop.now == pytest.approx(ends_at, abs=2.0)
 
 
@@ -108,9 +108,9 @@ def test_an_instance_whose_process_was_killed_ended_at_its_last_sign_of_life(
 ) -> None:
     path = _recorded(tmp_path, running_at=1000.0, pid=1)
     stop = Waiting({})
-    guard = _Guard(path, load(path), tmp_path / "lease", LEASE_S, stop, lambda: stop.now)
+    guard = Guard(path, load(path), tmp_path / "lease", LEASE_S, stop, lambda: stop.now)
     while stop.now < 1600.0:
-        assert guard._ends() is None
+        assert guard.ends() is None
         stop.wait(10.0)
     monkeypatch.setattr(ray_node, "time_of", lambda _folder: 5000.0)
     seen = ray_node.observe(path)
