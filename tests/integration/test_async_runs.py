@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,30 +115,6 @@ def test_a_search_on_ec2_goes_as_planned_with_a_queueing_profile(tmp_path: Path)
         check_search(command_line, errors)
 
 
-def test_the_first_stage_of_a_search_shows_how_fast_more_workers_will_be(tmp_path: Path) -> None:
-    command_line = CommandLine(tmp_path)
-    times = {"compute_s": 0.05, "up_s": 0.001, "server_s": 0.02, "down_s": 0.001}  # the server will take twice as long
-    profile = {
-        "seconds_per_iteration": {1: 0.072 * UPDATES},
-        "asynchronous": {"times": times, "updates_per_iteration": UPDATES},
-        "trial_startup": "1s",
-    }
-    resources = {**LOCAL, "gpus_per_instance": 4, "gpus_per_trial": {"min": 2, "max": 4}}
-    stages = [{"trials": 2, "iterations": 6}, {"trials": 1, "iterations": 24}]
-    scheduler = {"type": "stages", "stages": stages}
-    write(tmp_path, resources, scheduler, profile=profile, training={"mode": "async"})
-    words = yaml.safe_load((tmp_path / "paced.yaml").read_text())
-    words["search"]["space"]["server_s"] = {"type": "choice", "values": [0.04]}
-    (tmp_path / "paced.yaml").write_text(yaml.safe_dump(words))
-    _, errors = command_line("run", "paced.yaml", "--no-check")
-    assert re.search(r"2 workers make (2|1[5-9])\S* updates/s instead of 2[67]", errors), errors
-    result = command_line.result("paced")
-    assert result.outcome == "done"
-    after = result.decisions[0].jct_s
-    print(f"\nplanned {result.planned_jct_s:.1f} s, after stage 0 {after:.1f} s, actual {result.actual_jct_s:.1f} s")
-    assert after == pytest.approx(result.actual_jct_s, rel=0.1)
-
-
 def processes(command_line: CommandLine, actor: str) -> list[psutil.Process]:
     """Processes of the instances in which an actor of Ray runs a segment."""
     machines = command_line.aws.machines if isinstance(command_line, Ec2CommandLine) else command_line
@@ -223,23 +198,4 @@ def test_a_search_outlives_a_worker_and_a_server_in_each_of_its_stages(tmp_path:
     for trial in result.trials:
         check_updates(trial)
     assert sum(use.lost for trial in result.trials for use in trial.updates) <= 3
-    assert command_line.nothing_left()
-
-
-def test_a_trial_with_servers_is_stopped_and_another_takes_its_gpus(tmp_path: Path) -> None:
-    command_line = CommandLine(tmp_path)
-    scheduler = {"type": "stages", "stages": [{"trials": 2, "iterations": 20}]}
-    write(tmp_path, {**LOCAL, "gpus_per_trial": {"min": 2, "max": 2}}, scheduler, profile=PROFILE)
-    driver = command_line.start("run", "paced.yaml", "--no-check")
-    begun = command_line.wait_for(driver, lambda result: iterations(result) > 2, "paced")
-    going = next(trial.trial for trial in begun.trials if trial.iterations)
-    command_line("stop", "paced", str(going))
-    output, errors = driver.communicate(timeout=300)
-    assert driver.returncode == 0, output + errors
-    result = command_line.result("paced")
-    stopped, other = result.trials[going], result.trials[1 - going]
-    assert (stopped.status, other.status, other.iterations) == ("stopped", "completed", 20)
-    assert 0 < stopped.iterations < 20
-    check_updates(stopped)
-    check_updates(other)
     assert command_line.nothing_left()

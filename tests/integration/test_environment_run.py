@@ -12,7 +12,7 @@ import pytest
 from rubberband.spec.loading import load_experiment
 from tests.builders.command_line import CommandLine
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(420)]
 
 TOKEN = "hf_aVery$ecret/token"
 TRIAL = """
@@ -33,7 +33,6 @@ def train(config):
 """
 
 
-@pytest.mark.long
 def test_trials_get_variables_and_secrets_and_nothing_keeps_a_secret(command_line: CommandLine) -> None:
     (command_line.folder / "guarded.py").write_text(TRIAL)
     settings = (
@@ -86,7 +85,6 @@ def train(config):
 
 
 @pytest.mark.parametrize(("seed", "setting"), [(5, "resources.env={}"), (7, 'resources.env={PYTHONHASHSEED: "5"}')])
-@pytest.mark.by_default(1)
 def test_sets_have_one_order_in_every_process_of_every_stage(
     command_line: CommandLine, seed: int, setting: str
 ) -> None:

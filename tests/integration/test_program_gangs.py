@@ -106,6 +106,7 @@ def failures(found: list[Any]) -> dict[int, SegmentFailure]:
     return {rank: items[-1] for rank, items in enumerate(found) if items and isinstance(items[-1], SegmentFailure)}
 
 
+@pytest.mark.long
 def test_a_ddp_program_trains_alike_on_gangs_of_all_sizes(tmp_path: Path, workers: list[Worker]) -> None:
     alone, resized = Trial(tmp_path / "alone"), Trial(tmp_path / "resized")
     expected = losses(alone.run(workers[:1], DDP, until_iterations=6)[0])
@@ -201,7 +202,6 @@ def test_a_rank_that_raises_is_the_failure(trial: Trial, workers: list[Worker], 
     assert "ValueError: bad data" in found[rank].message
     assert not found[rank].secondary
     assert found[1 - rank].secondary
-    assert losses(trial.run(workers, DDP)[0])  # the workers are well
 
 
 @pytest.mark.parametrize(

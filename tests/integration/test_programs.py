@@ -180,7 +180,7 @@ def test_a_program_begins_again_if_the_iteration_of_its_files_is_not_known(
 @pytest.mark.parametrize("source", [SAVES_FIRST, PRINTS_FIRST, SAVES_EVALUATES_PRINTS, PRINTS_EVALUATES_SAVES])
 @pytest.mark.parametrize(
     ("every", "until"),
-    [(2, 3), *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, 1), (2, 4), (3, 1), (3, 3), (3, 4)))],
+    [(2, 3), *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, 4), (3, 1)))],
 )
 def test_a_program_that_saves_seldom_repeats_iterations(trial: Trial, source: str, every: int, until: int) -> None:
     head, source = source[: len(RESUMES)], source[len(RESUMES) :]
@@ -217,7 +217,7 @@ def test_a_checkpoint_is_of_its_iteration_if_it_is_written_during_the_next(
     save = type(trial.store).save
 
     def late(*given: Any) -> Any:
-        time.sleep(0.5)  # the program is at its next iterations meanwhile
+        time.sleep(0.2)  # the program is at its next iterations meanwhile
         return save(*given)
 
     monkeypatch.setattr(type(trial.store), "save", late)
@@ -239,8 +239,9 @@ def test_files_that_are_open_to_write_are_not_taken_yet(trial: Trial) -> None:
         time.sleep(0.5)
 """
     first = trial.run(source, metrics=PRINTED, until_iterations=1)
-    repeated, later = resumed(trial, source, PRINTED, first[-1])
-    assert (repeated, later[0]) == ([], (2, 0.5))
+    _, *items = trial.run(source, metrics=PRINTED, from_iterations=1, checkpoint=first[-1].checkpoint)
+    assert [type(item) for item in items] == [SegmentReport]
+    assert losses(items) == [(2, 0.5)]
 
 
 def test_a_program_gets_its_configuration(trial: Trial) -> None:
@@ -379,14 +380,6 @@ def test_a_program_ends_with_what_it_started(trial: Trial) -> None:
     trial.run(source, metrics=Metrics(source="stdout"))
     for pid in (trial.folder / "pids").read_text().split():
         assert not Path("/proc", pid).exists()
-
-
-def test_a_report_outside_a_search_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    import rubberband
-
-    rubberband.report({"loss": 0.5, "epoch": 1})
-    assert capfd.readouterr().out == "loss=0.5 epoch=1\n"
-    assert rubberband.get_checkpoint() is None
 
 
 def test_lines_reach_the_log_whole(trial: Trial, capfd: pytest.CaptureFixture[str]) -> None:
@@ -538,24 +531,6 @@ def test_a_program_in_another_session_is_stopped_while_its_files_are_copied(tria
     outer = f"import subprocess, sys\n{run}"
     first = trial.run(outer, metrics=PRINTED)
     assert resumed(trial, outer, PRINTED, first[-1]) == ([], [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)])
-
-
-@pytest.mark.long
-def test_a_link_to_the_latest_checkpoint_stays_a_link(trial: Trial) -> None:
-    source = """
-        import os, pathlib, sys, rubberband
-        out = pathlib.Path(sys.argv[1])
-        begin = int((out / "latest" / "n").read_text()) if (out / "latest").exists() else 0
-        for epoch in range(begin + 1, 6):
-            (out / str(epoch)).mkdir(exist_ok=True)
-            (out / str(epoch) / "n").write_text(str(epoch))
-            os.symlink(str(epoch), out / "draft")
-            os.replace(out / "draft", out / "latest")
-            rubberband.report({"loss": 1 / epoch})
-    """
-    first = trial.run(source)
-    items = trial.run(source, from_iterations=2, until_iterations=9, max_iterations=9, checkpoint=first[-1].checkpoint)
-    assert losses(items) == [(3, 1 / 3), (4, 1 / 4), (5, 1 / 5)]
 
 
 SECRET = "hf_0123456789abcdefghijklmnopqrstuvwxyz"

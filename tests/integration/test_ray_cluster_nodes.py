@@ -19,7 +19,7 @@ from rubberband.executor import make_store
 from rubberband.executor.ray.node_probe import NodeProbe
 from tests.builders.ray_clusters import StartedHead
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(300)]
 
 PROGRAM = """
 import sys
@@ -65,9 +65,7 @@ def provider(cluster: Cluster, folder: Path) -> RayClusterProvider:
     return RayClusterProvider("a", folder / "instances", cluster.address, [{"GPU": 1.0}], nodes=nodes)
 
 
-@pytest.mark.parametrize(
-    "site", [pytest.param("", id="as_here"), pytest.param(HIDDEN, id="without_rubberband", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("site", ["", HIDDEN], ids=["as_here", "without_rubberband"])
 def test_a_small_run_ends_and_its_report_counts_gpu_hours(cluster: Cluster, tmp_path: Path, site: str) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(site)
@@ -89,7 +87,6 @@ def test_a_small_run_ends_and_its_report_counts_gpu_hours(cluster: Cluster, tmp_
     assert sum(node.free_gpus for node in view.view(cluster.address).nodes) == 2
 
 
-@pytest.mark.long
 def test_nodes_that_lack_the_store_or_have_another_rubberband_are_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.add_node(num_cpus=1, num_gpus=1)
     store = make_store(str(tmp_path / "store"))

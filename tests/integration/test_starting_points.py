@@ -95,10 +95,9 @@ POINTS = (
         package="transformers",
     ),
 )
-QUICK = ("bash",)
 every_point = pytest.mark.parametrize(
     "point",
-    [pytest.param(each, id=each.name, marks=() if each.name in QUICK else pytest.mark.long) for each in POINTS],
+    [pytest.param(each, id=each.name, marks=pytest.mark.long) for each in POINTS],
 )
 gangs = pytest.mark.parametrize("point", [pytest.param(each, id=each.name) for each in POINTS if each.config])
 

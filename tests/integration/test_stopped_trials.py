@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -93,33 +92,4 @@ def test_a_gang_of_a_program_gets_sigterm_and_a_driver_that_is_killed_before_sto
     assert (result.outcome, statuses) == ("done", ["stopped", "stopped"])
     left = next(trial for trial in result.trials if trial.trial not in (first, second))
     assert (left.status, left.iterations) == ("completed", 30)
-    assert command_line.nothing_left()
-
-
-@pytest.mark.long
-def test_a_trial_that_is_stopped_leaves_each_bracket_of_hyperband_its_own_winner(command_line: CommandLine) -> None:
-    hyperband = "search.scheduler={type: hyperband, max_t: 9, reduction_factor: 3}"
-    command_line.hold(after=1)
-    driver = command_line.start(*of(hyperband, "resources.max_instances=3", "constraints.objective=min_time"))
-    begun = command_line.wait_for(
-        driver, lambda result: {trial.bracket for trial in result.trials if trial.iterations} >= {0, 2}
-    )
-    early = next(trial.trial for trial in begun.trials if trial.bracket == 0 and not trial.iterations)
-    whole = next(trial.trial for trial in begun.trials if trial.bracket == 2 and trial.iterations)
-    command_line("stop", "sleepy", str(early), str(whole))
-    command_line.wait_for(driver, lambda result: all(result.trials[n].status == "stopped" for n in (early, whole)))
-    command_line.go()
-    _, errors = driver.communicate(timeout=300)
-    assert driver.returncode == 0, errors
-    result = command_line.result()
-    assert result.outcome == "done"
-    assert result.trials[early].iterations <= result.trials[whole].iterations == 1
-    completed = [trial for trial in result.trials if trial.status == "completed"]
-    assert {trial.iterations for trial in completed} == {9}
-    assert Counter(trial.bracket for trial in completed) == {0: 1, 1: 1, 2: 2}
-    for bracket in (0, 1):
-        own = [trial for trial in result.trials if trial.bracket == bracket and trial.trial != early]
-        (winner,) = [trial for trial in completed if trial.bracket == bracket]
-        assert winner.trial == max(own, key=lambda trial: trial.configuration["x"]).trial
-    assert "is over" in command_line.refuses("stop", "sleepy", str(whole))
     assert command_line.nothing_left()

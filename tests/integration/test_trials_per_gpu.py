@@ -14,9 +14,7 @@ import yaml
 from rubberband import Client
 from rubberband.executor import Result
 from tests.builders.command_line import CommandLine
-from tests.builders.ec2_runs import ON_EC2, each_iteration_once, ec2, words
 from tests.builders.pool_team import PRICE_USD, Team, ended
-from tests.builders.server_process import serving
 
 pytestmark = pytest.mark.ray
 
@@ -147,14 +145,10 @@ def test_experiments_share_an_instance_of_a_pool_each_with_its_own_number_of_tri
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("shares_pool", [True, False], ids=["pool", "alone"])
-def test_a_service_runs_two_trials_on_each_gpu(team: Team, shares_pool: bool) -> None:
-    own = {} if shares_pool else {"gpus_per_instance": 2, "price_per_hour": PRICE_USD, "max_instances": 1}
-    content = of_the_team("pairs", team.folder / "seen.jsonl", **own)
+def test_a_service_on_a_pool_runs_two_trials_on_each_gpu(team: Team) -> None:
+    content = of_the_team("pairs", team.folder / "seen.jsonl")
     content["constraints"] = {"deadline": "10m"}
-    options = () if shares_pool else ("--allow", "trials:*", "--code", str(team.folder))
-    serve = team.serve if shares_pool else lambda *more: serving(team.home, *options, *more)
-    with serve("--env", "SEEN") as server, Client(server.address) as client:
+    with team.serve("--env", "SEEN") as server, Client(server.address) as client:
         client.submit(content)
         row = ended(client, ["pairs"])["pairs"]
         report = client.report("pairs")
@@ -164,24 +158,4 @@ def test_a_service_runs_two_trials_on_each_gpu(team: Team, shares_pool: bool) ->
     assert [trial.iterations for trial in result.trials] == [8] * 6
     assert at_once(result) == 4
     assert first_gpus(team.folder / "seen.jsonl", trials=4) == {"0": 2, "1": 2}
-    if shares_pool:
-        team.check("pairs")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_two_trials_share_the_gpu_of_an_ec2_instance(tmp_path: Path) -> None:
-    with ec2(tmp_path) as command_line:
-        seen, folder = tmp_path / "seen.jsonl", command_line.folder
-        (folder / "pairs.py").write_text(TRIAL)
-        (folder / "pairs.yaml").write_text(EXPERIMENT.replace("SEEN_PATH", str(seen)))
-        own = ("name=digits", "resources.minimum_billed=60s", "resources.lease=10m", "constraints.max_cost=5")
-        command_line("run", "pairs.yaml", "--no-check", "-y", *words(*ON_EC2, *own))
-        result = command_line.result("digits")
-        assert result.outcome == "done"
-        assert each_iteration_once(result)
-        assert [trial.iterations for trial in result.trials] == [8] * 6
-        assert at_once(result) == 2
-        assert first_gpus(seen, trials=2) == {"0": 2}
-        assert len(command_line.lines_of_the_bill()) == 1
-        assert command_line.nothing_left()
+    team.check("pairs")

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ import pytest
 
 from rubberband.cloud.ray_head import worker_start
 from rubberband.executor import Entrypoint, ForkServer
+from rubberband.values.environment import Environment
 from tests.builders.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
@@ -51,6 +53,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     def start(source: str, device: Literal["cpu", "cuda"] = "cpu") -> ForkServer:
         (tmp_path / "fork_tests_code.py").write_text(source)
         entrypoint = Entrypoint.parse("fork_tests_code:train", search_path=[tmp_path])
+        entrypoint = replace(entrypoint, environment=Environment(variables={"DATA": "/data"}))
         found = ForkServer("test", tmp_path, entrypoint, device=device, slots_on_machine=2)
         servers.append(found)
         return found
@@ -143,6 +146,7 @@ def test_imports_find_one_gpu_or_none_and_do_not_begin_to_use_it(
     assert found["CUDA_VISIBLE_DEVICES"] == visible
     assert found["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
     assert found["OMP_NUM_THREADS"] == "1"
+    assert found["DATA"] == "/data", "a variable of resources.env"
 
 
 def test_a_forked_worker_has_the_variables_that_the_trial_s_module_sets(tmp_path: Path, serve: Serve) -> None:

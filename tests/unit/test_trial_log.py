@@ -7,16 +7,21 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor import TrialLog
+import rubberband
+from rubberband.executor import Entrypoint, TrialLog, open_store
 from rubberband.executor.logs.pages import page
 from rubberband.executor.logs.trial_log import Appender, left_out_line, printed_bytes, read
-from rubberband.executor.ray.slot_worker import LogPump
+from rubberband.executor.ray.slot_worker import LogPump, SlotWorker
+from rubberband.values.environment import Environment
+from tests.builders.segments import SEGMENT
 
 LIMIT_BYTES = 800
 
@@ -148,6 +153,20 @@ def test_output_is_in_the_log_of_its_trial_at_once(tmp_path: Path) -> None:
                 assert path.read_text() == f"hello from {trial}\n"
                 subprocess.run(["echo", "and its child"], check=True)
             assert path.read_text() == f"hello from {trial}\nand its child\n"
+
+
+def refused(config: dict[str, Any]) -> None:
+    rubberband.report({f"refused for {os.environ['HF_TOKEN']}": 1.0})
+
+
+def test_the_failure_that_a_worker_sends_has_no_secret(tmp_path: Path) -> None:
+    environment = Environment(secrets={"HF_TOKEN": "hf_aVery$ecret/token"})
+    entrypoint = replace(Entrypoint.from_object(refused), environment=environment)
+    with environment.within():
+        worker = SlotWorker(entrypoint, open_store(str(tmp_path)))
+        *_, failure = worker.run(SEGMENT, None)
+    assert "the trial reported 'refused for ***'" in failure.message
+    assert "hf_aVery" not in failure.details
 
 
 def test_a_log_that_cannot_be_written_blocks_nothing(tmp_path: Path) -> None:
