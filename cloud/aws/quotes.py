@@ -134,7 +134,7 @@ def on_demand_price(
         ServiceCode="AmazonEC2",
         Filters=[{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()],
     )
-    prices_usd = [price for product in products for price in _hourly(json.loads(product))]
+    prices_usd = [price for product in products for price in hourly_prices_usd(json.loads(product))]
     return min(prices_usd, default=None)
 
 
@@ -150,7 +150,7 @@ def _on_demand_prices(session: AwsSession, types: Sequence[str], in_time: Callab
     return {name: price for name, price in found.items() if price is not None}
 
 
-def _hourly(product: Any) -> Iterable[float]:
+def hourly_prices_usd(product: Any) -> Iterable[float]:
     """Yield the on-demand prices of a product: none for capacity blocks, which are sold in advance."""
     if product["product"].get("attributes", {}).get("marketoption", "OnDemand") != "OnDemand":
         return

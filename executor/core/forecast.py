@@ -215,7 +215,7 @@ def _training_left_s(lane: GroupState, now: float, instances: int | None, known_
     num_slots = max(1, slots(instances or chosen.instances, lane.job.offer.slots, chosen.gpus_per_trial))
     if lane.job.ladder is not None:
         return _asha_left_s(lane, now, num_slots, known_s)
-    late = _lateness(len(lane.runners) + len(lane.waiters), num_slots)
+    late = lateness(len(lane.runners) + len(lane.waiters), num_slots)
     free_in, waiting = _running_left_s(lane, now, late, known_s), [*lane.queued()]
     if lane.state.instance_cap is not None:  # trials beyond the slots stop at their next checkpoint, and wait
         waiting += lane.running()[num_slots:]
@@ -298,7 +298,7 @@ def _asha_left_s(lane: GroupState, now: float, num_slots: int, known_s: Mapping[
     return max(work_s / num_slots, max(running, default=0.0) + sum(left.run_s for left in later))
 
 
-def _lateness(trials: int, num_slots: int) -> float:
+def lateness(trials: int, num_slots: int) -> float:
     """Standard deviations by which the last of several trials is later than their average, where times vary.
 
     That is the largest of as many normal quantities as there are slots (Blom's approximation), of sums of trials where

@@ -63,7 +63,7 @@ _REMOTE_PAUSE_S = 1.0
 """Other machines boot for minutes; asking for many of them ten times a second would keep the head busy."""
 
 
-class _Patience:
+class Patience:
     """Time that is left to wait. A very long gap between two looks counts as a short one: the driver was paused."""
 
     def __init__(self, seconds: float) -> None:
@@ -143,7 +143,7 @@ class Workers:
         On a machine that is slower by the factor `slowness`, the timeout is as much longer.
         """
         self.timeout_s *= slowness
-        patience = _Patience(self.timeout_s)
+        patience = Patience(self.timeout_s)
         try:
             # A placement group that waits for its node keeps the head busy, and fills its memory.
             self._until(lambda: ray_nodes(self.node_label).get(self.node(self.instance), False), patience)
@@ -151,7 +151,7 @@ class Workers:
                 raise WorkersError(fault)
             group = self._place(patience)
             workers = [self._start(group, slot) for slot in range(len(self._slots))]
-            self._warm_up(workers, patience)
+            self.warm_up(workers, patience)
         except BaseException:
             self.dismiss()
             raise
@@ -230,7 +230,7 @@ class Workers:
             with contextlib.suppress(Exception):  # the head may be gone, and the group with it
                 remove_placement_group(group)
 
-    def _place(self, patience: _Patience) -> Any:
+    def _place(self, patience: Patience) -> Any:
         label = {self.node_label: self.node(self.instance)}
         group = self.group(self.instance) or placement_group(
             [{"GPU": 1}] * self.gpus, strategy="PACK", bundle_label_selector=[label] * self.gpus
@@ -240,7 +240,7 @@ class Workers:
         self._until(lambda: bool(group.wait(_PLACED_LOOK_S)), patience)
         return group
 
-    def _until(self, holds: Callable[[], bool], patience: _Patience) -> None:
+    def _until(self, holds: Callable[[], bool], patience: Patience) -> None:
         while not holds():
             if patience.is_over:
                 raise WorkersError(
@@ -260,7 +260,8 @@ class Workers:
         code = None if self.shipment is None else self.shipment.reference()
         return actor.remote(self.entrypoint, self.store, instance=self.instance, remote=self.remote, code=code)
 
-    def _warm_up(self, workers: Sequence[Worker], patience: _Patience) -> None:
+    def warm_up(self, workers: Sequence[Worker], patience: Patience) -> None:
+        """Wait until they are ready for trials. Raises WorkersError."""
         pending = [worker.warm_up.remote(self.device, self.slots_on_machine) for worker in workers]
         try:
             while pending:
@@ -287,7 +288,7 @@ class Workers:
             fresh = None
             try:
                 fresh = self._start(group, gpu)
-                self._warm_up([fresh], _Patience(self.timeout_s))
+                self.warm_up([fresh], Patience(self.timeout_s))
             except Exception as error:
                 reason = last_line(error)
                 kill(fresh)

@@ -169,7 +169,7 @@ class TrainStep(Step):
         A worker without a share takes no pass if it can skip it, and the names of its metrics are known. Otherwise it
         takes two samples, because of BatchNorm, and they count nothing.
         """
-        parts = _micro_batches(batch.of(self._segment.rank), per_gpu, self.least)
+        parts = micro_batches(batch.of(self._segment.rank), per_gpu, self.least)
         if not parts and self.can_skip and self._metrics is not None:
             return [], []
         return parts or [batch.indices[: min(2, per_gpu)]], [len(part) for part in parts] or [0]
@@ -288,7 +288,7 @@ class TrainStep(Step):
         del reserved
 
 
-def _micro_batches(indices: Indices, limit: int, least: int) -> list[Indices]:
+def micro_batches(indices: Indices, limit: int, least: int) -> list[Indices]:
     """Split into as few parts of `least` to `limit` samples as possible, of about equal size.
 
     With a limit of 2 and a least of 2 there is no way to divide 3: they stay together.

@@ -128,22 +128,22 @@ class VirtualBackend:
         self._profile = profile
         self._metric = metric
         self._metric_of = metric_of
-        self._fault_model: FaultModel = faults or Faults()
-        self._clock = clock or VirtualClock()
+        self.fault_model: FaultModel = faults or Faults()
+        self.clock = clock or VirtualClock()
         self._slowdown = slowdown
         self._pace_of = pace_of
         self._batches_of = batches_of
         self._checkpoint_every = checkpoint_every
         lease_s = max(LEASE_S, 2.0 * offer.init_delay_s) if lease_s is None else lease_s
         self.provider = VirtualProvider(
-            name, self._clock, offer=offer, lease_s=lease_s, faults_of=self._fault_model.instance, by_worker=True
+            name, self.clock, offer=offer, lease_s=lease_s, faults_of=self.fault_model.instance, by_worker=True
         )
-        self._agenda = Agenda()
-        self._fleet = VirtualFleet(
+        self.agenda = Agenda()
+        self.fleet = VirtualFleet(
             self.provider,
-            self._clock,
-            self._agenda,
-            self._fault_model,
+            self.clock,
+            self.agenda,
+            self.fault_model,
             lease_s=lease_s,
             ready_timeout_s=ready_timeout_s,
         )
@@ -151,7 +151,7 @@ class VirtualBackend:
 
     def now(self) -> float:
         """Seconds on the virtual clock."""
-        return self._clock.now()
+        return self.clock.now()
 
     def execute(self, command: Command) -> None:
         """Put what will come of the command on the agenda."""
@@ -161,41 +161,41 @@ class VirtualBackend:
             case StopTrial():
                 self._stop(command)
             case LaunchInstance():
-                self._fleet.launch(command.instance, command.market, command.first_lease_s)
+                self.fleet.launch(command.instance, command.market, command.first_lease_s)
             case ReleaseInstance():
-                self._fleet.release(command.instance)
+                self.fleet.release(command.instance)
             case _:
                 pass
 
     def hold_until(self, instant: float) -> None:
         """Leases never reach beyond `instant`."""
-        if instant != self._fleet.hold_until:
-            self._fleet.hold_until = instant
-            self._fleet.renew(self.now())
+        if instant != self.fleet.hold_until:
+            self.fleet.hold_until = instant
+            self.fleet.renew(self.now())
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Jump to the next instant with events, or to `wake_at` if that comes first; events due at `wake_at` go before.
 
         All events of one instant come at once.
         """
-        agenda = self._agenda
+        agenda = self.agenda
         while True:
             next_at = agenda.next_at()
             until = next_at if wake_at is None else min(next_at, wake_at)
             assert until < math.inf, "the controller waits for an event that will never come"
-            if self._fleet.hold_until < until and (ends_at := self._fleet.next_end_at()) <= until:
+            if self.fleet.hold_until < until and (ends_at := self.fleet.next_end_at()) <= until:
                 self._advance(ends_at)
-                self._fleet.notice_ends()
+                self.fleet.notice_ends()
                 continue
             self._advance(until)
             if until < next_at:
                 return []
-            if events := self._due_events():
+            if events := self.due_events():
                 return events
 
-    def _due_events(self) -> list[Event]:
+    def due_events(self) -> list[Event]:
         """Return the events of all that happens now."""
-        agenda, now = self._agenda, self._clock.now()
+        agenda, now = self.agenda, self.clock.now()
         events: list[Event] = []
         # Reports of one instant come in the order of the trials: where each counts at once (asha), it decides.
         while (action := agenda.pop_due(now)) is not None:
@@ -207,59 +207,59 @@ class VirtualBackend:
 
     def _advance(self, instant: float) -> None:
         """Advance the clock to `instant`, and renew the leases all the way."""
-        if instant > self._clock.now():
-            self._fleet.beat(instant)
-            self._clock.advance_to(instant)
+        if instant > self.clock.now():
+            self.fleet.beat(instant)
+            self.clock.advance_to(instant)
 
     def sleep(self, seconds: float) -> None:
         """Let the machine sleep, and its instances with it, as those of the local provider do."""
-        self._agenda.postpone(seconds)
+        self.agenda.postpone(seconds)
         self._advance(self.now() + seconds)
 
     def stall(self, seconds: float) -> None:
         """Let the driver's machine sleep: instances go on, no lease is renewed, and all messages come late."""
-        self._clock.advance_to(self.now() + seconds)
-        self._fleet.renew(self.now())
+        self.clock.advance_to(self.now() + seconds)
+        self.fleet.renew(self.now())
 
     def forget(self) -> None:
         """Drop all that is under way, as if the driver had died."""
-        self._agenda.clear()
+        self.agenda.clear()
         self._runs.clear()
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Say what lives and what ended; forget every worker, as if the driver's death had taken them along."""
         self.forget()
-        return self._fleet.reconcile(known)
+        return self.fleet.reconcile(known)
 
     def close(self) -> None:
         """Release everything."""
-        self._agenda.clear()
-        self._fleet.close()
+        self.agenda.clear()
+        self.fleet.close()
 
     # Trials
 
     def _start(self, start: StartTrial) -> None:
-        faults = self._fault_model.attempt(start.trial, start.attempt)
+        faults = self.fault_model.attempt(start.trial, start.attempt)
         iteration_s = self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
         held = 0 if start.checkpoint is None else int(start.checkpoint.url.rpartition("/")[2])
         run = self._runs[start.trial] = _VirtualAttempt(
             start, faults, iteration_s * faults.pace, began_with=held, saved=held
         )
         startup_s = self._profile.trial_startup_s * faults.startup
-        self._agenda.add(self.now() + startup_s, lambda now: self._begin(run, now))
+        self.agenda.add(self.now() + startup_s, lambda now: self._begin(run, now))
 
     def _stop(self, stop: StopTrial) -> None:
         run = self._runs.get(stop.trial)
         if run is not None and run.start.attempt == stop.attempt:
             del self._runs[stop.trial]
             if run.faults.outlives_stop and run.began_at is not None:
-                self._agenda.add(self.now(), lambda now: self._last_words(run, now))
+                self.agenda.add(self.now(), lambda now: self._last_words(run, now))
 
     def _lives(self, run: _VirtualAttempt) -> bool:
         """Whether the attempt goes on: not stopped, and none of its machines gone."""
         if self._runs.get(run.start.trial) is not run:
             return False
-        gone = self._fleet.gone
+        gone = self.fleet.gone
         return not gone or not any(slot.instance in gone for slot in run.start.gang)
 
     def _begin(self, run: _VirtualAttempt, now: float) -> Event | None:
@@ -275,13 +275,13 @@ class VirtualBackend:
 
     def _expect_report(self, run: _VirtualAttempt, began_at: float) -> None:
         if self._has_returned(run) and run.began_with + run.done < run.start.until_iterations:
-            self._agenda.add(self.now() + _RETURNS_AFTER * run.iteration_s, lambda now: self._return(run, now))
+            self.agenda.add(self.now() + _RETURNS_AFTER * run.iteration_s, lambda now: self._return(run, now))
         elif run.began_with + run.done < run.start.until_iterations:
-            run.paces = tuple(self._fault_model.pace(slot.instance, self.now()) for slot in run.start.gang)
-            iteration = self._fault_model.iteration(run.start.trial, run.began_with + run.done + 1)
+            run.paces = tuple(self.fault_model.pace(slot.instance, self.now()) for slot in run.start.gang)
+            iteration = self.fault_model.iteration(run.start.trial, run.began_with + run.done + 1)
             run.mean_iterations += iteration * balanced_factor(run.paces)
             ends_at = began_at + run.mean_iterations * run.iteration_s
-            self._agenda.add(ends_at, lambda now: self._report(run, began_at, now))
+            self.agenda.add(ends_at, lambda now: self._report(run, began_at, now))
 
     def _report(self, run: _VirtualAttempt, began_at: float, now: float) -> Event | None:
         if not self._lives(run):
@@ -298,7 +298,7 @@ class VirtualBackend:
 
     def _has_returned(self, run: _VirtualAttempt) -> bool:
         """Whether the trial is a function that returns before its next report."""
-        end = self._fault_model.end(run.start.trial)
+        end = self.fault_model.end(run.start.trial)
         return end is not None and end.returns and run.began_with + run.done >= end.iterations
 
     def _return(self, run: _VirtualAttempt, now: float) -> Event | None:
@@ -326,7 +326,7 @@ class VirtualBackend:
         if iterations <= start.from_iterations:
             return TrialRepeated(occurred_at=now, trial=start.trial, attempt=start.attempt, iterations=iterations)
         checkpoint = None
-        end = self._fault_model.end(start.trial)
+        end = self.fault_model.end(start.trial)
         ends = end is not None and not end.returns and iterations >= end.iterations
         if ends or iterations % self._checkpoint_every == 0 or iterations == start.until_iterations:
             checkpoint = CheckpointRef(url=f"virtual:{start.trial}/{iterations}", digest="", size_bytes=0)

@@ -111,7 +111,7 @@ def read_jobs(path: Path, gpus: int, gpus_per_instance: int, elasticity: Elastic
     """
     rows = _jobs_of(path, COLUMNS, OPTIONAL)
     profiles = {str(row["kind"]): load_profile(path.parent / f"{row['kind']}.json") for row in rows}
-    curves = {kind: _curve(profile, gpus, gpus_per_instance, elasticity) for kind, profile in profiles.items()}
+    curves = {kind: curve_of(profile, gpus, gpus_per_instance, elasticity) for kind, profile in profiles.items()}
     jobs = [_job(row, curves[str(row["kind"])], profiles[str(row["kind"])], gpus, elasticity) for row in rows]
     for line, job in enumerate(jobs, start=2):
         if job.min_gpus > gpus:
@@ -130,7 +130,7 @@ def _jobs_of(path: Path, columns: Columns, optional: Columns | None = None) -> l
     return rows
 
 
-def _curve(profile: Profile, gpus: int, gpus_per_instance: int, elasticity: Elasticity) -> list[float]:
+def curve_of(profile: Profile, gpus: int, gpus_per_instance: int, elasticity: Elasticity) -> list[float]:
     """Return the seconds of an iteration with 1, 2, … GPUs; inf below the smallest measured number."""
     sizes = [size for size in range(1, gpus + 1) if size >= profile.smallest_gpus]
     if not sizes:

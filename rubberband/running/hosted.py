@@ -78,7 +78,7 @@ def _outcome(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str
     # Until the experiment handles signals itself, nothing is rented, and the first one ends it at once.
     AtOnce(Cancelled("cancelled before it started; nothing was spent")).handle(ENDS)
     try:
-        result = _patiently_run(folder, order, wait_for)
+        result = run_patiently(folder, order, wait_for)
     except RubberbandError as error:
         return _failed(error)
     except KeyboardInterrupt:
@@ -92,7 +92,7 @@ def _outcome(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str
     return result.exit_code, result.reason, 0.0
 
 
-def _patiently_run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> Result:
+def run_patiently(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> Result:
     """Run it, and begin anew where the database of its journal restarts at its start; later, its driver waits itself.
 
     A profile that was measured on rented instances is not paid for twice: then JournalError is raised.

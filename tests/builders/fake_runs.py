@@ -190,21 +190,25 @@ def outlook(*, deadline_s: float, max_cost_usd: float) -> Outlook:
 class NearPlans(Plans):
     """Plans in this process: nothing is to be started first."""
 
+    def __init__(self, settings: Settings, store: Store) -> None:
+        super().__init__(settings, store)
+        self.settings, self.store = settings, store
+
     async def answer(self, preview: Preview, fingerprint: bytes, caller: str = "") -> PlanAnswer:
-        return await asyncio.to_thread(self._near, self._question(preview, float(int(self._settings.clock()))))
+        return await asyncio.to_thread(self._near, self._question(preview, float(int(self.settings.clock()))))
 
     def _near(self, asked: dict[str, Any]) -> PlanAnswer:
-        question = question_of(asked, self._settings.home, live=False)
+        question = question_of(asked, self.settings.home, live=False)
         status, body = planned(question)
         made = StoredPlan(
             id=question.id,
-            created_at=self._settings.clock(),
+            created_at=self.settings.clock(),
             words=question.words,
             options={},
             status=status,
             body=body,
         )
-        self._store.keep_plans([made])
+        self.store.keep_plans([made])
         return PlanAnswer(id=question.id, status=status, body=body)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 from rubberband.api.experiments import ExperimentRuns, budgets
@@ -84,8 +84,10 @@ class World:
         self.truths: dict[str, Truth] = {}
         self.runs = ExperimentRuns(settings, self.store, lambda: None)
         self.watcher = self.runs._watcher
-        self.watcher._processes = cast(Any, SimpleNamespace(start=lambda *_: True))
-        self.watcher._loaded = True
+        watcher: Any = self.watcher
+        watcher._processes = SimpleNamespace(start=lambda *_: True, reap=lambda: None)
+        watcher._follow = watcher._prune = watcher._look_around = lambda *_: None
+        watcher._end = self._is_asked_to_end
         journals = self.runs._journals
         journals.exists = lambda name: self.truths[name].spent_usd > 0.0  # type: ignore[method-assign]
         journals.require = lambda row, action: None  # type: ignore[method-assign]
@@ -217,20 +219,19 @@ class World:
 
     def look(self) -> None:
         """One round of the watcher, without the reading of journals."""
-        self.watcher._take_changes()
-        for row, _ in self.watcher._spending.to_end(self.watcher._rows.values()):
-            self.truths[row.name].ends_at = self.now + RELEASE_S
-        self.watcher._start_queued()
+        self.watcher.round()
         for name in self.names(STARTING):
             self._set(name, RUNNING)
-        self.watcher._take_changes()
+
+    def _is_asked_to_end(self, name: str, why: str) -> None:
+        self.truths[name].ends_at = self.now + RELEASE_S
 
     def _set(self, name: str, state: ExperimentState) -> None:
         truth = self.truths[name]
         truth.ends_at = None
         self.store.change(name, at=self.now, state=state, reason="", summary=truth.summary(self.now))
         self.watcher.kick(name)
-        self.watcher._take_changes()
+        self.watcher.round()
 
     # What is seen
 

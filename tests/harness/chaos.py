@@ -95,14 +95,14 @@ class ChaoticBackend(VirtualBackend):
         """Lose some answers to launches from now on."""
         fleet = LossyFleet(
             self.provider,
-            self._clock,
-            self._agenda,
-            self._fault_model,
+            self.clock,
+            self.agenda,
+            self.fault_model,
             lease_s=LEASE_S,
             ready_timeout_s=READY_TIMEOUT_S,
         )
         fleet.set_out(source, self._seen, self.given_up)
-        self._fleet = fleet
+        self.fleet = fleet
 
     def now(self) -> float:
         """The clock, which may have stepped back."""
@@ -155,7 +155,7 @@ class ChaoticBackend(VirtualBackend):
         self._seen["several events at once"] += 1
         events = [*super().next_events(wake_at)]
         until = min(self.now() + self._source.uniform(0.0, 20.0), math.inf if wake_at is None else wake_at)
-        while events and self._agenda.next_at() <= until:
+        while events and self.agenda.next_at() <= until:
             events += super().next_events(until)
         return events
 

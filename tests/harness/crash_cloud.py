@@ -233,12 +233,12 @@ class CloudBackend(VirtualBackend):
             job.name, job.offer, job.profile, metric=job.metric, clock=world.clock, faults=Faults(ends=world.ends)
         )
         self._world = world
-        self._fleet = CloudFleet(world, provider, self._agenda)  # type: ignore[assignment]
+        self.fleet = CloudFleet(world, provider, self.agenda)  # type: ignore[assignment]
 
-    def _due_events(self) -> list[Event]:
+    def due_events(self) -> list[Event]:
         events: list[Event] = []
         now = self.now()
-        while (action := self._agenda.pop_due(now)) is not None:
+        while (action := self.agenda.pop_due(now)) is not None:
             event = action(self.now())  # those before may have taken a while
             if event is not None:
                 events.append(event)
@@ -246,7 +246,7 @@ class CloudBackend(VirtualBackend):
 
     def _advance(self, instant: float) -> None:
         while self.now() < instant:
-            self._fleet.renew(self.now())
+            self.fleet.renew(self.now())
             self._world.advance_to(min(instant, self.now() + STEP_S))
 
 

@@ -119,7 +119,7 @@ class Story:
             happens = self.kills_after and (met is None or met.error is None or met.took_effect)
             fault = replace(fault, error=Killed(), took_effect=happens)
             self.died_in.append(call.operation)
-        self._tell(f"{call.service} {call.operation} {_names(call)}{_shown(fault)}")
+        self.note(f"{call.service} {call.operation} {_names(call)}{_shown(fault)}")
         return fault
 
     def _met(self, call: FakeCall) -> Fault | None:
@@ -132,14 +132,14 @@ class Story:
         """What other threads of a driver were at when it was killed."""
         if call.operation == "DescribeSpotPriceHistory":
             return Fault()
-        self._tell(f"{call.service} {call.operation} {_names(call)}is a last word")
+        self.note(f"{call.service} {call.operation} {_names(call)}is a last word")
         return Fault(error=Killed(), took_effect=call.index % 2 == 0, visible_after_s=self.point.hidden_s)
 
-    def _tell(self, what: str) -> None:
+    def note(self, what: str) -> None:
         self.log(f"{self.world.clock.now() - START_AT:8.1f} {len(self.world.fake.calls) - 1:4} {what}")
 
     def _note(self, event: Event, controller: Controller) -> None:
-        self._tell(f"  {event}")
+        self.note(f"  {event}")
         validate(controller, is_informed=False)
 
     # The drivers
@@ -154,7 +154,7 @@ class Story:
             except Killed:
                 self._die()
             except RubberbandError as error:
-                self._tell(f"told the user: {error}")
+                self.note(f"told the user: {error}")
                 self._leave()
                 self._wait()
 
@@ -193,7 +193,7 @@ class Story:
         try:
             backend.close()
         except RubberbandError as error:
-            self._tell(f"told the user: {error}")
+            self.note(f"told the user: {error}")
             self.swept_from = len(self.world.fake.calls)
         else:
             self.ended, self.reason = finish.outcome, finish.reason
@@ -204,15 +204,15 @@ class Story:
         return self.point.cancelled >= 0 and not self.died_in and len(self.world.fake.calls) > cancels_at
 
     def _is_over(self) -> bool:
-        return self._controller().state.phase is Phase.FINISHED
+        return self.controller_now().state.phase is Phase.FINISHED
 
-    def _controller(self) -> Controller:
+    def controller_now(self) -> Controller:
         controller = Controller(self.job)
         replay(controller, self.journal)
         return controller
 
     def _die(self) -> None:
-        self._tell("the driver is dead")
+        self.note("the driver is dead")
         point, world = self.point, self.world
         self.died_at = world.clock.now()
         world.while_asleep = None
@@ -244,9 +244,9 @@ class Story:
     def _sweep(self) -> None:
         world = self.world
         self._leave()
-        self._tell("sweep")
+        self.note("sweep")
         cleaned = clean_up([world.directory], lambda _: world.session, clock=world.clock.now, sleep=world.sleep)
-        self._tell(str(cleaned))
+        self.note(str(cleaned))
         if cleaned.troubles:
             self._wait()
         else:
@@ -255,7 +255,7 @@ class Story:
     def _down(self) -> None:
         world = self.world
         ended = end_everything(world.session, "rubberband", place=world.place, clock=world.clock.now, sleep=world.sleep)
-        self._tell(str(ended))
+        self.note(str(ended))
         self.ended = "down"
 
     # The judge
@@ -310,7 +310,7 @@ class Story:
                     yield f"{name_of(one)} and {name_of(other)} are in two zones"
 
     def _unknown_to_the_ledger(self) -> Iterator[str]:
-        state = self._controller().state
+        state = self.controller_now().state
         billed = {name_of(line) for line in self.world.fake.bill().lines}
         known = {name for name, record in state.instances.items() if record.running_at is not None}
         if self.ended in ("cleaned up", "down", "left alone"):  # its ledger is not kept any more
@@ -319,13 +319,13 @@ class Story:
             yield f"{name} is billed, and the ledger does not know it ran"
 
     def _more_billed_than_known(self) -> Iterator[str]:
-        billed_usd, ledger_usd = self.world.fake.bill().total_usd, self._ledger_usd()
+        billed_usd, ledger_usd = self.world.fake.bill().total_usd, self.billed_by_the_ledger()
         is_seen = self.point.weather != "stale"  # stale answers show too late that an instance runs
         if is_seen and self.ended in ENDS and billed_usd > ledger_usd + 1e-9:
             yield f"{billed_usd:.6f} USD are billed, and the ledger says {ledger_usd:.6f}"
 
-    def _ledger_usd(self) -> float:
-        return bill_usd(self._controller().state, self.world.clock.now())
+    def billed_by_the_ledger(self) -> float:
+        return bill_usd(self.controller_now().state, self.world.clock.now())
 
     def _beyond_the_cap(self) -> Iterator[str]:
         cap_usd = self.job.max_cost_usd
@@ -355,7 +355,7 @@ class Story:
             instances=len(self.world.fake.instances),
             repriced=sum(one.market == "spot" and one.billed_s > HOUR_S for one in self.world.fake.bill().lines),
             billed_usd=self.world.fake.bill().total_usd,
-            ledger_usd=self._ledger_usd(),
+            ledger_usd=self.billed_by_the_ledger(),
             wrong=(*self.found, *self.wrong()),
         )
 

@@ -212,7 +212,7 @@ class Outages(Story):
 
     def _strike(self, what: str, machine: Instance) -> None:
         self.seen[what] += 1
-        self._tell(f"{what}: {name_of(machine)} {machine.instance_id}")
+        self.note(f"{what}: {name_of(machine)} {machine.instance_id}")
 
     # The drivers
 
@@ -307,17 +307,17 @@ class Outages(Story):
                 yield f"{name_of(machine)} was given back after its notice, and is charged"
 
     def _otherwise(self) -> Iterator[str]:
-        state = self._controller().state
+        state = self.controller_now().state
         if self.ended == "done":
             yield from ranked_otherwise(state)
         if self.ended in ENDS and state.phase is not Phase.FINISHED:
             yield f"it ended in phase {state.phase}"
         named = re.search(r"\(([\d.]+) USD spent\)", self.reason)
-        if named and float(named[1]) > self._ledger_usd() + 0.01:
-            yield f"it ended since {self.reason}, and the ledger says {self._ledger_usd():.4f}"
+        if named and float(named[1]) > self.billed_by_the_ledger() + 0.01:
+            yield f"it ended since {self.reason}, and the ledger says {self.billed_by_the_ledger():.4f}"
         ec2 = any(not one.kind.startswith("scheduler") for one in self.case.stretches)
         if self.ended in ENDS and not ec2 and not self.died_in and self.point.hidden_s <= 5.0:
-            billed_usd, ledger_usd = self.world.fake.bill().total_usd, self._ledger_usd()
+            billed_usd, ledger_usd = self.world.fake.bill().total_usd, self.billed_by_the_ledger()
             most_usd = 0.003 * len(self.world.fake.instances)
             if abs(billed_usd - ledger_usd) > most_usd:
                 yield f"{billed_usd:.4f} USD are billed, and the ledger says {ledger_usd:.4f}: more than looks apart"

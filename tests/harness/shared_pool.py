@@ -257,7 +257,7 @@ class SharedBackend(VirtualBackend):
 
     def __init__(self, job: Job, provider: PoolProvider, clock: VirtualClock, wait: Callable[[float], None]) -> None:
         super().__init__(job.name, job.offer, job.profile, metric=job.metric, clock=clock)
-        self.fleet = self._fleet = PooledFleet(provider, clock, self._agenda, job.offer.init_delay_s)  # type: ignore[assignment]
+        self.fleet = PooledFleet(provider, clock, self.agenda, job.offer.init_delay_s)  # type: ignore[assignment]
         self._wait = wait
         self.calls_left = math.inf
         self.store: Random | None = None
@@ -272,13 +272,13 @@ class SharedBackend(VirtualBackend):
         self.count()
         if self.store is not None and self.store.random() < AWAY:
             raise StoreAwayError("the checkpoint store is away")
-        if not (events := self._due_events()) and (wake_at is None or wake_at > self.now()):
+        if not (events := self.due_events()) and (wake_at is None or wake_at > self.now()):
             self._wait(math.inf if wake_at is None else wake_at)
-            events = self._due_events()
+            events = self.due_events()
         return events
 
     def next_at(self) -> float:
-        return self._agenda.next_at()
+        return self.agenda.next_at()
 
     def count(self) -> None:
         """One more call; the driver dies of its last one."""

@@ -17,7 +17,7 @@ from rubberband.executor.training.agent import BatchAgent, ChoiceBudget
 from rubberband.executor.training.balancing import Balancing, at_least
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.metrics import Means
-from rubberband.executor.training.step import _micro_batches
+from rubberband.executor.training.step import micro_batches
 from rubberband.planner.balancing.shares import ShareLimits, even_shares, held, keeps, scale_shares
 from rubberband.spec.space import parse
 from rubberband.values.adaptive import BatchLimits
@@ -129,7 +129,7 @@ def test_shares_of_at_least_so_many_keep_their_sum_and_the_largest_takes_the_res
 @example(3, 1, 2)
 @example(0, 4, 2)
 def test_micro_batches_are_few_and_within_the_limit(size, limit, least):
-    parts = _micro_batches(torch.arange(size).numpy(), limit, least)
+    parts = micro_batches(torch.arange(size).numpy(), limit, least)
     assert [each for part in parts for each in part] == list(range(size))
     sizes = [len(part) for part in parts]
     if size >= least and limit >= 2 * least - 1:

@@ -68,7 +68,7 @@ def abandoned(workers: Workers, script: list[Any], *, stops: bool = True) -> tup
     survivor = Actor([lambda: runs.set() or True, *script])  # type: ignore[func-returns-value]
     other = Actor([lambda: "gone" not in places and workers.worker(0).done(), DEATH])
     survivor.rendezvous = type("Method", (), {"remote": lambda self: "tcp://h:1"})()  # type: ignore[attr-defined]
-    workers._slots[0].set_result(survivor)
+    workers.worker(0).set_result(survivor)
     gone: Any = type("Gone", (), {"worker": lambda self, gpu: done(other), "hold": lambda *_: None})()
     places: dict[str, Any] = {"left": workers, "gone": gone}
     gang = (Slot(instance="left", gpu=0), Slot(instance="gone", gpu=0))
@@ -128,7 +128,8 @@ def test_a_gang_that_ran_out_of_memory_begins_again_from_its_latest_report(monke
     found = Attempt(
         start, replace(SEGMENT, num_workers=2), None, lambda _: place, lambda make: events.append(make(0.0))
     )
-    found._run()
+    found.begin()
+    found.wait(10.0)
     assert [(order.most_per_gpu, order.from_iterations) for order in second.orders] == [(None, 0), (8, 1), (4, 2)]
     assert second.orders[2].checkpoint == report(2).checkpoint
     assert [type(event) for event in events] == [TrialStarted, TrialReported, TrialReported, TrialFailed]
@@ -165,7 +166,7 @@ def test_workers_that_do_not_end_are_not_waited_for_after_another_has(monkeypatc
 
 def test_a_slot_has_one_worker_whoever_gives_up_or_back_which(workers, replaced):
     first: Any = Actor()
-    workers._slots[0].set_result(first)
+    workers.worker(0).set_result(first)
     workers.hold(0, first)
     workers.give_back(0, Actor())
     assert not workers.worker(0).done(), "another one than that which is held"

@@ -22,7 +22,7 @@ from rubberband.cli import app
 from rubberband.errors import DamagedJournalError
 from rubberband.executor import ExperimentFolder, Journal
 from rubberband.executor import read_journal as read
-from rubberband.executor.journal.journal import _events
+from rubberband.executor.journal.database import Database
 from rubberband.executor.journal.reading import salvage
 from rubberband.executor.run import session
 from rubberband.running.run import run_experiment
@@ -120,8 +120,8 @@ def test_a_broken_page_that_no_event_is_in_keeps_a_resume_from_writing(whole: by
 def test_events_that_are_missing_are_reported_in_any_store(store_url: str, tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="one", store=store_url)
     run_experiment(experiment("one"), folder)
-    with closing(Journal(folder.journal_url, "one")) as journal, journal._database.writing() as connection:
-        connection.execute(_events.delete().where(_events.c.seq.in_([7, 8])))
+    with closing(Database(store_url, what="a test", remedy="none")) as database, database.writing() as connection:
+        connection.exec_driver_sql("DELETE FROM events WHERE seq IN (7, 8)")
     with pytest.raises(DamagedJournalError, match=r"\(event 7 is missing.*first 7 events can be read, .* the database"):
         read(folder)
     with pytest.raises(DamagedJournalError, match="damaged"):

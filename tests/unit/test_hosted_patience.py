@@ -43,7 +43,7 @@ def test_a_process_starts_anew_once_the_database_is_back(
     monkeypatch.setattr(hosted, "LOOK_S", 0.0)
     monkeypatch.setattr(ExperimentFolder, "exists", property(lambda _: exists))
     folder = ExperimentFolder(home=tmp_path, name="one", store=GONE)
-    done: Any = hosted._patiently_run(folder, HostedRun(attempt=1, resume=False, words={}), lambda _: None)
+    done: Any = hosted.run_patiently(folder, HostedRun(attempt=1, resume=False, words={}), lambda _: None)
     assert (done, asked) == ("done", [False, exists])
 
 
@@ -67,10 +67,10 @@ def test_a_profile_on_rented_instances_is_measured_once(
     order = HostedRun(attempt=1, resume=False, words=words)
     if profile is None:
         with pytest.raises(JournalError):
-            hosted._patiently_run(folder, order, lambda _: None)
+            hosted.run_patiently(folder, order, lambda _: None)
     assert len(tries) == (profile is None)
     if profile is not None:
-        hosted._patiently_run(folder, order, lambda _: None)
+        hosted.run_patiently(folder, order, lambda _: None)
         assert len(tries) == 2
 
 
@@ -81,4 +81,4 @@ def test_a_place_that_another_driver_took_is_not_taken_back(tmp_path: Path, monk
     monkeypatch.setattr(hosted, "_run", run)
     folder = ExperimentFolder(home=tmp_path, name="one", store=GONE)
     with pytest.raises(JournalError, match="another driver"):
-        hosted._patiently_run(folder, HostedRun(attempt=2, resume=True, words={}), lambda _: None)
+        hosted.run_patiently(folder, HostedRun(attempt=2, resume=True, words={}), lambda _: None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sql
 
 import rubberband
 from rubberband.errors import JournalError
@@ -36,6 +36,13 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     opened = Journal(sqlite_url(tmp_path / "journal.db"), "test", create=True)
     yield opened
     opened.close()
+
+
+def edit(folder: Path, statement: str, value: str) -> None:
+    """Change a journal by hand."""
+    with closing(sqlite3.connect(folder / "journal.db")) as file:
+        file.execute(statement, [value])
+        file.commit()
 
 
 def test_a_decision_of_an_older_version_knows_of_no_trials_own_speed() -> None:
@@ -86,13 +93,11 @@ def test_a_field_of_a_newer_version_is_refused_and_names_the_version(journal: Jo
     journal.create(created_at=1.0, job=JOB, setup={"provider": "virtual"})
     journal.append(EVENTS[:3])
     newer = encode_job(JOB).replace(f'"written_by":"{rubberband.__version__}",', '"written_by":"9.1","most_usd":5,')
-    with journal._database.writing() as connection:
-        connection.execute(sql.text("UPDATE experiments SET job = :job"), {"job": newer})
+    edit(tmp_path, "UPDATE experiments SET job = ?", newer)
     with pytest.raises(JournalError, match=r"version 9\.1 of rubberband and has job\.most_usd=5 in its Job, unknown"):
         journal.header()
-    with journal._database.writing() as connection:
-        newer = json.dumps(json.loads(encode_event(EVENTS[2])[1]) | {"most_usd": 5})
-        connection.execute(sql.text("UPDATE events SET body = :body WHERE seq = 2"), {"body": newer})
+    newer = json.dumps(json.loads(encode_event(EVENTS[2])[1]) | {"most_usd": 5})
+    edit(tmp_path, "UPDATE events SET body = ? WHERE seq = 2", newer)
     with pytest.raises(JournalError, match=r"written by version 9\.1 .* most_usd=5 in its .*; install that version"):
         list(journal.events())
     with pytest.raises(JournalError, match=r"version 2 \(this one reads up to 1\)"):
@@ -106,17 +111,18 @@ def unknown(job: str) -> UnknownWordsError:
     return caught.value
 
 
-def test_a_journal_without_a_version_is_read_and_signed_by_who_writes_to_it_next(journal: Journal) -> None:
+def test_a_journal_without_a_version_is_read_and_signed_by_who_writes_to_it_next(
+    journal: Journal, tmp_path: Path
+) -> None:
     journal.create(created_at=1.0, job=JOB, setup={"provider": "virtual"})
     early = "{" + encode_job(JOB).partition(f'"{rubberband.__version__}",')[2].replace('{"', '{"removed":1,"', 1)
-    with journal._database.writing() as connection:
-        connection.execute(sql.text("UPDATE experiments SET job = :job"), {"job": early})
+    edit(tmp_path, "UPDATE experiments SET job = ?", early)
     header = journal.header()
     assert header is not None
     assert header.job == JOB
     journal.sign(header.job)
-    with journal._database.reading() as connection:
-        assert written_by(connection.execute(sql.text("SELECT job FROM experiments")).scalar_one()) != ""
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as file:
+        assert written_by(file.execute("SELECT job FROM experiments").fetchone()[0]) != ""
     assert journal.header() == header
 
 

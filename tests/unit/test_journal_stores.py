@@ -140,9 +140,9 @@ def test_a_crash_of_the_database_takes_no_event_of_a_driver_that_goes_on(postgre
     def look(connection: sql.Connection, *_: object) -> None:
         lines.append(connection.connection.cursor().execute("SHOW synchronous_commit").fetchone())
 
-    sql.event.listen(journal._database.engine, "before_cursor_execute", look)
+    sql.event.listen(sql.Engine, "before_cursor_execute", look)
     journal.append(EVENTS[:1])
-    sql.event.remove(journal._database.engine, "before_cursor_execute", look)
+    sql.event.remove(sql.Engine, "before_cursor_execute", look)
     journal.close()
     assert set(lines) == {("on",)}
 
@@ -216,8 +216,10 @@ def test_a_follower_folds_nothing_of_what_it_cannot_read_whole(make: Callable[[s
     folder = make("test")
     session.run(folder)
     follower = JournalFollower(folder)
-    engine = follower.journal._database.engine
-    with engine.begin() as connection:
+    with (
+        contextlib.closing(Database(folder.journal_url, what="a test", remedy="none")) as database,
+        database.writing() as connection,
+    ):
         connection.exec_driver_sql("UPDATE events SET kind = 'FromTheFuture' WHERE seq = 3")
     for _ in range(2):
         with pytest.raises(JournalError, match="unknown to this version"):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sql
 import torch
 
 from rubberband.api.store import Store
@@ -27,8 +28,7 @@ from rubberband.executor import Journal, Tick
 from rubberband.executor.checkpoints import folders
 from rubberband.executor.checkpoints import machine as machines
 from rubberband.executor.checkpoints import scratch as scratches
-from rubberband.executor.core.forecast import _lateness
-from rubberband.executor.journal.database import Database
+from rubberband.executor.core.forecast import lateness
 from rubberband.executor.journal.journal import begin
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Beat, RemoteAgent
@@ -44,41 +44,26 @@ from rubberband.values.submission import Submission
 from tests.builders import segments
 from tests.builders.jobs import JOB
 
-FULL, NORMAL = 2, 1
-
-
-def _synchronous(database: Database) -> list[int]:
-    """Note SQLite's `PRAGMA synchronous` in each statement that inserts."""
-    seen: list[int] = []
-
-    class Watching(sqlite3.Cursor):
-        def executemany(self, statement: str, rows: Any) -> Any:
-            seen.append(self.connection.execute("PRAGMA synchronous").fetchone()[0])
-            return super().executemany(statement, rows)
-
-    raw = database.engine.raw_connection
-
-    def watched() -> Any:
-        made = raw()
-        return SimpleNamespace(
-            info=made.info,
-            cursor=lambda: made.driver_connection.cursor(Watching),
-            rollback=made.rollback,
-            close=made.close,
-        )
-
-    database.engine.raw_connection = watched  # type: ignore[method-assign]
-    return seen
-
 
 def test_events_are_synced_to_the_disk_as_they_are_inserted_unless_a_rehearsal_writes_them(tmp_path):
     begin(tmp_path / "j.db", "one", created_at=1.0, job=JOB, setup={})
+    seen: list[str] = []
+
+    def watch(connection: sqlite3.Connection, _record: object) -> None:
+        connection.set_trace_callback(seen.append)
+
+    sql.event.listen(sql.Engine, "connect", watch)
     with closing(Journal(f"sqlite:///{tmp_path / 'j.db'}", "one")) as journal:
-        seen = _synchronous(journal._database)
         for durable in (True, False, True, True):
             journal.durable = durable
             journal.append([Tick(occurred_at=1.0)])
-    assert seen == [FULL, NORMAL, FULL, FULL]
+    sql.event.remove(sql.Engine, "connect", watch)
+    synced, found = "", []
+    for line in seen:
+        if line.startswith("PRAGMA synchronous="):
+            synced = line.removeprefix("PRAGMA synchronous=")
+        found += [synced] if line.startswith("INSERT INTO events") else []
+    assert found == ["FULL", "NORMAL", "FULL", "FULL"]
 
 
 def test_a_file_that_is_rewritten_in_place_at_its_size_is_packed_again(tmp_path, monkeypatch):
@@ -188,19 +173,19 @@ def test_the_last_of_several_trials_is_as_late_as_the_largest_of_as_many_normals
     below = np.array([NormalDist().cdf(value) for value in at]) ** trials
     step = at[1] - at[0]
     mean = float(((1.0 - below)[at >= 0.0].sum() - below[at < 0.0].sum()) * step)
-    assert _lateness(trials, trials) == pytest.approx(mean, rel=off)
-    assert _lateness(4 * trials, trials) == pytest.approx(mean / 2.0, rel=off)
+    assert lateness(trials, trials) == pytest.approx(mean, rel=off)
+    assert lateness(4 * trials, trials) == pytest.approx(mean / 2.0, rel=off)
 
 
 def test_an_answer_without_a_part_keeps_what_was_known_of_it():
     known = Quote(on_demand_usd_per_hour=1.0, on_demand_at=5.0, spot_usd_per_hour={"a": 0.25}, spot_at=6.0)
-    book = Book(region="r", quotes={"t": known})
+    book, merged = Book(region="r", quotes={"t": known}), prices._with
     on_demand = Quote(on_demand_usd_per_hour=2.0, on_demand_at=9.0)
-    found = prices._with(book, FetchedQuotes(quotes={"t": on_demand}), everything=False).quotes["t"]
+    found = merged(book, FetchedQuotes(quotes={"t": on_demand}), everything=False).quotes["t"]
     assert (found.spot_usd_per_hour, found.spot_at) == ({"a": 0.25}, 6.0)
     assert (found.on_demand_usd_per_hour, found.on_demand_at) == (2.0, 9.0)
     spot = Quote(spot_usd_per_hour={}, spot_at=9.0)
-    found = prices._with(book, FetchedQuotes(quotes={"t": spot}), everything=False).quotes["t"]
+    found = merged(book, FetchedQuotes(quotes={"t": spot}), everything=False).quotes["t"]
     assert (found.spot_usd_per_hour, found.on_demand_usd_per_hour) == ({}, 1.0)
 
 
@@ -210,7 +195,7 @@ def test_an_answer_without_a_part_keeps_what_was_known_of_it():
 def test_a_price_of_nothing_is_none(usd, unit, found):
     dimension = {"unit": unit, "pricePerUnit": {"USD": usd}}
     product = {"product": {}, "terms": {"OnDemand": {"t": {"priceDimensions": {"d": dimension}}}}}
-    assert list(quotes._hourly(product)) == found
+    assert list(quotes.hourly_prices_usd(product)) == found
 
 
 def test_the_copies_of_a_program_s_checkpoints_go_once_they_are_written(tmp_path, monkeypatch):
@@ -219,11 +204,11 @@ def test_the_copies_of_a_program_s_checkpoints_go_once_they_are_written(tmp_path
     gang: Any = SimpleNamespace(leave=lambda: None, place=SimpleNamespace(local_rank=0), close=lambda: None)
     runner = CommandRunner(command, segments.SEGMENT, str(tmp_path), gang, Environment())
     runner.begin(None)
-    before = sorted(runner._place.iterdir())
+    before = sorted((tmp_path / "scratch").rglob("*"))
     for iterations in (1, 2):
         payload: Any = runner.dump(iterations, {"loss": 0.5})
         payload(tmp_path / f"kept-{iterations}")
-    assert sorted(runner._place.iterdir()) == before
+    assert sorted((tmp_path / "scratch").rglob("*")) == before
     assert (tmp_path / "kept-2").stat().st_size > 0
     runner.close()
     assert list((tmp_path / "scratch").iterdir()) == []

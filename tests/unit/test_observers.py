@@ -261,15 +261,11 @@ def test_looks_at_a_trial_change_nothing_of_what_it_learns(store, members):
 # Trackers and callbacks get what others use too.
 
 
-def _tracker(words: Any, folder: Path) -> Any:
-    return trackers._KINDS[words.type](words, folder, "run")
-
-
 TRACKED: dict[type, Callable[[Path], Any]] = {
-    trackers.Csv: lambda folder: _tracker(CsvTracker(), folder),
-    trackers.Tensorboard: lambda folder: _tracker(TensorboardTracker(), folder),
-    trackers.Mlflow: lambda folder: _tracker(MlflowTracker(), folder),
-    trackers.Wandb: lambda folder: _tracker(WandbTracker(), folder),
+    trackers.Csv: lambda folder: trackers.Csv(CsvTracker(), folder, "run"),
+    trackers.Tensorboard: lambda folder: trackers.Tensorboard(TensorboardTracker(), folder, "run"),
+    trackers.Mlflow: lambda folder: trackers.Mlflow(MlflowTracker(), folder, "run"),
+    trackers.Wandb: lambda folder: trackers.Wandb(WandbTracker(), folder, "run"),
     TuneCallbacks: lambda folder: TuneCallbacks([mock.MagicMock()], "train", folder, None, None),
     FailFast: lambda folder: FailFast(mock.MagicMock(inbox=folder / "inbox")),
 }

@@ -23,7 +23,8 @@ from rubberband.executor import (
     open_store,
     summarise,
 )
-from rubberband.executor.ray.workers import WorkersError, _Patience
+from rubberband.executor.ray.fleet import RayFleet
+from rubberband.executor.ray.workers import Patience, WorkersError
 from rubberband.views.live.narration import Narrator
 from rubberband.views.report.page import render_html
 from rubberband.views.story import story as story_of
@@ -139,7 +140,7 @@ def test_the_backend_mentions_it_before_what_it_finds_afterwards(
     def lose(instance: str) -> None:
         backend._mailbox.put(lambda at: InstanceLost(occurred_at=at, instance=instance, ended_at=1020.0, reason=""))
 
-    monkeypatch.setattr(backend._fleet, "look", lambda: lose("b"))
+    monkeypatch.setattr(RayFleet, "look", lambda _: lose("b"))
     try:
         assert backend.next_events(at[0]) == []
         lose("a")
@@ -176,7 +177,7 @@ def test_a_pause_takes_no_patience_from_workers_that_get_warm(tmp_path: Path, mo
         on_sick=lambda *_: None,
     )
     worker = SimpleNamespace(warm_up=SimpleNamespace(remote=lambda *_: object()))
-    workers._warm_up([worker], _Patience(60.0))
+    workers.warm_up([worker], Patience(60.0))
     looks = iter([10.0] * 7)
     with pytest.raises(WorkersError, match="did not get warm within 60 s"):
-        workers._warm_up([worker], _Patience(60.0))
+        workers.warm_up([worker], Patience(60.0))

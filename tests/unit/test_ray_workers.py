@@ -36,7 +36,7 @@ def test_workers_start_at_the_first_look_at_a_place_that_is_there(
     monkeypatch.setattr(module, "ray_nodes", lambda _label: {"a": True})
     monkeypatch.setattr(module, "placement_group", lambda *_, **__: group)
     monkeypatch.setattr(Workers, "_start", lambda _, place, gpu: (place, gpu))
-    monkeypatch.setattr(Workers, "_warm_up", lambda *_: None)
+    monkeypatch.setattr(Workers, "warm_up", lambda *_: None)
     workers = Workers(
         "a",
         2,

@@ -85,7 +85,7 @@ def test_interference_slows_gangs_that_share_machines(
         assert {key: found[key] for key in asked} == asked
         return float(found["policies"]["equal"]["mean_jct_s"])
 
-    alone_s = 10 * simulating._curve(load_profile(tmp_path / "resnet.json"), 12, 4, "adaptive")[5]
+    alone_s = 10 * simulating.curve_of(load_profile(tmp_path / "resnet.json"), 12, 4, "adaptive")[5]
     # with avoidance the second gang waits for the first one
     assert mean_jct_s() == mean_jct_s(interference=0.5) == pytest.approx(5.0 + alone_s + (5.0 + alone_s) / 2)
     assert mean_jct_s(share_machines=True) == pytest.approx(5.0 + alone_s)

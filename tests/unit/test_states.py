@@ -177,6 +177,7 @@ class _Device:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.iterations = 0
 
     def fits(self, per_gpu: int) -> bool:
         return per_gpu <= 100
@@ -206,8 +207,9 @@ def _adaptive() -> Any:
 def _adapt(run: Any, at: int) -> Any:
     batching, model, optimizer, device = run
     torch.manual_seed(at)
-    if not batching._started or batching.is_over():
-        batching.begin(1 + int(batching._progress // 4096))
+    if device.iterations == 0 or batching.is_over():
+        device.iterations += 1
+        batching.begin(device.iterations)
     size, passes = batching.batch_size, -(-batching.batch_size // batching.per_gpu)
     parts = [size // passes] * (passes - 1)
     parts.append(size - sum(parts))

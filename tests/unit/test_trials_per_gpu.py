@@ -118,8 +118,7 @@ def test_data_on_a_shared_gpu_takes_its_part_of_the_memory() -> None:
     mib = 1 << 20
     data = torch.zeros(int(MOST_OF_GPU * 60 * mib / 4))
     alone, shared = (Residence(torch.device("cpu"), lambda: (100 * mib, 100 * mib), share=each) for each in (1.0, 0.5))
-    assert alone._has_room([data])
-    assert not shared._has_room([data])
+    assert [each._has_room([data]) for each in (alone, shared)] == [True, False]
 
 
 class Begun:
