@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -12,67 +13,95 @@ from rubberband.executor.core import limits
 from tests.harness.chaos import Outcome, replay_command, run_seed
 from tests.harness.chaos_cases import LEARNING, Family
 
-FEW, MANY, BLOCK = 160, 1_000, 80
+FEW, BLOCK = 80, 40
 
 
 def failures(
-    seeds: Iterable[int],
-    *,
-    check_every: int,
-    replan: bool | None = None,
-    family: Family | None = None,
-    ends: bool = False,
-    odd: bool = False,
-) -> list[str]:
-    """One line for each seed that ends as it must not, with the command that replays it."""
-    return list(wrong_ends(seeds, check_every=check_every, replan=replan, family=family, ends=ends, odd=odd))
-
-
-def wrong_ends(
-    seeds: Iterable[int],
-    *,
-    check_every: int,
-    replan: bool | None = None,
-    family: Family | None = None,
-    ends: bool = False,
-    odd: bool = False,
-) -> Iterator[str]:
+    seeds: Iterable[int], family: Family | None = None, *, check_every: int = 5, stops_at: int = 9, **options: Any
+) -> str:
+    """A line for each seed that ends as it must not, with the command that replays it; a few of them are enough."""
+    lines = list[str]()
     for seed in seeds:
-        wrong = run_seed(seed, family, check_every=check_every, replan=replan, ends=ends, odd=odd).wrong
-        if wrong:
-            yield f"{replay_command(seed, family, replan=replan, ends=ends, odd=odd)}  # {'; '.join(wrong)}"
+        if wrong := run_seed(seed, family, check_every=check_every, **options).wrong:
+            lines.append(f"{replay_command(seed, family, **options)}  # {'; '.join(wrong)}")
+        if len(lines) >= stops_at:
+            break
+    return "\n".join(lines)
 
 
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("first", range(0, FEW, BLOCK))
 def test_in_any_weather_no_run_costs_more_than_its_cap_or_leaves_anything_behind(first: int) -> None:
-    found = failures(range(first, first + BLOCK), check_every=10)
-    assert not found, "\n".join(found)
+    assert not failures(range(first, first + BLOCK), check_every=10)
+
+
+SOME: list[tuple[Family | None, int, dict[str, bool]]] = [
+    ("brackets", 15, {"replan": False}),
+    ("asha", 25, {}),
+    ("caps", 15, {"replan": False}),
+    ("caps", 8, {"replan": False, "odd": True}),
+    (None, 10, {"replan": False, "ends": True}),
+    (None, 2, {"replan": True, "ends": True}),
+    *((family, 5, dict[str, bool]()) for family in LEARNING),
+    ("random", 20, {"replan": False, "listed": True}),
+    ("random", 6, {"replan": True, "listed": True}),
+]
+"""Families with options of `run_seed`, and how many of each."""
+MORE: list[tuple[Family | None, int, dict[str, bool]]] = [
+    *((family, 3, {"replan": True}) for family in (None, "brackets", "caps")),
+    *((family, 10, {"replan": False, "ends": True}) for family in ("brackets", "asha", "caps")),
+    *((family, 2, {"replan": True, "ends": True}) for family in ("brackets", "asha", "caps")),
+    ("caps", 40, {"replan": False, "listed": True}),
+    ("brackets", 40, {"listed": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "seeds", "options"), [*SOME, *(pytest.param(*case, marks=pytest.mark.long) for case in MORE)], ids=str
+)
+def test_runs_of_every_kind_obey_their_plans_and_caps_and_lose_nothing(
+    family: Family | None, seeds: int, options: dict[str, bool]
+) -> None:
+    """Lanes, rungs, caps that change, odd orders, trials that end by themselves, samplers that learn, listed sizes."""
+    assert not failures(range(seeds), family, check_every=1 if "listed" in options else 5, **options)
+
+
+MANY: list[tuple[Family | None, int, int, dict[str, bool]]] = [
+    (None, 10, 1, {}),
+    ("brackets", 4, 1, {"replan": False}),
+    ("asha", 4, 10, {}),
+    ("caps", 3, 5, {"replan": False}),
+    ("caps", 20, 10, {"replan": False, "odd": True}),
+    *((family, 1, 10, dict[str, bool]()) for family in LEARNING),
+    *((family, 1, 10, {"replan": True}) for family in (None, "brackets", "caps")),
+    *((family, 1, 10, {"replan": False, "ends": True}) for family in (None, "brackets", "asha", "caps")),
+]
+"""Families, how many thousands of them, and after how many events each is looked at."""
 
 
 @pytest.mark.long
-def test_replanning_at_every_sync_obeys_its_plans_and_loses_nothing() -> None:
-    found = failures(range(10), check_every=10, replan=True)
-    assert not found, "\n".join(found)
+@pytest.mark.parametrize(
+    ("family", "thousand", "check_every", "options"),
+    [(family, at, every, options) for family, count, every, options in MANY for at in range(count)],
+    ids=str,
+)
+def test_many_thousands(family: Family | None, thousand: int, check_every: int, options: dict[str, bool]) -> None:
+    seeds = range(1000 * thousand, 1000 * (thousand + 1))
+    assert not failures(seeds, family, check_every=check_every, **options)
 
 
-@pytest.mark.by_default(1)
-@pytest.mark.parametrize(("seeds", "replan"), [(30, False), (3, True)])
-def test_brackets_in_lanes_keep_all_that_one_does(seeds: int, replan: bool) -> None:
-    found = failures(range(seeds), check_every=5, replan=replan, family="brackets")
-    assert not found, "\n".join(found)
-
-
-def test_a_driver_that_slept_while_instances_started_goes_on() -> None:
-    """Their leases expired meanwhile, which is no failure to start."""
-    seeds = (4066, 12389, 16615)
-    found = failures(seeds, check_every=5, replan=False, family="brackets")
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("seed", [50188, 50483, 50734])
-def test_an_instance_on_which_trials_hang_does_not_fail_the_run(seed: int) -> None:
-    assert not failures([seed], check_every=5, replan=False, family="27 trials")
+@pytest.mark.parametrize(
+    ("family", "seeds"),
+    [
+        pytest.param("brackets", (4066, 12389, 16615), id="leases that expired while a driver slept failed no start"),
+        pytest.param("27 trials", (50188, 50483, 50734), id="trials that hang on one instance do not fail the run"),
+        pytest.param("caps", (90113,), id="rungs go on once there may be instances again"),
+        pytest.param("27 trials", (20458,), id="what the driver before gave back as it started failed no start"),
+        pytest.param("asha that learns", (22156,), id="nor where rungs learn"),
+    ],
+)
+def test_seeds_that_once_went_wrong(family: Family, seeds: tuple[int, ...]) -> None:
+    assert not failures(seeds, family, replan=False)
 
 
 def test_a_climbing_trial_that_is_interrupted_moves_to_the_instance_bought_for_it() -> None:
@@ -81,106 +110,8 @@ def test_a_climbing_trial_that_is_interrupted_moves_to_the_instance_bought_for_i
     assert outcome.num_instances == 1 + outcome.seen["taken away by the provider"]
 
 
-def test_an_experiment_with_rungs_goes_on_once_it_may_have_instances_again() -> None:
-    assert not failures([90113], check_every=5, replan=False, family="caps")
-
-
-@pytest.mark.parametrize(("seed", "family"), [(20458, "27 trials"), (22156, "asha that learns")])
-def test_instances_that_the_driver_before_gave_back_as_they_started_failed_no_start(seed: int, family: Family) -> None:
-    found = failures([seed], check_every=5, replan=False, family=family)
-    assert not found, "\n".join(found)
-
-
-def test_trials_that_climb_rungs_keep_all_that_stages_do() -> None:
-    found = failures(range(50), check_every=5, family="asha")
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.by_default(1)
-@pytest.mark.parametrize(("seeds", "replan"), [(30, False), (3, True)])
-def test_an_instance_cap_is_kept_from_checkpoint_to_checkpoint_and_nothing_is_lost(seeds: int, replan: bool) -> None:
-    found = failures(range(seeds), check_every=5, replan=replan, family="caps")
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("first", "replan"), [(0, False), (1, False), (2, False), (3, False), (0, True)])
-def test_four_thousand_with_caps_that_change(first: int, replan: bool) -> None:
-    count = MANY // 4 if replan else MANY
-    found = failures(range(first * MANY, first * MANY + count), check_every=5, replan=replan, family="caps")
-    assert not found, "\n".join(found)
-
-
-def test_resumes_with_other_caps_lost_answers_and_clocks_that_step_back_harm_no_run() -> None:
-    found = failures(range(15), check_every=5, replan=False, family="caps", odd=True)
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", range(0, 20 * MANY, MANY))
-def test_twenty_thousand_in_odd_orders(first: int) -> None:
-    found = failures(range(first, first + MANY), check_every=10, replan=False, family="caps", odd=True)
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.by_default(1)
-@pytest.mark.parametrize(("family", "seeds"), [(None, 20), ("brackets", 10), ("asha", 15), ("caps", 10)])
-def test_trials_that_end_by_themselves_train_no_more_and_keep_their_rank(family: Family | None, seeds: int) -> None:
-    found = failures(range(seeds), check_every=5, replan=False, family=family, ends=True)
-    found += failures(range(2), check_every=5, replan=True, family=family, ends=True)
-    assert not found, "\n".join(found)
-
-
 def test_lanes_do_not_hand_an_idle_instance_to_and_fro_once_trials_have_ended() -> None:
-    assert not failures([120], check_every=5, replan=False, family="brackets", ends=True)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", [None, "brackets", "asha", "caps"])
-def test_four_thousand_whose_trials_end_by_themselves(family: Family | None) -> None:
-    found = failures(range(MANY), check_every=10, replan=False, family=family, ends=True)
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("family", LEARNING)
-def test_configurations_that_follow_from_results_are_drawn_once_each(family: Family) -> None:
-    found = failures(range(10), check_every=5, family=family)
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", LEARNING)
-def test_a_thousand_that_learn(family: Family) -> None:
-    found = failures(range(MANY), check_every=10, family=family)
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", range(0, 4 * MANY, MANY))
-def test_four_thousand_that_climb_rungs(first: int) -> None:
-    found = failures(range(first, first + MANY), check_every=10, family="asha")
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", [None, "brackets"])
-def test_a_thousand_that_are_planned_again(family: Family | None) -> None:
-    found = failures(range(MANY), check_every=10, replan=True, family=family)
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", range(0, 4 * MANY, MANY))
-def test_four_thousand_of_several_brackets(first: int) -> None:
-    found = failures(range(first, first + MANY), check_every=1, replan=False, family="brackets")
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", range(0, 10 * MANY, MANY))
-def test_ten_thousand(first: int) -> None:
-    found = failures(range(first, first + MANY), check_every=1)
-    assert not found, "\n".join(found)
+    assert not failures([120], "brackets", replan=False, ends=True)
 
 
 def test_a_seed_is_one_run() -> None:
@@ -206,26 +137,10 @@ def test_the_weather_brings_everything_that_it_names() -> None:
 def test_a_controller_that_reserves_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "affordable", lambda state, wanted=1: wanted)
     monkeypatch.setattr(Controller, "hold_until", lambda controller: float("inf"))
-    assert any("the provider bills" in line for line in wrong_ends(range(60), check_every=1000))
+    assert "the provider bills" in failures(range(60), check_every=1000, stops_at=1)
 
 
 def test_a_controller_that_watches_no_budget_is_stopped_by_its_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's own stop is gone; the leases, cut at the budget's end, still hold the bill below the cap."""
     monkeypatch.setattr(limits, "over_budget", lambda state, ticked: None)
-    found = failures(range(30), check_every=10_000)
-    assert not any("the provider bills" in line for line in found), "\n".join(found)
-
-
-@pytest.mark.by_default(2)
-@pytest.mark.parametrize(
-    ("family", "replan"), [("random", False), ("random", True), ("caps", False), ("brackets", None)]
-)
-def test_no_gang_and_no_plan_has_a_number_of_gpus_that_is_not_listed(family: Family, replan: bool | None) -> None:
-    seeds = range(12 if replan else 40)
-    outcomes = [run_seed(seed, family, check_every=1, replan=replan, listed=True) for seed in seeds]
-    wrong = [
-        f"{replay_command(seed, family, replan=replan, listed=True)}  # {'; '.join(outcome.wrong)}"
-        for seed, outcome in zip(seeds, outcomes, strict=True)
-        if outcome.wrong
-    ]
-    assert not wrong, "\n".join(wrong)
+    assert "the provider bills" not in failures(range(20), check_every=10_000, stops_at=20)
