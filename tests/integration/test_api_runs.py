@@ -15,7 +15,6 @@ from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
 from tests.builders.browser import served
 from tests.builders.fake_runs import words
-from tests.builders.waiting import eventually
 
 PATIENCE_S = 120.0
 
@@ -46,6 +45,7 @@ def is_over(event: dict[str, Any]) -> bool:
     return event["kind"] == "state" and event["data"]["state"] not in ("queued", "starting", "running")
 
 
+@pytest.mark.long
 def test_an_experiment_from_its_submission_to_its_report(service: httpx.Client) -> None:
     key = {"Idempotency-Key": "once"}
     answer = service.post("/v1/experiments", json=words(name="whole"), headers=key)
@@ -73,45 +73,3 @@ def test_an_experiment_from_its_submission_to_its_report(service: httpx.Client) 
     replayed = service.post("/v1/experiments", json=words(name="whole"), headers=key)
     assert (replayed.status_code, replayed.headers["idempotency-replayed"]) == (201, "true")
     assert 'rubberband_plan_error_ratio{experiment="whole"' in service.get("/metrics").text
-
-
-def test_a_stream_that_breaks_resumes_and_loses_nothing(service: httpx.Client) -> None:
-    service.post("/v1/experiments", json=words(name="broken-stream")).raise_for_status()
-    mine = {"experiment": "broken-stream"}
-    first = follow(service, lambda event: event["seq"] is not None and event["seq"] >= 3, params=mine)
-    second = follow(service, is_over, params=mine, headers={"Last-Event-ID": str(first[-1]["id"])})
-    whole = follow(service, is_over, params=mine)
-    assert first + second == whole
-
-
-def test_a_stream_ends_when_its_reader_leaves(service: httpx.Client) -> None:
-    until_streams(service, 0)  # earlier tests have left theirs
-    with service.stream("GET", "/v1/events?after=latest") as answer:
-        lines = answer.iter_lines()
-        assert next(lines) == "retry: 1000"
-        assert "rubberband_event_streams 1.0" in service.get("/metrics").text
-    until_streams(service, 0)
-
-
-def until_streams(service: httpx.Client, count: int) -> None:
-    """Wait until `count` streams of the service are open."""
-    eventually(lambda: f"rubberband_event_streams {count}.0" in service.get("/metrics").text, f"{count} streams")
-
-
-@pytest.mark.long
-def test_an_ended_run_is_neither_resumed_nor_extended_nor_run_again(service: httpx.Client) -> None:
-    service.post("/v1/experiments", json=words(name="over")).raise_for_status()
-    follow(service, is_over, params={"experiment": "over"})
-    for action, body in [("resume", None), ("extend", {"deadline": "2h"})]:
-        answer = service.post(f"/v1/experiments/over/{action}", json=body)
-        assert (answer.status_code, answer.json()["type"]) == (409, "/problems/conflict"), answer.text
-    answer = service.post("/v1/experiments", json=words(name="over"))
-    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/name-taken")
-
-
-@pytest.mark.long
-def test_a_run_cancelled_before_its_start_never_begins(service: httpx.Client) -> None:
-    service.post("/v1/experiments", json=words(name="unwanted")).raise_for_status()
-    assert service.post("/v1/experiments/unwanted/cancel").status_code == 202
-    events = follow(service, is_over, params={"experiment": "unwanted"})
-    assert events[-1]["data"]["state"] in ("cancelled", "done")

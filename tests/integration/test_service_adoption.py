@@ -67,10 +67,6 @@ def starts(home: Path) -> Counter[str]:
     return Counter(line.split()[0] for line in path.read_text().splitlines()) if path.exists() else Counter()
 
 
-def pids(home: Path) -> list[int]:
-    return [int(line.split()[1]) for line in (home / "starts.log").read_text().splitlines()]
-
-
 def did_nothing_forbidden(home: Path) -> bool:
     return (home / "forbidden.log").read_text() == ""
 
@@ -82,35 +78,6 @@ def kill(server: ServerProcess) -> None:
 
 def all_done(address: str, names: list[str]) -> bool:
     return all(state_of(address, name) == "done" for name in names)
-
-
-@pytest.mark.long
-def test_a_server_that_is_killed_finds_its_experiments_again_and_shows_every_event_once(tmp_path: Path) -> None:
-    names = ["a", "b", "c"]
-    journal, port = prepare(tmp_path, ways=dict.fromkeys(names, "hold")), str(free_port())
-    with serving(tmp_path, "--port", port, program=SERVER, environment=STOOD_IN) as server:
-        address = server.address
-        listener = Listener(address)
-        assert [submit(address, name) for name in names] == [201, 201, 201]
-        eventually(lambda: all(len(listener.of(name)) == count_of(journal) // 2 for name in names))
-        assert [state_of(address, name) for name in names] == ["running"] * 3
-        kill(server)
-    begun = pids(tmp_path)
-    assert all(Path(f"/proc/{pid}").exists() for pid in begun)
-    (tmp_path / "go").touch()
-    with serving(tmp_path, "--port", port, program=SERVER, environment=STOOD_IN) as server:
-        eventually(lambda: all_done(address, names))
-        eventually(lambda: all(len(listener.of(name)) == count_of(journal) for name in names))
-        eventually(
-            lambda: sum(event["kind"] == "state" and event["data"]["state"] == "done" for event in listener.events) == 3
-        )
-        listener.close()
-        assert server.end() == 0
-    assert pids(tmp_path) == begun
-    assert all(listener.of(name) == list(range(count_of(journal))) for name in names)
-    assert listener.ids() == sorted(set(listener.ids()))
-    assert listener.connections >= 2
-    assert did_nothing_forbidden(tmp_path)
 
 
 @pytest.mark.long

@@ -104,50 +104,6 @@ def test_hyperband_is_killed_resumed_and_extended_by_the_service(house: House) -
 
 
 @pytest.mark.long
-def test_asha_with_a_sampler_that_learns_is_killed_and_resumed_by_the_service(house: House) -> None:
-    plain = experiment(max_cost=50.0).to_words()
-    plain["search"]["scheduler"] = {"type": "asha", "num_samples": 16, "max_t": 4, "reduction_factor": 2}
-    plain["search"]["sampler"] = {"type": "optuna", "seed": 3}
-    with house.open(SLOW) as runs:
-        runs.submit(Experiment(**plain))
-        wait_for_reports(house, runs, 1)
-        house.kill()
-        house.wait("one", INTERRUPTED)
-        before = runs.result("one")
-        runs.resume("one")
-        house.go()
-        house.wait("one", DONE)
-        result = runs.result("one")
-        said, _ = runs.lines("one", source="process")
-    assert before is not None
-    assert result is not None
-    assert (result.outcome, result.resumes) == ("done", 1)
-    drawn = [trial.configuration for trial in before.trials if trial.configuration]
-    assert drawn
-    assert [trial.configuration for trial in result.trials[: len(drawn)]] == drawn
-    assert [rung.iterations for rung in result.rungs] == [1, 3, 4]
-    assert result.best is not None
-    assert result.best.iterations == 4
-    assert any(" drawn by tpe " in line.text for line in said)
-    for trial in result.trials:
-        assert [iterations for _, iterations, _ in trial.curve] == list(range(1, trial.iterations + 1))
-
-
-@pytest.mark.long
-def test_a_killed_run_restarts_automatically_where_it_was(house: House) -> None:
-    house.settings = replace(house.settings, auto_resume=True)
-    with house.open(SLOW) as runs:
-        runs.submit(experiment())
-        wait_for_reports(house, runs, 1)
-        house.kill()
-        house.go()
-        assert house.wait("one", DONE).attempt == 2
-    kinds = [event.kind for event in house.feed("one")]
-    assert kinds.count("DriverResumed") == 1
-    assert house.seqs("one") == list(range(len(house.seqs("one"))))
-
-
-@pytest.mark.long
 def test_a_store_that_is_mounted_late_after_a_reboot_is_waited_for(house: House, tmp_path: Path) -> None:
     house.settings = replace(house.settings, auto_resume=True)
     folder = folder_of(house)
@@ -272,6 +228,7 @@ def test_a_star_allows_what_a_module_defines_and_not_what_it_imports(house: Hous
     assert not made.exists()
 
 
+@pytest.mark.long
 def test_journals_are_in_the_store_where_one_is_given(house: House, tmp_path: Path, postgresql_url: str) -> None:
     house.store.close()
     house.settings, house.store = replace(house.settings, store=postgresql_url), open_store(postgresql_url, tmp_path)

@@ -217,6 +217,7 @@ def test_streams_that_are_held_open_leave_room_for_pages_and_are_given_back(tmp_
             assert "retry-after" in answers[-1].headers
             assert client.get("/").status_code == 200
             assert client.get("/v1/experiments").status_code == 200
+            assert f"rubberband_event_streams {most}.0" in client.get("/metrics").text
 
         def is_free() -> bool:
             with client.stream("GET", "/v1/events") as again:

@@ -125,50 +125,34 @@ def test_a_revoked_token_opens_nothing_from_then_on(tokens: Tokens) -> None:
     assert tokens.revoke("0123456789ab") is False
 
 
-def test_a_look_that_a_revocation_overtakes_is_not_remembered(store: Store, clock: Clock) -> None:
+@pytest.mark.parametrize("what", ["revocation", "sign-out"])
+def test_a_look_that_is_overtaken_is_not_remembered(store: Store, clock: Clock, what: str) -> None:
+    shown: list[Credential] = []
+
     class Overtaken(Tokens):
         def _read(self, *asked: Any) -> Any:
             found = super()._read(*asked)
-            self.revoke(record.id)
+            if shown:
+                self.revoke(record.id) if what == "revocation" else self.sign_out(session)
             return found
 
     tokens = Overtaken(store, clock=clock)
-    record, text = tokens.create("ci", "read")
-    looked_up(tokens, Bearer(text))
-    assert tokens.recall(Bearer(text)) is None
-
-
-def test_a_look_that_a_sign_out_overtakes_is_not_remembered(store: Store, clock: Clock) -> None:
-    class Overtaken(Tokens):
-        def _read(self, *asked: Any) -> Any:
-            found = super()._read(*asked)
-            if session:
-                self.sign_out(session)
-            return found
-
-    session, tokens = "", Overtaken(store, clock=clock)
-    _, text = tokens.create("me", "admin")
+    record, text = tokens.create("me", "admin")
     session = signed_in(tokens, text) or ""
-    looked_up(tokens, Cookie(session))
-    assert tokens.recall(Cookie(session)) is None
+    tokens = Overtaken(store, clock=clock)  # which remembers nothing
+    shown += [Bearer(text) if what == "revocation" else Cookie(session)]
+    looked_up(tokens, shown[0])
+    assert tokens.recall(shown[0]) is None
 
 
+@pytest.mark.parametrize("later_s", [REMEMBERED_S, -86_400.0], ids=["seconds later", "the clock is set back"])
 def test_a_revocation_by_another_process_takes_effect_within_seconds(
-    store: Store, tokens: Tokens, clock: Clock
+    store: Store, tokens: Tokens, clock: Clock, later_s: float
 ) -> None:
     record, text = tokens.create("ci", "read")
     looked_up(tokens, Bearer(text))
     Tokens(store, clock=clock).revoke(record.id)
-    clock.now += REMEMBERED_S
-    assert tokens.recall(Bearer(text)) is None
-    assert looked_up(tokens, Bearer(text)) is None
-
-
-def test_a_clock_that_is_set_back_delays_no_revocation(store: Store, tokens: Tokens, clock: Clock) -> None:
-    record, text = tokens.create("ci", "read")
-    looked_up(tokens, Bearer(text))
-    clock.now -= 86_400.0
-    Tokens(store, clock=clock).revoke(record.id)
+    clock.now += later_s
     assert tokens.recall(Bearer(text)) is None
     assert looked_up(tokens, Bearer(text)) is None
 
