@@ -14,6 +14,7 @@ import xdist.scheduler
 from hypothesis import HealthCheck, settings
 
 from rubberband.cloud.ray_head import ray_node
+from tests.builders.databases import one_database as one_database
 from tests.builders.databases import postgresql as postgresql
 from tests.builders.databases import postgresql_url as postgresql_url
 from tests.builders.databases import store_url as store_url

@@ -10,8 +10,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband.executor.journal.database import parse_url
+from tests.builders.waiting import PATIENCE_S
 
 NONE = "there is no PostgreSQL: install Debian's package postgresql, or set RUBBERBAND_TEST_POSTGRES to a server's URL"
 UNSAFE_BUT_FAST = "-c fsync=off -c full_page_writes=off -c autovacuum=off -c shared_buffers=16MB"
@@ -60,19 +62,8 @@ def server(bin: Path, settings: str = UNSAFE_BUT_FAST) -> Iterator[Server]:
     try:
         if as_user:
             shutil.chown(folder, "postgres")
-        _run(
-            *as_user,
-            str(bin / "initdb"),
-            "-D",
-            str(folder / "data"),
-            "-U",
-            "postgres",
-            "-A",
-            "trust",
-            "-N",
-            "-E",
-            "UTF8",
-        )
+        initdb = f"{bin}/initdb -D {folder}/data -U postgres -A trust -N -E UTF8"
+        _run(*as_user, *initdb.split())
         options = f"-c listen_addresses= -c unix_socket_directories={folder} {settings}"
         started = ["-l", str(folder / "log"), "-o", options, "start"]
         _run(*control, *started)
@@ -122,27 +113,68 @@ def postgresql() -> Iterator[sql.URL]:
         pytest.skip(NONE)
 
 
-@pytest.fixture
-def postgresql_url(postgresql: sql.URL) -> Iterator[str]:
-    """The URL of a new empty database on a PostgreSQL server."""
+@pytest.fixture(scope="session")
+def one_database(postgresql: sql.URL) -> Iterator[str]:
+    """The URL of a database for all tests of this process."""
     with database(postgresql) as url:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
+def postgresql_url(one_database: str) -> Iterator[str]:
+    """The URL of a database on a PostgreSQL server, with a new schema."""
+    schema = f"s{uuid.uuid4().hex}"
+    run_sql(one_database, f"CREATE SCHEMA {schema}")
+    url = sql.make_url(one_database).update_query_dict({"options": f"-csearch_path={schema}"})
+    yield url.render_as_string(hide_password=False)
+    cut_off(one_database)
+    run_sql(one_database, f"DROP SCHEMA {schema} CASCADE")
+
+
+BOTH = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+"""What differs between the two databases is tested on both by default, and not only before a release."""
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a new empty database: a SQLite file, and one on a PostgreSQL server."""
+    """The URL of a new empty database: a SQLite file, and in long tests one on a PostgreSQL server."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/store.db"
     url: str = request.getfixturevalue("postgresql_url")
     return url
 
 
+def run_sql(url: str, *statements: str) -> None:
+    """Change a database beside all that has it open."""
+    engine = sql.create_engine(url, poolclass=sql.NullPool)
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
 def cut_off(url: str) -> None:
     """End all other connections to the database, as a restart of the server does, and see them gone."""
-    engine = sql.create_engine(url, poolclass=sql.NullPool)
-    with engine.connect() as connection:
-        connection.exec_driver_sql(
-            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+    end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+    run_sql(url, f"{end} WHERE datname = current_database() AND pid <> pg_backend_pid()")
+
+
+@contextmanager
+def held_at_commit(write: Callable[[], object]) -> Iterator[None]:
+    """A thread that writes stands before its commit for as long as this lasts, and has ended afterwards."""
+    is_there, go = threading.Event(), threading.Event()
+    thread = threading.Thread(target=write)
+
+    def hold(_connection: sql.Connection) -> None:
+        if threading.current_thread() is thread:
+            is_there.set()
+            assert go.wait(PATIENCE_S)
+
+    sql.event.listen(sql.Engine, "commit", hold)
+    thread.start()
+    try:
+        assert is_there.wait(PATIENCE_S)
+        yield
+    finally:
+        go.set()
+        thread.join(PATIENCE_S)
+        sql.event.remove(sql.Engine, "commit", hold)

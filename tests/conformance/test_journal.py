@@ -16,9 +16,10 @@ from tests.builders.virtual_runs import run_until_killed, run_virtual
 Opens = Callable[[], Journal]
 
 
-@pytest.fixture
-def opens(store_url: str) -> Iterator[Opens]:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opens]:
     """Opens the journal of one experiment that was begun in a store, as another process would."""
+    store_url = url_of(request, tmp_path)
     first = Journal(store_url, "test", create=True)
     first.create(created_at=1.5, job=JOB, setup={"configurations": [{"ü": "a\0b"}]})
     opened = [first]
@@ -32,14 +33,21 @@ def opens(store_url: str) -> Iterator[Opens]:
         journal.close()
 
 
+def url_of(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a new store of the kind that the parameter says."""
+    url: str = (
+        request.getfixturevalue("postgresql_url") if request.param == "postgresql" else f"sqlite:///{tmp_path}/j.db"
+    )
+    return url
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
     """An empty journal."""
     if request.param == "memory":
         yield MemoryJournal()
         return
-    url = f"sqlite:///{tmp_path}/j.db" if request.param == "sqlite" else request.getfixturevalue("postgresql_url")
-    journal = Journal(url, "test", create=True)
+    journal = Journal(url_of(request, tmp_path), "test", create=True)
     journal.create(created_at=1.0, job=JOB, setup={})
     yield journal
     journal.close()

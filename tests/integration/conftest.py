@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio.events import _set_running_loop
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 def _one_browser() -> Iterator[tuple[Any, asyncio.AbstractEventLoop]]:
     with chromium() as found:
         loop = asyncio.get_running_loop()
-        asyncio._set_running_loop(None)
+        _set_running_loop(None)
         yield found, loop
-        asyncio._set_running_loop(loop)
+        _set_running_loop(loop)
 
 
 @pytest.fixture
@@ -32,9 +33,9 @@ def browser(_one_browser: tuple[Any, asyncio.AbstractEventLoop]) -> Iterator[Any
     Playwright's loop counts as running only here: tests in between run loops of their own.
     """
     found, loop = _one_browser
-    asyncio._set_running_loop(loop)
+    _set_running_loop(loop)
     yield found
-    asyncio._set_running_loop(None)
+    _set_running_loop(None)
 
 
 @pytest.fixture

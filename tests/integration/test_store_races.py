@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import stat
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +25,7 @@ from rubberband.errors import InputError, JournalError
 from rubberband.executor import Event, ExperimentFolder, Journal, encode_event
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
-from tests.builders.databases import cut_off, database
+from tests.builders.databases import BOTH, cut_off, database, held_at_commit, run_sql
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.waiting import eventually
 
@@ -45,27 +48,17 @@ def writer(url: str, what: str, experiment: str, count: int) -> subprocess.Popen
 
 def at_once(url: str, number: int, ask: Callable[[Store, int], object]) -> list[object]:
     """Return the answers of `number` threads that call `ask` at once, each with a store of its own."""
-    answers: list[object] = []
     together = threading.Barrier(number)
 
-    def work(place: int) -> None:
-        store = Store(url)
-        try:
+    def work(place: int) -> object:
+        with closing(Store(url)) as store:
             together.wait(PATIENCE_S)
-            answers.append(ask(store, place))
-        finally:
-            store.close()
+            return ask(store, place)
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert len(answers) == number
-    return answers
+    with ThreadPoolExecutor(number) as pool:
+        return list(pool.map(work, range(number)))
 
 
-@pytest.mark.by_default(1)
 def test_the_feed_has_every_event_once_during_any_writing(store_url: str) -> None:
     count, names = 60, ("a", "b", "common")
     store = Store(store_url)
@@ -87,26 +80,28 @@ def test_the_feed_has_every_event_once_during_any_writing(store_url: str) -> Non
     store.close()
 
 
+@BOTH
 def test_an_event_with_a_smaller_id_never_appears_later(store_url: str) -> None:
     """The one who took the smaller id is slow to commit; the other one must not be visible before it."""
     slow, fast = Store(store_url), Store(store_url)
     second = threading.Thread(target=fast.append, args=([entry("b", 0)],))
-    with slow._database.writing() as connection:
-        slow._extend(connection, [entry("a", 0)])
+    with held_at_commit(lambda: slow.append([entry("a", 0)])):
         second.start()
         second.join(0.3)
-        assert Store.feed(slow) == []
+        assert fast.feed() == []
     second.join(PATIENCE_S)
     assert [event.experiment for event in slow.feed()] == ["a", "b"]
     slow.close()
     fast.close()
 
 
+@BOTH
 def test_a_key_is_claimed_by_one_of_many(store_url: str) -> None:
     answers = at_once(store_url, 6, lambda store, _: store.claim_key("k", owner="a", request_hash="h", at=1.0))
     assert sorted(map(str, answers)) == ["None", *["busy"] * 5]
 
 
+@BOTH
 def test_a_name_is_given_to_one_of_many(store_url: str) -> None:
     answers = at_once(store_url, 6, lambda store, _: store.add(submission("a")))
     assert sorted(map(str, answers)) == [*["False"] * 5, "True"]
@@ -115,6 +110,7 @@ def test_a_name_is_given_to_one_of_many(store_url: str) -> None:
     store.close()
 
 
+@BOTH
 def test_a_state_is_left_by_one_of_many(store_url: str) -> None:
     store = Store(store_url)
     store.add(submission("a"))
@@ -125,26 +121,18 @@ def test_a_state_is_left_by_one_of_many(store_url: str) -> None:
     store.close()
 
 
+@BOTH
 def test_several_may_open_a_new_store_at_once(store_url: str) -> None:
-    failures: list[BaseException] = []
     together = threading.Barrier(6)
 
-    def work() -> None:
+    def work(_: int) -> None:
         together.wait(PATIENCE_S)
-        try:
-            Store(store_url).close()
-        except Exception as error:
-            failures.append(error)
+        Store(store_url).close()
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert failures == []
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(work, range(6))) == [None] * 6
 
 
-@pytest.mark.by_default(1)
 def test_threads_may_share_a_store(store_url: str) -> None:
     store = Store(store_url)
 
@@ -153,11 +141,8 @@ def test_threads_may_share_a_store(store_url: str) -> None:
             store.append([entry(name, seq)])
             assert store.last_seqs([name]) == {name: seq}
 
-    threads = [threading.Thread(target=work, args=(f"x{number}",)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, [f"x{number}" for number in range(6)]))
     assert store.last_seqs() == {f"x{number}": 19 for number in range(6)}
     store.close()
 
@@ -173,22 +158,22 @@ def test_a_killed_writer_leaves_nothing_and_blocks_no_other(store_url: str) -> N
     store.close()
 
 
+@BOTH
 def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(store_url: str) -> None:
     store = Store(store_url)
-    with store._database.writing() as connection:
-        connection.execute(NUMBERS.update().where(NUMBERS.c.name == "version").values(value=99))
+    run_sql(store_url, f"UPDATE {NUMBERS.name} SET value = 99 WHERE name = 'version'")
     with pytest.raises(InputError, match=r"newer version of rubberband .* 99") as refused:
         Store(store_url)
     assert "s3cret" not in str(refused.value)
     store.close()
 
 
+@BOTH
 def test_a_store_of_an_earlier_version_gets_the_columns_that_it_lacks(store_url: str) -> None:
     store, kept = Store(store_url), Promise(experiment="a", start_at=1.0, spans=[[2, 3.0]])  # type: ignore[list-item]
     store.add(submission("a"), kept)
-    with store._database.writing() as connection:
-        connection.execute(sql.DDL("ALTER TABLE service_promises DROP COLUMN cost_usd"))
     store.close()
+    run_sql(store_url, "ALTER TABLE service_promises DROP COLUMN cost_usd")
     store = Store(store_url)
     assert list(store.promises()) == [kept]
     store.close()
@@ -346,17 +331,19 @@ def let_in(server: sql.URL, url: str, allowed: bool) -> None:
 
 
 def test_a_truncated_write_is_reported_and_leaves_nothing(postgresql_url: str) -> None:
-    store = Store(postgresql_url)
+    store, errors = Store(postgresql_url), list[str]()
 
     def write() -> None:
-        with store._database.writing() as connection:
-            store._extend(connection, [entry("a", 0)])
-            cut_off(postgresql_url)
-            store._extend(connection, [entry("a", 1)])
+        try:
+            store.append([entry("a", 0)])
+        except JournalError as error:
+            errors.append(str(error))
 
-    with pytest.raises(JournalError, match=r"cannot be written: .*check that the server runs") as refused:
-        write()
-    assert "s3cret" not in str(refused.value)
+    with held_at_commit(write):
+        cut_off(postgresql_url)
+    (error,) = errors
+    assert re.search(r"cannot be written: .*check that the server runs", error)
+    assert "s3cret" not in error
     assert store.feed() == []
     store.close()
 
@@ -367,10 +354,9 @@ def test_one_pool_of_connections_serves_all_that_is_open_in_a_process(postgresql
     for journal in journals:
         journal.create(created_at=1.0, job=JOB, setup={})
         assert list(journal.events()) == []
-    with store._database.reading() as connection:
-        ours = "datname = current_database() AND backend_type = 'client backend'"  # and no vacuum of the server
-        query = f"SELECT count(*) FROM pg_stat_activity WHERE {ours}"
-        assert connection.exec_driver_sql(query).scalar_one() == 1
+    with sql.create_engine(postgresql_url, poolclass=sql.NullPool).connect() as connection:
+        theirs = "datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        assert connection.exec_driver_sql(f"SELECT count(*) FROM pg_stat_activity WHERE {theirs}").scalar_one() == 1
     store.close()
     assert journals[0].header() is not None
     for journal in journals:

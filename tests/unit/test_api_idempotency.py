@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from rubberband.api.routes.answers import REPLAYED
 from rubberband.api.security import Tokens
-from rubberband.api.store import Store
-from rubberband.api.store.schema import KEYS, TokenRecord
+from rubberband.api.store.schema import TokenRecord
 from tests.builders.fake_runs import FakeService, fake_service, words
 
 
@@ -38,8 +37,7 @@ def ask(service: FakeService, path: str, document: Any = None, key: str = "k", t
 
 def forget_answers(service: FakeService) -> None:
     """As if the server had been killed before it kept them."""
-    with cast(Store, service.store)._database.writing() as connection:
-        connection.execute(KEYS.delete())
+    service.store.prune(at=service.clock() + service.store.keeping.answers_s)
 
 
 ACTIONS: list[tuple[str, Any]] = [
@@ -133,7 +131,6 @@ def test_a_look_needs_no_key(service: FakeService) -> None:
         assert (answer.status_code, REPLAYED in answer.headers) == (200, False)
 
 
-@pytest.mark.by_default(2)
 @pytest.mark.parametrize("is_lost", [False, True], ids=["answered", "the answer was lost"])
 def test_the_key_of_one_token_is_nothing_to_another(strict: FakeService, is_lost: bool) -> None:
     """Though it has the same name; what it asks is done, or refused for what it asks."""

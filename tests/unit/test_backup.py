@@ -403,7 +403,6 @@ os.kill(os.getpid(), 9)
         assert store.submissions().items == []
 
 
-@pytest.mark.by_default(1)
 def test_experiments_of_other_homes_are_not_replaced_unless_that_is_asked_for(tmp_path: Path, store_url: str) -> None:
     home, theirs = tmp_path / "home", tmp_path / "theirs"
     with closing(open_store(store_url, home)):
@@ -520,7 +519,6 @@ def test_a_restore_that_was_cut_off_keeps_all_commands_out_until_it_is_run_again
     assert read(ExperimentFolder(home=home, name="one")).outcome == "done"
 
 
-@pytest.mark.by_default(1)
 def test_a_store_beside_the_home_is_backed_up_with_the_journals_in_it(tmp_path: Path, store_url: str) -> None:
     folder = ExperimentFolder(home=tmp_path / "home", name="one", store=store_url)
     with closing(open_store(store_url, folder.home)) as store:

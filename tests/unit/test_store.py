@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rubberband.api.settings import Keeping
-from rubberband.api.store import Store
+from rubberband.api.store import ACT_KEPT_S, Store
 from rubberband.api.store.schema import METADATA, NUMBERS, Entry, KeptAnswer, Page, Promise, StoredPlan, TokenRecord
 from rubberband.errors import InputError, JournalError
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary, matches
+from tests.builders.databases import BOTH, run_sql
 
 QUEUED, STARTING, RUNNING, DONE = (
     ExperimentState.QUEUED,
@@ -38,13 +39,9 @@ def store(store_url: str) -> Iterator[Store]:
     opened.close()
 
 
-def emptied(store: Store) -> Store:
-    """The store as a new one would be."""
-    with store._database.writing() as connection:
-        for table in METADATA.sorted_tables:
-            if table is not NUMBERS:
-                connection.execute(table.delete())
-    return store
+def empty(url: str) -> None:
+    """Make the store as a new one would be."""
+    run_sql(url, *(f"DELETE FROM {table.name}" for table in METADATA.sorted_tables if table is not NUMBERS))
 
 
 def submission(name: str, at: float = 1.0, state: ExperimentState = QUEUED) -> Submission:
@@ -59,6 +56,7 @@ def names(page: Page) -> list[str]:
     return [item.name for item in page.items]
 
 
+@BOTH
 def test_an_experiment_comes_back_as_it_was(store: Store) -> None:
     whole = Submission(
         name="digits",
@@ -112,6 +110,7 @@ def test_a_promise_that_moves_moves_no_other(store: Store) -> None:
     assert store.promises() == [first, later]
 
 
+@BOTH
 def test_a_promise_to_an_experiment_that_stays_interrupted_lapses_and_its_reason_says_so(store: Store) -> None:
     for name in ("late", "just-now", "runs"):
         assert store.add(submission(name), Promise(experiment=name, start_at=10.0, spans=[[1, 60.0]]))
@@ -133,6 +132,7 @@ def test_a_promise_that_ended_with_its_experiment_does_not_come_back_with_a_resu
     assert store.promises() == []
 
 
+@BOTH
 def test_a_search_is_for_all_its_words_in_names_owners_and_states(store: Store) -> None:
     for name, owner, state in [("resnet-a", "Ann", DONE), ("resnet-b", "bob", RUNNING), ("50_percent", "ann", DONE)]:
         store.add(dataclasses.replace(submission(name, 1.0, state), owner=owner))
@@ -162,6 +162,7 @@ def test_a_forged_cursor_is_refused(store: Store) -> None:
             store.submissions(after=cursor)
 
 
+@BOTH
 @on_one_store
 @given(
     before=st.lists(st.integers(0, 5), max_size=12),
@@ -169,9 +170,9 @@ def test_a_forged_cursor_is_refused(store: Store) -> None:
     limit=st.integers(1, 5),
 )
 def test_pages_hold_every_entry_once_and_in_order_despite_new_ones(
-    store: Store, before: list[int], between: list[int], limit: int
+    store: Store, store_url: str, before: list[int], between: list[int], limit: int
 ) -> None:
-    emptied(store)
+    empty(store_url)
     for number, at in enumerate(before):
         store.add(submission(f"old-{number}", at))
     coming = iter(enumerate(between))
@@ -190,6 +191,7 @@ def test_pages_hold_every_entry_once_and_in_order_despite_new_ones(
     assert {f"old-{number}" for number in range(len(before))} <= {item.name for item in seen}
 
 
+@BOTH
 @on_one_store
 @given(
     st.lists(
@@ -205,9 +207,10 @@ def test_pages_hold_every_entry_once_and_in_order_despite_new_ones(
 )
 def test_a_change_changes_what_it_names_if_it_may_and_shows_each_new_state(
     store: Store,
+    store_url: str,
     changes: list[tuple[str, ExperimentState | None, set[ExperimentState] | None, str | None, int | None]],
 ) -> None:
-    emptied(store)
+    empty(store_url)
     model = {name: submission(name) for name in "ab"}
     for one in model.values():
         store.add(one)
@@ -237,6 +240,7 @@ def test_changed_values_come_back(store: Store) -> None:
     )
 
 
+@BOTH
 def test_the_feed_is_in_order_and_holds_nothing_twice(store: Store) -> None:
     store.append([entry("a", seq) for seq in range(3)])
     store.append([entry("b", 0), entry("a", None)])
@@ -273,11 +277,13 @@ def test_an_entry_too_large_to_keep_is_dropped_whole(store: Store) -> None:
     assert store.feed() == []
 
 
+@BOTH
 def test_values_that_json_lacks_become_null(store: Store) -> None:
     store.append([dataclasses.replace(entry("a", 0), data={"x": [float("nan"), -float("inf"), (1, 2.0)]})])
     assert store.feed()[0].data == {"x": [None, None, [1, 2.0]]}
 
 
+@BOTH
 def test_odd_names_are_just_not_there(store: Store) -> None:
     store.add(submission("a"))
     for odd in ("\0", "a\0b", "\ud800", "a" * 10_000, "' OR 1=1 --", "ä", ""):
@@ -290,6 +296,7 @@ def test_odd_names_are_just_not_there(store: Store) -> None:
         assert not store.revoke_token(odd, at=2.0)
 
 
+@BOTH
 def test_odd_texts_are_kept_readable(store: Store) -> None:
     store.add(dataclasses.replace(submission("a"), reason="a\0b\udcff", owner="\0", words={"k": "a\0b"}))
     found = store.submission("a")
@@ -300,6 +307,7 @@ def test_odd_texts_are_kept_readable(store: Store) -> None:
     found.reason.encode()
 
 
+@BOTH
 def test_plans_are_kept_and_the_oldest_let_go(store_url: str) -> None:
     store = Store(store_url, Keeping(plans=2, plans_s=20.0))
     plan = StoredPlan(id="p0", created_at=0.0, words={"name": "a"}, options={"seed": 1}, status=422, body=b"{\x00\xff}")
@@ -315,6 +323,7 @@ def test_plans_are_kept_and_the_oldest_let_go(store_url: str) -> None:
     store.close()
 
 
+@BOTH
 def test_one_token_signs_a_limited_number_of_browsers_in(store_url: str) -> None:
     store = Store(store_url, Keeping(sessions=2))
     for token in ("t1", "t2"):
@@ -326,6 +335,7 @@ def test_one_token_signs_a_limited_number_of_browsers_in(store_url: str) -> None
     store.close()
 
 
+@BOTH
 def test_events_of_long_ended_runs_are_dropped_little_by_little(store: Store) -> None:
     store.append([entry("old", seq) for seq in range(5)])
     store.append([entry(name, seq) for name in ("waits", "new") for seq in range(2)])
@@ -359,6 +369,7 @@ def test_a_run_whose_events_were_dropped_continues_from_there(store: Store) -> N
     assert (store.last_seqs(), store.last_pruned_id("a")) == ({"a": 3}, last + 3)
 
 
+@BOTH
 def test_a_token_is_kept_used_and_revoked(store: Store) -> None:
     later = dataclasses.replace(TOKEN, id="t0", created_at=2.0, expires_at=None, scope="admin")
     store.add_token(later, "hash0")
@@ -377,6 +388,7 @@ def test_a_token_is_kept_used_and_revoked(store: Store) -> None:
         store.add_token(TOKEN, "another")
 
 
+@BOTH
 def test_a_session_lasts_as_long_as_it_may_and_its_token_does(store: Store) -> None:
     store.add_token(TOKEN, "hash")
     store.add_session("s1", token="t1", expires_at=50.0)
@@ -400,6 +412,7 @@ def test_pruning_ends_old_sessions_only(store: Store) -> None:
     assert store.find_sessions(["s1", "s2"], at=1.0) == {"s2": TOKEN}
 
 
+@BOTH
 def test_a_key_is_claimed_once_and_answered_from_then_on(store: Store) -> None:
     assert store.claim_key("k", owner="ann", request_hash="h", at=0.0) is None
     assert store.claim_key("k", owner="ann", request_hash="h", at=1.0) == "busy"
@@ -457,3 +470,22 @@ def test_another_process_finds_all_of_it(store: Store, store_url: str) -> None:
     finally:
         again.close()
         again.close()
+
+
+def test_a_request_has_acted_if_what_it_changes_was_changed(store: Store) -> None:
+    assert store.add(submission("a"))
+    assert not store.change("a", at=2.0, state=QUEUED, expected={RUNNING}, request="r1")
+    assert not store.has_acted("r1", since=0.0)
+    assert store.change("a", at=3.0, state=RUNNING, expected={QUEUED}, request="r1")
+    assert store.has_acted("r1", since=3.0)
+    assert not store.has_acted("r1", since=3.5)
+    assert not store.has_acted("r2", since=0.0)
+
+
+def test_requests_that_acted_are_noted_again_and_forgotten_in_time(store: Store) -> None:
+    for at in (1.0, 2.0):
+        store.note_act("r1", at=at)
+    store.prune(at=ACT_KEPT_S + 1.5)
+    assert store.has_acted("r1", since=2.0)
+    store.prune(at=ACT_KEPT_S + 2.0)
+    assert not store.has_acted("r1", since=0.0)

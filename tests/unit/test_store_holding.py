@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import sqlalchemy as sql
 
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.problems import HttpProblem
-from rubberband.api.routes.service import _store
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store
-from rubberband.api.store.schema import SUBMISSIONS, Promise
+from rubberband.api.store.schema import Promise
 from rubberband.errors import InputError, JournalError
 from rubberband.executor import ExperimentFolder, HostedRun, Inbox, holding, write_order
 from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
-from tests.builders.databases import cut_off
+from tests.builders.databases import BOTH, cut_off, held_at_commit, run_sql
+from tests.builders.fake_runs import fake_service
 from tests.builders.service_runs import experiment
 from tests.builders.waiting import eventually
 
@@ -94,15 +91,13 @@ def test_a_server_that_was_replaced_changes_nothing_until_it_has_the_store_again
 
 def test_no_write_ends_after_another_server_has_begun(stores: tuple[Store, Store], postgresql_url: str) -> None:
     first, second = stores
-    taker, lines = threading.Thread(target=second.take, args=(BEN,)), list[str]()
-    with first._writing() as connection:
+    taker = threading.Thread(target=second.take, args=(BEN,))
+    with held_at_commit(lambda: first.add(submission("a"))):
         end_holder(postgresql_url)
         taker.start()
         taker.join(0.3)
-        lines.append("began" if not taker.is_alive() else "waits")
-        connection.execute(sql.insert(SUBMISSIONS).values(first._row(submission("a")) | {"owner": "first"}))
+        assert taker.is_alive(), "it waits"
     taker.join()
-    assert lines == ["waits"]
     assert second.submission("a") is not None
     with pytest.raises(JournalError, match="another server"):
         first.add(submission("b"))
@@ -110,14 +105,11 @@ def test_no_write_ends_after_another_server_has_begun(stores: tuple[Store, Store
 
 def end_holder(url: str) -> None:
     """End the connection that holds the lock, and no other."""
-    engine = sql.create_engine(url, poolclass=sql.NullPool)
-    with engine.connect() as connection:
-        connection.exec_driver_sql(
-            "SELECT pg_terminate_backend(pid, 60000) FROM pg_locks WHERE locktype = 'advisory' AND database ="
-            " (SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
+    ours = "locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    run_sql(url, f"SELECT pg_terminate_backend(pid, 60000) FROM pg_locks WHERE {ours}")
 
 
+@BOTH
 def test_an_experiment_belongs_to_the_home_that_accepted_it(store_url: str) -> None:
     store = Store(store_url)
     for name, state in (("old", RUNNING), ("waits", QUEUED), ("elsewhere", RUNNING)):
@@ -155,20 +147,20 @@ def test_a_service_that_takes_a_store_over_leaves_the_experiments_of_the_other_h
         stack.callback(first.close)
         stack.callback(second.close)
         run_experiment(experiment("one"), folder)
-        forget_its_end(postgresql_url)
+        run_sql(postgresql_url, "DELETE FROM events WHERE seq > 3")
         stack.enter_context(folder.driving())
         first.take(ANN)
         first.add(submission("one", RUNNING))
         first.add(submission("waits"))
         cut_off(postgresql_url)
         second.take(BEN)
-        runs = [ExperimentRuns(settings, store, lambda: None) for settings, store in ((ann, first), (ben, second))]
+        nothing = ("/nonexistent/command",)
+        runs = [ExperimentRuns(*parts, lambda: None, command=nothing) for parts in ((ann, first), (ben, second))]
         for each in runs:
             stack.callback(each.close)
             each.start()
-        second.add(submission("own"))
-        runs[1]._watcher.kick("own")
-        eventually(lambda: second.submission("own").state is not QUEUED)  # type: ignore[union-attr]
+        runs[1].submit(experiment("own"))
+        eventually(lambda: second.submission("own").state is ExperimentState.REFUSED)  # type: ignore[union-attr]
         assert second.submission("waits").state is QUEUED  # type: ignore[union-attr]
         assert [event.data["state"] for event in second.feed(experiment="one")] == ["running"]
         assert not runs[0].alive
@@ -191,15 +183,15 @@ def test_a_service_that_takes_a_store_over_leaves_the_experiments_of_the_other_h
         eventually(lambda: runs[0].alive)
 
 
-def test_readiness_says_that_another_server_has_the_store(stores: tuple[Store, Store], postgresql_url: str) -> None:
-    first, second = stores
-    service: Any = SimpleNamespace(store=first)
-    assert _store(service) == "ok"
-    cut_off(postgresql_url)
-    second.take(BEN)
-    with pytest.raises(JournalError):
-        first.keep()
-    assert _store(service) == "another server uses it"
+def test_readiness_says_that_another_server_has_the_store(tmp_path: Path, postgresql_url: str) -> None:
+    with fake_service(tmp_path, store=postgresql_url) as service, closing(Store(postgresql_url)) as second:
+        service.store.take(ANN)
+        assert service.client.get("/readyz").json()["checks"]["store"] == "ok"
+        cut_off(postgresql_url)
+        second.take(BEN)
+        with pytest.raises(JournalError):
+            service.store.keep()
+        assert service.client.get("/readyz").json()["checks"]["store"] == "another server uses it"
 
 
 def test_a_pool_of_another_home_promises_nothing_here(store_url: str) -> None:
@@ -209,12 +201,6 @@ def test_a_pool_of_another_home_promises_nothing_here(store_url: str) -> None:
         store.add(submission("a"), Promise(experiment="a", start_at=1.0, spans=[(2, 3.0)]))
         assert len(store.promises()) == promised
         store.close()
-
-
-def forget_its_end(url: str) -> None:
-    engine = sql.create_engine(url, poolclass=sql.NullPool)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM events WHERE seq > 3")
 
 
 def test_neither_a_user_nor_a_service_drives_what_another_home_began(tmp_path: Path, postgresql_url: str) -> None:
