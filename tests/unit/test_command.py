@@ -155,43 +155,8 @@ def test_a_line_with_two_values_of_a_metric_is_ambiguous() -> None:
     assert not ambiguous("loss=1 loss=1", "loss")
 
 
-KINDS = [
-    ("Train loss: 0.7", "Val loss: 0.9"),
-    ("loss: 0.5", "best loss: 0.3"),
-    ("Epoch 1 | train | loss: 1", "Epoch 1 | val | loss: 1"),
-    ("Epoch 2 train loss=1", "Epoch 1 val loss=1"),
-    ("Epoch 1/8 [100/600] loss: 1", "Epoch 1/8 loss: 1"),
-    ("Epoch 1 [600/600 (100%)] loss: 1", "Epoch 1 loss: 1"),
-    ("epoch 1 batch 10 loss=1", "epoch 1 loss=1"),
-    ("step 10 loss=1", "epoch 11 loss=1"),
-    ("loss: 0.5 (train)", "loss: 0.5 (val)"),
-    ("loss=1", "INFO:root:loss=1"),
-    ("initial loss: 3", "epoch 1 loss: 2"),
-    ('{"split": "train", "epoch": 1, "loss": 1}', '{"split": "val", "epoch": 1, "loss": 2}'),
-]
-ONE_KIND = [
-    ("Epoch 3 loss: 0.5", "Epoch 4 loss: 0.4"),
-    ("[3/10] loss: 0.5", "[4/10] loss: .4"),
-    ("Sat Nov 29 23:59:59 2026 loss=1", "Sun Nov 30 00:00:01 2026 loss=1"),
-    ("2026-11-29 12:30:01,123 INFO loss=0.5", "2026-11-30 01:31:01,456 INFO loss=0.5"),
-    ("Epoch 1/8 loss=1", "Epoch 2/8 new best! loss=.5"),
-    ("Epoch 4 warmup loss=1", "Epoch 5 cosine loss=1"),
-    ("took 59s loss=1", "took 1m 3s loss=1"),
-    ("1 epoch in 59.9 seconds, 900 MB: loss=1", "2 epochs in 1 minute and 3 seconds, 1.2 GB: loss=1"),
-    ("acc=nan loss=1", "acc=0.5 loss=1"),
-    ("lr=0.1 improved=True loss=1", "lr=1e-05 improved=False loss=1"),
-    ("{'loss': 1, 'grad_norm': 1, 'epoch': 0.5}", "{'loss': 1, 'epoch': 1.0}"),
-    ("loss=0.9:  50%|█████     | 1/2 [00:01<00:01,  1.0it/s, loss=0.8] loss=1", "loss=1"),
-    ("loss: 0.5 (train)", "loss: 0.4 (best)"),
-    ("epoch 1 loss=1 train_acc=3", "epoch 1 loss=1 test_acc=3"),
-]
-
-
-@pytest.mark.parametrize(
-    ("pair", "is_another"), [(each, True) for each in KINDS] + [(each, False) for each in ONE_KIND]
-)
-def test_a_line_of_another_kind_differs_by_more_than_changing_words(pair: tuple[str, str], is_another: bool) -> None:
-    before, line = pair
+@cases("before", "line", "is_another")
+def test_a_line_of_another_kind_differs_by_more_than_changing_words(before: str, line: str, is_another: bool) -> None:
     assert is_another_kind(line, before, "loss") is is_another
 
 

@@ -122,19 +122,6 @@ def test_bad_input_has_a_line_with_the_key_path_and_the_remedy(change: dict[str,
     assert message in str(caught.value).splitlines()[0]
 
 
-def test_a_sampler_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(InputError, match=r"search.sampler.type: 'bayes' is not one of random, grid, quasi") as caught:
-        Experiment(**words(search__sampler={"type": "bayes"}))
-    assert "yet" not in str(caught.value)
-
-
-@cases("change", "message")
-def test_a_type_without_its_mapping_is_shown_as_it_is_written(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        Experiment(**words(**change))
-    assert message in str(caught.value)
-
-
 GRID = {"lr": {"type": "grid", "values": [0.1, 0.01, 0.001]}, "momentum": {"type": "grid", "values": [0, 0.9]}}
 
 
@@ -152,11 +139,6 @@ def test_a_grid_gives_the_number_of_trials_and_its_sampler(sampler: dict[str, An
 def test_another_number_of_trials_than_the_grid_has_is_refused(scheduler: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         Experiment(**words(search__space=GRID, search__scheduler=scheduler))
-
-
-def test_without_a_grid_the_number_of_trials_is_required() -> None:
-    with pytest.raises(InputError, match=r"^search.scheduler.num_samples: is required; add it$"):
-        Experiment(**words(search__scheduler={"type": "sha", "max_t": 9}))
 
 
 def test_one_of_several_instance_types_is_that_type() -> None:
