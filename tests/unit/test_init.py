@@ -1,4 +1,4 @@
-"""`rubberband init`, as a new user meets it: what it writes is estimated, checked and run as it is."""
+"""`rubberband init` of nothing, of a trial and of a program: what it writes is estimated, checked and run as it is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rubberband import cli
+from rubberband.commands.init import TrialFindings, seen_in, text_of
 from rubberband.errors import EntrypointError, InputError
-from rubberband.spec.loading import load_experiment
+from rubberband.running.program_options import ProgramFindings, program_of
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.loading import load_experiment, parse_experiment
+from rubberband.spec.program import Program
 from rubberband.spec.space import Domain
+from tests.builders.tables import cases
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of a user's own; its modules are forgotten afterwards, as others have the same names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("my_trial", None)
     yield tmp_path
@@ -131,3 +137,250 @@ def test_nothing_is_overwritten(here: Path) -> None:
     assert isinstance(rubberband("init", "nosuch:Trial", exit_code=1).exception, EntrypointError)
     assert sorted(path.name for path in here.iterdir()) == ["my_trial.py", "two.yaml"]
     assert {path.read_text() for path in here.iterdir()} == {"mine"}
+
+
+MNIST = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--test-batch-size", type=int, default=1000)
+parser.add_argument("--epochs", type=int, default=14)
+parser.add_argument("--lr", type=float, default=0.01)
+parser.add_argument("--gamma", type=float, default=0.7)
+parser.add_argument("--momentum", type=float, default=0.9)
+parser.add_argument("--weight_decay", type=float, default=0.0)
+parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
+parser.add_argument("--amp", action=argparse.BooleanOptionalAction, default=True)
+parser.add_argument("--nesterov", action="store_true")
+parser.add_argument("--big", type=bool, default=False)
+parser.add_argument("--no-cuda", action="store_true")
+parser.add_argument("--seed", type=int, default=1)
+parser.add_argument("--log-interval", type=int, default=10)
+parser.add_argument("--save-model", default="mnist.pt")
+parser.add_argument("--out", default="runs")
+args = parser.parse_args()
+open("trained", "w").close()
+for epoch in range(args.epochs):
+    print("epoch {} Test set: Average loss: {:.4f}, accuracy: {:.2%}".format(epoch, 1, 1))
+"""
+
+
+def found_in(source: str, text: str = "train.py") -> ProgramFindings:
+    Path("train.py").write_text(source)
+    return program_of(text, Path.cwd())
+
+
+def written(source: str, text: str = "train.py") -> Experiment:
+    Path("train.py").write_text(source)
+    rubberband("init", text, "--no-check")
+    return load_experiment("experiment.yaml")
+
+
+def test_options_become_parameters_and_places_without_training(here: Path) -> None:
+    experiment = written(MNIST)
+    assert not (here / "trained").exists()
+    assert isinstance(experiment.entrypoint, Program)
+    assert experiment.entrypoint.command == (
+        "python train.py --epochs ${max_t} --seed ${seed} --out ${checkpoint} --batch-size ${batch_size} --lr ${lr} "
+        "--gamma ${gamma} --momentum ${momentum} --weight_decay ${weight_decay} --optimizer ${optimizer} ${amp}"
+    )
+    assert experiment.entrypoint.metrics == "stdout"
+    assert (experiment.search.metric, experiment.search.mode) == ("accuracy", "max")
+    assert getattr(experiment.search.scheduler, "max_t", None) == 14
+    kinds = {name: domain.kind for name, domain in experiment.search.space.items() if isinstance(domain, Domain)}
+    assert kinds == {
+        "batch_size": "choice",
+        "lr": "loguniform",
+        "gamma": "uniform",
+        "momentum": "uniform",
+        "weight_decay": "loguniform",
+        "optimizer": "choice",
+        "amp": "choice",
+    }
+    text = Path("experiment.yaml").read_text()
+    assert "lr: {type: loguniform, lower: 0.001, upper: 0.1} # the default is 0.01" in text
+    assert "# Note: --nesterov takes no value" in text
+    assert "# Note: --big has type=bool, which reads every text as true" in text
+    assert "--no-cuda" not in text
+    rubberband("estimate", "experiment.yaml")
+
+
+def test_words_that_are_given_stay_as_they_are() -> None:
+    experiment = written(MNIST, "python train.py --lr 0.5 --save-model=here.pt --momentum=0.8")
+    assert isinstance(experiment.entrypoint, Program)
+    command = experiment.entrypoint.command
+    assert str(command).startswith("python train.py --lr 0.5 --save-model=here.pt --momentum=0.8 --epochs ${max_t}")
+    assert {"lr", "momentum"}.isdisjoint(experiment.search.space)
+
+
+@pytest.mark.parametrize(
+    ("given", "made"), [("--out here", "--out ${checkpoint}"), ("--out=here", "--out=${checkpoint}")]
+)
+def test_a_folder_that_trials_would_share_becomes_that_of_each(given: str, made: str) -> None:
+    found = found_in(MNIST, f"python train.py {given} --lr 0.5")
+    assert " ".join(found.words).startswith(f"python train.py {made} --lr 0.5 --epochs ${{max_t}}")
+    assert "--out here is ${checkpoint} now: all trials would write into here" in found.remarks
+
+
+RUN_GLUE = """
+import logging
+from dataclasses import dataclass, field
+from transformers import HfArgumentParser, Trainer, TrainingArguments, set_seed
+
+@dataclass
+class DataTrainingArguments:
+    task_name: str | None = field(default=None)
+    max_seq_length: int = field(default=128)
+    pad_to_max_length: bool = field(default=True)
+
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(metadata={"help": "where the model is"})
+    use_fast_tokenizer: bool = field(default=True)
+
+def main():
+    parser = HfArgumentParser((ModelArguments, DataTrainingArguments, TrainingArguments))
+    model_args, data_args, training_args = parser.parse_args_into_dataclasses()
+    open("trained", "w").close()
+    logging.info(f"Sample {1} of the training set: {data_args}.")
+    Trainer(model=None, args=training_args).train()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("out", [" --output_dir out", ""])
+def test_a_script_with_the_parser_of_transformers_has_the_metric_and_the_epochs_of_its_trainer(out: str) -> None:
+    pytest.importorskip("transformers")
+    experiment = written(RUN_GLUE, f"python train.py --model_name_or_path bert{out}")
+    assert not Path("trained").exists()
+    assert isinstance(experiment.entrypoint, Program)
+    words = str(experiment.entrypoint.command).split()
+    options = {word: words[at + 1] for at, word in enumerate(words[:-1])}
+    assert options["--output_dir"] == "${checkpoint}"
+    assert options["--num_train_epochs"] == "${max_t}"
+    assert (options["--eval_strategy"], options["--save_strategy"]) == ("epoch", "epoch")
+    assert {"--do_train", "--do_eval"} < {*words}
+    assert (experiment.entrypoint.metrics, experiment.search.metric, experiment.search.mode) == (
+        "stdout",
+        "eval_loss",
+        "min",
+    )
+    assert {"learning_rate", "per_device_train_batch_size"} < experiment.search.space.keys()
+    assert not {"auto_find_batch_size", "per_device_eval_batch_size"} & experiment.search.space.keys()
+    text = Path("experiment.yaml").read_text()
+    assert "takes no value" not in text
+    assert ("--output_dir out is ${checkpoint} now" in text) == bool(out)
+
+
+def test_a_required_option_is_asked_for() -> None:
+    source = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()\n"
+    with pytest.raises(InputError, match=r"python train.py needs --data; give what it needs: rubberband init 'python"):
+        found_in(source)
+    assert found_in(source, "python train.py --data d").words == ("python", "train.py", "--data", "d", "${args}")
+
+
+def test_the_chosen_subcommand_of_a_program_is_read() -> None:
+    source = """
+import argparse
+parser = argparse.ArgumentParser()
+commands = parser.add_subparsers(required=True)
+fit = commands.add_parser("fit")
+fit.add_argument("--lr", type=float, default=0.1)
+commands.add_parser("test").add_argument("--depth", type=int, default=3)
+parser.parse_args()
+"""
+    assert found_in(source, "python train.py fit").words == ("python", "train.py", "fit", "--lr", "${lr}")
+
+
+def test_a_parser_in_an_imported_module_is_found(here: Path) -> None:
+    (here / "options.py").write_text(
+        "import argparse\ndef read():\n    p = argparse.ArgumentParser()\n"
+        "    p.add_argument('--lr', type=float, default=0.1)\n    return p.parse_args()\n"
+    )
+    assert [option.name for option in found_in("from options import read\nread()").parameters] == ["lr"]
+
+
+@cases("source", "remark")
+def test_a_program_without_a_parser_gets_a_file_with_a_note(source: str, remark: str) -> None:
+    experiment = written(source)
+    assert isinstance(experiment.entrypoint, Program)
+    assert experiment.entrypoint.command == "python train.py ${args}"
+    assert remark in Path("experiment.yaml").read_text()
+
+
+def test_a_launcher_is_left_out() -> None:
+    found = found_in("print('loss=1')", "torchrun --nproc-per-node 2 train.py")
+    assert found.words == ("python", "train.py", "${args}")
+    assert any("torchrun is not needed" in remark for remark in found.remarks)
+
+
+@cases("source", "metrics", "prints")
+def test_metrics_are_found_in_the_source(source: str, metrics: list[str], prints: bool) -> None:
+    found = found_in(f"import json\n{source}\n")
+    assert (list(found.reported), found.prints) == (metrics, prints)
+
+
+def test_a_program_in_another_folder_is_named_from_the_file(here: Path) -> None:
+    (here / "sub").mkdir()
+    (here / "train.py").write_text("print('loss=1')")
+    rubberband("init", "train.py", "sub/one.yaml", "--no-check")
+    found = load_experiment("sub/one.yaml").entrypoint
+    assert isinstance(found, Program)
+    assert found.command == "python ../train.py ${args}"
+    refused = rubberband("init", "nosuch.py", exit_code=1)
+    assert str(refused.exception) == f"there is no nosuch.py in {here}; give its path from there"
+
+
+def test_the_part_of_a_start_within_the_first_iteration_is_written() -> None:
+    seen = TrialFindings(
+        entrypoint="trial:train", name="x", space={}, metric="loss", startup_s=9.0, first_extra_s=8.0, cold_extra_s=12.0
+    )
+    profile = parse_experiment(text_of(seen, Path("x.yaml")), source="x.yaml").loaded_profile()
+    assert profile is not None
+    found = profile.trial_startup_s, profile.first_iteration_extra_s, profile.cold_iteration_extra_s
+    assert found == (9.0, 8.0, 12.0)
+
+
+def test_options_that_are_left_out_of_the_space_are_left_out_of_the_command(here: Path) -> None:
+    rare = "".join(f'parser.add_argument("--rare{i}", type=float, default=1.0)\n' for i in range(9))
+    (here / "many.py").write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr', type=float, default=0.1)\n"
+        f"{rare}parser.parse_args()\n"
+    )
+    found = seen_in("many.py", Path("x.yaml"))
+    assert list(found.space) == ["lr"]
+    assert "--lr ${lr}" in found.entrypoint
+    assert "rare" not in found.entrypoint
+
+
+def test_a_script_of_a_shell_prints_its_metrics(here: Path) -> None:
+    (here / "train.sh").write_text("echo loss=$(date +%N)")
+    assert written("", "train.sh").entrypoint.metrics == "stdout"  # it cannot call rubberband.report
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ("train.py", "'train.py' is Python, and no experiment file; write one with `rubberband init train.py`"),
+        ("train.sh", "'train.sh' is a shell script, and no experiment file; write one with `rubberband init train.sh`"),
+        (
+            "python train.py --lr 1",
+            "'python train.py --lr 1' is a command line, and no experiment file; write one with `rubberband init "
+            "'python train.py --lr 1'`",
+        ),
+        ("nosuch.py", "there is no experiment file 'nosuch.py'; check the path"),
+        ("my file.yaml", "there is no experiment file 'my file.yaml'; check the path"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "estimate"])
+def test_a_program_in_place_of_a_file_is_refused_with_the_command_that_works(
+    here: Path, command: str, given: str, refusal: str
+) -> None:
+    for name in ("train.py", "train.sh"):
+        (here / name).write_text("")
+    done = CliRunner().invoke(cli.app, [command, given])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith(refusal)

@@ -471,7 +471,7 @@ EXAMPLES: dict[str, Example] = {
 }
 ELSEWHERE = {
     "integrations.lightning._ModuleRun": "test_lightning.py: a trial that resumes learns the same",
-    "integrations.lightning_hooks.EarlyStops": "test_lightning_hooks.py: patience goes on after a resume",
+    "integrations.lightning_hooks.EarlyStops": "test_lightning.py: patience goes on after a resume",
 }
 PAIRS = (("state_dict", "load_state_dict"), ("state", "restore"))
 
