@@ -303,10 +303,10 @@ def _tie(store: Store, host: str, rank: int, num_workers: int, device: Device) -
             lines = connected(host, int(store.get(_LIFELINE)), rank, timeout_s)
     except OSError as error:
         raise GangBroken(f"the workers did not find each other at {host}: {error}") from error
-    return Lifeline(rank, lines, lambda: _release_waits(device))
+    return Lifeline(rank, lines, lambda: release_waits(device))
 
 
-def _release_waits(device: Device) -> None:
+def release_waits(device: Device) -> None:
     """Let collectives of this process return although another worker is gone; those of gloo do by themselves."""
     if device == "cuda":
         leave_group(device, in_order=False)

@@ -570,7 +570,6 @@ def test_a_last_line_counts_without_its_end(trial: Trial) -> None:
     assert isinstance(items[-1], SegmentEnded)
 
 
-@pytest.mark.long
 def test_a_program_that_resumes_from_older_files_is_started_at_their_iterations(trial: Trial) -> None:
     source = """
         import pathlib, sys, rubberband

@@ -89,13 +89,11 @@ def test_it_disconnects_once_the_head_has_answered_and_asks_no_more(
     assert calls == ["init first", "answer", "shutdown"]
 
 
-def test_ray_reads_its_environment_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ray._raylet.Config
-    with monkeypatch.context() as changed:
-        changed.setenv("RAY_health_check_period_ms", "12345")
-        connection._read_environment_again()
-        assert config.health_check_period_ms() == 12345
-    connection._read_environment_again()
+def test_ray_reads_its_environment_again(calls: list[str]) -> None:
+    config, ours = ray._raylet.Config, Connection()
+    ours.open(Head(address="first", temp_dir=None, environment={"RAY_health_check_period_ms": "12345"}))
+    assert config.health_check_period_ms() == 12345
+    ours.close()
     assert config.health_check_period_ms() != 12345
 
 

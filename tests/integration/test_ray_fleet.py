@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -56,6 +56,7 @@ class Breaking:
         self.markets.append(market)
 
     away = False
+    on_sick: Callable[[str, str], None]
 
     def describe(self) -> Sequence[InstanceDescription]:
         """The instance."""
@@ -99,6 +100,9 @@ class Breaking:
 class NoWorkers:
     """Nobody to dismiss."""
 
+    def __init__(self, provider: Breaking, on_sick: Callable[[str, str], None]) -> None:
+        provider.on_sick = on_sick
+
     def dismiss(self) -> None:
         """Nothing."""
 
@@ -123,7 +127,7 @@ def fleet(provider: Breaking, mailbox: Mailbox, leases: Leases, monkeypatch: pyt
     monkeypatch.setattr("rubberband.executor.ray.fleet._RETRY_S", 0.02)
     opened = RayFleet(
         cast(ClusterProvider, provider),
-        lambda *_: cast(Workers, NoWorkers()),
+        lambda _, on_sick: cast(Workers, NoWorkers(provider, on_sick)),
         mailbox,
         leases=leases,
         on_gone=lambda _: None,
@@ -159,7 +163,7 @@ def test_parts_of_one_machine_that_are_given_up_have_one_fault(
     for name in "abcd":
         if name == "d":  # it was held later: the machine is lent on, and fails again
             fleet.launch(name)
-        fleet._give_up(name, "its workers did not start")
+        provider.on_sick(name, "its workers did not start")
     lost = [event for event in mailbox.take(10.0) if isinstance(event, InstanceLost)]
     assert [(event.instance, event.same_fault) for event in lost] == [
         ("a", False),
@@ -304,14 +308,19 @@ class StubAgent:
         """Nothing."""
 
 
-def test_no_instance_is_asked_for_before_the_leases_of_the_others_are_cut(
-    fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    posted: list[StubAgent] = []
-    monkeypatch.setattr(
-        "rubberband.executor.ray.fleet.RemoteAgent", lambda name, **_: posted.append(StubAgent(name)) or posted[-1]
-    )
+@pytest.fixture
+def posted(provider: Breaking, monkeypatch: pytest.MonkeyPatch) -> list[StubAgent]:
+    """The agents of remote instances."""
+    made: list[StubAgent] = []
+    agent = "rubberband.executor.ray.fleet.RemoteAgent"
+    monkeypatch.setattr(agent, lambda name, **_: made.append(StubAgent(name)) or made[-1])
     monkeypatch.setattr(provider, "remote", True)
+    return made
+
+
+def test_no_instance_is_asked_for_before_the_leases_of_the_others_are_cut(
+    fleet: RayFleet, provider: Breaking, posted: list[StubAgent], mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fleet.launch("a")
     eventually(lambda: provider.markets == ["on_demand"])
     fleet.hold_until(25.0)
@@ -332,13 +341,8 @@ def test_no_instance_is_asked_for_before_the_leases_of_the_others_are_cut(
 
 
 def test_the_lease_of_an_instance_counts_until_it_is_given_back(
-    fleet: RayFleet, provider: Breaking, monkeypatch: pytest.MonkeyPatch
+    fleet: RayFleet, provider: Breaking, posted: list[StubAgent]
 ) -> None:
-    posted: list[StubAgent] = []
-    monkeypatch.setattr(
-        "rubberband.executor.ray.fleet.RemoteAgent", lambda name, **_: posted.append(StubAgent(name)) or posted[-1]
-    )
-    monkeypatch.setattr(provider, "remote", True)
     provider.broken = {"release", "describe"}
     fleet.launch("a")
     eventually(lambda: provider.markets == ["on_demand"])
@@ -369,13 +373,8 @@ def test_a_resume_asks_again_while_the_provider_does_not_answer_and_leases_of_an
 
 
 def test_the_lease_that_an_earlier_driver_gave_counts_until_this_one_has_cut_it(
-    fleet: RayFleet, provider: Breaking, monkeypatch: pytest.MonkeyPatch
+    fleet: RayFleet, provider: Breaking, posted: list[StubAgent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    posted: list[StubAgent] = []
-    monkeypatch.setattr(
-        "rubberband.executor.ray.fleet.RemoteAgent", lambda name, **_: posted.append(StubAgent(name)) or posted[-1]
-    )
-    monkeypatch.setattr(provider, "remote", True)
     monkeypatch.setattr(fleet, "_assemble", lambda *_: None)
     provider.status = replace(provider.status, state="running", running_at=2.0)
     fleet.reconcile(["a"])
@@ -422,7 +421,7 @@ def test_the_boot_step_of_a_failed_instance_comes_first(mailbox: Mailbox, monkey
     provider.status = replace(provider.status, state="running", running_at=2.0)
     fleet = RayFleet(
         cast(ClusterProvider, provider),
-        lambda *_: cast(Workers, Failing()),
+        lambda _, on_sick: cast(Workers, Failing(provider, on_sick)),
         mailbox,
         leases=Leases(provider, lease_s=30.0, interval_s=0.02, clock=lambda: 10.0),
         on_gone=lambda _: None,

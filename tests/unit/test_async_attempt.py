@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -60,10 +59,8 @@ def carried_out(place: Place, *, stopped: bool = False) -> list[Event]:
     found = AsyncAttempt(start, segment, None, lambda _: place, lambda make: events.append(make(0.0)))  # type: ignore[arg-type, return-value]
     if stopped:
         found.stop(replace_workers=False)
-    thread = threading.Thread(target=found._run)
-    thread.start()
-    thread.join(120.0)
-    assert not thread.is_alive()
+    found.begin()
+    found.wait(120.0)
     return events
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 from typer.testing import CliRunner, Result
 
 from rubberband import cli
@@ -234,9 +236,7 @@ def test_a_list_of_two_hundred_asks_the_store_no_more_than_one_of_five(service: 
         asked.clear()
         return len(service.client.get(path).text), len(asked)
 
-    from sqlalchemy import event
-
-    event.listen(service.store._database.engine, "before_cursor_execute", count)
+    event.listen(Engine, "before_cursor_execute", count)
     for at in range(5):
         service.add(f"few-{at}", state=DONE)
     few = {path: page(path) for path in ("/", "/?search=few", "/?tag=x")}
@@ -248,6 +248,7 @@ def test_a_list_of_two_hundred_asks_the_store_no_more_than_one_of_five(service: 
         assert now == queries, path
         assert size < 60_000, path
     assert page("/v1/experiments?limit=200")[1] == 1
+    event.remove(Engine, "before_cursor_execute", count)
 
 
 # The service's runs

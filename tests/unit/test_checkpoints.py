@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import boto3
 import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
 from rubberband import installation
-from rubberband.cloud.aws.s3 import S3Folder, _client, _open
+from rubberband.cloud.aws.s3 import S3Folder, _open
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor import CheckpointStore, checkpoints, make_store, open_store
 from rubberband.executor.checkpoints import MARK, reopen_store
@@ -58,7 +59,7 @@ def s3(moto, monkeypatch) -> str:
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(key, value)
-    _client().create_bucket(Bucket="bucket")
+    boto3.client("s3").create_bucket(Bucket="bucket")
     return "bucket"
 
 
@@ -196,9 +197,9 @@ def test_a_run_tidies_its_drafts(tmp_path):
 def test_an_upload_that_was_cut_off_is_aborted(s3):
     store = replace(make_store(f"s3://{s3}/x"), run="0a1b2c")
     for run in ("0a1b2c", "9f8e7d"):
-        _client().create_multipart_upload(Bucket=s3, Key=f"x/trial-0000-iterations-000001-{run}-abc.ckpt")
+        boto3.client("s3").create_multipart_upload(Bucket=s3, Key=f"x/trial-0000-iterations-000001-{run}-abc.ckpt")
     store.tidy([])
-    left = _client().list_multipart_uploads(Bucket=s3, Prefix="x/")["Uploads"]
+    left = boto3.client("s3").list_multipart_uploads(Bucket=s3, Prefix="x/")["Uploads"]
     assert ["9f8e7d" in upload["Key"] for upload in left] == [True]
 
 

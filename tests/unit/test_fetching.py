@@ -122,14 +122,3 @@ def test_a_file_that_its_last_user_removes_meanwhile_is_loaded_again(store, mach
     with on_machine(store, ref) as path:
         assert isinstance(path, Path)
         assert path.read_bytes() == b"weights"
-
-
-def test_a_worker_whose_file_is_gone_leaves_that_of_others(store, machine):
-    ref = store.save(1, 1, b"weights")
-    machine.mkdir()
-    (machine / ref.digest).touch()
-    gone = os.open(machine / ref.digest, os.O_RDWR)
-    (machine / ref.digest).unlink()
-    with on_machine(store, ref) as path:
-        machines._let_go(path, gone)
-        assert path.read_bytes() == b"weights"

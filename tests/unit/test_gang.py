@@ -85,39 +85,39 @@ def test_sums_of_a_gang_that_is_broken_meanwhile_are_not_used(monkeypatch):
 def test_a_lost_worker_ends_the_waits_of_gpus_and_gloo_ends_its_own(monkeypatch):
     aborted: list[Any] = []
     monkeypatch.setattr(gang, "leave_group", lambda device, *, in_order: aborted.append((device, in_order)))
-    gang._release_waits("cpu")
-    gang._release_waits("cuda")
+    gang.release_waits("cpu")
+    gang.release_waits("cuda")
     assert aborted == [("cuda", False)], "to destroy the group would wait for the lost one"
 
 
 @pytest.fixture
-def leaving(monkeypatch: pytest.MonkeyPatch) -> tuple[gang.Gang, list[str]]:
-    """A worker of a gang of two, and what it does as it leaves."""
+def leaving(monkeypatch: pytest.MonkeyPatch) -> tuple[gang.Gang, list[str], Any]:
+    """A worker of a gang of two, what it does as it leaves, and its life line."""
     calls: list[str] = []
     how = {True: "in order", False: "at once"}
     monkeypatch.setattr(gang, "leave_group", lambda device, *, in_order: calls.append(how[in_order]))
     line: Any = SimpleNamespace(broken="", leave=lambda: calls.append("farewell"), close=lambda: calls.append("closed"))
     store = dist.HashStore()
     store.set("agreed-1", "0.0")
-    return gang.Gang(1, 2, store, "cuda", line), calls
+    return gang.Gang(1, 2, store, "cuda", line), calls, line
 
 
 def test_a_worker_parts_with_a_farewell_for_others_would_take_it_for_lost(leaving):
-    found, calls = leaving
+    found, calls, _ = leaving
     found.part()
     found.close()
     assert calls == ["farewell", "in order", "closed", "closed"]
 
 
 def test_a_worker_that_fails_does_not_wait_for_the_others_to_leave(leaving):
-    found, calls = leaving
+    found, calls, _ = leaving
     found.close()
     assert calls == ["at once", "closed"]
 
 
 def test_the_first_worker_does_not_wait_at_the_end_for_one_that_is_lost(leaving):
-    found, calls = leaving
-    found.rank, found._line.broken = 0, "worker 1 failed: no"
+    found, calls, line = leaving
+    found.rank, line.broken = 0, "worker 1 failed: no"
     found.part()
     assert calls == ["farewell", "at once", "closed"]
 

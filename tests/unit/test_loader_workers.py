@@ -6,6 +6,7 @@ import copy
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -88,6 +89,20 @@ def test_a_failing_loader_worker_fails_the_trial_and_leaves_no_process(store, ac
     if kind == "raised":
         assert "in act\n    raise error(*words)" in failed.details
     assert len(reports(run(made(2), store))) == 3, "the process is well"
+
+
+def test_a_loader_worker_that_ends_at_once_is_named_as_well_as_a_later_one(store, monkeypatch):
+    honest = torch._C._remove_worker_pids
+
+    def late(*words):
+        time.sleep(0.5)  # a busy machine: loader workers start, and would end, before torch's own watch is off
+        honest(*words)
+
+    monkeypatch.setattr(torch._C, "_remove_worker_pids", late)
+    trial = made(2, train_dataset=lambda self, config: Broken(lambda: os._exit(3)))
+    failed = failure(run(trial, store))
+    assert failed.kind == "died", failed
+    assert failed.message.startswith("a loader worker ended with exit code 3")
 
 
 def test_a_sample_that_cannot_be_loaded_is_named(store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,6 @@ from rubberband.executor import (
     RUNS_ON,
     Entrypoint,
     FailureKind,
-    Gathered,
     SegmentFailure,
     SegmentReport,
     Slot,
@@ -29,13 +29,14 @@ from rubberband.executor import (
     run_segment,
 )
 from rubberband.executor.core.trials import MOST_GPU_FAILURES
-from rubberband.executor.ray import attempt as module
 from rubberband.executor.ray import slot_worker
 from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.slot_worker import SlotWorker
 from rubberband.executor.training import failures, run, runner
 from rubberband.executor.training.reporting import report
 from tests.builders.lost_context import ADVICE, cuda_error
+from tests.builders.ray_actors import Actor
+from tests.builders.ray_actors import ray as ray
 from tests.builders.segments import SEGMENT
 from tests.builders.stories import Story
 
@@ -152,24 +153,26 @@ def test_a_gpu_that_fails_twice_makes_its_instance_sick(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("lost", "replaced"), [(True, [0]), (False, [])])
 @pytest.mark.parametrize("kind", ["gpu", "raised"])
 def test_a_worker_whose_context_is_lost_is_replaced_and_any_other_stays_warm(
-    monkeypatch: pytest.MonkeyPatch, kind: FailureKind, lost: bool, replaced: list[int]
+    kind: FailureKind, lost: bool, replaced: list[int]
 ) -> None:
     failure = SegmentFailure(kind=kind, message="ECC", details="", secondary=False, context_lost=lost)
     found: list[int] = []
     noted: list[tuple[int, str]] = []
+    ready: Future[Actor] = Future()
+    ready.set_result(Actor([failure]))
     place = SimpleNamespace(
-        replace=lambda gpu, _: found.append(gpu), note_gpu_failure=lambda *failed: noted.append(failed)
+        worker=lambda gpu: ready,
+        replace=lambda gpu, _: found.append(gpu),
+        note_gpu_failure=lambda *failed: noted.append(failed),
     )
-    fake = SimpleNamespace(get=lambda item: item, wait=lambda streams, **_: (streams[:1], streams[1:]))
-    monkeypatch.setattr(module, "ray", fake)
     start = StartTrial(
         trial=4, attempt=1, gang=(Slot(instance="i", gpu=0),), from_iterations=0, until_iterations=4, checkpoint=None
     )
-    attempt = Attempt(start, SEGMENT, None, lambda _: place, lambda _: None)  # type: ignore[arg-type, return-value]
-    attempt._busy = {0: "worker"}
-    attempt._follow({iter([failure]): 0}, gathered := Gathered())
-    attempt._replace_busy()
-    assert (gathered.failures, gathered.deaths) == ([failure], [])
+    events: list[Any] = []
+    attempt = Attempt(start, SEGMENT, None, lambda _: place, lambda make: events.append(make(0.0)))  # type: ignore[arg-type, return-value]
+    attempt.begin()
+    attempt.wait(60.0)
+    assert [(event.kind, event.message) for event in events] == [(kind, "ECC")]
     assert (found, noted) == (replaced, [(0, "ECC")] if kind == "gpu" else []), "a trial's own errors are not the GPU's"
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -118,7 +119,11 @@ def test_data_on_a_shared_gpu_takes_its_part_of_the_memory() -> None:
     mib = 1 << 20
     data = torch.zeros(int(MOST_OF_GPU * 60 * mib / 4))
     alone, shared = (Residence(torch.device("cpu"), lambda: (100 * mib, 100 * mib), share=each) for each in (1.0, 0.5))
-    assert [each._has_room([data]) for each in (alone, shared)] == [True, False]
+    for there in (alone, shared, alone, shared):
+        there.begin_step()
+    for there in (alone, shared):
+        there.rows([data], np.array([0]))
+    assert (alone.has_copies, shared.has_copies) == (True, False)
 
 
 class Begun:
