@@ -5,7 +5,6 @@ One seed is one run. `python -m tests.harness.chaos --seed N` replays it and tel
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections import Counter
@@ -45,7 +44,6 @@ from tests.builders.lost_answers import LossyFleet
 from tests.builders.memory import MemoryInbox, MemoryJournal
 from tests.harness.chaos_cases import (
     CALM,
-    FAMILIES,
     LEASE_S,
     READY_TIMEOUT_S,
     SEARCH,
@@ -535,42 +533,9 @@ def run_seed(
     )
 
 
-def replay_command(
-    seed: int,
-    family: Family | None = None,
-    *,
-    replan: bool | None = None,
-    ends: bool = False,
-    odd: bool = False,
-    listed: bool = False,
-) -> str:
-    """What replays a seed."""
-    command = f"python -m tests.harness.chaos --seed {seed}" + (f" --family {family!r}" if family else "")
-    command += (" --ends" if ends else "") + (" --odd" if odd else "") + (" --listed" if listed else "")
-    return command + ("" if replan is None else " --replan" if replan else " --no-replan")
-
-
-def main(arguments: Collection[str] | None = None) -> None:
-    """Tell the story of a seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--family", choices=FAMILIES)
-    parser.add_argument(
-        "--replan", action=argparse.BooleanOptionalAction, help="plan again at every SYNC, or hold the plan fixed"
-    )
-    parser.add_argument("--ends", action="store_true", help="let half of the trials end by themselves")
-    parser.add_argument("--odd", action="store_true", help="resume after ends, lose answers, step clocks back")
-    parser.add_argument("--listed", action="store_true", help="allow some numbers of GPUs per trial only")
-    asked = parser.parse_args(None if arguments is None else list(arguments))
-    outcome = run_seed(
-        asked.seed,
-        asked.family,
-        replan=asked.replan,
-        keeps_story=True,
-        ends=asked.ends,
-        odd=asked.odd,
-        listed=asked.listed,
-    )
+def tell(seed: int, family: Family | None = None, **options: Any) -> None:
+    """Tell the story of a seed; the options are those of `run_seed`."""
+    outcome = run_seed(seed, family, keeps_story=True, **options)
     print(outcome.case)
     print("\n".join(outcome.story))
     print(f"{outcome.ended} {outcome.reason}: {outcome.num_events} events, {outcome.num_instances} instances")
@@ -578,7 +543,3 @@ def main(arguments: Collection[str] | None = None) -> None:
     print(dict(outcome.seen))
     for what in outcome.wrong:
         print(f"WRONG: {what}")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import re
 import sys
@@ -269,21 +268,10 @@ def calls_of_a_build() -> Sequence[str]:
         return world.operations()[world.first :]
 
 
-def replay_command(point: ImagePoint) -> str:
-    """What replays a point."""
-    return f"python -m tests.harness.crash_images --point '{point}'"
-
-
-def main() -> None:
+def tell(words: str) -> None:
     """Tell the story of a point."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--point", required=True)
     with quick() as folder:
-        outcome = run_image_point(folder, parse(parser.parse_args().point, ImagePoint), print)
+        outcome = run_image_point(folder, parse(words, ImagePoint), print)
     print(f"{outcome.ended}: {outcome.instances} builders bought")
     for what in outcome.wrong:
         print(f"WRONG: {what}")
-
-
-if __name__ == "__main__":
-    main()

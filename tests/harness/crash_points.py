@@ -1,11 +1,7 @@
-"""Crash points: a driver on EC2 is killed before and after every call of a whole run, in all weathers.
-
-`python -m tests.harness.crash_points --point POINT` replays one and tells its story.
-"""
+"""Crash points: a driver on EC2 is killed before and after every call of a whole run, in all weathers."""
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -57,21 +53,10 @@ def run_point(point: Point, log: Callable[[str], None] = lambda line: None) -> O
         return story.outcome()
 
 
-def replay_command(point: Point) -> str:
-    """What replays a point."""
-    return f"python -m tests.harness.crash_points --point '{point}'"
-
-
-def main() -> None:
+def tell(words: str) -> None:
     """Tell the story of a point."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--point", required=True)
-    outcome = run_point(parse(parser.parse_args().point, Point), print)
+    outcome = run_point(parse(words, Point), print)
     print(f"{outcome.ended}: {outcome.drivers} drivers, {outcome.instances} instances bought")
     print(f"billed {outcome.billed_usd:.6f} USD, ledger {outcome.ledger_usd:.6f}")
     for what in outcome.wrong:
         print(f"WRONG: {what}")
-
-
-if __name__ == "__main__":
-    main()

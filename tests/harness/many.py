@@ -26,7 +26,7 @@ from pathlib import Path
 from random import Random
 
 from tests.builders.money_stories import tell, world
-from tests.harness import chaos, crash_images, crash_points, outages, shared_pool
+from tests.harness import chaos, crash_points, outages, replay_command, shared_pool
 from tests.harness.chaos_cases import FAMILIES
 from tests.harness.crash_images import ImagePoint, image_points, quick, run_image_point
 from tests.harness.pool_runs import PoolRun
@@ -49,7 +49,7 @@ def of_chaos(seeds: range, *, ends: bool = False, odd: bool = False) -> Iterator
             replan = seed % 50 == 0 and not family.startswith("asha")  # without a SYNC nothing is planned again
             every = 10 if odd else 1_000_000
             found = chaos.run_seed(seed, family, replan=replan, check_every=every, ends=ends, odd=odd)
-            replay = chaos.replay_command(seed, family, replan=replan, ends=ends, odd=odd)
+            replay = replay_command("chaos", seed, family, replan=replan, ends=ends, odd=odd)
             yield Ran(replay=replay, wrong=found.wrong, ended=found.ended, seen=found.seen)
 
 
@@ -58,9 +58,9 @@ def of_crash_points(seeds: range) -> Iterator[Ran]:
     with quick() as folder:
         for point in Random(seeds.start).sample(every, min(len(seeds), len(every))):
             if isinstance(point, ImagePoint):
-                found, replay = run_image_point(folder, point), crash_images.replay_command(point)
+                found, replay = run_image_point(folder, point), replay_command("crash_images", str(point))
             else:
-                found, replay = crash_points.run_point(point), crash_points.replay_command(point)
+                found, replay = crash_points.run_point(point), replay_command("crash_points", str(point))
             yield Ran(replay=replay, wrong=found.wrong, ended=found.ended, seen=Counter(found.died_in))
 
 
@@ -68,7 +68,7 @@ def of_outages(seeds: range) -> Iterator[Ran]:
     for seed in seeds:
         found = outages.run_seed(seed)
         ended, wrong = found.outcome.ended, found.outcome.wrong
-        yield Ran(replay=outages.replay_command(seed), wrong=wrong, ended=ended, seen=found.seen)
+        yield Ran(replay=replay_command("outages", seed), wrong=wrong, ended=ended, seen=found.seen)
 
 
 def of_pool(seeds: range) -> Iterator[Ran]:
@@ -86,7 +86,7 @@ def of_shared(seeds: range, *, odd: bool = False, sick: bool = False) -> Iterato
     for seed in seeds:
         run = shared_pool.SharedRun(seed, odd=odd, sick=sick)
         wrong = shared_pool.wrong_end(run)
-        replay = shared_pool.replay_command(seed, odd=odd, sick=sick)
+        replay = replay_command("shared_pool", seed, odd=odd, sick=sick)
         yield Ran(replay=replay, wrong=[wrong] if wrong else [], seen=run.seen)
 
 

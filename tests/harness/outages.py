@@ -1,11 +1,7 @@
-"""Outages: a run on EC2 in hours when parts of AWS, its machines and its driver fail at random; one seed is one run.
-
-`python -m tests.harness.outages --seed N` replays one and tells its story.
-"""
+"""Outages: a run on EC2 in hours when parts of AWS, its machines and its driver fail at random; one seed is one run."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 from collections import Counter
@@ -349,16 +345,8 @@ def run_seed(seed: int, log: Callable[[str], None] = lambda line: None) -> SeedO
         return SeedOutcome(seed=seed, outcome=story.outcome(), reason=story.reason, seen=story.seen)
 
 
-def replay_command(seed: int) -> str:
-    """What replays a seed."""
-    return f"python -m tests.harness.outages --seed {seed}"
-
-
-def main() -> None:
+def tell(seed: int) -> None:
     """Tell the story of a seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    seed = parser.parse_args().seed
     case = case_of(seed)
     print(case.point, f"iterations of {case.iteration_s:g} s", *case.stretches, sep="\n")
     found = run_seed(seed, print)
@@ -368,7 +356,3 @@ def main() -> None:
     print(f"billed {found.outcome.billed_usd:.6f} USD, ledger {found.outcome.ledger_usd:.6f}; {dict(found.seen)}")
     for what in found.outcome.wrong:
         print(f"WRONG: {what}")
-
-
-if __name__ == "__main__":
-    main()

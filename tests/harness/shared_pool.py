@@ -9,7 +9,6 @@ restarted, and what has ended is resumed.
 
 from __future__ import annotations
 
-import argparse
 import math
 import threading
 from collections import Counter
@@ -878,11 +877,6 @@ class SharedRun:
             self.seen["promise kept"] += 1
 
 
-def replay_command(seed: int, *, odd: bool = False, sick: bool = False) -> str:
-    """Return what tells the story of a seed."""
-    return f"python -m tests.harness.shared_pool {seed}" + " --odd" * odd + " --sick" * sick
-
-
 def wrong_end(run: SharedRun) -> str:
     """Run it; return what must not be, empty if all is well."""
     try:
@@ -892,21 +886,12 @@ def wrong_end(run: SharedRun) -> str:
     return ""
 
 
-def main() -> None:
-    """Tell the story of a seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--odd", action="store_true", help="lose answers, set limits by hand, resume after ends")
-    parser.add_argument("--sick", action="store_true", help="machines without workers, silent machines")
-    asked = parser.parse_args()
-    run = SharedRun(asked.seed, keeps_story=True, odd=asked.odd, sick=asked.sick)
+def tell(seed: int, **options: bool) -> None:
+    """Tell the story of a seed; `odd`, `sick`: as `SharedRun` has them."""
+    run = SharedRun(seed, keeps_story=True, **options)
     for member in run.members:
         print(member.job)
     wrong = wrong_end(run)
     print("\n".join(run.story or ()))
     print(run.shared, run.limits, dict(run.seen), sep="\n")
     print(f"WRONG: {wrong}" if wrong else "all is well")
-
-
-if __name__ == "__main__":
-    main()

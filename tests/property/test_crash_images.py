@@ -11,13 +11,13 @@ from random import Random
 import pytest
 
 from rubberband.cloud.aws import images
+from tests.harness import replay_command
 from tests.harness.crash_cases import WEATHERS, parse
 from tests.harness.crash_images import (
     ImagePoint,
     calls_of_a_build,
     image_points,
     quick,
-    replay_command,
     run_image_point,
 )
 
@@ -35,7 +35,7 @@ def folder() -> Iterator[Path]:
 def failures(folder: Path, points: list[ImagePoint]) -> list[str]:
     """One line for each point that ends as it must not, with the command that replays it."""
     found = [run_image_point(folder, point) for point in points]
-    return [f"{replay_command(one.point)}  # {'; '.join(one.wrong)}" for one in found if one.wrong]
+    return [f"{replay_command('crash_images', str(one.point))}  # {'; '.join(one.wrong)}" for one in found if one.wrong]
 
 
 @pytest.mark.long

@@ -15,10 +15,11 @@ from rubberband.cloud.aws import calls, cleanup, fleet, guards
 from rubberband.cloud.aws.intents import Intents
 from rubberband.executor import Controller
 from tests.builders.budget import examples
+from tests.harness import replay_command
 from tests.harness.crash_cases import AFTERWARDS, HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
-from tests.harness.crash_points import points, replay_command, run_point, sample
+from tests.harness.crash_points import points, run_point, sample
 
-SOME, FEW = examples(300), 40
+SOME, FEW = examples(150), 40
 BLOCKS = 4
 
 
@@ -43,7 +44,7 @@ def failures(chosen: Iterable[Point]) -> list[str]:
 def wrong_ends(chosen: Iterable[Point]) -> Iterator[str]:
     for found in map(run_point, chosen):
         if found.wrong:
-            yield f"{replay_command(found.point)}  # {'; '.join(found.wrong)}"
+            yield f"{replay_command('crash_points', str(found.point))}  # {'; '.join(found.wrong)}"
 
 
 @pytest.mark.by_default(1)
@@ -55,7 +56,7 @@ def test_at_some_points(block: int) -> None:
 
 def test_trials_that_have_ended_by_themselves_train_no_more_wherever_the_driver_dies() -> None:
     ending = [point for point in points() if point.markets == "ending"]
-    found = failures(Random(0).sample(ending, SOME // 4))
+    found = failures(Random(0).sample(ending, SOME // 3))
     assert not found, "\n".join(found)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from tests.harness.outages import OUTAGES, case_of, replay_command, run_seed
+from tests.harness import replay_command
+from tests.harness.outages import OUTAGES, case_of, run_seed
 
 TELLING = (104, 212, 281, 373, 405, 565, 1041, 10688)
 """Seeds that once went wrong."""
@@ -23,8 +24,8 @@ def _quiet() -> Iterator[None]:
 
 def failures(seeds: Iterable[int]) -> list[str]:
     """One line for each run that goes wrong, with the command that replays it."""
-    text = map(run_seed, seeds)
-    return [f"{replay_command(one.seed)}  # {'; '.join(one.outcome.wrong)}" for one in text if one.outcome.wrong]
+    found = [one for one in map(run_seed, seeds) if one.outcome.wrong]
+    return [f"{replay_command('outages', one.seed)}  # {'; '.join(one.outcome.wrong)}" for one in found]
 
 
 @pytest.mark.long

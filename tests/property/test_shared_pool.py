@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builders.budget import examples
+from tests.harness import replay_command
 from tests.harness.pool_runs import PoolRun
-from tests.harness.shared_pool import SharedRun, replay_command, wrong_end
+from tests.harness.shared_pool import SharedRun, wrong_end
 
-FEW, MANY = 10, 1_000
+FEW, MANY = 5, 1_000
 
 
 def failures(seeds: Iterable[int], seen: Counter[str], *, odd: bool = False, sick: bool = False) -> list[str]:
@@ -22,7 +23,7 @@ def failures(seeds: Iterable[int], seen: Counter[str], *, odd: bool = False, sic
     for seed in seeds:
         run = SharedRun(seed, odd=odd, sick=sick)
         if wrong := wrong_end(run):
-            found.append(f"{replay_command(seed, odd=odd, sick=sick)}  # {wrong}")
+            found.append(f"{replay_command('shared_pool', seed, odd=odd, sick=sick)}  # {wrong}")
         seen.update(run.seen)
     return found
 
@@ -36,7 +37,7 @@ def test_experiments_that_share_a_pool_get_what_they_were_promised_and_pay_what_
 
 def test_a_pool_keeps_its_caps_in_odd_orders_too() -> None:
     seen: Counter[str] = Counter()
-    found = failures(range(4), seen, odd=True)
+    found = failures(range(2), seen, odd=True)
     assert not found, "\n".join(found)
     odd = {"answer lost", "limit by hand", "service restarts"}
     assert odd <= set(seen)
