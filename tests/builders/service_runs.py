@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.plans.process import RestAnswer, RestQuestion, answered, read_answer
@@ -20,7 +20,7 @@ from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import FeedEvent
 from rubberband.errors import InputError
-from rubberband.executor import ExperimentFolder, Extension, read_mark
+from rubberband.executor import ExperimentFolder, Extension, Inbox, read_mark
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
@@ -30,9 +30,9 @@ from tests.builders.clocks import MID_MONTH, Clock
 from tests.builders.waiting import eventually
 
 STAND_IN = (sys.executable, "-S", str(processes.FOLDER / "stand_in.py"))
-PATIENCE_S = 120.0
-Found = TypeVar("Found")
-DONE = ExperimentState.DONE
+QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
+INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED
+DONE, UNREADABLE = ExperimentState.DONE, ExperimentState.UNREADABLE
 
 
 def experiment(name: str = "one", *, profile: dict[str, Any] | None = None, **constraints: Any) -> Experiment:
@@ -62,21 +62,14 @@ def template(home: Path) -> Path:
 
 def count_of(journal: Path) -> int:
     """How many events a SQLite journal holds."""
-    connection = sqlite3.connect(journal)
-    try:
+    with closing(sqlite3.connect(journal)) as connection:
         return int(connection.execute("SELECT count(*) FROM events").fetchone()[0])
-    finally:
-        connection.close()
 
 
 def cut_off(journal: Path, *, at: int) -> None:
     """Cut a SQLite journal off after its first `at` events, as if its driver was killed then."""
-    connection = sqlite3.connect(journal)
-    try:
+    with closing(sqlite3.connect(journal)) as connection, connection:
         connection.execute("DELETE FROM events WHERE seq >= ?", (at,))
-        connection.commit()
-    finally:
-        connection.close()
 
 
 class House:
@@ -106,7 +99,7 @@ class House:
 
     def kill(self, name: str = "one", what: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the process of an experiment."""
-        mark = read_mark(ExperimentFolder(home=self.home, name=name))
+        mark = read_mark(self.folder(name))
         assert mark is not None
         os.kill(mark.pid, what)
 
@@ -123,6 +116,24 @@ class House:
             yield runs
         finally:
             runs.close()
+
+    def folder(self, name: str = "one") -> ExperimentFolder:
+        """Where an experiment lies."""
+        return ExperimentFolder(home=self.home, name=name)
+
+    def inbox(self, name: str = "one") -> Inbox:
+        """Where its driver is asked."""
+        return Inbox(self.folder(name).inbox)
+
+    def pending(self, name: str = "one") -> list[str]:
+        """The kinds of what its driver is asked and has not taken."""
+        return [asked.kind for asked in self.inbox(name).pending()]
+
+    def cut_template(self, at: int = 3) -> Path:
+        """A run `template` that was begun by hand and killed after its first events; its journal."""
+        journal = template(self.home)
+        cut_off(journal, at=at)
+        return journal
 
     def row(self, name: str) -> Submission:
         """What is kept of an experiment."""

@@ -15,43 +15,43 @@ from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.errors import InputError, JournalError
-from rubberband.executor import ExperimentFolder, Inbox, read_mark
+from rubberband.executor import read_mark
 from rubberband.executor.journal.hosting import read_order, write_mark
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.clocks import MID_MONTH
-from tests.builders.service_runs import DONE, House, count_of, experiment, extend, extension, template
+from tests.builders.service_runs import (
+    CANCELLED,
+    DONE,
+    INTERRUPTED,
+    QUEUED,
+    REFUSED,
+    RUNNING,
+    STARTING,
+    UNREADABLE,
+    House,
+    count_of,
+    experiment,
+    extend,
+    extension,
+    template,
+)
 from tests.builders.waiting import eventually
-
-QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
-INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED
-UNREADABLE = ExperimentState.UNREADABLE
 
 
 def test_a_submission_runs_in_a_process_and_all_its_events_are_in_the_feed(house: House) -> None:
     with house.open() as runs:
-        accepted = runs.submit(experiment(), owner="ada", policy="greedy", plan="p1")
+        accepted = runs.submit(experiment(deadline="20m"), owner="ada", policy="greedy", plan="p1")
         row = house.wait("one", DONE)
+    deadline_at = experiment(**accepted.words["constraints"]).constraints.deadline_at
+    assert deadline_at == pytest.approx(accepted.created_at + 1200.0, abs=0.001), "it counts from the submission"
+    assert all(event.occurred_at >= MID_MONTH for event in house.feed("one")), "in Unix time"
     assert (accepted.state, row.owner, row.policy, row.plan, row.attempt) == (QUEUED, "ada", "greedy", "p1", 1)
     assert house.seqs("one") == list(range(count_of(house.journal)))
     assert house.states("one")[0] == "queued"
     assert house.states("one")[-1] == "done"
     assert (row.summary.trials, row.summary.stages, row.summary.iterations) == (8, 3, row.summary.target_iterations)
     assert row.summary.best_trial is not None
-
-
-def test_a_deadline_counts_from_the_submission(house: House) -> None:
-    with house.open() as runs:
-        accepted = runs.submit(experiment(deadline="20m"))
-    deadline_at = experiment(**accepted.words["constraints"]).constraints.deadline_at
-    assert deadline_at == pytest.approx(accepted.created_at + 1200.0, abs=0.001)
-
-
-def test_events_of_a_virtual_run_are_reported_in_unix_time(house: House) -> None:
-    with house.open() as runs:
-        runs.submit(experiment())
-        house.wait("one", DONE)
-    assert all(event.occurred_at >= MID_MONTH for event in house.feed("one"))
 
 
 def test_a_queue_keeps_its_order_over_a_restart(house: House) -> None:
@@ -85,7 +85,7 @@ def test_an_experiment_that_waits_for_its_checkpoint_store_holds_no_slot(house: 
         runs.submit(experiment("first"))
         house.wait("first", RUNNING)
         runs.submit(experiment("second"))
-        folder = ExperimentFolder(home=tmp_path, name="first")
+        folder = house.folder("first")
         mark = read_mark(folder)
         assert mark is not None
         lock = os.open(folder.process_lock, os.O_RDWR)
@@ -156,7 +156,7 @@ def test_an_interrupted_run_resumes_where_it_was(house: House) -> None:
         assert runs.resume("one").state in (QUEUED, STARTING, RUNNING, DONE)
         row = house.wait("one", DONE)
     assert row.attempt == 2
-    assert read_order(ExperimentFolder(home=house.home, name="one")).resume
+    assert read_order(house.folder()).resume
     assert house.seqs("one") == list(range(count_of(house.journal)))
 
 
@@ -174,15 +174,11 @@ def test_a_name_is_taken_once(house: House) -> None:
     assert len(house.starts()) == 1
 
 
-def test_a_name_that_was_run_by_hand_is_taken(house: House) -> None:
-    template(house.home)
-    with house.open() as runs, pytest.raises(HttpProblem, match="taken"):
-        runs.submit(experiment("template"))
-
-
-def test_a_run_started_by_hand_is_taken_in_with_its_events(house: House) -> None:
+def test_a_run_started_by_hand_is_taken_in_with_its_events_and_its_name_is_taken(house: House) -> None:
     count = count_of(template(house.home))
     with house.open() as runs:
+        with pytest.raises(HttpProblem, match="taken"):
+            runs.submit(experiment("template"))
         row = house.wait("template", DONE)
         result = runs.result("template")
     assert (row.owner, row.words, row.attempt) == ("", {}, 0)
@@ -201,7 +197,7 @@ def test_a_server_that_restarts_finds_all_as_it_is_and_repeats_nothing(house: Ho
         house.wait("ended", RUNNING)
     begun = house.starts()
     house.go()
-    eventually(lambda: count_of(ExperimentFolder(home=house.home, name="ended").journal) == count_of(house.journal))
+    eventually(lambda: count_of(house.folder("ended").journal) == count_of(house.journal))
     with house.open():
         for name in ("held", "ended", "waiting"):
             house.wait(name, DONE)
@@ -228,10 +224,11 @@ def test_cancelling_a_queued_experiment_removes_it_from_the_queue(house: House) 
         runs.submit(experiment("a"))
         house.wait("a", RUNNING)
         runs.submit(experiment("b"))
-        assert runs.cancel("b").state is CANCELLED
-        assert runs.cancel("b").state is CANCELLED
+        for _ in range(2):
+            assert runs.cancel("b", request="c1").state is CANCELLED
         assert runs.resume("b").state is QUEUED
-        assert runs.cancel("b").state is CANCELLED
+        assert runs.cancel("b", request="c1").state is QUEUED, "it was done before"
+        assert runs.cancel("b", request="c2").state is CANCELLED
         house.go()
         house.wait("a", DONE)
     assert [start[0] for start in house.starts()] == ["a"]
@@ -255,7 +252,7 @@ def test_the_limits_of_what_waits_are_changed_in_its_words(house: House, tmp_pat
             extend(runs, house.home, "b", max_cost_usd=2.0, request="less")
         house.go()
         house.wait("b", DONE)
-    constraints = experiment(**read_order(ExperimentFolder(home=tmp_path, name="b")).words["constraints"]).constraints
+    constraints = experiment(**read_order(house.folder("b")).words["constraints"]).constraints
     assert constraints.deadline_at == pytest.approx(accepted.created_at + 3600.0, abs=0.001)
     assert constraints.max_cost_usd == 6.0
 
@@ -276,12 +273,15 @@ def test_cancelling_a_running_experiment_asks_its_driver_once(house: House) -> N
     with house.open() as runs:
         runs.submit(experiment())
         house.wait("one", RUNNING)
-        assert runs.cancel("one").state is RUNNING
+        assert runs.cancel("one", request="c1").state is RUNNING
         runs.cancel("one")
-        asked = Inbox(ExperimentFolder(home=house.home, name="one").inbox).pending()
+        assert house.pending() == ["cancel"]
+        house.inbox().withdraw_cancels()  # its driver does so once the cancel is journalled, and so does a resume
+        assert runs.cancel("one", request="c1").state is RUNNING
+        assert house.pending() == []
         house.go()
         house.wait("one", DONE)
-    assert [request.kind for request in asked] == ["cancel"]
+        assert runs.cancel("one", request="c1").state is DONE
 
 
 def test_an_action_that_a_state_forbids_is_a_conflict_with_a_remedy(house: House) -> None:
@@ -324,7 +324,7 @@ def test_a_result_can_be_had_before_while_and_after_it_runs(house: House) -> Non
 
 
 def test_an_unreadable_journal_is_reported_once_and_harms_no_other(house: House) -> None:
-    folder = ExperimentFolder(home=house.home, name="broken")
+    folder = house.folder("broken")
     folder.path.mkdir(parents=True)
     folder.journal.write_bytes(b"no database" * 1000)
     with house.open() as runs:
@@ -334,7 +334,7 @@ def test_an_unreadable_journal_is_reported_once_and_harms_no_other(house: House)
         assert runs.result("broken") is None
         with pytest.raises(HttpProblem, match=r"unreadable: its journal cannot be read: .* is damaged"):
             runs.resume("broken")
-        shutil.copy(ExperimentFolder(home=house.home, name="one").journal, folder.journal)
+        shutil.copy(house.folder().journal, folder.journal)
     assert "cannot be read" in row.reason
     assert house.states("broken") == ["unreadable"]
 
@@ -358,7 +358,7 @@ def test_a_store_that_is_away_for_a_while_loses_nothing(house: House, monkeypatc
         house.wait("one", RUNNING)
         away = True
         house.go()
-        journal = ExperimentFolder(home=house.home, name="one").journal
+        journal = house.folder().journal
         eventually(lambda: count_of(journal) == count_of(house.journal))
         eventually(lambda: not runs.alive)
         away = False
@@ -400,13 +400,3 @@ def test_processes_leave_no_zombies_and_no_open_files(house: House) -> None:
         pids = [int(start[1]) for start in house.starts()]
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
         eventually(lambda: all(Path(path).name.startswith("server.db") for path in of_the_house()))
-
-
-def test_a_sleeping_process_does_not_block_a_close(house: House) -> None:
-    house.tell(one="hold")
-    with house.open() as runs:
-        runs.submit(experiment())
-        house.wait("one", RUNNING)
-    house.go()
-    folder = ExperimentFolder(home=house.home, name="one")
-    eventually(lambda: count_of(folder.journal) == count_of(house.journal))

@@ -6,46 +6,39 @@ import fcntl
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from rubberband.api.experiments import Journals, Settled
+from rubberband.api import experiments
+from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.experiments.starting import Processes
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits
 from rubberband.cli import app
-from rubberband.executor import DriverRequest, ExperimentFolder, HostedRun, Inbox
+from rubberband.executor import DriverRequest, ExperimentFolder, HostedRun
 from rubberband.running.run import run_experiment
 from rubberband.spec.experiment import Experiment
-from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
-from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, extend, template
-from tests.builders.waiting import eventually
-
-QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
-
-
-def test_a_run_started_by_hand_and_cut_off_is_resumed(house: House) -> None:
-    by_hand = template(house.home)
-    count = count_of(by_hand)
-    cut_off(by_hand, at=count // 2)
-    house.tell(template="hold")
-    with house.open() as runs:
-        house.wait("template", INTERRUPTED)
-        runs.resume("template")
-        house.wait("template", RUNNING)
-        house.go()
-        row = house.wait("template", DONE)
-    assert row.attempt == 1
-    assert len(house.starts()) == 1
-    assert house.seqs("template") == list(range(count))
+from tests.builders.service_runs import (
+    CANCELLED,
+    DONE,
+    INTERRUPTED,
+    QUEUED,
+    RUNNING,
+    House,
+    count_of,
+    cut_off,
+    experiment,
+    extend,
+)
 
 
 def test_a_run_started_by_hand_waits_in_the_queue_like_a_submitted_one(house: House) -> None:
-    cut_off(template(house.home), at=3)
+    house.cut_template()
     house.set(limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         house.wait("template", INTERRUPTED)
@@ -53,16 +46,14 @@ def test_a_run_started_by_hand_waits_in_the_queue_like_a_submitted_one(house: Ho
         assert extend(runs, house.home, "template", deadline="2h", request="r1").applied
         assert runs.cancel("template").state is INTERRUPTED
     assert house.row("template").words == {}
-    assert [asked.kind for asked in Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()] == [
-        "extend"
-    ]
+    assert house.pending("template") == ["extend"]
 
 
 def test_a_resume_takes_back_what_was_asked_to_end_before(house: House) -> None:
     """As by who cancelled it at the moment at which it was cut off; what was granted stays."""
-    cut_off(template(house.home), at=3)
+    house.cut_template()
     house.set(limits=ServiceLimits(max_running=0))
-    inbox = Inbox(ExperimentFolder(home=house.home, name="template").inbox)
+    inbox = house.inbox("template")
     inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
     inbox.put(DriverRequest(id="r-1", kind="extend", asked_at=2.0, max_cost_usd=100.0))
     with house.open() as runs:
@@ -80,9 +71,9 @@ def test_runs_with_names_of_an_older_form_are_shown_extended_cancelled_and_resum
     with house.open() as runs:
         assert runs.submit(old).state is QUEUED
         assert extend(runs, house.home, name, deadline="2h", request="r1").applied
-        assert runs.cancel(name).state is ExperimentState.CANCELLED
+        assert runs.cancel(name).state is CANCELLED
         assert runs.resume(name).state is QUEUED
-    run_experiment(old, ExperimentFolder(home=house.home, name=name))
+    run_experiment(old, house.folder(name))
     cut_off(house.home / "experiments" / name / "journal.db", at=3)
     monkeypatch.setenv("RUBBERBAND_HOME", str(house.home))
     for command in ("resume", "report", "status"):
@@ -90,10 +81,10 @@ def test_runs_with_names_of_an_older_form_are_shown_extended_cancelled_and_resum
 
 
 def test_a_budget_that_is_more_than_may_be_spent_here_is_not_gone_on_with(house: House) -> None:
-    dear = ExperimentFolder(home=house.home, name="dear")
+    dear = house.folder("dear")
     run_experiment(experiment("dear", max_cost=6.0), dear)
     cut_off(dear.journal, at=3)
-    cut_off(template(house.home), at=3)
+    house.cut_template()
     house.set(limits=ServiceLimits(max_cost_usd=5.0))
     with house.open() as runs:
         for name, text in (("template", "none is not allowed here"), ("dear", "6.00 USD is not allowed here")):
@@ -134,20 +125,21 @@ def test_limits_that_are_changed_at_the_same_time_are_all_kept(house: House) -> 
 def test_a_journal_that_is_read_slowly_holds_up_no_other_experiment(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, began, go = Journals._read, threading.Event(), threading.Event()
+    began, go = threading.Event(), threading.Event()
 
-    def slow(self: Journals, row: Submission) -> Settled | None:
-        if row.name == "slow":
+    def slow(folder: ExperimentFolder) -> bool:
+        if folder.name == "slow" and threading.current_thread() is reader:
             began.set()
             assert go.wait(60.0)
-        return read(self, row)
+        return False
 
     with house.open() as runs:
         for name in ("slow", "quick"):
             runs.submit(experiment(name))
             house.wait(name, DONE)
-        eventually(lambda: all(runs._watcher.follower(name) is None for name in ("slow", "quick")))
-        monkeypatch.setattr(Journals, "_read", slow)
+    runs = ExperimentRuns(house.settings, house.store, lambda: None)  # which is not started: it follows neither
+    with closing(runs):
+        monkeypatch.setattr(experiments, "at_work", slow)
         lines: list[Any] = []
         reader = threading.Thread(target=lambda: lines.append(runs.result("slow")))
         reader.start()
@@ -156,17 +148,6 @@ def test_a_journal_that_is_read_slowly_holds_up_no_other_experiment(
         go.set()
         reader.join()
     assert lines[0].outcome == "done"
-
-
-def test_a_run_of_another_home_is_not_driven_twice(house: House) -> None:
-    folder = ExperimentFolder(home=house.home, name="template")
-    cut_off(template(house.home), at=3)
-    with house.open() as runs:
-        house.wait("template", INTERRUPTED)
-        (folder.path / "driver.lock").unlink()
-        with pytest.raises(HttpProblem, match="another home"):
-            runs.resume("template")
-    assert house.starts() == []
 
 
 def test_a_measurement_that_failed_on_ec2_is_not_paid_for_twice(house: House) -> None:
@@ -187,64 +168,58 @@ def test_a_measurement_that_failed_on_ec2_is_not_paid_for_twice(house: House) ->
 
 
 def test_a_second_resume_withdraws_nothing_that_was_asked_since(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_off(template(house.home), at=3)
+    house.cut_template()
     house.tell(template="hold")
     with house.open() as runs:
         stale = house.wait("template", INTERRUPTED)
         runs.resume("template")
         house.wait("template", RUNNING)
         runs.cancel("template")
-        rows = iter([stale])
-        journals = runs._journals
-        read = journals.row
-        monkeypatch.setattr(journals, "row", lambda name: next(rows, None) or read(name))
+        rows, read, here = iter([stale]), house.store.submission, threading.current_thread()
+
+        def first_stale(name: str) -> Submission | None:
+            return (next(rows, None) if threading.current_thread() is here else None) or read(name)
+
+        monkeypatch.setattr(house.store, "submission", first_stale)
         with pytest.raises(HttpProblem, match="already running"):
             runs.resume("template")
-        pending = Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()
+        pending = house.pending("template")
         house.go()
         house.wait("template", DONE)
-    assert [asked.kind for asked in pending] == ["cancel"]
+    assert pending == ["cancel"]
 
 
 def test_a_resume_that_comes_late_leaves_the_cancel_of_what_runs_by_now(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut_off(template(house.home), at=3)
+    house.cut_template()
     house.tell(template="hold")
-    looks = iter(["before", "under the lock"])
     with house.open() as runs:
         house.wait("template", INTERRUPTED)
-        require = runs._journals.require
+        change, here = house.store.change, threading.current_thread()
 
-        def require_slowly(row: Submission, action: str) -> None:
-            require(row, action)
-            if next(looks, "") == "under the lock":
-                at = house.clock()
-                assert house.store.change("template", at=at, state=ExperimentState.QUEUED, reason="", expected=None)
-                runs._watcher.kick("template")  # the automatic restart
-                house.wait("template", RUNNING)
-                monkeypatch.undo()
-                runs.cancel("template")
+        def after_another(name: str, **changes: Any) -> bool:
+            if threading.current_thread() is not here:
+                return change(name, **changes)
+            monkeypatch.undo()
+            assert change("template", at=house.clock(), state=QUEUED, reason="", expected=None)
+            runs._watcher.kick("template")  # the automatic restart
+            house.wait("template", RUNNING)
+            runs.cancel("template")
+            return change(name, **changes)
 
-        monkeypatch.setattr(runs._journals, "require", require_slowly)
+        monkeypatch.setattr(house.store, "change", after_another)
         with pytest.raises(HttpProblem, match="just changed"):
             runs.resume("template")
-        pending = Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()
+        pending = house.pending("template")
         house.go()
         house.wait("template", DONE)
-    assert [asked.kind for asked in pending] == ["cancel"]
-
-
-QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
-CANCELLED = ExperimentState.CANCELLED
-
-
-def pending(house: House, name: str) -> list[str]:
-    return [asked.kind for asked in Inbox(ExperimentFolder(home=house.home, name=name).inbox).pending()]
+    assert pending == ["cancel"]
 
 
 def test_resuming(house: House) -> None:
-    cut_off(template(house.home), at=3)
+    house.cut_template()
+    count = count_of(house.journal)
     with house.open() as runs:
         house.wait("template", INTERRUPTED)
         runs.resume("template", request="r1")
@@ -254,32 +229,8 @@ def test_resuming(house: House) -> None:
         assert runs.resume("template", request="r1").state is DONE
         with pytest.raises(HttpProblem, match="it is over"):
             runs.resume("template", request="r2")
-    assert len(house.starts()) == 1
-
-
-def test_cancelling_a_queued_experiment(house: House) -> None:
-    house.set(limits=ServiceLimits(max_running=0))
-    with house.open() as runs:
-        runs.submit(experiment())
-        assert runs.cancel("one", request="c1").state is CANCELLED
-        assert runs.resume("one").state is QUEUED
-        assert runs.cancel("one", request="c1").state is QUEUED
-        assert runs.cancel("one", request="c2").state is CANCELLED
-
-
-def test_cancelling_a_running_experiment(house: House) -> None:
-    house.tell(one="hold")
-    with house.open() as runs:
-        runs.submit(experiment())
-        house.wait("one", RUNNING)
-        runs.cancel("one", request="c1")
-        inbox = Inbox(ExperimentFolder(home=house.home, name="one").inbox)
-        inbox.withdraw_cancels()  # its driver does so once the cancel is journalled, and so does a resume
-        assert runs.cancel("one", request="c1").state is RUNNING
-        assert pending(house, "one") == []
-        house.go()
-        house.wait("one", DONE)
-        assert runs.cancel("one", request="c1").state is DONE
+    assert (len(house.starts()), house.row("template").attempt) == (1, 1)
+    assert house.seqs("template") == list(range(count))
 
 
 def test_extending_a_queued_experiment_that_has_begun_since(house: House) -> None:
@@ -297,7 +248,7 @@ def test_extending_a_queued_experiment_that_has_begun_since(house: House) -> Non
         with pytest.raises(HttpProblem, match="it is over"):
             extend(runs, house.home, "one", max_cost_usd=6.0, request="e2")
     assert house.row("one").words == words
-    assert pending(house, "one") == []
+    assert house.pending() == []
 
 
 def test_extending_a_begun_experiment(house: House) -> None:
@@ -307,6 +258,6 @@ def test_extending_a_begun_experiment(house: House) -> None:
         house.wait("one", RUNNING)
         for _ in range(2):
             assert extend(runs, house.home, "one", deadline="2h", request="e1").applied
-        assert pending(house, "one") == ["extend"]
+        assert house.pending() == ["extend"]
         house.go()
         house.wait("one", DONE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import time
@@ -13,15 +12,22 @@ import pytest
 from rubberband.api.experiments import watcher
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.executor import DriverRequest, ExperimentFolder, Inbox
+from rubberband.executor import DriverRequest, ExperimentFolder
 from rubberband.executor.journal.folder import Stamp, stamp_of
-from rubberband.states import ExperimentState
 from tests.builders.receiver import receiving
-from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, template
+from tests.builders.service_runs import (
+    DONE,
+    INTERRUPTED,
+    QUEUED,
+    REFUSED,
+    RUNNING,
+    STARTING,
+    House,
+    count_of,
+    experiment,
+)
 from tests.builders.waiting import eventually
 
-QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
-STARTING, REFUSED = ExperimentState.STARTING, ExperimentState.REFUSED
 NARROW = {
     "provider": {"providers": ("local",)},
     "cost": {"limits": ServiceLimits(max_cost_usd=3.0)},
@@ -89,16 +95,7 @@ def test_a_killed_run_restarts_automatically_and_is_done(house: House, caplog: p
     assert house.seqs("one") == list(range(count_of(house.journal)))
     assert house.states("one").count("interrupted") == 1
     assert [start[2] for start in house.starts()] == ["1", "2"]
-    assert (
-        len(
-            [
-                record
-                for record in caplog.messages
-                if record.startswith("experiment one: its process ended unexpectedly")
-            ]
-        )
-        == 1
-    )
+    assert sum(line.startswith("experiment one: its process ended unexpectedly") for line in caplog.messages) == 1
 
 
 def interrupted(house: House, name: str, *, attempt: int) -> bool:
@@ -119,13 +116,13 @@ def test_a_run_without_progress_restarts_automatically_only_once(house: House) -
 
 
 def test_runs_that_failed_by_themselves_or_run_by_hand_are_not_restarted(house: House) -> None:
-    cut_off(template(house.home), at=3)
+    house.cut_template()
     house.tell(one="cut")
     house.set()
     with house.open() as runs:
         runs.submit(experiment())
         house.wait("one", INTERRUPTED)
-        folder = ExperimentFolder(home=house.home, name="one")
+        folder = house.folder()
         found = {"attempt": 1, "exit_code": 1, "error": "no", "at": 0.0}
         folder.ending.write_text(json.dumps(found))
         house.wait("template", INTERRUPTED)
@@ -144,7 +141,7 @@ def test_a_run_resumed_by_hand_stays_with_its_user(house: House) -> None:
         runs.submit(experiment())
         house.wait("one", INTERRUPTED)
     house.settings = resuming(house)
-    folder = ExperimentFolder(home=house.home, name="one")
+    folder = house.folder()
     with house.open():
         with folder.driving():
             # A driver writes again and again: a watcher that looked just before it began sees the next time.
@@ -159,13 +156,13 @@ def test_a_run_resumed_while_it_is_examined_is_examined_again(house: House, monk
     with house.open() as runs:
         runs.submit(experiment())
         house.wait("one", INTERRUPTED)
-    folder = ExperimentFolder(home=house.home, name="one")
+    folder = house.folder()
     later = time.time() + 1.0  # times of files lag behind the clock by up to a tick of the kernel
     os.utime(folder.journal, (later, later))
     with ExitStack() as driver:
 
         def begun_first(seen: ExperimentFolder) -> Stamp:
-            if "_settle" in {frame.function for frame in inspect.stack(0)} and not folder.driven:
+            if not folder.driven:
                 driver.enter_context(folder.driving())
                 os.utime(folder.journal)
             return stamp_of(seen)
@@ -180,11 +177,14 @@ def test_runs_started_in_another_home_are_not_resumed_here(house: House) -> None
     with house.open() as runs:
         runs.submit(experiment())
         house.wait("one", INTERRUPTED)
-    ExperimentFolder(home=house.home, name="one").process_lock.unlink()
+    house.folder().process_lock.unlink()
     assert house.store.change("one", at=0.0, state=RUNNING)
     house.settings = resuming(house)
-    with house.open():
+    with house.open() as runs:
         house.wait("one", INTERRUPTED)
+        (house.folder().path / "driver.lock").unlink()
+        with pytest.raises(HttpProblem, match="another home"):
+            runs.resume("one")
     assert len(house.starts()) == 1
 
 
@@ -212,7 +212,7 @@ def test_a_run_that_was_about_to_end_is_not_restarted(house: House, why: str) ->
         runs.submit(experiment())
         house.wait("one", INTERRUPTED)
     if why == "cancelled":
-        inbox = Inbox(ExperimentFolder(home=house.home, name="one").inbox)
+        inbox = house.inbox()
         inbox.put(DriverRequest(id="c1", kind="cancel", asked_at=0.0))
     words = dict(house.row("one").words)
     if why == "late":

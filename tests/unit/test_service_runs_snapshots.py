@@ -31,11 +31,7 @@ from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.clocks import Clock
 from tests.builders.power_cut import PowerCut
-from tests.builders.service_runs import template
-
-QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
-INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED
-DONE = ExperimentState.DONE
+from tests.builders.service_runs import CANCELLED, DONE, INTERRUPTED, REFUSED, RUNNING, STARTING, template
 
 NOTHING = Sight(at_work=False, mark=None, ending=None, outcome=None, reason="", has_begun=False)
 AT_WORK = replace(NOTHING, at_work=True)

@@ -11,13 +11,11 @@ import pytest
 from rubberband.api.experiments.recording import Newcomers, Recorder, taken_in
 from rubberband.api.store import Store, open_store
 from rubberband.executor import ExperimentFolder, read_at_once
-from rubberband.states import ExperimentState
 from tests.builders.clocks import MID_MONTH
-from tests.builders.service_runs import DONE, House, count_of, cut_off
+from tests.builders.service_runs import DONE, INTERRUPTED, UNREADABLE, House, count_of, cut_off
 from tests.builders.waiting import eventually
 
 DAY_S = 24 * 3600.0
-INTERRUPTED, UNREADABLE = ExperimentState.INTERRUPTED, ExperimentState.UNREADABLE
 
 
 def copied(journal: Path, home: Path, name: str, *, age_s: float = 0.0, events: int | None = None) -> ExperimentFolder:
@@ -107,7 +105,7 @@ def test_events_of_long_ended_runs_leave_the_feed_and_restarts_go_on_from_there(
 def test_one_that_cannot_be_read_is_reported_and_keeps_no_other_out(house: House, done_run: Path) -> None:
     copied(done_run, house.home, "good", age_s=60 * DAY_S)
     for name, content in (("broken", b"no database" * 1000), ("empty", b"")):
-        folder = ExperimentFolder(home=house.home, name=name)
+        folder = house.folder(name)
         folder.make()
         folder.journal.write_bytes(content)
     with house.open():
