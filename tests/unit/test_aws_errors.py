@@ -16,7 +16,7 @@ from botocore.httpsession import URLLib3Session
 from rubberband.cloud.aws import capacity
 from rubberband.cloud.aws.capacity import quotas
 from rubberband.cloud.aws.cleanup import living
-from rubberband.cloud.aws.client import open_session
+from rubberband.cloud.aws.client import check_region, open_session
 from rubberband.cloud.aws.errors import explain, missing_action, verdict
 from rubberband.cloud.aws.network import choose_subnets, delete_groups, ensure_group, zones_of
 from rubberband.cloud.aws.quotes import on_demand_price, spot_prices
@@ -188,6 +188,15 @@ def test_a_profile_that_is_not_there_is_bad_input(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("AWS_PROFILE", "nobody's")
     with pytest.raises(InputError, match="AWS_PROFILE"):
         open_session("eu-west-1").client("ec2")
+
+
+def test_regions_that_cannot_be_read_are_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread() -> tuple[str, ...]:
+        raise boto.ProfileNotFound(profile="nobody's")
+
+    monkeypatch.setattr("rubberband.cloud.aws.client._known", unread)
+    with pytest.raises(InputError, match="AWS_PROFILE"):
+        check_region("eu-west-1")
 
 
 @pytest.fixture

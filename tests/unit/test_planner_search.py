@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from rubberband.errors import InfeasibleError, InputError
+from rubberband.planner.reserve import Reserve
 from rubberband.planner.search import meets
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Cohort, PlanningConstraints, Stage
+from rubberband.values.plan import Cohort, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.plans import plan
 
@@ -221,6 +222,12 @@ def test_limits_that_cannot_be_kept_are_reported_with_a_remedy_that_works() -> N
     planned = plan(WAVES, NOISY, RENTED, enough)
     assert planned.odds is not None
     assert planned.odds.p_both >= 0.95
+
+
+def test_a_run_keeps_back_the_price_of_its_instances_until_they_are_released() -> None:
+    few, more = (StagePlan(instances=each, gpus_per_trial=1, market="on_demand") for each in (1, 3))
+    kept_usd = [Reserve(margin_s=600.0).release_usd(offer(), each) for each in (few, more)]
+    assert kept_usd[1] - kept_usd[0] == pytest.approx(2 * 12.24 / 6, rel=0.01)
 
 
 def test_a_tight_deadline_buys_the_reliable_market_where_spot_is_too_risky() -> None:

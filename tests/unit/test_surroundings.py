@@ -18,6 +18,7 @@ from rubberband.executor import Controller, Entrypoint, Event, TrialReported, op
 from rubberband.executor.run import session
 from rubberband.installation import FEWEST_FILES, home_at, require_ray
 from rubberband.running.run import RunOptions, run_experiment
+from rubberband.spec.loading import load_experiment
 from tests.builders.documents import ROOT
 
 WORDS: dict[str, Any] = {
@@ -55,6 +56,13 @@ def test_too_few_open_files_for_ray_are_said_at_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(resource, "getrlimit", lambda _: (FEWEST_FILES - 1, FEWEST_FILES - 1))
     with pytest.raises(InputError, match=r"may open 255 files here \(ulimit -n\), and Ray needs 256; run `ulimit -n"):
         require_ray("provider: local")
+
+
+def test_without_ray_a_run_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rubberband.installation.find_spec", lambda module: None if module == "ray" else module)
+    experiment = load_experiment(ROOT / "examples/digits.yaml", {})
+    with pytest.raises(InputError, match=r"provider: local needs ray; run pip install 'rubberband-tune\[ray\]'"):
+        experiment.require_runnable()
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])

@@ -335,7 +335,6 @@ def counting(config):
     fit(MADE[-1])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("every", [3, 4], ids=["between epochs", "at their ends"])
 def test_patience_counts_the_evaluations_of_the_users_own_trainer(store, every):
     config = {"lr": 0.01, "every": every}
