@@ -271,33 +271,20 @@ def test_a_profile_file_reads_back_what_was_saved(tmp_path: Path) -> None:
 
 
 def test_every_component_of_the_noise_is_written_inline_or_in_a_file(tmp_path: Path) -> None:
-    inline = {
+    same: Any = {
         "seconds_per_iteration": {1: 10.0},
-        "trial_startup": "2s",
-        "first_iteration_extra": "1s",
-        "cold_iteration_extra": "1.5s",
         "trial_cv": 0.1,
         "iteration_cv": 0.2,
         "startup_cv": 0.3,
         "mean_cv": 0.05,
-        "provision_delay": {"mean": "20s", "cv": 0.4},
-        "init_delay": {"samples": ["10s", 30]},
     }
-    found = Experiment(**words(profile=inline)).loaded_profile()
+    extras = {"trial_startup": "2s", "first_iteration_extra": "1s", "cold_iteration_extra": "1.5s"}
+    delays = {"provision_delay": {"mean": "20s", "cv": 0.4}, "init_delay": {"samples": ["10s", 30]}}
+    found = Experiment(**words(profile={**same, **extras, **delays})).loaded_profile()
     assert found == Profile(
-        seconds_per_iteration={1: 10.0},
-        trial_startup_s=2.0,
-        first_iteration_extra_s=1.0,
-        cold_iteration_extra_s=1.5,
-        trial_cv=0.1,
-        iteration_cv=0.2,
-        startup_cv=0.3,
-        mean_cv=0.05,
-        provision_delay_s=20.0,
-        provision_spread=Spread(cv=0.4),
-        init_delay_s=20.0,
-        init_spread=Spread(samples=(0.5, 1.5)),
-    )
+        **same, trial_startup_s=2.0, first_iteration_extra_s=1.0, cold_iteration_extra_s=1.5, provision_delay_s=20.0,
+        provision_spread=Spread(cv=0.4), init_delay_s=20.0, init_spread=Spread(samples=(0.5, 1.5)),
+    )  # fmt: skip
     save_profile(found, tmp_path / "x.json")
     assert load_profile(tmp_path / "x.json") == replace(found, source="file")
 

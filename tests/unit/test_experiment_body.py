@@ -117,19 +117,8 @@ json_values = st.recursive(
 )
 keys = st.sampled_from(
     [
-        "name",
-        "search",
-        "search__space",
-        "search__scheduler",
-        "constraints",
-        "constraints__deadline",
-        "resources",
-        "resources__aws",
-        "resources__spot",
-        "profile",
-        "profile__seconds_per_iteration",
-        "batch",
-        "version",
+        *("name", "search", "search__space", "search__scheduler", "constraints", "constraints__deadline", "resources"),
+        *("resources__aws", "resources__spot", "profile", "profile__seconds_per_iteration", "batch", "version"),
         "entrypoint",
     ]
 )

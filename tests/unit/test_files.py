@@ -129,12 +129,8 @@ def test_the_published_schema_holds_what_can_only_be_planned() -> None:
     assert parse_experiment(dump_experiment(experiment)) == experiment
 
 
-def test_python_and_yaml_take_the_same_words(tmp_path: Path) -> None:
-    path = write(tmp_path, json.dumps(words()))
-    assert load_experiment(path) == Experiment(**words())
-
-
-def test_a_dump_reads_back() -> None:
+def test_python_and_yaml_take_the_same_words_and_a_dump_reads_back(tmp_path: Path) -> None:
+    assert load_experiment(write(tmp_path, json.dumps(words()))) == Experiment(**words())
     experiment = Experiment(
         **words(search__space={"a": "on", "b": "1e-4", "c": "~", "d": "0x1", "e": [None, 1.5], "f": "é"})
     )
@@ -153,18 +149,8 @@ def test_numbers_and_booleans_are_those_of_yaml_1_2() -> None:
     text = dump_experiment(Experiment(**words(search__space={}))).replace(
         "space: {}", "space: {a: 1e-4, b: 'no', c: none, d: 1:30, e: 2026-01-01, f: true, g: 1e2, h: 0x10, i: .5, j: ~}"
     )
-    assert parse_experiment(text).search.space == {
-        "a": 1e-4,
-        "b": "no",
-        "c": "none",
-        "d": "1:30",
-        "e": "2026-01-01",
-        "f": True,
-        "g": 100.0,
-        "h": 16,
-        "i": 0.5,
-        "j": None,
-    }
+    found = [1e-4, "no", "none", "1:30", "2026-01-01", True, 100.0, 16, 0.5, None]
+    assert parse_experiment(text).search.space == dict(zip("abcdefghij", found, strict=True))
 
 
 @cases("value", "reason")
@@ -288,12 +274,6 @@ def test_a_key_of_another_tool_is_answered_with_ours(word: str, written: str) ->
     line = refusal(f"{EXAMPLE}\n{word}: 3\n")
     assert f": {word}: unknown key; write {written}" in line
     assert "\n" not in line
-
-
-@cases("override", "line")
-def test_a_value_of_another_tool_is_answered_with_ours(tmp_path: Path, override: str, line: str) -> None:
-    with pytest.raises(InputError, match=re.escape(line)):
-        load_experiment(write(tmp_path, EXAMPLE), [override])
 
 
 @cases("override", "message")

@@ -24,12 +24,14 @@ from tests.builders.virtual_runs import run_virtual
 
 
 class Balanced(HTMLParser):
-    """Checks that tags are closed, and collects text."""
+    """Checks that tags are closed, and collects text of a page, or of what a notebook shows of a value."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, shown: Any) -> None:
         super().__init__()
+        page = shown if isinstance(shown, str) else shown._repr_html_()
         self.open: list[str] = []
         self.text: list[str] = []
+        self.page = page
         self.feed(page)
         assert self.open == []
 
@@ -46,22 +48,22 @@ class Balanced(HTMLParser):
 @pytest.mark.parametrize("kind", sorted(EVERY_RESULT))
 def test_a_result_is_html_in_a_notebook(kind: str) -> None:
     result = EVERY_RESULT[kind]()
-    text = Balanced(result._repr_html_()).text
+    text = Balanced(result).text
     assert text[0].startswith("digits: ")
     if result.best is not None:
         assert any(line.startswith("best: score=") for line in text)
 
 
 def test_values_of_users_never_become_markup() -> None:
-    page = hostile()._repr_html_()
+    page = Balanced(hostile()).page
     assert ATTACK not in page
     assert html.escape(ATTACK) in page
     experiment = rubberband.Experiment(**words(search={"space": {ATTACK: {"type": "choice", "values": [ATTACK]}}}))
-    assert ATTACK not in experiment._repr_html_()
+    assert ATTACK not in Balanced(experiment).page
 
 
 def test_an_experiment_is_html_in_a_notebook() -> None:
-    text = Balanced(rubberband.Experiment(**words(track=["csv"]))._repr_html_()).text
+    text = Balanced(rubberband.Experiment(**words(track=["csv"]))).text
     assert text[0] == "digits-sha: 27 trials"
     assert "loguniform(0.0001, 0.1)" in text
     assert text[text.index("constraints.max_cost") + 1] == "4.0"
@@ -77,7 +79,7 @@ def estimated(**changes: Any) -> Any:
 def test_an_estimate_is_html_in_a_notebook_and_the_screen_in_print(tmp_path: Path) -> None:
     found = estimated(home=tmp_path)
     assert found.feasible
-    text = Balanced(found._repr_html_()).text
+    text = Balanced(found).text
     lines = str(found).splitlines()
     assert text[0] == lines[0]
     assert text[0].startswith("digits-sha: ")
@@ -89,7 +91,7 @@ def test_an_estimate_is_html_in_a_notebook_and_the_screen_in_print(tmp_path: Pat
 
 def test_a_plan_is_html_in_a_notebook() -> None:
     plan = estimated().plan
-    text = Balanced(plan._repr_html_()).text
+    text = Balanced(plan).text
     assert text[0] == "plan"
     assert text[5:9] == ["0", str(plan.stages[0].instances), str(plan.stages[0].gpus_per_trial), "on demand"]
 
@@ -97,8 +99,8 @@ def test_a_plan_is_html_in_a_notebook() -> None:
 def test_an_estimate_without_a_plan_shows_remedies_and_a_sized_one_its_size() -> None:
     found = estimated(constraints={"deadline": "1m"})
     assert (found.feasible, found.plan, found.prediction) == (False, None, None)
-    assert "Remedies" in Balanced(found._repr_html_()).text
-    assert " configurations fit " in Balanced(estimated(size=True)._repr_html_()).text[0]
+    assert "Remedies" in Balanced(found).text
+    assert " configurations fit " in Balanced(estimated(size=True)).text[0]
 
 
 def test_an_estimate_needs_a_profile_and_one_experiment(tmp_path: Path) -> None:

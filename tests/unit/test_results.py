@@ -66,14 +66,6 @@ def test_the_best_configuration_of_a_run_without_reports_is_refused() -> None:
         _ = replace(a_result(), best=None).best_config
 
 
-@pytest.mark.parametrize("kind", ["done", "faults", "unfinished"])
-def test_a_result_of_a_service_has_the_same_rows(kind: str) -> None:
-    result = EVERY_RESULT[kind]()
-    there = Result.from_json(json.loads(json.dumps(result.to_json())))
-    assert rows.trial_rows(there) == rows.trial_rows(result)
-    assert rows.report_rows(there) == rows.report_rows(result)
-
-
 def test_a_nested_configuration_and_a_missing_parameter_have_columns_of_their_own() -> None:
     result = a_result()
     one, other, *rest = result.trials

@@ -10,12 +10,12 @@ import pytest
 from rubberband.api.dashboard import badge, trial_table
 from rubberband.api.dashboard.sentences import cards, sentence, stage_rows, troubles
 from rubberband.api.dashboard.trial_table import PAGE_SIZE, Asked, TrialTable, trial_page
-from rubberband.executor import Faults, Result
+from rubberband.executor import Result
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.story import story
 from tests.builders.adaptive_runs import adaptive_result
-from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
+from tests.builders.results import EVERY_RESULT, a_job, a_result, cut_short
 
 RUNNING, DONE = ExperimentState.RUNNING, ExperimentState.DONE
 
@@ -57,12 +57,6 @@ def test_any_result_has_cards_stages_history_and_trials(which: str, state: Exper
     happened = [entry.at_s for entry in story(result)]
     assert happened == sorted(happened)
     assert len(trial_page(result, Asked()).rows) == len(result.trials)
-
-
-def test_only_what_was_carried_out_is_held_against_the_plan() -> None:
-    stopped = submission(ExperimentState.INTERRUPTED)
-    assert all("%" not in note for card in cards(stopped, cut_short(30, cancel=False)) for note in card.notes)
-    assert [card.notes[1].endswith("(0\xa0%)") for card in cards(submission(DONE), a_result())[:2]] == [True, True]
 
 
 def test_a_cap_that_is_passed_is_shown_by_its_gauge() -> None:
@@ -174,24 +168,6 @@ def test_batches_that_adapt_are_columns() -> None:
     by_batch = trial_page(adaptive_result(), Asked(sort="batch", down=True))
     assert by_batch.rows[0].cells[3].startswith("64 -> ")
     assert "batch size" not in [column.title for column in trial_page(a_result(), Asked()).columns]
-
-
-def test_losses_and_their_causes_come_first() -> None:
-    assert troubles(a_result()) == []
-    text = troubles(a_result(faults=FAULTS))
-    assert [trouble.what for trouble in text] == [
-        "1 of 12 trials failed",
-        "1 of 12 trials failed",
-        "1 of 12 trials failed and was tried again",
-    ]
-    assert text[1].why == "not a number: fault (trial 7)"
-    assert [trouble.severe for trouble in text] == [True, True, False]
-    assert all("(trial " in trouble.why for trouble in text)
-    lost = troubles(a_result(faults=Faults(lost_after_s={"i-001": 20.0}, refused={"i-002"})))
-    assert [trouble.what for trouble in lost if "instance" in trouble.what] == [
-        "1 instance was lost",
-        "1 instance was refused",
-    ]
 
 
 def test_causes_that_differ_in_numbers_are_one() -> None:

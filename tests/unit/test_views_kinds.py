@@ -43,15 +43,17 @@ from tests.builders.timed_requests import extend
 from tests.builders.virtual_runs import run_virtual
 from tests.builders.watching import narration, pictures
 
+RESULTS = {**EVERY_RESULT, **SPECIAL_RESULTS}
+
 
 def drawn(figure: Figure | None) -> dict[str, Any]:
     assert figure is not None
     return figure
 
 
-@pytest.mark.parametrize("kind", SPECIAL_RESULTS)
+@pytest.mark.parametrize("kind", RESULTS)
 def test_any_result_is_the_same_after_json(kind: str) -> None:
-    result = SPECIAL_RESULTS[kind]()
+    result = RESULTS[kind]()
     assert Result.from_json(json.loads(json.dumps(result.to_json(), allow_nan=False))) == result
 
 
