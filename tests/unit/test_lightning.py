@@ -443,10 +443,7 @@ def logged(step: str, name: str, value: Any = 1.0, batches: Any = range(99), **w
         (optimized(frequency=3), "configure_optimizers() returned a key 'frequency', which has no effect here; use"),
         ({"training_step": lambda *_: None}, "Odd.training_step() returned NoneType; return the loss, or a dict with"),
         (logged("training_step", "rare", batches=[2]), "training_step() logs 'rare' in some batches only; log it in"),
-        (
-            logged("training_step", "most", reduce_fx="max"),
-            "training_step() logs 'most' by reduce_fx=max; use mean, or",
-        ),
+        (logged("training_step", "most", reduce_fx="max"), "training_step() logs 'most' by reduce_fx=max; use mean,"),
         ({"optimizer_step": lambda *_, **__: None}, "Odd overrides optimizer_step(), which RubberBand's loop does not"),
         (logged("validation_step", "val_loss", "low"), "self.log('val_loss') got str; log a number, or a torchmetrics"),
         (logged("validation_step", "val_los"), "the trial reported 'train_loss', 'val_los'; did you mean"),
@@ -652,10 +649,7 @@ def test_a_metric_of_training_may_be_monitored():
             "Odd.configure_callbacks() returned ModelCheckpoint, and only EarlyStopping works here; the trial keeps "
             "its checkpoints itself; leave it out",
         ),
-        (
-            {"configure_callbacks": lambda self: callbacks.LearningRateMonitor()},
-            "returned LearningRateMonitor, and only EarlyStopping works here; do what it does in hooks of the module",
-        ),
+        ({"configure_callbacks": lambda self: callbacks.LearningRateMonitor()}, "works here; do what it does in hooks"),
         (
             {"configure_callbacks": lambda self: type("Mine", (callbacks.EarlyStopping,), {})("val_loss")},
             "returned Mine, and only EarlyStopping works here",
@@ -670,10 +664,7 @@ def test_a_metric_of_training_may_be_monitored():
             {"on_train_start": lambda self: setattr(self.trainer, "limit_val_batches", 1)},
             "self.trainer.limit_val_batches is not there in a LightningTrial, which has no Trainer",
         ),
-        (
-            {"on_train_start": lambda self: self.log("x", 1.0, colour="red")},
-            "self.log('x') has an option colour, which has no effect here; leave it out",
-        ),
+        ({"on_train_start": lambda self: self.log("x", 1.0, colour="red")}, "self.log('x') has an option colour,"),
         (
             {"on_train_start": lambda self: self.log("x", 1.0, False, True, False, True, "median")},
             "self.log('x') has reduce_fx=median; use mean, sum, min, max or a torchmetrics.Metric",

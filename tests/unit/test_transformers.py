@@ -200,14 +200,8 @@ def no_trainer(config):
     ("function", "line"),
     [
         (without_eval_data, "the Trainer has no eval_dataset, so it has no eval_… metric; give it eval_dataset="),
-        (
-            one_epoch,
-            "the Trainer has ended after 1 epochs (4 steps), and the search continues; set num_train_epochs to the",
-        ),
-        (
-            weights_alone,
-            "save_only_model=True has no place in a trial: it saves no optimizer, so a trial cannot resume",
-        ),
+        (one_epoch, "the Trainer has ended after 1 epochs (4 steps), and the search continues; set num_train_epochs"),
+        (weights_alone, "save_only_model=True has no place in a trial: it saves no optimizer, so a trial cannot"),
         (no_steps, "steps_per_iteration=0 is below 1; give the steps of an iteration"),
         (on_its_own, "the Trainer has 1 of the gang's 2 workers, so each would train on its own; make Training"),
         (no_trainer, "fit() got Linear, which is no transformers.Trainer; give one"),
