@@ -162,6 +162,19 @@ def test_guards_move_while_ec2_describes_nothing(world: World, code: str) -> Non
     assert len(world.fake.living) == 4
 
 
+def test_the_guard_of_an_instance_that_the_next_driver_never_sees_is_moved(world: World) -> None:
+    first = world.driver(guards=guards(world))
+    first.launch("a")
+    renewed(world, first, 5)
+    world.fake.fault = lambda call: Fault.stale(1e9) if call.operation == "DescribeInstances" else None
+    later = world.driver(guards=guards(world))
+    renewed(world, later, 60)
+    (machine,) = world.fake.living
+    assert machine.guard_at is not None
+    assert machine.guard_at > world.now
+    assert [one.ended_at for one in later.describe()] == [None]
+
+
 def test_one_instance_that_the_scheduler_refuses_keeps_no_other_from_its_guard(world: World) -> None:
     driver = world.driver(guards=guards(world))
     driver.launch_all("abcd")

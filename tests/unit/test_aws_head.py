@@ -375,7 +375,7 @@ def test_down_without_the_right_to_list_regions_says_so(account: Account) -> Non
 
 
 @pytest.mark.by_default(1)
-@pytest.mark.parametrize("stopping", [False, True])
+@pytest.mark.parametrize("stopping", [True, False])
 def test_up_starts_a_head_that_stopped_itself(account: Account, file: Path, stopping: bool) -> None:
     head = head_of(account)
     account.sleep(60)

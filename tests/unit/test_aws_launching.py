@@ -504,6 +504,14 @@ def test_an_answer_that_is_lost_is_asked_for_again_with_the_same_token(world: Wo
     assert world.living == [*NAMES]
 
 
+def test_the_outcome_of_a_lost_answer_for_many_is_kept_despite_later_answers(world: World) -> None:
+    world.fake.set_capacity(3, zone="us-east-1a")
+    left = [LOST, Fault.no_capacity()]
+    world.fake.fault = lambda call: left.pop(0) if call.operation == "RunInstances" and left else None
+    assert world.driver().launch_all(NAMES) == {}
+    assert world.living == [*NAMES]
+
+
 def test_as_many_instances_are_bought_as_the_quota_allows(world: World) -> None:
     for code in world.fake.world.quotas_vcpus:
         world.fake.world.quotas_vcpus[code] = 4.0 * 10  # ten g5.xlarge
