@@ -77,7 +77,7 @@ class FakeAws:
         self.calls: list[FakeCall] = []
         """Every call so far, with its outcome."""
         self._lock = threading.RLock()
-        self._elsewhere: dict[str, FakeAws] = {}
+        self.elsewhere: dict[str, FakeAws] = {}
 
     @property
     def region(self) -> str:
@@ -101,9 +101,9 @@ class FakeAws:
         if region == self.region:
             return self
         with self._lock:
-            if region not in self._elsewhere:
-                self._elsewhere[region] = FakeAws(self.clock, region=region, policies=self.policies)
-            other = self._elsewhere[region]
+            if region not in self.elsewhere:
+                self.elsewhere[region] = FakeAws(self.clock, region=region, policies=self.policies)
+            other = self.elsewhere[region]
             other.fault, other.calls, other._lock = self.fault, self.calls, self._lock
             return other
 

@@ -56,7 +56,7 @@ class Limits:
     latency_s: dict[str, float] = field(default_factory=lambda: dict(LATENCY_S))
     """Operation -> until it is carried out, where it is not throttled."""
     sleep: Callable[[float], None] = time.sleep
-    _buckets: dict[str, _Bucket] = field(default_factory=dict)
+    buckets: dict[str, _Bucket] = field(default_factory=dict)
 
     def refusal(self, service: str, operation: str, params: Mapping[str, Any], now: float) -> FakeError | None:
         """What a request is answered with that comes too soon; else None, and its tokens are gone."""
@@ -93,7 +93,7 @@ class Limits:
 
     def _filled(self, name: str, rate: Rate, now: float) -> _Bucket:
         """A bucket as it is by now; full at first."""
-        bucket = self._buckets.setdefault(name, _Bucket(tokens=rate.most, at=now))
+        bucket = self.buckets.setdefault(name, _Bucket(tokens=rate.most, at=now))
         bucket.tokens = min(rate.most, bucket.tokens + max(0.0, now - bucket.at) * rate.refill_per_s)
         bucket.at = now
         return bucket

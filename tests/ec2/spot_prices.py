@@ -25,15 +25,15 @@ class SpotMarket:
     """From one price to the next."""
     swing: float = 0.2
     """A price is within this share of its average, and at most the price on demand (as it has been since 2017)."""
-    _walks: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
+    walks: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
 
     def set(self, instance_type: str, zone: str, walk: Sequence[tuple[float, float]]) -> None:
         """Let a price be this walk: (from an instant on, USD per hour), in order; the first one holds before, too."""
-        self._walks[instance_type, zone] = list(walk)
+        self.walks[instance_type, zone] = list(walk)
 
     def price_usd(self, machine: MachineType, zone: str, at: float) -> float:
         """USD per hour for one instance, at an instant."""
-        walk = self._walks.get((machine.name, zone))
+        walk = self.walks.get((machine.name, zone))
         if walk is not None:
             return walk[max(0, bisect_right(walk, at, key=lambda change: change[0]) - 1)][1]
         step = int((at - self._offset_s(machine, zone)) // self.step_s)
@@ -43,7 +43,7 @@ class SpotMarket:
 
     def changes(self, machine: MachineType, zone: str, start: float, end: float) -> Iterator[float]:
         """When the price changed between two instants, latest first; and the last change before them."""
-        walk = self._walks.get((machine.name, zone))
+        walk = self.walks.get((machine.name, zone))
         if walk is not None:
             yield from _changes_of(walk, start, end)
             return

@@ -97,7 +97,7 @@ class Walk:
     def left(self) -> dict[str, object]:
         """All that costs money or is in the way, and is the user's to delete."""
         fake, found = self.aws.fake, dict[str, object]()
-        for region in (fake, *fake._elsewhere.values()):
+        for region in (fake, *fake.elsewhere.values()):
             world, now = region.world, time.time()
             found |= {
                 f"instances of {region.region}": [

@@ -105,12 +105,6 @@ def test_instances_of_a_living_driver_are_left_alone(world: World) -> None:
     assert world.living == ["a"]
 
 
-def test_only_the_named_experiment_is_swept(world: World) -> None:
-    world.driver().launch("a")
-    assert cleaned(world, experiment="other").ended == ()
-    assert world.living == ["a"]
-
-
 def test_sweep_ends_only_the_named_experiment_of_an_owner(world: World, tmp_path: Path) -> None:
     other = World(tmp_path / "experiments" / "other" / "local", experiment="other", run="run-2")
     other.fake, other.machines = world.fake, world.machines

@@ -156,6 +156,15 @@ def test_a_zone_without_spot_is_the_first_on_demand(world: World) -> None:
     assert [one.zone for one in world.fake.living] == [cheapest_first[1], cheapest_first[0]]
 
 
+def test_hours_of_spot_that_no_driver_saw_are_billed(world: World) -> None:
+    driver = world.driver(lease_s=7200.0)
+    driver.launch("a", "spot")
+    driver.describe()
+    world.beat(world.now + 7200.0)
+    world.sleep(5400.0)
+    assert len(driver.release("a").hour_prices_usd or ()) == 2
+
+
 def test_a_used_up_quota_is_not_asked_in_other_zones(world: World) -> None:
     for code in world.fake.world.quotas_vcpus:
         world.fake.world.quotas_vcpus[code] = 0.0

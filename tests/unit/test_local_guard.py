@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import Guard, Record, load, save
 from rubberband.cloud.ray_head.ray_node import Guards, RayHead
 from rubberband.files import EXCLUSIVE, SHARED, locked
-from tests.builders.metadata_service import metadata_service
+from tests.builders.fake_launches import START, Rental, spot
+from tests.ec2.server import FakeServer
 
 LEASE_S = 30.0
 
@@ -164,27 +164,18 @@ def test_an_endless_reader_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
         assert locked(ours, SHARED)
 
 
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """What the metadata service says, however long it takes."""
+def test_an_instance_hears_of_itself_and_of_its_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rental = Rental("admin", pending_s=0.0)
+    instance = rental.launch(InstanceMarketOptions=spot())
     monkeypatch.setattr(node, "_TIMEOUT_S", 60.0)
-    with metadata_service() as (address, said):
-        monkeypatch.setenv(node.METADATA_VARIABLE, address)
-        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-        yield said
-
-
-def test_it_is_reported_what_the_metadata_service_says(said: dict[str, str]) -> None:
-    said["local-ipv4"] = "10.0.0.5"
-    assert node.metadata("local-ipv4") == "10.0.0.5"
-    assert node.metadata("mac") is None
-
-
-def test_a_notice_of_interruption_is_an_instant(said: dict[str, str]) -> None:
-    assert node.interruption() is None
-    said["spot/instance-action"] = '{"action": "terminate", "time": "2026-11-21T17:00:00Z"}'
-    assert node.interruption() == 1795280400.0
-    said["spot/instance-action"] = "<html>"
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with FakeServer(rental.fake, tmp_path, address="10.0.0.5") as server:
+        monkeypatch.setenv(node.METADATA_VARIABLE, f"{server.metadata_url(instance)}/")
+        assert node.metadata("local-ipv4") == "10.0.0.5"
+        assert (node.metadata("nothing"), node.interruption()) == (None, None)
+        rental.fake.reclaim(instance, notice_s=120.0)
+        assert node.interruption() == START + 120.0
+    monkeypatch.setattr(node, "metadata", lambda _path: "<html>")
     assert node.interruption() is None
 
 

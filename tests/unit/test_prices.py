@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from botocore.parsers import ResponseParserError
 
-from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.prices import ON_DEMAND_GOOD_S, SPOT_GOOD_S, live_table, prices_of
 from rubberband.cloud.aws.quotes import PATIENCE_S, facts_of, fetch, on_demand_price, spot_prices
 from rubberband.cloud.catalogue import catalogue
@@ -21,7 +20,6 @@ from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
 from tests.ec2 import FakeAws, FakeCall, FakeDisconnect, FakeError, Fault
 from tests.ec2.machine_types import MachineType
-from tests.ec2.server import SECRET_KEY, FakeServer, access_key
 
 START_AT = 1_800_000_000.0
 REGION = "us-east-1"
@@ -330,14 +328,3 @@ def test_ec2s_own_description_of_its_types_is_what_the_catalogue_says() -> None:
         assert (row.gpus, row.vcpus, row.memory_gib) == (facts.gpus, facts.vcpus, facts.memory_gib)
         assert facts.gpu_memory_gib == pytest.approx(row.gpu_memory_gib, rel=0.07)
         assert facts.network_gbps == pytest.approx(row.network_gbps or facts.network_gbps, rel=0.1)
-
-
-def test_over_http_boto3_is_reported_the_same(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeServer(world.fake, tmp_path / "objects") as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", access_key("driver"))
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-        types = ["g5.xlarge", "p3.8xlarge", "m7i.large", "nothing.large"]
-        answer = fetch(open_session(REGION), types, clock=lambda: world.now)
-    assert answer == fetch(world.fake.session(), types, clock=lambda: world.now)
-    assert answer.problems == ()
