@@ -16,8 +16,6 @@ START_AT = 1_800_000_000.0
 
 
 class Account:
-    """The fake, its clock, and a driver's machine in the default VPC."""
-
     def __init__(self, *, policies: Mapping[str, Sequence[Statement] | None] | None = None, **options: Any) -> None:
         self.now = START_AT
         self.fake = FakeAws(lambda: self.now, policies=policies, **options)
@@ -25,12 +23,10 @@ class Account:
         self.bucket = next(iter(self.fake.world.buckets))
 
     def sleep(self, seconds: float) -> None:
-        """Time passes."""
         self.now += seconds
 
     @property
     def vpc(self) -> str:
-        """The default one."""
         return next(iter(self.fake.world.vpcs))
 
     @property
@@ -59,7 +55,6 @@ class Account:
         return Resources(**{**chosen, **words})
 
     def operations(self) -> list[str]:
-        """The names of the calls so far."""
         return [call.operation for call in self.fake.calls]
 
 
@@ -81,7 +76,6 @@ def boot_times(text: str) -> tuple[float, float]:
 
 
 def started(account: Account) -> None:
-    """An instance of the owner runs."""
     tags = [{"Key": "rubberband:owner", "Value": "rubberband"}]
     account.fake.session("admin").client("ec2").run_instances(
         ImageId=next(name for name, image in account.fake.world.images.items() if image.architecture == "x86_64"),

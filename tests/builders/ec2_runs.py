@@ -86,7 +86,6 @@ class Ec2CommandLine(CommandLine):
         return max(named, key=lambda one: one.running_at)
 
     def console(self, name: str) -> str:
-        """What the latest instance of that name has printed."""
         return self.aws.machines.console(self.instance(name).instance_id)
 
     def lines_of_the_bill(self) -> dict[str, BillLine]:
@@ -118,12 +117,10 @@ def ran(environment: Mapping[str, str], folder: Path, *command: str) -> str:
 
 
 def words(*overrides: str) -> tuple[str, ...]:
-    """The overrides as arguments."""
     return tuple(part for override in overrides for part in ("-s", override))
 
 
 def iterations(result: Result) -> int:
-    """Those that are in the journal."""
     return sum(trial.iterations for trial in result.trials)
 
 

@@ -33,22 +33,18 @@ class StubHead:
     closed: int = 0
 
     def living(self) -> Head | None:
-        """The head."""
         return Head(address=self.address, temp_dir=None, environment={}) if self.lives else None
 
     def ensure(self) -> Head:
-        """It is there again."""
         self.lives = True
         head = self.living()
         assert head is not None
         return head
 
     def renew_lease(self, until: float) -> None:
-        """Remember it."""
         self.until = until
 
     def close(self) -> None:
-        """Count it."""
         self.lives = False
         self.closed += 1
 
@@ -92,17 +88,14 @@ class World:
     run: str = "run-1"
 
     def __post_init__(self) -> None:
-        """Open the account."""
         self.fake = FakeAws(lambda: self.now, reads=boot_times, **self.settings)
         self.machines = machines_of(self.fake)
         self.head = StubHead()
 
     def sleep(self, seconds: float) -> None:
-        """Time passes."""
         self.now += seconds
 
     def driver(self, **changes: Any) -> AwsProvider:
-        """A driver's provider, on what earlier ones left."""
         words: dict[str, Any] = {
             "run": self.run,
             "offers": self.offers,
@@ -115,7 +108,6 @@ class World:
 
     @property
     def living(self) -> list[str]:
-        """Names of what really lives, whoever knows of it."""
         return sorted(name_in(instance.tags, instance.launch_index) for instance in self.fake.living)
 
     def look(self, provider: AwsProvider) -> dict[str, InstanceDescription]:
@@ -124,13 +116,11 @@ class World:
         return {status.instance: status for status in provider.describe()}
 
     def beat(self, until: float) -> None:
-        """What the driver's workers on the instances do."""
         for instance in self.fake.living:
             self.fake.extend_lease(instance.instance_id, until)
 
 
 def asked(world: World) -> list[FakeCall]:
-    """The launches that were asked for."""
     return [call for call in world.fake.calls if call.operation == "RunInstances"]
 
 

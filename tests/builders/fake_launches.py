@@ -22,7 +22,6 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Time goes by."""
         self.now += seconds
 
 
@@ -49,20 +48,16 @@ class Launches:
         return {key: value for key, value in order.items() if value is not None}
 
     def launch(self, **changed: Any) -> str:
-        """The id of a new instance."""
         return str(self.ec2.run_instances(**self.order(**changed))["Instances"][0]["InstanceId"])
 
     def look(self, **params: Any) -> list[dict[str, Any]]:
-        """What DescribeInstances shows."""
         reservations = self.ec2.describe_instances(**params)["Reservations"]
         return [instance for reservation in reservations for instance in reservation["Instances"]]
 
     def shown(self, instance_id: str) -> dict[str, Any]:
-        """What DescribeInstances shows of one."""
         return self.look(InstanceIds=[instance_id])[0]
 
     def state(self, instance_id: str) -> str:
-        """Of one instance."""
         return str(self.shown(instance_id)["State"]["Name"])
 
 
@@ -88,5 +83,4 @@ def spot(max_price: str | None = None) -> dict[str, Any]:
 
 
 def code_of(error: ClientError) -> str:
-    """AWS's code."""
     return str(error.response["Error"]["Code"])

@@ -41,7 +41,6 @@ resources:
 
 
 def sent_made_of(account: Account, instance_id: str) -> str:
-    """What a head is made of, as its boot script says."""
     (line,) = re.findall(r"^MADE_OF=(.*)$", account.fake.world.instances[instance_id].user_data, re.MULTILINE)
     return shlex.split(line)[0]
 

@@ -12,12 +12,10 @@ class _Metadata(BaseHTTPRequestHandler):
     said: dict[str, str]
 
     def do_PUT(self) -> None:
-        """Give a token."""
         assert self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
         self._answer(200, "token")
 
     def do_GET(self) -> None:
-        """Answer who shows the token."""
         if self.headers["X-aws-ec2-metadata-token"] != "token":
             self._answer(401, "")
         elif (name := self.path.removeprefix("/machine/latest/meta-data/")) in self.said:

@@ -19,7 +19,6 @@ NEW_ACCOUNT_VCPUS = 5.0
 
 @operation("sts", "GetCallerIdentity")
 def get_caller_identity(request: Request) -> dict[str, Any]:
-    """GetCallerIdentity, which everybody may call."""
     return {
         "Account": request.world.account,
         "Arn": request.access.arn,
@@ -29,7 +28,6 @@ def get_caller_identity(request: Request) -> dict[str, Any]:
 
 @operation("service-quotas", "GetServiceQuota", checked=True)
 def get_service_quota(request: Request) -> dict[str, Any]:
-    """GetServiceQuota: what this account may have."""
     code = _known(request)
     return {"Quota": _shown(request, code, request.world.quotas_vcpus[code])}
 

@@ -62,12 +62,10 @@ class Bill:
 
     @property
     def rent_usd(self) -> float:
-        """The sum of the rents."""
         return sum(line.cost_usd for line in self.lines)
 
     @property
     def total_usd(self) -> float:
-        """The sum of everything."""
         return self.rent_usd + sum(line.cost_usd for line in self.beside)
 
     def side_usd(self, line: str) -> float:

@@ -83,7 +83,6 @@ def get_public_access_block(request: Request) -> dict[str, Any]:
 
 @operation("s3", "PutBucketLifecycleConfiguration")
 def put_lifecycle(request: Request) -> dict[str, Any]:
-    """PutBucketLifecycleConfiguration, which replaces all rules."""
     _facts(request, "s3:PutLifecycleConfiguration").lifecycle = request.params["LifecycleConfiguration"]["Rules"]
     return {}
 
@@ -144,7 +143,6 @@ def put_object(request: Request) -> dict[str, Any]:
 
 @operation("s3", "GetObject")
 def get_object(request: Request) -> dict[str, Any]:
-    """GetObject, all of it."""
     objects, key = _objects(request, "s3:GetObject"), request.params["Key"]
     if key not in objects:
         raise FakeError("NoSuchKey", "The specified key does not exist.", 404)

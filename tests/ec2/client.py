@@ -55,7 +55,6 @@ class FakeSession:
         self._clients: dict[str, FakeClient] = {}
 
     def client(self, service: str) -> Any:
-        """The client of a service, always the same one."""
         if service not in self._clients:
             self._clients[service] = FakeClient(self._fake, service, self._principal, self.region)
         return self._clients[service]
@@ -86,11 +85,9 @@ class FakeClient:
         return SimpleNamespace(region_name=self._region, service_model=service_model(self._service))
 
     def can_paginate(self, name: str) -> bool:
-        """Whether the operation comes in pages."""
         return operation_names(self._service).get(name) in pagination(self._service)
 
     def get_paginator(self, name: str) -> Any:
-        """botocore's own, over this client."""
         if not self.can_paginate(name):
             raise OperationNotPageableError(operation_name=name)
         operation = operation_names(self._service)[name]
@@ -142,7 +139,6 @@ def _loader() -> Any:
 
 @lru_cache(maxsize=16)
 def service_model(service: str) -> Any:
-    """botocore's model of a service."""
     return _loader().get_service_model(service)
 
 
@@ -170,7 +166,6 @@ def _base64(text: str | bytes) -> str:
 
 
 def _received(operation: str, result: dict[str, Any]) -> dict[str, Any]:
-    """As boto3 hands it on."""
     if operation == "GetConsoleOutput":
         return {**result, "Output": base64.b64decode(result["Output"]).decode(errors="replace")}
     if operation.endswith(("Role", "RolePolicy", "InstanceProfile")):

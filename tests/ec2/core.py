@@ -81,7 +81,6 @@ class FakeAws:
 
     @property
     def region(self) -> str:
-        """Such as `us-east-1`."""
         return self.world.region
 
     @property

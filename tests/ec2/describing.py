@@ -69,7 +69,6 @@ def start_instances(request: Request) -> dict[str, Any]:
 
 @operation("ec2", "DescribeRegions", checked=True)
 def describe_regions(request: Request) -> dict[str, Any]:
-    """DescribeRegions: those that the account has."""
     shown = [
         {"RegionName": name, "Endpoint": f"ec2.{name}.amazonaws.com", "OptInStatus": "opt-in-not-required"}
         for name in REGIONS
@@ -79,7 +78,6 @@ def describe_regions(request: Request) -> dict[str, Any]:
 
 @operation("ec2", "GetConsoleOutput")
 def get_console_output(request: Request) -> dict[str, Any]:
-    """GetConsoleOutput, of machines that have a console here."""
     instance = _found(request, request.params["InstanceId"])
     keys = {"ec2:Region": request.world.region, **resource_tags(instance.tags)}
     request.access.check("ec2:GetConsoleOutput", arn(request.world, f"instance/{instance.instance_id}"), keys)
@@ -90,7 +88,6 @@ def get_console_output(request: Request) -> dict[str, Any]:
 
 @operation("ec2", "CreateTags")
 def create_tags(request: Request) -> dict[str, Any]:
-    """CreateTags, of instances and security groups that exist."""
     tags = {tag["Key"]: tag.get("Value", "") for tag in request.params["Tags"]}
     owned = [_tags_of(request, resource) for resource in request.params["Resources"]]
     for kind, resource, before in owned:

@@ -80,7 +80,6 @@ def _endpoints(server: FakeServer, machine: str) -> dict[str, str]:
 
 
 def _device() -> dict[str, str]:
-    """What a driver trains on here, whatever GPUs the types have elsewhere."""
     return {"RUBBERBAND_DEVICE": os.environ.get("RUBBERBAND_DEVICE", "cpu")}
 
 

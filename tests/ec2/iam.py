@@ -16,8 +16,6 @@ _SCHEDULER = "scheduler.amazonaws.com"
 
 @dataclass(slots=True, kw_only=True)
 class Role:
-    """A role; policies as their JSON text."""
-
     trust: str
     tags: dict[str, str] = field(default_factory=dict)
     policies: dict[str, str] = field(default_factory=dict)
@@ -66,7 +64,6 @@ def create_role(request: Request) -> dict[str, Any]:
 
 @operation("iam", "GetRole")
 def get_role(request: Request) -> dict[str, Any]:
-    """GetRole, also of a service's own."""
     name = request.params["RoleName"]
     if name.startswith("AWSServiceRoleFor"):
         request.access.check("iam:GetRole")
@@ -92,7 +89,6 @@ def update_trust(request: Request) -> dict[str, Any]:
 
 @operation("iam", "PutRolePolicy")
 def put_policy(request: Request) -> dict[str, Any]:
-    """PutRolePolicy, which replaces it."""
     role = _role(request, "PutRolePolicy")
     role.policies[request.params["PolicyName"]] = _document(request.params["PolicyDocument"])
     return {}

@@ -91,7 +91,6 @@ def _own(request: Request) -> Image:
 
 @operation("ec2", "DescribeSnapshots", checked=True)
 def describe_snapshots(request: Request) -> dict[str, Any]:
-    """DescribeSnapshots, of this account."""
     chosen = filtered(request.world.snapshots.values(), request.params, _SNAPSHOT_READERS)
     shown, following = page(chosen, request.params, at_least=5)
     return {"Snapshots": [_shown(snapshot) for snapshot in shown], **following}

@@ -133,11 +133,9 @@ class Instance:
         return "terminated" if over else "shutting-down"
 
     def lives(self) -> bool:
-        """Whether it is pending or running."""
         return self.ended_at is None
 
     def is_visible(self, now: float) -> bool:
-        """Whether a look finds it."""
         if now < self.visible_at:
             return False
         gone = self.ended_at is not None and self.end_behavior == "terminate"
@@ -179,7 +177,6 @@ class Instance:
         return replace(self, ended_at=None, state_reason="", end_behavior="terminate")
 
     def state_as_dict(self, now: float) -> dict[str, Any]:
-        """InstanceState."""
         state = self.state(now)
         return {"Code": STATE_CODES[state], "Name": state}
 

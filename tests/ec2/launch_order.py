@@ -105,7 +105,6 @@ def tags_of(params: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def profile_arn(name: str) -> str:
-    """Of an instance profile."""
     return f"arn:aws:iam::{ACCOUNT}:instance-profile/{name}"
 
 

@@ -15,8 +15,6 @@ from tests.ec2.world import ACCOUNT
 
 
 class Rate(NamedTuple):
-    """Of a bucket."""
-
     most: float
     """Tokens that it holds when it is full."""
     refill_per_s: float
@@ -79,7 +77,6 @@ class Limits:
         return None
 
     def wait(self, service: str, operation: str) -> None:
-        """As long as an operation takes."""
         if service == "ec2" and operation in self.latency_s:
             self.sleep(self.latency_s[operation])
 
@@ -100,5 +97,4 @@ class Limits:
 
 
 def _instances(params: Mapping[str, Any]) -> int:
-    """That a request launches, if it is filled, or ends."""
     return int(params.get("MaxCount", 0)) or len(params.get("InstanceIds", ()))

@@ -38,8 +38,6 @@ _INHERITED = ("LANG", "LC_", "SSL_CERT_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Machine:
-    """One that runs."""
-
     instance_id: str
     root: Path
     temp_dir: str
@@ -93,7 +91,6 @@ class Machines:
             self._fake.break_down(instance.instance_id)
 
     def console(self, instance_id: str) -> str:
-        """What the machine has printed so far."""
         path = self._directory / f"{instance_id}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 

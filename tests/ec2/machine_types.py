@@ -13,8 +13,6 @@ Architecture = Literal["x86_64", "arm64"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineType:
-    """Facts of one type."""
-
     name: str
     vcpus: int
     memory_mib: int

@@ -22,8 +22,6 @@ AMAZON = "898082745236"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offering:
-    """A type that a location has."""
-
     instance_type: str
     location: str
 

@@ -63,7 +63,6 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        """What AWS_ENDPOINT_URL is to be set to."""
         return f"http://{_ADDRESS}:{self._http.server_address[1]}"
 
     def metadata_url(self, machine: str = DRIVER) -> str:

@@ -50,7 +50,6 @@ class Storage:
         self.directory, self._facts = directory, facts
 
     def make_bucket(self, name: str) -> None:
-        """Let the bucket `name` exist."""
         (self.directory / name).mkdir(parents=True, exist_ok=True)
 
     def handle(self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes) -> Response:

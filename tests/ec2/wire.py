@@ -36,8 +36,6 @@ class MalformedRequest(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """An HTTP response."""
-
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""

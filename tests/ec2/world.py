@@ -46,8 +46,6 @@ Delay = float | Callable[[random.Random], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An AMI."""
-
     image_id: str
     name: str
     architecture: Architecture
@@ -72,8 +70,6 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Of a volume, as an image has it."""
-
     snapshot_id: str
     volume_gb: int
     tags: Mapping[str, str]
@@ -126,8 +122,6 @@ ALL_OUT = Rule("-1", -1, -1, "cidr", "0.0.0.0/0")
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """A security group."""
-
     group_id: str
     name: str
     description: str
@@ -326,7 +320,6 @@ class World:
         return {name: one for name, one in known.items() if any(self.offers(one, zone) for zone in self.zones)}
 
     def add(self, instance: Instance) -> None:
-        """It was launched."""
         if self.reads is not None:
             lease_s, lifetime_s = self.reads(instance.user_data)
             booted_at = instance.running_at + drawn(self.boot_s, self.rng)
@@ -348,7 +341,6 @@ class World:
                 instance.guard_at = at if self.guard_may_end(instance) else None
 
     def facts(self, bucket: str) -> BucketFacts:
-        """Of a bucket; by default one of this account and region."""
         return self.bucket_facts.setdefault(bucket, BucketFacts(region=self.region))
 
     def empty(self) -> None:
@@ -360,7 +352,6 @@ class World:
         self.quotas_vcpus = {code: 5.0 if "Standard" in name else 0.0 for code, name in QUOTAS.items()}
 
     def living(self) -> Iterator[Instance]:
-        """All that are pending or running, visible or not."""
         return iter(self._living.values())
 
     def settle(self, now: float) -> None:
@@ -395,7 +386,6 @@ class World:
         instance.end(at, reason, behavior)
 
     def start(self, instance: Instance, now: float) -> None:
-        """It was stopped, and starts again."""
         self.earlier.append(instance.restart(now, drawn(self.pending_s, self.rng)))
         self._living[instance.instance_id] = instance
 
@@ -414,7 +404,6 @@ class World:
         )
 
     def reserved(self, reservation: Reservation) -> int:
-        """Instances that run in a reservation."""
         return sum(one.reservation == reservation.reservation_id for one in self.living())
 
     def cluster_has_capacity(self, group: str | None, zone: str, instances: int) -> bool:
