@@ -97,7 +97,7 @@ Before = Callable[[Account], None] | None
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_remedy_in_one_line(
+def test_bad_input_is_refused_with_the_remedy_in_one_line(
     account: Account, before: Before, words: dict[str, Any], text: str
 ) -> None:
     if before is not None:
@@ -126,9 +126,7 @@ def private(account: Account) -> None:
         (None, [offer()], "ec2:TerminateInstances"),
     ],
 )
-def test_what_may_be_a_surprise_is_reported_once(
-    account: Account, before: Before, offers: list[Offer], text: str
-) -> None:
+def test_a_surprise_is_reported_once(account: Account, before: Before, offers: list[Offer], text: str) -> None:
     if before is not None:
         before(account)
     assert len([note for note in looked_at(account, *offers) if text in note]) == 1
@@ -358,7 +356,9 @@ def test_a_driver_may_say_that_there_are_no_gpus(opened: Any) -> None:
         ({"lease": "60s"}, "cpu", r"resources\.lease: 60 s is too short .* at least 127 s"),
     ],
 )
-def test_what_cannot_be_opened_is_bad_input(opened: Any, words: dict[str, Any], device: str, text: str) -> None:
+def test_a_provider_that_cannot_be_opened_is_bad_input(
+    opened: Any, words: dict[str, Any], device: str, text: str
+) -> None:
     with pytest.raises(InputError, match=text):
         opened(resources(**words), {"RUBBERBAND_DEVICE": device})
 

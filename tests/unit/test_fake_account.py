@@ -162,7 +162,7 @@ def test_an_instance_ends_itself_at_its_lease(
     assert ended.state_reason == ("" if ended_at is None else "Client.InstanceInitiatedShutdown")
 
 
-def test_a_boot_and_an_end_are_reported_once_and_a_listener_may_call_back(rental: Rental) -> None:
+def test_boots_and_ends_are_reported_once_and_a_listener_may_call_back(rental: Rental) -> None:
     lines: list[tuple[str, str]] = []
 
     def booted(one: Any) -> None:

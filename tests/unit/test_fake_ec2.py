@@ -428,7 +428,7 @@ def test_a_larger_quota_is_asked_for_once(ours: Cloud) -> None:
     assert refused(quotas.get_service_quota, ServiceCode="ec2", QuotaCode="L-0") == "NoSuchResourceException"
 
 
-def test_an_instance_runs_a_command_and_returns_its_output(ours: Cloud) -> None:
+def test_an_instance_runs_a_command_and_shows_its_console(ours: Cloud) -> None:
     ssm, instance = ours.client("ssm"), ours.launch(IamInstanceProfile={"Name": "rubberband-worker"})
     script = {"DocumentName": "AWS-RunShellScript", "Parameters": {"commands": ["true"]}}
     assert refused(ssm.send_command, InstanceIds=[instance], **script) == "InvalidInstanceId"
