@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor import CheckpointStore, Entrypoint, run_segment
-from rubberband.executor.training import command_runner, program_gang, reporting, worker_process
+from rubberband.executor import CheckpointStore, Entrypoint, TrialFailure, run_segment
+from rubberband.executor.training import command_runner, reporting, worker_process
 from rubberband.executor.training.lifeline import connected
-from rubberband.executor.training.program_gang import ProgramGang
+from rubberband.executor.training.program_gang import Place, ProgramGang
 from rubberband.values.command import Metrics, ProgramCommand
 from rubberband.values.environment import Environment
 from tests.builders.segments import SEGMENT
@@ -24,21 +27,51 @@ GPUS = {0: "10", 1: "9", 2: "0", 3: "3"}
 """By rank: ranks 0 and 2 are on one machine, 1 and 3 on another one."""
 
 
+def said(line: socket.socket) -> Any:
+    with line.makefile("rb") as file:
+        return json.loads(file.readline())
+
+
+def say(line: socket.socket, content: Any) -> None:
+    line.sendall(json.dumps(content).encode() + b"\n")
+
+
+def place_of(rank: int, answer: Any) -> Place:
+    """The place that a worker takes which gets this answer from rank 0."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as other:
+        rendezvous = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        joined = other.submit(ProgramGang.join, replace(SEGMENT, rank=rank, num_workers=4, rendezvous=rendezvous))
+        line, _ = listener.accept()
+        assert int(line.recv(4)) == rank
+        assert said(line).keys() == {"machine", "gpus"}
+        say(line, answer)
+        gang = joined.result()
+    gang.close()
+    line.close()
+    return gang.place
+
+
 def test_workers_that_come_in_any_order_have_their_places_and_the_gpus_of_their_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mine = program_gang._Worker(0, "machine 0", GPUS[0])
-    monkeypatch.setattr(program_gang._Worker, "here", lambda segment: mine)
-    port = worker_process.reserve_port()
-    others = {rank: connected("127.0.0.1", port, rank, 5.0)[0] for rank in (3, 1, 2)}
-    for rank, line in others.items():
-        program_gang._write(line, {"machine": f"machine {rank % 2}", "gpus": GPUS[rank]})
-    gang = ProgramGang.join(replace(SEGMENT, num_workers=4, rendezvous=f"tcp://127.0.0.1:{port}", device="cuda"))
-    answer: Any = program_gang._read(others[2])
-    assert answer["workers"] == [[f"machine {rank % 2}", GPUS[rank]] for rank in range(4)]
-    workers = [program_gang._Worker(rank, *words) for rank, words in enumerate(answer["workers"])]
-    places = program_gang._places(workers, "127.0.0.1", answer["port"])
-    assert places[0] == gang.place
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", GPUS[0])
+
+    def meet(machine_of: Callable[[int], str]) -> tuple[ProgramGang, Any]:
+        port = worker_process.reserve_port()
+        lines = {rank: connected("127.0.0.1", port, rank, 5.0)[0] for rank in (3, 1, 2)}
+        for rank, line in lines.items():
+            say(line, {"machine": machine_of(rank), "gpus": GPUS[rank]})
+        segment = replace(SEGMENT, num_workers=4, rendezvous=f"tcp://127.0.0.1:{port}", device="cuda")
+        gang, answer = ProgramGang.join(segment), said(lines[2])
+        for line in lines.values():
+            line.close()
+        gang.close()
+        return gang, answer
+
+    here = meet(lambda rank: "elsewhere")[1]["workers"][0][0]
+    gang, answer = meet(lambda rank: "elsewhere" if rank % 2 else here)
+    assert answer["workers"] == [["elsewhere" if rank % 2 else here, GPUS[rank]] for rank in range(4)]
+    places = [gang.place, *(place_of(rank, answer) for rank in (1, 2, 3))]
     assert [place.gpus for place in places] == ["10,0", "9,3", "10,0", "9,3"]
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE")
     found = [[place.variables("run")[name] for name in names] for place in places]
@@ -48,9 +81,6 @@ def test_workers_that_come_in_any_order_have_their_places_and_the_gpus_of_their_
         ["2", "4", "1", "2", "0", "0", "2"],
         ["3", "4", "1", "2", "1", "1", "2"],
     ]
-    for line in others.values():
-        line.close()
-    gang.close()
 
 
 def test_only_the_first_worker_of_the_gang_reports_not_the_first_of_each_machine(
@@ -88,7 +118,7 @@ def test_a_program_whose_collective_breaks_as_rank_0_ends_in_order_has_not_faile
 def test_the_word_of_a_gang_counts_with_any_variables_of_its_worker(
     launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = program_gang.Place(
+    place = Place(
         rank=0, size=2, local_rank=0, local_size=2, machine=0, machines=1, address="10.0.0.1", port=4711, gpus="10,0"
     )
     own = place.variables("rubberband-4-1") if launch == "worker" else place.address_variables()
@@ -98,6 +128,8 @@ def test_the_word_of_a_gang_counts_with_any_variables_of_its_worker(
     started: list[dict[str, str]] = []
 
     class Started:
+        began = 0.0
+
         def __init__(self, words: Any, environment: dict[str, str], folder: str, *outputs: int, forks: bool) -> None:
             started.append(environment)
             for output in outputs:
@@ -108,11 +140,14 @@ def test_the_word_of_a_gang_counts_with_any_variables_of_its_worker(
 
         def end(self) -> None: ...
 
+        go_on = end
+
     monkeypatch.setattr(command_runner, "ProgramProcess", Started)
-    gang: Any = SimpleNamespace(place=place)
+    gang: Any = SimpleNamespace(place=place, check=lambda: None, has_formed=lambda: True, broken="", is_over=True)
     program = ProgramCommand(words=("true",), metrics=Metrics(source="stdout"), launch=launch)
     runner = command_runner.CommandRunner(program, replace(SEGMENT, num_workers=2), str(tmp_path), gang, Environment())
-    runner._start()
+    with pytest.raises(TrialFailure, match="without a report"):
+        list(runner.steps(1))
     runner.close()
     assert {name: started[0][name] for name in own} == own
     assert "the worker's" not in {started[0][name] for name in (reporting.LINE, reporting.CHECKPOINT, reporting.CONFIG)}
