@@ -105,21 +105,6 @@ def test_batch_norm_and_small_batches_on_a_gang(workers, store):
     assert "BatchNorm cannot train on a batch of one" in failure.message or "2 samples" in failure.message
 
 
-@pytest.mark.parametrize(
-    ("batch", "config", "message"),
-    [
-        (AdaptiveBatch(max=8), {}, r"batch.max (8) is less than the trial's own batch size (16)"),
-        (AdaptiveBatch(), {"samples": 10}, "(16) is more than the 10 samples of train_dataset()"),
-        (AdaptiveBatch(lr_scaling="adaptive_trials:not_a_number"), {}, "nan"),
-    ],
-)
-def test_an_impossible_setting_fails_the_trial_in_one_line(store, batch, config, message):
-    segment = replace(SEGMENT, batch=replace(batch, interval=4), config=config)
-    failure = list(run_segment(NOISY, segment, store))[-1]
-    assert message in failure.message
-    assert "\n" not in failure.message
-
-
 def test_the_last_batch_of_an_epoch_is_as_large_as_the_others(store):
     segment = replace(SEGMENT, config={"samples": 1000}, batch_mode="hold", until_iterations=3)
     reports = run([], segment, store)

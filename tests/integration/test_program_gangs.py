@@ -136,33 +136,6 @@ def test_each_worker_gets_the_variables_of_torchrun(trial: Trial, workers: list[
 
 
 @pytest.mark.long
-def test_a_plain_lightning_script_trains_as_one_gang(trial: Trial, workers: list[Worker]) -> None:
-    source = """
-        import lightning, sys, torch, rubberband
-
-        class Net(lightning.LightningModule):
-            def __init__(self):
-                super().__init__()
-                self.layer = torch.nn.Linear(4, 1)
-
-            def training_step(self, batch, index):
-                return self.layer(batch).square().mean()
-
-            def configure_optimizers(self):
-                return torch.optim.SGD(self.parameters(), lr=0.1)
-
-            def on_train_epoch_end(self):
-                rubberband.report({"loss": 1.0, "size": self.trainer.world_size})
-
-        data = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
-        options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_epochs": 2}
-        lightning.Trainer(**options, enable_progress_bar=False).fit(Net(), data)
-    """
-    [report, *_] = [item for item in trial.run(workers, source)[0] if isinstance(item, SegmentReport)]
-    assert report.metrics["size"] == 2.0
-
-
-@pytest.mark.long
 def test_a_launcher_runs_once_a_machine(trial: Trial, workers: list[Worker]) -> None:
     words = f"{TORCHRUN} train.py ${{checkpoint}}"
     expected = losses(trial.run(workers[:1], DDP)[0])

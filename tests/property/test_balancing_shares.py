@@ -86,11 +86,6 @@ def test_a_sample_that_is_left_over_goes_to_whom_it_brings_nearest_to_its_propor
     assert scale_shares([1.0, 1.0, 1.0, 0.5], 12) == (4, 3, 3, 2)
 
 
-def test_ties_go_to_the_lowest_rank():
-    assert scale_shares([1.0, 1.0, 1.0], 4) == (2, 1, 1)
-    assert min_max_shares([Line(0.0, 1.0)] * 3, 4, ShareLimits(caps=(4, 4, 4))) == (2, 1, 1)
-
-
 @given(cases(largest_batch=600, most_workers=8))
 def test_multiples_cost_little_and_take_the_whole_batch(case):
     workers, batch_size, limits = case

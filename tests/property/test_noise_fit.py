@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor import Cell, Fit, NoiseEstimate, NoiseScale, cell_of
+from rubberband.executor import Cell, NoiseEstimate, NoiseScale, cell_of
 from rubberband.executor.profiling.points import fit
 from rubberband.executor.training.noise_scale import moments
 
@@ -104,13 +104,6 @@ def test_the_mean_of_few_trials_is_unsure_as_students_t_has_it(trials: int, shar
     assert found.mean_error / plain == pytest.approx(share / 1.645, rel=0.03)
 
 
-def test_one_trial_says_nothing_of_how_trials_differ() -> None:
-    found = fit([cell_of(0, gpus, [1.0, 1.1, 0.9]) for gpus in (1, 2, 4)])
-    assert found.trial.cv == pytest.approx(0.147, abs=0.005)
-    assert found.trial.low_cv < 0.01
-    assert found.trial.high_cv > 0.4
-
-
 @pytest.mark.parametrize("trials", [3, 4, 8])
 def test_times_that_are_exactly_alike_have_no_noise(trials: int) -> None:
     cells = [cell_of(trial, gpus, [time_s] * 3) for gpus, time_s in ((1, 4.0), (2, 2.5)) for trial in range(trials)]
@@ -118,17 +111,6 @@ def test_times_that_are_exactly_alike_have_no_noise(trials: int) -> None:
     assert found.trial.cv == pytest.approx(0.0, abs=1e-3)
     assert found.iteration.cv == pytest.approx(0.0, abs=1e-5)
     assert found.seconds_per_iteration(cells) == pytest.approx({1: 4.0, 2: 2.5})
-
-
-def test_trials_that_differ_far_more_than_their_iterations_are_distinguished() -> None:
-    found: Fit = fit([cell_of(trial, 1, [speed] * 3) for trial, speed in enumerate((1.0, 1.1, 1.2, 1.3, 1.4, 1.5))])
-    assert 0.1 < found.trial.cv < 0.25
-    assert found.iteration.cv == pytest.approx(0.0, abs=1e-5)
-
-
-def test_iterations_that_take_no_time_are_taken_in() -> None:
-    found = fit([cell_of(trial, 1, [0.0, 0.0]) for trial in range(2)])
-    assert math.isfinite(found.trial.cv)
 
 
 sizes = st.lists(st.integers(1, 500), min_size=2, max_size=6)

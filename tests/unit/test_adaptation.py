@@ -179,18 +179,6 @@ def test_pauses_for_reports_do_not_count_as_time_of_steps(queued_s):
         assert (other.step_s, other.duration_s) == pytest.approx((one.step_s, one.duration_s))
 
 
-def test_steps_without_a_time_of_their_own_are_left_out():
-    class Frozen(Device):
-        """Its thread seems to have waited for a CPU all the time."""
-
-        disturbed_s = property(lambda self: self.now, lambda self, _: None)
-
-    device = Frozen()
-    report, _, _, sizes = iterate(make(device), device)
-    assert set(sizes) == {LIMITS.initial}
-    assert sum(use.steps for use in report.batches) == len(sizes)
-
-
 def test_other_work_on_the_machine_does_not_change_the_batches():
     quiet, loaded = Device(), Device()
     report, _, _, sizes = iterate(make(quiet), quiet)
@@ -270,14 +258,6 @@ def test_without_a_noise_scale_it_trains_as_with_a_fixed_batch():
     assert (samples, scheduled, set(sizes)) == (SAMPLES, SAMPLES // 32, {32})
     assert {use.noise_scale for use in report.batches} == {None}
     assert {use.efficiency for use in report.batches} == {1.0}
-
-
-def test_held_it_observes_and_keeps_the_initial_batch():
-    device = Device()
-    report, _, _, sizes = iterate(make(device, segment=replace(SEGMENT, batch_mode="hold")), device)
-    assert set(sizes) == {32}
-    assert report.batches[-1].noise_scale == 500.0
-    assert report.batches[-1].step_s == pytest.approx(0.1 + 32e-4)
 
 
 def test_a_sweep_times_sizes_from_the_smallest_to_the_largest():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -65,46 +66,66 @@ def parameters(wire: Wire) -> float:
     return float(torch.frombuffer(wire.content(wire.header()), dtype=torch.float32)[0])
 
 
-def test_a_gradient_comes_in_while_another_is_applied() -> None:
-    segment = replace(SEGMENT, num_workers=2, until_iterations=1, training=AsyncTraining(servers=1), secret=SECRET)
+GRADIENT = torch.tensor([1.0]).numpy().tobytes()
+
+
+@contextmanager
+def served(trial: Slow, workers: int, **begin: Any) -> Iterator[list[Wire]]:
+    """Connections to a server of the trial, which has begun with the weight 1; it ends with the block."""
+    every = begin.pop("checkpoint_every", 1)
+    begin = {**BEGIN, **begin}
+    segment = replace(SEGMENT, num_workers=workers, until_iterations=len(begin["boundaries"]) - 1, secret=SECRET)
+    segment = replace(segment, training=AsyncTraining(servers=1))
     listener = socket.create_server(("127.0.0.1", 0))
-    server = ParameterServer(ServedShard(Slow(), segment, 0), segment, 0, checkpoint_every=1)
+    server = ParameterServer(ServedShard(trial, segment, 0), segment, 0, checkpoint_every=every)
     thread = threading.Thread(target=server.run, args=(listener,), daemon=True)
     thread.start()
-    first, second = (Wire.connect(f"127.0.0.1:{listener.getsockname()[1]}", SECRET) for _ in range(2))
-    state = io.BytesIO()
-    start = Buffer([torch.zeros(1, 1)])
+    wires = [Wire.connect(f"127.0.0.1:{listener.getsockname()[1]}", SECRET) for _ in range(workers)]
+    state, start = io.BytesIO(), Buffer([torch.zeros(1, 1)])
     start.tensors[0].fill_(1.0)
     torch.save({"parameters": start.whole, "optimizer": None, "scheduler": None}, state)
-    first.send(BEGIN, state.getbuffer())
-    first.header()
-    for wire, name in ((first, "a"), (second, "b")):
-        wire.send({"kind": "join", "worker": name, "hand": 1, "closes": name == "a"})
-    assert [parameters(wire) for wire in (first, second)] == [1.0, 1.0]
-    gradient = torch.tensor([1.0]).numpy().tobytes()
-    first.announce(PUSH, len(gradient))
-    assert first.header()["number"] == 0
-    first.write(gradient)
-    assert Slow.stepping.wait(PATIENCE_S)
-    second.announce(PUSH, len(gradient))
-    answered = threading.Event()
-    answers: list[Any] = []
-
-    def listen() -> None:
-        answers.append(second.header()["number"])
-        answered.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    assert answered.wait(PATIENCE_S / 2), "the second worker waits for the optimizer"
-    assert answers == [1]
-    Slow.go.set()
-    second.write(gradient)
-    assert sorted(parameters(wire) for wire in (first, second))[0] == 0.0
-    first.send({"kind": "finish"})
-    for wire in (first, second):
+    wires[0].send(begin, state.getbuffer())
+    wires[0].header()
+    for number, wire in enumerate(wires):
+        wire.send({"kind": "join", "worker": "ab"[number], "hand": 1, "closes": number == 0})
+    assert [parameters(wire) for wire in wires] == [1.0] * workers
+    yield wires
+    wires[0].send({"kind": "finish"})
+    for wire in wires:
         wire.close()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+
+
+def push(wire: Wire) -> int:
+    """Send a gradient; return the number of its update, once it is applied."""
+    wire.announce(PUSH, len(GRADIENT))
+    number: int = wire.header()["number"]
+    wire.write(GRADIENT)
+    parameters(wire)
+    return number
+
+
+def test_a_gradient_comes_in_while_another_is_applied() -> None:
+    with served(Slow(), 2) as (first, second):
+        first.announce(PUSH, len(GRADIENT))
+        assert first.header()["number"] == 0
+        first.write(GRADIENT)
+        assert Slow.stepping.wait(PATIENCE_S)
+        second.announce(PUSH, len(GRADIENT))
+        answered = threading.Event()
+        answers: list[Any] = []
+
+        def listen() -> None:
+            answers.append(second.header()["number"])
+            answered.set()
+
+        threading.Thread(target=listen, daemon=True).start()
+        assert answered.wait(PATIENCE_S / 2), "the second worker waits for the optimizer"
+        assert answers == [1]
+        Slow.go.set()
+        second.write(GRADIENT)
+        assert sorted(parameters(wire) for wire in (first, second))[0] == 0.0
 
 
 class Momentum(Slow):
@@ -116,68 +137,30 @@ class Momentum(Slow):
 
 def test_the_last_checkpoint_of_a_segment_has_the_optimizers_state_at_any_interval() -> None:
     """Else the next stage would begin with an optimizer that has forgotten all."""
-    segment = replace(SEGMENT, until_iterations=1, training=AsyncTraining(servers=1), secret=SECRET)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = ParameterServer(ServedShard(Momentum(), segment, 0), segment, 0, checkpoint_every=5)
-    thread = threading.Thread(target=server.run, args=(listener,), daemon=True)
-    thread.start()
-    wire, state = Wire.connect(f"127.0.0.1:{listener.getsockname()[1]}", SECRET), io.BytesIO()
-    torch.save({"parameters": Buffer([torch.zeros(1, 1)]).whole, "optimizer": None, "scheduler": None}, state)
-    wire.send(BEGIN, state.getbuffer())
-    wire.header()
-    wire.send({"kind": "join", "worker": "a", "hand": 1, "closes": True})
-    parameters(wire)
-    gradient = torch.tensor([1.0]).numpy().tobytes()
-    for _ in range(2):
-        wire.announce(PUSH, len(gradient))
-        latest = wire.header()["number"]
-        wire.write(gradient)
-        parameters(wire)
-    wire.send({"kind": "cut", "iteration": 1, "latest": {"a": latest}})
-    header = wire.header()
-    assert header["is_there"]
-    wire.content(header)
-    states = torch.load(io.BytesIO(bytes(wire.content(wire.header()))), weights_only=True)
-    assert float(states["optimizer"]["state"][0]["momentum_buffer"]) == pytest.approx(1.9)
-    wire.send({"kind": "finish"})
-    wire.close()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
+    with served(Momentum(), 1, checkpoint_every=5) as (wire,):
+        push(wire)
+        wire.send({"kind": "cut", "iteration": 1, "latest": {"a": push(wire)}})
+        header = wire.header()
+        assert header["is_there"]
+        wire.content(header)
+        states = torch.load(io.BytesIO(bytes(wire.content(wire.header()))), weights_only=True)
+        assert float(states["optimizer"]["state"][0]["momentum_buffer"]) == pytest.approx(1.9)
 
 
 def test_a_server_keeps_no_snapshot_before_that_with_which_rank_0_is_done() -> None:
     """Each is as large as its shard."""
-    segment = replace(SEGMENT, until_iterations=4, training=AsyncTraining(servers=1), secret=SECRET)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = ParameterServer(ServedShard(Momentum(), segment, 0), segment, 0, checkpoint_every=1)
-    thread = threading.Thread(target=server.run, args=(listener,), daemon=True)
-    thread.start()
-    wire, state = Wire.connect(f"127.0.0.1:{listener.getsockname()[1]}", SECRET), io.BytesIO()
-    torch.save({"parameters": Buffer([torch.zeros(1, 1)]).whole, "optimizer": None, "scheduler": None}, state)
-    wire.send(BEGIN | {"boundaries": [0, 1, 2, 3, 4], "total_steps": 4}, state.getbuffer())
-    wire.header()
-    wire.send({"kind": "join", "worker": "a", "hand": 1, "closes": True})
-    parameters(wire)
-    gradient = torch.tensor([1.0]).numpy().tobytes()
-    for iteration in (1, 2, 3):
-        wire.announce(PUSH, len(gradient))
-        latest = wire.header()["number"]
-        wire.write(gradient)
-        parameters(wire)
-        for asked in range(iteration, 0, -1):
-            wire.send({"kind": "cut", "iteration": asked, "latest": {"a": latest}})
-            header = wire.header()
-            assert ("use" in header) == (asked == iteration)
-            if asked == iteration:
-                wire.content(header)
-                wire.content(wire.header())
-                wire.send({"kind": "close", "iteration": iteration, "value": None})
-                wire.content(wire.header())
-    wire.send({"kind": "finish"})
-    wire.header()
-    wire.close()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
+    with served(Momentum(), 1, boundaries=[0, 1, 2, 3, 4], total_steps=4) as (wire,):
+        for iteration in (1, 2, 3):
+            latest = push(wire)
+            for asked in range(iteration, 0, -1):
+                wire.send({"kind": "cut", "iteration": asked, "latest": {"a": latest}})
+                header = wire.header()
+                assert ("use" in header) == (asked == iteration)
+                if asked == iteration:
+                    wire.content(header)
+                    wire.content(wire.header())
+                    wire.send({"kind": "close", "iteration": iteration, "value": None})
+                    wire.content(wire.header())
 
 
 def test_a_server_takes_the_states_of_workers_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,13 +170,6 @@ def test_long_steps_are_looked_at_after_each_of_them():
     assert run.gang.looks == looks + 10
 
 
-def test_a_slow_worker_is_seen_soon_even_where_looks_take_long():
-    run = Run(look_s=0.05)
-    run.steps(200, 0.2)
-    run.balancer.wanted = (6, 4, 2)
-    assert (6, 4, 2) in run.steps(20, 0.2)
-
-
 def test_a_decision_after_a_step_holds_for_the_next_one():
     run = Run()
     run.steps(2, 0.1)
@@ -451,13 +444,6 @@ def test_the_pace_is_that_of_the_slowest_worker_at_the_same_batch_size():
     run.steps(2, 0.3, batch_size=24)
     run.steps(12, 0.6, batch_size=24)
     assert run.balancing.pace() == pytest.approx(1.0)
-
-
-def test_equal_workers_have_one_pace_whatever_their_times_do():
-    run = Run()
-    for step_s in (0.1, 0.4, 0.2):
-        run.steps(10, step_s)
-    assert run.balancing.pace() == 1.0
 
 
 @pytest.mark.gpu

@@ -16,7 +16,6 @@ from rubberband.planner.balancing.speed_balancer import (
     Gated,
     Memoryless,
     NormalisedEma,
-    relative_time,
 )
 from rubberband.values.balance import BALANCE_POLICIES, Balance
 from tests.builders.balancing import CLUSTER, K80, M60, V100, Curve, best_s, even_limits, train
@@ -155,15 +154,6 @@ def test_a_worker_without_samples_is_probed_and_comes_back_once_it_has_recovered
     assert after[-1][0][3] >= 14
 
 
-def test_a_worker_without_a_time_keeps_its_line():
-    balancer, limits = make_balancer(AUTO, "cuda", 2), even_limits(2, 64)
-    train(balancer, EQUAL[:2], 64, 5)
-    before = balancer.lines()
-    balancer.observe(Look(shares=(32, 32), compute_s=(before[0].time_s(32), math.nan)))
-    assert balancer.lines()[1] == before[1]
-    assert sum(balancer.shares(64, limits)) == 64
-
-
 BATCH = 64
 LOOKS = 500
 LINEAR = (Curve(base_s=0.005, per_sample_s=0.0022), Curve(base_s=0.02, per_sample_s=0.0003))
@@ -205,15 +195,6 @@ def test_the_saving_is_right_after_many_looks_at_balanced_shares(device, gang, f
     assert all(shares != even_shares(BATCH, len(GANGS[gang])) for shares, _ in steps[20:])
     true, predicted = true_and_predicted(balancer, curves(LOOKS - 1))
     assert predicted == pytest.approx(true, rel=0.1)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_step_with_more_samples_is_at_most_slower_in_proportion(device):
-    balancer = make_balancer(Balance(policy="paper"), device, 2)
-    for look in range(40):  # as if the first look had been of a worker that still warmed up
-        shares = (32, 32) if look == 0 else (8, 56)
-        balancer.observe(Look(shares=shares, compute_s=(9.0, 0.1) if look == 0 else (0.1, 0.1)))
-    assert balancer.step_s((32, 32), even_limits(2, 64)) <= 0.4 * (1 + 1e-9)
 
 
 PREDICTORS = {
@@ -331,11 +312,6 @@ def test_the_gate_is_open_where_the_predictor_is_better():
         gate.observe(np.array([10.0, 20.0, 40.0]) * np.exp(0.05 * random.normal(size=3)), ONES, ONES)
     assert gate.is_open
     assert gate.noise_share < 0.3
-
-
-def test_the_time_of_a_forecast_is_that_of_its_slowest_worker():
-    assert relative_time(np.array([1.0, 1.0]), np.array([1.0, 1.0])) == 1.0
-    assert relative_time(np.array([1.0, 1.0]), np.array([1.0, 3.0])) == pytest.approx(2.0)
 
 
 def test_a_fixed_part_is_found_from_moves():

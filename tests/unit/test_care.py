@@ -282,20 +282,6 @@ def test_an_ended_experiment_is_deleted_and_another_one_of_its_name_runs(house: 
     assert len(house.store.bills(since=0.0, owner="ann")) == 2
 
 
-def test_many_are_deleted_at_once(house: House) -> None:
-    names = [f"e{at}" for at in range(6)]
-    with house.open() as runs, ThreadPoolExecutor(len(names)) as threads:
-        for name in names:
-            runs.submit(experiment(name))
-        for name in names:
-            house.wait(name, DONE)
-            for number in range(300):
-                (house.home / "experiments" / name / f"{number}.log").touch()
-        assert [going.name for going in threads.map(runs.care.delete, names)] == names
-    assert list((house.home / "experiments").iterdir()) == []
-    assert list(house.home.glob(".removed*")) == []
-
-
 def test_a_deletion_waits_for_a_resume_of_the_same_name_alone(house: House) -> None:
     with house.open() as runs, ThreadPoolExecutor(1) as threads:
         for name in ("one", "two"):

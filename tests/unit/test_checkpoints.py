@@ -16,7 +16,6 @@ from urllib.parse import unquote
 
 import boto3
 import pytest
-from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
@@ -25,7 +24,6 @@ from rubberband.cloud.aws.s3 import S3Folder, _open
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor import CheckpointStore, checkpoints, make_store, open_store
 from rubberband.executor.checkpoints import MARK, reopen_store
-from rubberband.executor.checkpoints.filesystems import FsspecFolder
 from rubberband.executor.checkpoints.objects import ObjectStore
 from tests.builders.power_cut import PowerCut
 
@@ -270,13 +268,6 @@ def test_a_store_of_an_earlier_version_is_known_by_its_checkpoints_and_marked(st
     assert reopen_store(store.url, "", [ref]).mark == store.read_mark() != ""
 
 
-def test_a_store_of_an_earlier_version_that_lost_all_checkpoints_is_away(store):
-    ref = store.save(3, 12, b"bytes")
-    store.discard(ref)
-    with pytest.raises(StoreAwayError, match="none of the experiment's checkpoints"):
-        reopen_store(store.url, "", [ref])
-
-
 def test_a_missing_file_is_lost_only_if_its_store_is_available(made):
     ref = made.save(3, 12, b"bytes")
     forget(made, name_of(ref))
@@ -312,17 +303,6 @@ def test_nothing_is_written_into_an_empty_directory_in_its_place(tmp_path):
     with pytest.raises(StoreAwayError, match=f"found no file {MARK}"):
         store.save(3, 12, b"bytes")
     assert list((tmp_path / "disk").iterdir()) == []
-
-
-def test_a_store_that_takes_nothing_is_away(tmp_path, monkeypatch):
-    store = make_store(str(tmp_path))
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("rubberband.executor.checkpoints.write_atomically", full)
-    with pytest.raises(StoreAwayError, match=r"does not accept checkpoints \(No space left on device\); make room"):
-        reopen_store(store.url, store.mark, [])
 
 
 def leave_free(free_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,18 +374,6 @@ def test_a_reference_outside_the_store_is_refused(store, tmp_path):
     with pytest.raises(CheckpointError, match="is not in the store"):
         store.discard(ref)
     assert outside.exists()
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"), [(lambda p: p[:-1], "3 bytes instead of 4"), (lambda p: b"bits", "SHA")]
-)
-def test_a_damaged_file_is_refused(tmp_path, damage, message):
-    store = open_store(str(tmp_path))
-    ref = store.save(0, 1, b"good")
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(CheckpointError, match=message):
-        store.load(ref)
 
 
 def _unreadable(monkeypatch, code: int, *, times: int, path: str) -> None:
@@ -517,35 +485,6 @@ def test_a_missing_driver_is_named_with_the_command_that_installs_it(monkeypatch
 def test_a_bucket_of_google_that_is_not_there_is_named_with_the_remedy(gcs):
     with pytest.raises(InputError, match=r"written to gs://none/x: FileNotFoundError: .* set GOOGLE_APPLICATION_CRED"):
         open_store("gs://none/x")
-
-
-def test_an_object_of_fsspec_that_may_not_be_read_is_lost_and_its_bucket_is_well(monkeypatch):
-    store = make_store("memory://unreadable/x")
-    before, newest = store.save(0, 1, b"before"), store.save(0, 2, b"newest")
-    fetch = FsspecFolder.fetch
-
-    def refused(folder: FsspecFolder, name: str, file: BufferedIOBase) -> None:
-        with folder._failing(name, "read"):
-            if newest.url.endswith(name):
-                raise OSError("Forbidden:\n403")
-        fetch(folder, name, file)
-
-    monkeypatch.setattr(FsspecFolder, "fetch", refused)
-    with pytest.raises(CheckpointLostError, match=r"\.ckpt could not be read: OSError: Forbidden: 403"):
-        store.load(newest)
-    assert store.load(before) == b"before"
-    monkeypatch.setattr(FsspecFolder, "get", lambda folder, _: refused(folder, name_of(newest), io.BytesIO()))
-    with pytest.raises(StoreAwayError, match=r"the checkpoint store memory://unreadable/x cannot be read: .*give acc"):
-        store.load(newest)
-
-
-def test_large_files_are_sent_in_parts(s3, monkeypatch):
-    monkeypatch.setattr(
-        "rubberband.cloud.aws.s3._TRANSFER", TransferConfig(multipart_threshold=2**20, multipart_chunksize=5 * 2**20)
-    )
-    payload = bytes(range(256)) * 2**15
-    store = open_store(f"s3://{s3}/large")
-    assert store.load(store.save(0, 1, payload)) == payload
 
 
 @pytest.mark.parametrize(

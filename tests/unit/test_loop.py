@@ -123,14 +123,6 @@ def test_an_iteration_is_an_epoch_or_as_many_samples_as_asked_for(store):
     assert done == [16, 28, 40, 56]  # at least 13, 26, 39 and 52, in whole batches of 8, 8 and 4
 
 
-def test_without_an_evaluation_set_the_train_loss_is_the_metric(store):
-    class Blind(Noisy):
-        def eval_dataset(self, config):
-            return None
-
-    assert set(reports(train(Blind, store, metric="train_loss"))[0].metrics) == {"train_loss"}
-
-
 def test_the_global_batch_size_may_come_from_the_configuration(store):
     class Configured(Exact):
         def global_batch_size(self, config):
@@ -202,14 +194,6 @@ def test_unusable_datasets_are_refused(store, dataset, message):
             return dataset
 
     assert failure(train(Unusable, store)).message == message
-
-
-def test_a_model_that_changed_does_not_take_the_checkpoint(store):
-    last = reports(train(Noisy, store))[-1]
-    refused = failure(train(Exact, store, from_iterations=4, until_iterations=5, checkpoint=last.checkpoint))
-    assert refused.kind == "checkpoint"
-    assert "does not fit the trial" in refused.message
-    assert "\n" not in refused.message
 
 
 def test_a_checkpoint_of_more_iterations_is_refused(store):

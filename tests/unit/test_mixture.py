@@ -24,7 +24,7 @@ from rubberband.spec.resources import Resources
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
-from rubberband.values.profile import Profile, mixed_factor, mixture_words, relative_speed
+from rubberband.values.profile import Profile, mixed_factor, relative_speed
 from tests.builders.experiment_words import words
 from tests.builders.virtual_runs import jct_s, run_virtual
 
@@ -70,12 +70,6 @@ def test_speeds_add_up_in_a_balanced_gang() -> None:
 def test_the_speed_of_a_type_is_that_of_its_profile_at_common_gpu_counts() -> None:
     assert relative_speed(Profile(seconds_per_iteration={1: 80.0, 2: 40.0}), PROFILE) == pytest.approx(0.5)
     assert relative_speed(Profile(seconds_per_iteration={8: 10.0}), PROFILE) == pytest.approx(0.5)
-
-
-def test_the_assumption_names_the_types_that_stand_in() -> None:
-    assert mixture_words({"a": 3, "b": 1}, {"b": 0.5}, "a") == "1 of 4 instances is b, 0.5x as fast by the profile"
-    assert mixture_words({"a": 4}, {"b": 0.5}, "a") == ""
-    assert mixture_words({"a": 2, "c": 2}, {"b": 0.5}, "a") == ""
 
 
 def test_workers_that_train_asynchronously_are_compared_by_the_updates_of_one_alone() -> None:

@@ -235,18 +235,3 @@ def test_frozen_unused_sparse_and_complex_parameters():
     # The complex parameter's real coordinates have the gradient of the plain one again, and the table is left out.
     assert reading.trace == pytest.approx(2 * float(SPREAD.square().sum()), rel=0.05)
     assert reading.squared_norm == pytest.approx(2 * float(GRADIENT.square().sum()), rel=0.1)
-
-
-def test_a_closed_observer_lets_go_of_the_model():
-    import gc
-    import weakref
-
-    model = Known()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    noise = observe(model, optimizer)
-    train(noise, model, optimizer, (32,), 5)
-    noise.close()
-    weights = weakref.ref(model.first)
-    del model, optimizer
-    gc.collect()
-    assert weights() is None

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from torch._inductor.exc import InvalidCxxCompiler
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
-import rubberband
 from rubberband.executor import (
-    CheckpointRef,
     Entrypoint,
     GlobalBatchSampler,
     SegmentReport,
@@ -29,7 +27,7 @@ from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.options import fixed_steps
 from rubberband.executor.training.worker_process import Leftovers
 from rubberband.values.adaptive import AdaptiveBatch
-from tests.builders.loops import Exact, Noisy, assert_identical, content
+from tests.builders.loops import Exact, Noisy, content
 from tests.builders.segments import SEGMENT, failure, reports, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -129,36 +127,6 @@ def test_gradients_that_never_are_finite_end_the_trial_with_a_remedy(store):
         'the gradients were not finite in 40 steps in a row with precision = "fp16"; use "bf16" or "32", or a lower '
         "learning rate"
     )
-
-
-class Growing(Halved):
-    """Half precision, with everything random that `Noisy` has; its scale grows and overflows."""
-
-    gradient_clip_norm = 0.5
-    loss = Noisy.loss
-
-    def evaluate(self, model, loader):
-        return rubberband.TorchTrial.evaluate(self, model, loader)
-
-
-@pytest.mark.long
-def test_resuming_with_a_loss_scale_equals_a_straight_run(store):
-    straight = reports(train(Growing, store, config={"precision": "fp16"}))
-    before: SegmentReport | None = None
-    for iterations in range(4):
-        checkpoint: CheckpointRef | None = before and before.checkpoint
-        (before,) = reports(
-            train(
-                Growing,
-                store,
-                config={"precision": "fp16"},
-                from_iterations=iterations,
-                until_iterations=iterations + 1,
-                checkpoint=checkpoint,
-            )
-        )
-        assert before.metrics == straight[iterations].metrics
-        assert_identical(content(store, before.checkpoint), content(store, straight[iterations].checkpoint))
 
 
 class Steep(Exact):
