@@ -1,4 +1,7 @@
-"""Experiments on a Ray cluster that is there: real nodes on this machine, whose GPUs are only counted."""
+"""Experiments on a Ray cluster that is there: real nodes on this machine, whose GPUs are only counted.
+
+Its nodes are asked before a run, other jobs want them, an autoscaler adds and removes them, and they die.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,45 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.cluster_utils import Cluster
 
+import rubberband
 from rubberband.cloud.ray_cluster import RayClusterProvider, view
-from rubberband.errors import ProviderError
-from rubberband.executor import Connection
-from tests.builders.ray_clusters import ClusterRuns, free_gpus, started
+from rubberband.errors import InputError, ProviderError
+from rubberband.executor import Connection, make_store
+from rubberband.executor.ray.node_probe import NodeProbe
+from tests.builders.ray_clusters import AutoscaledCluster, ClusterRuns, StartedHead, free_gpus, started
 from tests.builders.waiting import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(1800)]
+
+
+@contextmanager
+def nodes(count: int, **words: Any) -> Iterator[Cluster]:
+    """A head without GPUs, and as many nodes with the words of `ray start`."""
+    made = started(count, **words)
+    try:
+        yield made
+    finally:
+        made.shutdown()
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A head without GPUs, and two nodes with two each."""
-    made = started(2, num_cpus=2, num_gpus=2, labels={"pool": "a"})
-    yield made
-    made.shutdown()
+    """Two nodes with two GPUs each."""
+    with nodes(2, num_cpus=2, num_gpus=2, labels={"pool": "a"}) as made:
+        yield made
 
 
 @pytest.fixture
 def runs(tmp_path: Path, cluster: Cluster) -> Iterator[ClusterRuns]:
-    made = ClusterRuns(tmp_path, cluster.address)
-    yield made
-    made.close()
+    with closing(ClusterRuns(tmp_path, cluster.address)) as made:
+        yield made
 
 
 def test_a_run_gives_gpus_back_at_each_sync_and_all_in_the_end(runs: ClusterRuns) -> None:
@@ -73,12 +88,9 @@ def test_a_run_whose_head_dies_ends_and_is_resumed_on_another_one(runs: ClusterR
     resumed = runs.start("resume", "a")
     assert resumed.wait(timeout=300) != 0
     assert "no Ray cluster answers" in runs.output
-    other = started(2, num_cpus=2, num_gpus=2)
-    try:
+    with nodes(2, num_cpus=2, num_gpus=2) as other:
         assert "resumed 1 time" in runs.done(runs.start("resume", "a", "--address", other.address))
         assert runs.result("a").best.iterations == 8
-    finally:
-        other.shutdown()
 
 
 @pytest.fixture
@@ -142,3 +154,162 @@ def test_a_process_that_is_connected_stays_connected(runs: ClusterRuns) -> None:
         check=False,
     )
     assert "kept True mine 8" in done.stdout, done.stdout + done.stderr
+
+
+ANOTHER = """
+import sys
+import ray
+from ray.util.placement_group import placement_group
+ray.init(address=sys.argv[1], log_to_driver=False)
+groups = []
+for gpus in (2, 1):
+    groups.append(placement_group([{"GPU": 1}] * gpus))
+    print("waits", flush=True)
+    ray.get(groups[-1].ready())
+    print(f"has {gpus} more", flush=True)
+sys.stdin.read()
+"""
+"""A job that keeps two GPUs, and then a third one, as soon as it gets them."""
+
+
+def test_another_job_gets_freed_nodes_at_each_sync_while_the_run_goes_on(tmp_path: Path) -> None:
+    with nodes(4, num_cpus=1, num_gpus=1) as four, closing(ClusterRuns(tmp_path, four.address)) as runs:
+        runs.write("a", resources={"env": {"PACE_S": "4"}})
+        run = runs.start("run", "a.yaml")
+        runs.until("training 8 trials")
+        other = subprocess.Popen(
+            [sys.executable, "-c", ANOTHER, runs.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert other.stdout is not None
+            for line, syncs in (("waits", 0), ("has 2 more", 2), ("waits", 2), ("has 1 more", 3)):
+                assert other.stdout.readline().strip() == line
+                assert runs.output.count("SYNC ") >= syncs
+                assert run.poll() is None
+            assert "done: best loss" in runs.done(run)
+        finally:
+            other.kill()
+            other.communicate()
+
+
+def test_slots_train_on_the_nodes_without_gpus(tmp_path: Path) -> None:
+    with nodes(2, num_cpus=2, num_gpus=0) as mixed, closing(ClusterRuns(tmp_path, mixed.address)) as runs:
+        mixed.add_node(num_cpus=4, num_gpus=1)
+        runs.write("cpus", resources={"slots": 2})
+        run = runs.start("run", "cpus.yaml")
+        runs.until("training 8 trials on 2 instances")
+        free = [(node.gpus, node.free_cpus) for node in view.view(mixed.address).nodes]
+        assert sorted(free) == [(0, 0), (0, 0), (0, 1), (1, 4)]
+        assert "done: best loss" in runs.done(run)
+        assert "2 nodes x 2 CPUs + 1 node x 1 CPU, 5 free now" in runs.output
+
+
+def gpu_nodes(address: str) -> int:
+    return sum(node.gpus > 0 for node in view.view(address).nodes)
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Iterator[ClusterRuns]:
+    """On a cluster that an autoscaler grows and shrinks: its nodes are processes of this machine."""
+    with closing(AutoscaledCluster()) as cluster, closing(ClusterRuns(tmp_path, cluster.address)) as made:
+        yield made
+
+
+def test_a_cluster_grows_for_a_run_and_shrinks_with_it_and_later_plans_know_how_long_nodes_took(
+    growing: ClusterRuns,
+) -> None:
+    growing.write("a", resources={"gpus_per_instance": 2, "max_instances": 2, "env": {"PACE_S": "10"}})
+    estimate = " ".join(growing.done(growing.start("estimate", "a.yaml")).split())
+    assert "no node with GPUs now. Of max_instances=2, 2 instances must join it." in estimate
+    assert "a node that joins takes 2m, which is assumed" in estimate
+    run = growing.start("run", "a.yaml")
+    growing.until("training 8 trials on 2 instances")
+    assert gpu_nodes(growing.address) >= 2  # Ray's autoscaler may add one more than is asked for
+    growing.until("SYNC 1")
+    eventually(lambda: gpu_nodes(growing.address) < 2)
+    assert run.poll() is None
+    assert "done: best loss" in growing.done(run)
+    eventually(lambda: gpu_nodes(growing.address) == 0)
+    again = " ".join(growing.done(growing.start("estimate", "a.yaml")).split())
+    assert "as the last 2 nodes did" in again
+
+
+def test_a_node_that_never_comes_ends_a_run_in_one_line_and_a_resume_tries_again(growing: ClusterRuns) -> None:
+    growing.write("b", resources={"gpus_per_instance": 4, "max_instances": 1, "provision_delay": "2s"})
+    output = growing.done(growing.start("run", "b.yaml"), code=1)
+    assert "no instance to train on: no node of the Ray cluster had 4 GPUs free within 20" in output
+    assert "run `rubberband resume b` once one is available" in output
+    assert "Traceback" not in output
+
+
+HIDDEN = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rubberband" and not any("py_modules_files" in place for place in sys.path):
+            raise ModuleNotFoundError("there is no rubberband here")
+sys.meta_path.insert(0, Hidden())
+"""
+"""Run by each Python process of a node when it starts: it has no rubberband but that of a runtime_env."""
+OTHER = 'import rubberband; rubberband.__version__ = "0.0.1"'
+"""Run by each Python process of a node when it starts."""
+
+
+@pytest.mark.parametrize("site", ["", HIDDEN], ids=["as_here", "without_rubberband"])
+def test_a_small_run_ends_and_its_report_counts_gpu_hours(tmp_path: Path, site: str) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(site)
+    place = {"env_vars": {"PYTHONPATH": str(tmp_path / "site")}} if site else {}
+    with nodes(1, num_cpus=2, num_gpus=2, **place) as made, closing(ClusterRuns(tmp_path, made.address)) as runs:
+        output = runs.done(runs.start("run", "a.yaml", "--no-check"))
+        assert "GPU-h" in output
+        assert "USD" not in output
+        assert free_gpus(runs.address) == 2
+
+
+def asked(cluster: Cluster, folder: Path) -> RayClusterProvider:
+    found = view.view(cluster.address).usable({}, 1)
+    return RayClusterProvider("a", folder / "instances", cluster.address, [{"GPU": 1.0}], nodes=found)
+
+
+def test_nodes_that_lack_the_store_or_have_another_rubberband_are_refused(cluster: Cluster, tmp_path: Path) -> None:
+    store = make_store(str(tmp_path / "store"))
+    NodeProbe(asked(cluster, tmp_path), store).require_nodes()
+    NodeProbe(asked(cluster, tmp_path), store, {"yaml": "yaml.py"}).require_nodes()
+    with pytest.raises(InputError, match=r"has no module mine, which the trial imports from .*, and which is not sent"):
+        NodeProbe(asked(cluster, tmp_path), store, {"mine": "/home/me/mine.py"}).require_nodes()
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"does not share the checkpoint store .* as resources\.checkpoints"):
+        NodeProbe(asked(cluster, tmp_path), store).require_nodes()
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    (tmp_path / "sitecustomize.py").write_text(OTHER)
+    cluster.add_node(num_cpus=1, num_gpus=1, env_vars={"PYTHONPATH": str(tmp_path)})
+    remedy = rf"has rubberband-tune 0.0.1 and this process {rubberband.__version__}; .* pip install"
+    with pytest.raises(InputError, match=remedy):
+        NodeProbe(asked(cluster, tmp_path), store).require_nodes()
+
+
+def test_a_cluster_that_asks_for_a_token_is_refused_in_one_line() -> None:
+    head = StartedHead()
+    try:
+        head.start(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 64)
+        # In a process of its own: Ray reads the mode once, and ends or blocks processes that it did not let in.
+        ask = f"from rubberband.cloud.ray_cluster import view; print(len(view.view({head.address!r}).nodes))"
+        asked = [
+            subprocess.run(
+                [sys.executable, "-c", ask],
+                env={**os.environ, **words},
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+            for words in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64})
+        ]
+    finally:
+        head.close()
+    without, with_token = asked
+    assert f"the Ray cluster at {head.address} asks for a token" in without.stderr
+    assert "run `export RAY_AUTH_MODE=token` first" in without.stderr
+    assert without.returncode == 1
+    assert with_token.stdout == "1\n"
