@@ -47,12 +47,6 @@ def _run(team: Team, name: str, gpus: int = 2) -> subprocess.Popen[str]:
     return team.start("run", f"{name}.yaml", "--no-check")
 
 
-def _ends(*runs: subprocess.Popen[str]) -> None:
-    for run in runs:
-        _, errors = run.communicate(timeout=PATIENCE_S)
-        assert run.returncode == 0, errors
-
-
 @pytest.fixture
 def team(tmp_path: Path) -> Iterator[Team]:
     found = Team(tmp_path, instances=2, gpus_per_instance=2)
@@ -64,25 +58,6 @@ def team(tmp_path: Path) -> Iterator[Team]:
 def team_with_pool(team: Team) -> Team:
     team.command("pool", "up", "team.yaml")
     return team
-
-
-def test_experiments_beside_and_after_each_other_share_warm_instances(team_with_pool: Team) -> None:
-    team = team_with_pool
-    _ends(_run(team, "a"), _run(team, "b"))
-    started = len(team.instance_records)
-    _ends(_run(team, "c"))
-    loans = team.status()["loans"]
-    assert [each["was_warm"] for each in loans if each["experiment"] == "c"] == [True]
-    assert len(team.instance_records) == started <= 2, "none was started for c"
-    assert all(team.result(name).actual_jct_s < 900.0 for name in "abc")
-    team.check("a", "b", "c")
-
-
-def test_two_experiments_train_on_parts_of_one_instance(team_with_pool: Team) -> None:
-    team = team_with_pool
-    _ends(_run(team, "a", gpus=1), _run(team, "b", gpus=1))
-    assert len({each["machine"] for each in team.status()["loans"]}) <= 2
-    team.check("a", "b")
 
 
 SEEDS = int(os.environ.get("RUBBERBAND_POOL_SEEDS", "1"))

@@ -45,6 +45,7 @@ def test_a_run_ends_with_a_report_and_leaves_no_process(undisturbed: CommandLine
     assert stages == [stage.planned_instances for stage in result.stages]
 
 
+@pytest.mark.long
 def test_report_ps_and_logs_mention_it(undisturbed: CommandLine, tmp_path: Path) -> None:
     report = json.loads(undisturbed.shows("report", "sleepy", "-o", "json"))
     assert report["schema"] == "rubberband.report/1"
@@ -57,12 +58,6 @@ def test_report_ps_and_logs_mention_it(undisturbed: CommandLine, tmp_path: Path)
     assert iterations_trained(undisturbed, report["best"]["trial"]) == Counter(range(1, 15))
     assert "experiment 'nosuch' not found" in undisturbed.refused("report", "nosuch")
     assert "it has 0 to 3" in undisturbed.refused("logs", "sleepy", "4")
-
-
-def test_a_name_can_be_used_once(undisturbed: CommandLine) -> None:
-    before = undisturbed.result()
-    assert "taken by another experiment" in undisturbed.refused("run", "sleepy.yaml")
-    assert undisturbed.result() == before
 
 
 def test_after_kill_9_a_resume_finishes_with_the_same_winner_and_trains_nothing_again(
@@ -143,7 +138,8 @@ def test_a_resume_within_the_lease_adopts_the_instances(command_line: CommandLin
     assert command_line.nothing_left()
 
 
-@pytest.mark.parametrize("and_resumed", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("and_resumed", [False, True])
 def test_ctrl_c_ends_cleanly_reports_the_best_so_far_and_can_be_resumed(
     command_line: CommandLine, and_resumed: bool
 ) -> None:
@@ -160,17 +156,6 @@ def test_ctrl_c_ends_cleanly_reports_the_best_so_far_and_can_be_resumed(
         command_line.go()
         command_line("resume", "sleepy")
         assert command_line.result().outcome == "done"
-
-
-@pytest.mark.long
-def test_ctrl_c_before_anything_is_ready_leaves_nothing(command_line: CommandLine) -> None:
-    command_line.hold(after=3)
-    driver = command_line.start("run", "sleepy.yaml")
-    command_line.wait_for(driver, lambda result: bool(result.instances))
-    interrupt(driver)
-    driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 130
-    assert command_line.nothing_left()
 
 
 @pytest.mark.long
@@ -208,16 +193,6 @@ def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
 
 
 @pytest.mark.long
-def test_a_metric_that_no_trial_reports_is_reported_at_once(command_line: CommandLine) -> None:
-    refused = command_line.refused("run", "sleepy.yaml", "-s", "search.metric=sorce")
-    assert "does not pass the check: iteration: the metric 'sorce' is missing" in refused
-    command_line("run", "sleepy.yaml", "-s", "search.metric=sorce", "--no-check", exit_code=1)
-    assert command_line.result().outcome == "failed"
-    assert "sorce" in command_line.result().reason
-    assert "score" in command_line.result().reason
-    assert command_line.nothing_left()
-
-
 @pytest.mark.parametrize(
     ("override", "text"),
     [
@@ -234,6 +209,7 @@ def test_bad_input_is_refused_before_anything_starts(command_line: CommandLine, 
     assert not (command_line.home / "experiments" / "sleepy" / "journal.db").exists()
 
 
+@pytest.mark.long
 def test_the_invariants_hold_over_a_whole_real_history(undisturbed: CommandLine) -> None:
     from rubberband.executor import Controller, ExperimentFolder, Journal, sqlite_url
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -25,6 +27,13 @@ from rubberband.values.balance import Balance
 from rubberband.values.offer import Offer
 from tests.builders import segments
 from tests.builders.filled import filled
+
+
+def edges(*cases: Any) -> Callable[[Any], Any]:
+    """Let a property be tried with these cases too, each an argument or a tuple of them."""
+    examples = [example(*(case if isinstance(case, tuple) else (case,))) for case in cases]
+    return lambda test: reduce(lambda made, one: one(made), reversed(examples), test)
+
 
 LOWEST, HIGHEST = 2.0**-53, 1.0 - 2.0**-53
 
@@ -59,13 +68,7 @@ def test_a_domain_reaches_both_its_ends_and_nothing_beyond(domain, least, larges
 
 
 @given(st.integers(1, 200), st.integers(1, 16))
-@example(1, 1)
-@example(1, 8)
-@example(2, 2)
-@example(3, 2)
-@example(15, 8)
-@example(16, 8)
-@example(17, 8)
+@edges((1, 1), (1, 8), (2, 2), (3, 2), (15, 8), (16, 8), (17, 8))
 def test_even_shares_are_as_even_as_can_be_and_none_is_one(batch_size, num_workers):
     found = even_shares(batch_size, num_workers)
     used = [each for each in found if each]
@@ -77,11 +80,7 @@ def test_even_shares_are_as_even_as_can_be_and_none_is_one(batch_size, num_worke
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any), st.integers(0, 400))
-@example([1, 1], 1)
-@example([1, 1, 1], 2)
-@example([0, 5], 3)
-@example([3, 3, 3], 10)
-@example([7], 0)
+@edges(([1, 1], 1), ([1, 1, 1], 2), ([0, 5], 3), ([3, 3, 3], 10), ([7], 0))
 def test_scaled_shares_are_within_one_of_the_proportion_and_ties_go_to_the_lower_rank(shares, batch_size):
     found = scale_shares(shares, batch_size)
     assert sum(found) == batch_size
@@ -91,12 +90,7 @@ def test_scaled_shares_are_within_one_of_the_proportion_and_ties_go_to_the_lower
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(1, 200))
-@example([4, 4], 7)
-@example([4, 4], 8)
-@example([4, 4], 9)
-@example([4, 4], 16)
-@example([4, 4], 17)
-@example([0, 0], 3)
+@edges(([4, 4], 7), ([4, 4], 8), ([4, 4], 9), ([4, 4], 16), ([4, 4], 17), ([0, 0], 3))
 def test_held_limits_hold_the_batch_in_as_few_passes_as_suffice(caps, batch_size):
     found = held(batch_size, ShareLimits(caps=tuple(caps)))
     assert max(found.caps) <= batch_size <= sum(found.caps)
@@ -108,9 +102,7 @@ def test_held_limits_hold_the_batch_in_as_few_passes_as_suffice(caps, batch_size
 
 
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=6).filter(any), st.integers(0, 4))
-@example([1, 5], 2)
-@example([2, 5], 2)
-@example([1, 1], 2)
+@edges(([1, 5], 2), ([2, 5], 2), ([1, 1], 2))
 def test_shares_of_at_least_so_many_keep_their_sum_and_the_largest_takes_the_rest(shares, least):
     found = at_least(shares, least)
     assert sum(found) == sum(shares)
@@ -120,14 +112,7 @@ def test_shares_of_at_least_so_many_keep_their_sum_and_the_largest_takes_the_res
 
 
 @given(st.integers(0, 100), st.integers(1, 40), st.integers(1, 2))
-@example(8, 8, 1)
-@example(9, 8, 1)
-@example(7, 8, 2)
-@example(3, 2, 2)
-@example(5, 4, 2)
-@example(1, 1, 1)
-@example(3, 1, 2)
-@example(0, 4, 2)
+@edges((8, 8, 1), (9, 8, 1), (7, 8, 2), (3, 2, 2), (5, 4, 2), (1, 1, 1), (3, 1, 2), (0, 4, 2))
 def test_micro_batches_are_few_and_within_the_limit(size, limit, least):
     parts = micro_batches(torch.arange(size).numpy(), limit, least)
     assert [each for part in parts for each in part] == list(range(size))
@@ -141,12 +126,7 @@ def test_micro_batches_are_few_and_within_the_limit(size, limit, least):
 
 
 @given(st.integers(1, 500), st.integers(1, 60) | st.none(), st.integers(1, 4))
-@example(64, 16, 4)
-@example(65, 16, 4)
-@example(63, 16, 4)
-@example(16, 16, 1)
-@example(17, 16, 1)
-@example(33, 16, 1)
+@edges((64, 16, 4), (65, 16, 4), (63, 16, 4), (16, 16, 1), (17, 16, 1), (33, 16, 1))
 def test_a_batch_is_split_into_as_few_passes_as_the_memory_holds(batch_size, most, gpus):
     agent = BatchAgent(BatchLimits(initial=1, max=500, max_per_gpu=most), instances=1, gpus=gpus, clock=lambda: 0.0)
     found = agent.split(batch_size)
@@ -157,10 +137,7 @@ def test_a_batch_is_split_into_as_few_passes_as_the_memory_holds(batch_size, mos
 
 
 @given(st.integers(1, 100), st.integers(1, 100), st.booleans())
-@example(3, 4, False)
-@example(4, 4, False)
-@example(5, 4, False)
-@example(100, 100, True)
+@edges((3, 4, False), (4, 4, False), (5, 4, False), (100, 100, True))
 def test_an_attainable_size_is_within_the_limits(size, most, accumulates):
     limits = BatchLimits(initial=4, max=64, max_per_gpu=most, accumulation=accumulates)
     found = BatchAgent(limits, instances=1, gpus=2, clock=lambda: 0.0).attainable(size)
@@ -169,13 +146,7 @@ def test_an_attainable_size_is_within_the_limits(size, most, accumulates):
 
 
 @given(st.integers(2, 500), st.integers(1, 400))
-@example(2, 1)
-@example(3, 1)
-@example(4, 3)
-@example(5, 3)
-@example(100, 75)
-@example(100, 76)
-@example(100, 99)
+@edges((2, 1), (3, 1), (4, 3), (5, 3), (100, 75), (100, 76), (100, 99))
 def test_a_forbidden_pass_is_not_tried_again_and_a_proven_one_may_be(per_gpu, proven):
     proven = min(proven, per_gpu - 1)
     agent = BatchAgent(BatchLimits(initial=1, max=500), instances=1, gpus=1, clock=lambda: 0.0)
@@ -185,10 +156,7 @@ def test_a_forbidden_pass_is_not_tried_again_and_a_proven_one_may_be(per_gpu, pr
 
 
 @given(st.floats(0.01, 1.0), st.integers(1, 200), st.integers(2, 8))
-@example(0.5, 4, 2)
-@example(0.5, 5, 2)
-@example(0.1, 8, 4)
-@example(1.0, 7, 2)
+@edges((0.5, 4, 2), (0.5, 5, 2), (0.1, 8, 4), (1.0, 7, 2))
 def test_a_largest_share_is_never_less_than_an_equal_one(max_share, batch_size, num_workers):
     balancing: Any = Balancing.__new__(Balancing)
     balancing._segment = replace(segments.SEGMENT, num_workers=num_workers, balance=Balance(max_share=max_share))
@@ -198,12 +166,7 @@ def test_a_largest_share_is_never_less_than_an_equal_one(max_share, batch_size, 
 
 
 @given(st.lists(st.integers(1, 120), min_size=1, max_size=30))
-@example([256, 1])
-@example([257])
-@example([100, 155])
-@example([100, 156])
-@example([84, 84, 86])
-@example([84, 84, 87])
+@edges([256, 1], [257], [100, 155], [100, 156], [84, 84, 86], [84, 84, 87])
 def test_the_names_of_one_request_fit_into_a_tag(lengths):
     names = ["x" * length for length in lengths]
     found = share(names, "on_demand")
@@ -213,21 +176,14 @@ def test_the_names_of_one_request_fit_into_a_tag(lengths):
 
 
 @given(st.floats(0.0, 300.0))
-@example(59.999)
-@example(60.0)
-@example(60.001)
-@example(0.0)
+@edges(59.999, 60.0, 60.001, 0.0)
 def test_an_instance_is_billed_for_its_minimum_and_then_by_the_second(held_s):
     offer = Offer(instance_type="t", gpus=1, price_usd_per_hour=3600.0, max_instances=1, minimum_billed_s=60.0)
     assert offer.instance_cost_usd(held_s) == pytest.approx(max(60.0, held_s))
 
 
 @given(st.integers(0, 4 * 3600), st.integers(0, 3))
-@example(3599, 1)
-@example(3600, 1)
-@example(3601, 1)
-@example(7200, 2)
-@example(7201, 2)
+@edges((3599, 1), (3600, 1), (3601, 1), (7200, 2), (7201, 2))
 def test_the_hours_of_a_machine_are_billed_each_at_its_price_and_unknown_ones_at_the_cap(seconds, known):
     prices = (1.0, 2.0, 5.0)[:known]
     machine = filled(
@@ -246,8 +202,7 @@ def test_the_hours_of_a_machine_are_billed_each_at_its_price_and_unknown_ones_at
 
 
 @given(st.floats(0.0, 10.0), st.floats(1e-4, 10.0), st.floats(0.0, 1e4))
-@example(0.0, 1.0, 0.0)
-@example(1.0, 0.01, 0.0)
+@edges((0.0, 1.0, 0.0), (1.0, 0.01, 0.0))
 def test_the_steps_between_looks_are_never_fewer_than_asked(look_s, step_s, remaining_s):
     budget = ChoiceBudget()
     budget.spend(look_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from rubberband.planner.sharing import (
     Allocations,
     Autoscaling,
     Capacity,
-    Demand,
     keeps_promises,
     make_policy,
 )
@@ -71,19 +69,6 @@ def test_gangs_interfere_where_two_that_span_have_a_part() -> None:
     assert interfering({"a": {0: 4, 1: 2}, "within": {1: 2}}) == set()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
-    """Policy that gives each job the same GPUs as long as it is there."""
-
-    places: Mapping[str, dict[int, int]]
-
-    def allocate(
-        self, demands: Sequence[Demand], capacity: Capacity, current: Allocations, now_s: float
-    ) -> dict[str, dict[int, int]]:
-        """Return the GPUs of those that are there."""
-        return {demand.name: self.places[demand.name] for demand in demands}
-
-
 def curves(capacity: Capacity, works_s: Sequence[float], least: int = 1) -> list[CurveJob]:
     return [
         CurveJob(
@@ -99,22 +84,6 @@ def curves(capacity: Capacity, works_s: Sequence[float], least: int = 1) -> list
 
 
 works = st.lists(st.floats(10.0, 5000.0), min_size=8, max_size=8)
-
-
-@given(
-    data=st.data(), capacity=capacities, works_s=works, slowdowns=st.tuples(st.floats(0.0, 0.9), st.floats(0.0, 0.9))
-)
-def test_more_interference_makes_no_job_faster_that_keeps_its_place(
-    data: st.DataObject, capacity: Capacity, works_s: list[float], slowdowns: tuple[float, float]
-) -> None:
-    places = place_freely(data.draw(st.composite(divided)(capacity)), capacity, {})
-    ends = []
-    for interference in sorted(slowdowns):
-        jobs = [job for job in curves(capacity, works_s) if job.name in places]
-        outcome = simulate(jobs, capacity, Fixed(places=places), interval_s=None, interference=interference)
-        ends.append([job.done_at for job in outcome.jobs])
-    assert all(less <= more * (1.0 + 1e-9) for less, more in zip(*ends, strict=True) if less and more)
-    assert all(None not in each for each in ends)
 
 
 @given(

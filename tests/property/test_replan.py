@@ -13,18 +13,15 @@ from rubberband.executor import (
     Event,
     Faults,
     Job,
-    Journal,
-    Phase,
     State,
     VirtualBackend,
     bill_usd,
     forecast,
-    replay,
 )
 from tests.builders.budget import examples
 from tests.builders.first_sync import FirstSync
 from tests.builders.planned_jobs import planned_jobs
-from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual
+from tests.builders.virtual_runs import jct_s, run_virtual
 
 none = st.none()
 slacks = st.one_of(none, st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]))
@@ -97,27 +94,6 @@ def test_a_faster_run_costs_no_more_than_without_replanning_and_is_in_time(job: 
     spent_usd = [bill_usd(one.state, one.state.now) for one in (replanned, fixed)]
     assert spent_usd[0] <= spent_usd[1] + 1e-6
     assert job.deadline_s is None or jct_s(replanned.state) <= job.deadline_s + 1e-3
-
-
-@given(planned_jobs(slacks, rooms), st.integers(0, 60), st.sampled_from([0.6, 1.0, 1.3]))
-@settings(deadline=None, max_examples=examples(100))
-def test_a_driver_killed_anywhere_decides_the_same_after_its_resume(job: Job, events: int, slowdown: float) -> None:
-    whole, _, _ = run_virtual(job, backend=slowed(job, slowdown))
-    journal = Journal("sqlite://", job.name, create=True)
-    try:
-        backend, before = slowed(job, slowdown), Controller(job)
-        run_until_killed(before, backend, journal, events)
-        decided = list(before.state.decisions)
-        was_planning = before.state.phase is Phase.PLANNING
-        after, _, _ = run_virtual(job, journal=journal, backend=backend)
-        assert after.state.decisions[: len(decided)] == decided
-        if was_planning and job.offer.init_delay_s == 0.0:
-            assert after.state.decisions[len(decided)] == whole.state.decisions[len(decided)]
-        again = Controller(job)
-        replay(again, journal)
-        assert again.state == after.state
-    finally:
-        journal.close()
 
 
 @given(planned_jobs(st.sampled_from([0.5, 1.0, 2.0]), none), st.floats(0.0, 1.0))

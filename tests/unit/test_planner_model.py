@@ -186,14 +186,6 @@ def test_the_noise_of_iterations_is_drawn_anew_and_averages_out():
     assert spreads == pytest.approx([0.4 / np.sqrt(stage.iterations) for stage in STAGES], rel=0.1)
 
 
-def test_the_total_of_a_trial_varies_more_than_if_its_stages_were_independent():
-    profile = Profile(seconds_per_iteration={1: 10.0}, trial_cv=0.3)
-    one = [Stage(trials=1, iterations=4), Stage(trials=1, iterations=4)]
-    plan = Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),) * 2)
-    spread = sample(one, plan, profile, OFFER).jct_s
-    assert spread.std() / spread.mean() == pytest.approx(0.3, rel=0.05)
-
-
 def test_trials_of_another_bracket_have_speeds_of_their_own():
     stages = [Stage(trials=4, iterations=1), Stage(trials=1, iterations=3), Stage(trials=3, iterations=9)]
     chunk = draws(stages, trial_cv=0.3).chunk(0)
@@ -209,14 +201,6 @@ def test_an_error_of_the_mean_is_shared_by_all_trials_of_a_run_until_they_have_b
     assert (factors.mean(), factors[0].std()) == pytest.approx((1.0, 0.2), rel=0.1)
     known = draws(stages, Speeds(factors=(1.0,) * 4, errors=(0.0,) * 4), mean_cv=0.2).chunk(0)
     assert (known.factor(0) == 1.0).all()
-
-
-def test_start_ups_vary_by_themselves():
-    profile = Profile(seconds_per_iteration={1: 1e-9}, trial_startup_s=10.0, startup_cv=0.5)
-    one, plan = [Stage(trials=1, iterations=1)], Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),))
-    jct_s = sample(one, plan, profile, OFFER).jct_s
-    assert jct_s.mean() == pytest.approx(10.0, rel=0.02)
-    assert jct_s.std() == pytest.approx(5.0, rel=0.05)
 
 
 def test_speeds_that_are_known_exactly_leave_nothing_to_chance_in_the_stage_that_begins():
@@ -250,24 +234,6 @@ def test_the_same_of_very_many_trials_survive_in_each_row_at_every_sync(with_met
     second, third = (draws(stages, known).chunk(0).factor(index) for index in (1, 2))
     for row in (0, 300, 900):
         assert set(third[:, row]) < set(second[:, row % second.shape[1]])
-
-
-def test_a_cluster_is_ready_when_its_slowest_instance_is() -> None:
-    offer = Offer(
-        instance_type="test",
-        gpus=1,
-        price_usd_per_hour=1.0,
-        max_instances=8,
-        init_delay_s=100.0,
-        init_spread=Spread(cv=0.5),
-    )
-    profile = Profile(seconds_per_iteration={1: 10.0})
-    ready_s = []
-    for instances in (1, 2, 8):
-        plan = Plan(stages=(StagePlan(instances=instances, gpus_per_trial=1),))
-        ready_s.append(sample([Stage(trials=8, iterations=1)], plan, profile, offer).steps[0].provisioning_s)
-    assert ready_s[0] == pytest.approx(100.0, rel=0.02)
-    assert ready_s[0] * 1.2 < ready_s[1] < ready_s[2] / 1.2
 
 
 def test_both_limits_are_kept_only_where_each_of_them_is() -> None:

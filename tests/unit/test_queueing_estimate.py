@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import EstimateAnswer, answer
 from rubberband.running.profile import async_lines
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.profile import Profile
 from rubberband.views.estimate.page import figures
@@ -53,12 +51,6 @@ def test_gangs_that_were_not_measured_are_planned_by_the_model():
     modelled = seconds_per_iteration(MODEL, list(table))
     assert {1, 2, 4, 8, 16} <= set(table)
     assert table == pytest.approx(modelled)
-
-
-def test_more_servers_make_large_gangs_faster():
-    profile = Profile(seconds_per_iteration={1: 19.1}, asynchronous=MODEL)
-    slow, fast = (candidates(experiment(servers=m), profile, 0.0)[0].profile.iteration_s(16) for m in (1, 2))
-    assert fast < 0.6 * slow
 
 
 def test_an_estimate_names_band_and_knee():
@@ -122,12 +114,6 @@ def test_the_page_draws_the_band_around_the_planned_throughput():
     assert low["y"][1] < planned["y"][1] < high["y"][1]
     assert drawn["layout"]["annotations"][0]["text"] == f"knee: {knee(MODEL)} workers"
     assert planned["marker"]["size"][1] > planned["marker"]["size"][0]
-
-
-def test_a_profile_file_keeps_the_model(tmp_path: Path):
-    path = tmp_path / "x.profile.json"
-    save_profile(Profile(seconds_per_iteration={1: 19.1}, asynchronous=MODEL), path)
-    assert load_profile(path).asynchronous == MODEL
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
 import pytest
 
@@ -30,26 +29,16 @@ from rubberband.executor import (
     RunSpec,
     VirtualBackend,
     open_store,
-    sqlite_url,
 )
 from rubberband.executor import read_journal as read
 from rubberband.executor.journal.folder import folders
 from rubberband.executor.run import session
 from rubberband.executor.training.entrypoint import files_of
-from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
 from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan
 from tests.builders.jobs import JOB
 from tests.builders.sessions import Killed, dying_after, run_spec
 from tests.builders.waiting import eventually
-
-MODEL = GoodputProfile(
-    throughput=Throughput(alpha_grad_s=0.02, beta_grad_s=0.001),
-    noise_scale=300.0,
-    samples_per_iteration=640.0,
-    limits=BatchLimits(initial=64, max=1024, max_per_gpu=128),
-    points=(BatchPoint(instances=1, gpus=1, per_gpu=64, accumulation=0, step_s=0.084),),
-)
 
 
 @pytest.fixture
@@ -260,30 +249,9 @@ def test_a_store_that_goes_away_stops_the_run_which_says_so_and_can_be_resumed(
 GOODPUT = {"policy": "goodput"}
 
 
-@pytest.mark.parametrize("batch", [None, GOODPUT, GOODPUT | {"initial": 64, "max": 512, "lr_scaling": "own:rule"}])
-def test_a_resume_adapts_batches_as_the_run_did(batch: dict[str, Any] | None, tmp_path: Path) -> None:
-    folder = ExperimentFolder(home=tmp_path, name="test")
-    job = dataclasses.replace(JOB, profile=dataclasses.replace(JOB.profile, goodput=MODEL))
-    made = run_spec(checkpoints=str(folder.checkpoints), batch=batch)
-    session.create(folder, job, made)
-    journal = Journal(sqlite_url(folder.journal), "test")
-    header = journal.header()
-    journal.close()
-    assert header is not None
-    found = RunSpec.from_json(header.setup)
-    assert found.experiment == made.experiment
-    assert found.store_mark
-    assert header.job == job
-
-
 def through_json(made: RunSpec, **earlier: object) -> RunSpec:
     plain = made.to_json()
     return RunSpec.from_json(json.loads(json.dumps({**plain, **earlier})))
-
-
-def test_a_resume_divides_batches_as_the_run_did() -> None:
-    made = run_spec(batch={"balance": {"policy": "paper", "max_share": 0.5}})
-    assert through_json(made).experiment == made.experiment
 
 
 def test_a_header_of_an_earlier_version_which_repeats_the_experiment_is_read() -> None:

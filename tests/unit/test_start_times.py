@@ -8,12 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from rubberband.api.plans.process import planned, question_of
-from rubberband.cli import app
 from rubberband.planning.candidates import with_start_times
 from rubberband.planning.feasible import PlanningOptions
 from rubberband.planning.prices_and_quotas import answer, local_prices_and_quotas
@@ -101,24 +97,6 @@ def test_damaged_lines_count_for_nothing(tmp_path: Path, damage: bytes) -> None:
     assert found.starts == 1
 
 
-@given(
-    st.fixed_dictionaries(
-        {
-            "provision_s": st.one_of(st.floats(), st.text(), st.none(), st.integers()),
-            "init_s": st.one_of(st.floats(), st.lists(st.integers())),
-            "instances": st.one_of(st.integers(), st.booleans(), st.floats(), st.text()),
-        }
-    )
-)
-def test_a_line_gives_a_delay_or_nothing(tmp_path_factory: pytest.TempPathFactory, said: dict[str, object]) -> None:
-    home = tmp_path_factory.mktemp("home")
-    record(home, [START], at=1.0)
-    line = json.loads((home / FILE).read_text())
-    (home / FILE).write_text(json.dumps(line | said) + "\n")
-    found = start_times(home, CODE, 4)
-    assert found is None or (0.0 <= found.provision_s < 1e4 and 0.0 <= found.init_s < 1e4 and found.instances > 0)
-
-
 def test_writers_do_not_disturb_one_another_and_the_file_is_bounded(tmp_path: Path) -> None:
     long = replace(START, entrypoint="x" * 400)
 
@@ -188,18 +166,6 @@ def test_other_providers_know_nothing_of_this_machine(tmp_path: Path) -> None:
     elsewhere = experiment(provider="virtual", instance_type="p3.2xlarge")
     assert local_prices_and_quotas(elsewhere, tmp_path).starts is None
     assert with_start_times(elsewhere, start_times(tmp_path, CODE, 4)) == (elsewhere, (), frozenset())
-
-
-def test_the_command_line_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    file = tmp_path / "starts.yaml"
-    file.write_text(json.dumps(experiment(init_delay="15s").to_words()))
-    before = CliRunner().invoke(app, ["estimate", str(file), "-o", "json"])
-    record(tmp_path / "home", [START], at=1.0)
-    after = CliRunner().invoke(app, ["estimate", str(file), "-o", "json"])
-    assert (before.exit_code, after.exit_code) == (0, 0)
-    lines = [json.loads(result.stdout) for result in (before, after)]
-    assert [any("the file says 15s" in note for note in each["notes"]) for each in lines] == [False, True]
 
 
 def test_the_service_counts_it_and_distinguishes_old_answers_from_new_ones(tmp_path: Path) -> None:

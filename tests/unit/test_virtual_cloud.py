@@ -67,16 +67,6 @@ def test_the_bill_is_by_market_from_running_to_the_end_with_the_minimum_and_the_
     assert rented.bill_usd(math.inf) == pytest.approx(100 * 0.001 + 100 * 0.0005 + 2 * 0.5 + 130 * head_usd_per_s)
 
 
-def test_a_price_at_purchase_is_billed_and_shown() -> None:
-    rented, clock = provider(a=InstanceFaults(price_usd_per_hour=2.4))
-    rented.launch("a", "spot")
-    clock.advance_to(100.0)
-    status = rented.release("a")
-    assert status.price_usd_per_hour == 2.4
-    assert status.market == "spot"
-    assert rented.bill_usd(100.0) - 100.0 * 0.0001 == pytest.approx(70 * 2.4 / 3600 + 0.5)
-
-
 def test_an_instance_ends_itself_at_its_first_lease_and_later_ones_put_it_off() -> None:
     rented, clock = provider()
     for name in ("a", "b"):
