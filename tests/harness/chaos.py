@@ -1,6 +1,6 @@
 """Chaos: a random experiment in random weather, driven to its end, judged by what the provider bills.
 
-One seed is one run. `python -m tests.harness.chaos --seed N` replays it and tells its story.
+One seed is one run; `tell` replays it and tells its story.
 """
 
 from __future__ import annotations
