@@ -264,10 +264,7 @@ class _Maker:
             "deadline_s": deadline_s if kind in ("deadline", "both") else None,
             "max_cost_usd": max_cost_usd if kind in ("max_cost", "both") else None,
         }
-        return replace(
-            question,
-            problems=[problem.with_limits(**limits) for problem in question.problems],
-        )
+        return replace(question, problems=[problem.with_limits(**limits) for problem in question.problems])
 
 
 def _some(question: Question) -> Points:

@@ -177,13 +177,7 @@ def outlook(*, deadline_s: float, max_cost_usd: float) -> Outlook:
     """What is expected under limits."""
     plan = Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),))
     return Outlook(
-        jct_s=90.0,
-        cost_usd=0.5,
-        deadline_s=deadline_s,
-        max_cost_usd=max_cost_usd,
-        plan=plan,
-        feasible=True,
-        reason="",
+        jct_s=90.0, cost_usd=0.5, deadline_s=deadline_s, max_cost_usd=max_cost_usd, plan=plan, feasible=True, reason=""
     )
 
 
@@ -201,12 +195,7 @@ class NearPlans(Plans):
         question = question_of(asked, self.settings.home, live=False)
         status, body = planned(question)
         made = StoredPlan(
-            id=question.id,
-            created_at=self.settings.clock(),
-            words=question.words,
-            options={},
-            status=status,
-            body=body,
+            id=question.id, created_at=self.settings.clock(), words=question.words, options={}, status=status, body=body
         )
         self.store.keep_plans([made])
         return PlanAnswer(id=question.id, status=status, body=body)

@@ -13,12 +13,7 @@ from tests.builders.conversation import Conversation
 from tests.conformance.backend import ENDS, RAISES, BackendSuite, require_adoption
 
 OFFER = Offer(
-    instance_type="test",
-    gpus=2,
-    price_usd_per_hour=3.6,
-    max_instances=3,
-    provision_delay_s=30.0,
-    init_delay_s=10.0,
+    instance_type="test", gpus=2, price_usd_per_hour=3.6, max_instances=3, provision_delay_s=30.0, init_delay_s=10.0
 )
 PROFILE = Profile(seconds_per_iteration={1: 10.0, 2: 6.0}, trial_startup_s=1.0)
 FAULTS = Faults(failures={(RAISES, 1): "raised"}, refused={"f"}, ends={ENDS: TrialEnd(iterations=2)})

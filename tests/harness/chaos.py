@@ -92,12 +92,7 @@ class ChaoticBackend(VirtualBackend):
     def lose_answers(self, source: Random) -> None:
         """Lose some answers to launches from now on."""
         fleet = LossyFleet(
-            self.provider,
-            self.clock,
-            self.agenda,
-            self.fault_model,
-            lease_s=LEASE_S,
-            ready_timeout_s=READY_TIMEOUT_S,
+            self.provider, self.clock, self.agenda, self.fault_model, lease_s=LEASE_S, ready_timeout_s=READY_TIMEOUT_S
         )
         fleet.set_out(source, self._seen, self.given_up)
         self.fleet = fleet
@@ -345,11 +340,7 @@ class Run:
                     return finish
 
     def _draw(
-        self,
-        state: State,
-        drawn: Mapping[int, Mapping[str, Any]],
-        trials: Sequence[int],
-        now: Callable[[], float],
+        self, state: State, drawn: Mapping[int, Mapping[str, Any]], trials: Sequence[int], now: Callable[[], float]
     ) -> TrialsDrawn:
         """Draw as a run does; the driver may die before or after it. The journal has no trial's configuration twice."""
         self.backend.count()
@@ -492,14 +483,7 @@ def run_seed(
     some numbers of GPUs only.
     """
     run = Run(
-        seed,
-        family,
-        replan=replan,
-        check_every=check_every,
-        keeps_story=keeps_story,
-        ends=ends,
-        odd=odd,
-        listed=listed,
+        seed, family, replan=replan, check_every=check_every, keeps_story=keeps_story, ends=ends, odd=odd, listed=listed
     )
     wrong: list[str] = []
     finish: Finish | None = None

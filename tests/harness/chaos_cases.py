@@ -32,15 +32,7 @@ TWENTY_SEVEN = (
 )
 """SHA(27, 1, 27, 3)."""
 
-Family = Literal[
-    "27 trials",
-    "random",
-    "brackets",
-    "asha",
-    "brackets that learn",
-    "asha that learns",
-    "caps",
-]
+Family = Literal["27 trials", "random", "brackets", "asha", "brackets that learn", "asha that learns", "caps"]
 """All but the first two are drawn only where they are asked for: two to four brackets in up to three lanes, trials that
 climb rungs, both with configurations that a sampler draws from results, and any of those
 without a sampler while it may have fewer and more instances at random."""

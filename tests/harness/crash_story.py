@@ -27,15 +27,7 @@ from tests.ec2 import FakeCall, Fault
 from tests.ec2.instance import Instance
 from tests.ec2.spot_prices import HOUR_S
 from tests.harness.chaos_cases import SEARCH
-from tests.harness.crash_cases import (
-    BOOT_S,
-    SWING,
-    TRIAL_ENDS,
-    WEATHERS,
-    Point,
-    job_of,
-    launches,
-)
+from tests.harness.crash_cases import BOOT_S, SWING, TRIAL_ENDS, WEATHERS, Point, job_of, launches
 from tests.harness.crash_cloud import CloudBackend
 from tests.harness.crash_world import BOOT_LEASE_S, Killed, World, name_of
 

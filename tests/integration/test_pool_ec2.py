@@ -21,14 +21,7 @@ from rubberband.cloud.pool.broker import Broker
 from rubberband.executor import Result
 from rubberband.spec.loading import read_yaml
 from rubberband.spec.pool import PoolFolder
-from tests.builders.ec2_runs import (
-    TALKATIVE,
-    Ec2CommandLine,
-    each_iteration_once,
-    ec2,
-    iterations,
-    words,
-)
+from tests.builders.ec2_runs import TALKATIVE, Ec2CommandLine, each_iteration_once, ec2, iterations, words
 from tests.builders.pool_team import ended, is_late, promises_of, tell
 from tests.builders.server_process import ServerProcess, serving
 from tests.builders.waiting import eventually

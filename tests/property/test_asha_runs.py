@@ -8,15 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor import (
-    Faults,
-    Job,
-    State,
-    TrialStatus,
-    VirtualBackend,
-    bill_usd,
-    jct_s,
-)
+from rubberband.executor import Faults, Job, State, TrialStatus, VirtualBackend, bill_usd, jct_s
 from rubberband.planner.noise.asha_runs import SimulatedRuns
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import slots

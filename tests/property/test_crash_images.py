@@ -13,13 +13,7 @@ import pytest
 from rubberband.cloud.aws import images
 from tests.harness import replay_command
 from tests.harness.crash_cases import WEATHERS, parse
-from tests.harness.crash_images import (
-    ImagePoint,
-    calls_of_a_build,
-    image_points,
-    quick,
-    run_image_point,
-)
+from tests.harness.crash_images import ImagePoint, calls_of_a_build, image_points, quick, run_image_point
 
 SOME = 150
 

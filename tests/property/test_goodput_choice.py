@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from rubberband.planner.goodput import candidates, choose, choose_at, choose_many, efficiency, step_s
 from rubberband.planner.goodput.fit import MeanPoints, fit, relative_errors
-from rubberband.planner.goodput.planning import (
-    LOWER,
-    scaled_size,
-    scaling_efficiencies,
-    should_scale,
-)
+from rubberband.planner.goodput.planning import LOWER, scaled_size, scaling_efficiencies, should_scale
 from rubberband.values.adaptive import BatchLimits, Throughput
 from tests.builders.budget import examples
 from tests.builders.goodput_strategies import SPAN, batch_limits, goodput_profiles, noise_scales, points_of, throughputs

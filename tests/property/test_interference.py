@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.planner.sharing import (
-    POLICIES,
-    Allocations,
-    Autoscaling,
-    Capacity,
-    keeps_promises,
-    make_policy,
-)
+from rubberband.planner.sharing import POLICIES, Allocations, Autoscaling, Capacity, keeps_promises, make_policy
 from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.placement import place_freely, place_side_by_side
 from rubberband.planner.sharing.simulation import interfering, simulate

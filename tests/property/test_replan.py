@@ -8,16 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor import (
-    Controller,
-    Event,
-    Faults,
-    Job,
-    State,
-    VirtualBackend,
-    bill_usd,
-    forecast,
-)
+from rubberband.executor import Controller, Event, Faults, Job, State, VirtualBackend, bill_usd, forecast
 from tests.builders.budget import examples
 from tests.builders.first_sync import FirstSync
 from tests.builders.planned_jobs import planned_jobs

@@ -23,10 +23,7 @@ from rubberband.units import (
 )
 from rubberband.views.formatting import rounded
 from tests.builders.budget import examples
-from tests.builders.experiment_strategies import (
-    experiments,
-    yaml_like,
-)
+from tests.builders.experiment_strategies import experiments, yaml_like
 from tests.builders.experiment_words import EXAMPLE
 
 

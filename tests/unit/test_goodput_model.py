@@ -13,13 +13,7 @@ from rubberband.planner.goodput.fit import extrapolates, fit, relative_errors
 from rubberband.values.adaptive import BatchPoint, Throughput
 
 MODEL = Throughput(
-    alpha_grad_s=1.0,
-    beta_grad_s=0.5,
-    alpha_local_s=2.0,
-    beta_local_s=0.1,
-    alpha_node_s=5.0,
-    beta_node_s=0.2,
-    gamma=2.0,
+    alpha_grad_s=1.0, beta_grad_s=0.5, alpha_local_s=2.0, beta_local_s=0.1, alpha_node_s=5.0, beta_node_s=0.2, gamma=2.0
 )
 
 

@@ -241,12 +241,7 @@ def test_an_observer_leaves_a_training_as_it_was(kind, is_one):
 
 @pytest.mark.parametrize(
     "members",
-    [
-        {"eval_every": 3},
-        {"checkpoint_every": 3},
-        {"eval_dataset": lambda self, config: None},
-        {"eval_batch_size": 3},
-    ],
+    [{"eval_every": 3}, {"checkpoint_every": 3}, {"eval_dataset": lambda self, config: None}, {"eval_batch_size": 3}],
     ids=["seldom evaluated", "seldom saved", "never evaluated", "evaluated in other batches"],
 )
 def test_looks_at_a_trial_change_nothing_of_what_it_learns(store, members):

@@ -81,11 +81,7 @@ def test_instances_that_ended_in_a_pause_before_they_were_ready_failed_no_start(
 
 @pytest.mark.parametrize(
     ("late_s", "reason", "overslept"),
-    [
-        (300.0, LEASE_EXPIRED, True),
-        (5.0, LEASE_EXPIRED, False),
-        (300.0, "process died", False),
-    ],
+    [(300.0, LEASE_EXPIRED, True), (5.0, LEASE_EXPIRED, False), (300.0, "process died", False)],
 )
 def test_only_a_lease_that_expired_long_ago_was_overslept(late_s: float, reason: str, overslept: bool) -> None:
     gone = InstanceDescription(

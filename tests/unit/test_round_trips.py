@@ -257,10 +257,7 @@ RECORDS: dict[str, tuple[Callable[[], Any], Callable[[Any, Path], Any]]] = {
         lambda: pages.LogPlace(offsets={0: 7, 12: 9_000_000_000}, failure_seq=4),
         lambda value, _: pages.read_cursor(pages.write_cursor(value)),
     ),
-    "executor.result.result.Result": (
-        lambda: filled(Result),
-        lambda value, _: Result.from_json(value.to_json()),
-    ),
+    "executor.result.result.Result": (lambda: filled(Result), lambda value, _: Result.from_json(value.to_json())),
     "executor.training.checkpoint.write": (
         lambda: {
             "half": torch.arange(3.0).bfloat16(),
@@ -274,10 +271,7 @@ RECORDS: dict[str, tuple[Callable[[], Any], Callable[[Any, Path], Any]]] = {
         lambda value, _: RunSpec.from_json(json.loads(json.dumps(value.to_json()))),
     ),
     "executor.training.runner.pack": (lambda: {"state": {"w": torch.ones(2)}, "metrics": {"loss": 0.5}}, _bytes),
-    "spec.experiment.Experiment": (
-        lambda: EXPERIMENT,
-        lambda value, _: Experiment.kept(value.to_words()),
-    ),
+    "spec.experiment.Experiment": (lambda: EXPERIMENT, lambda value, _: Experiment.kept(value.to_words())),
     "spec.loading.dump_experiment": (
         lambda: EXPERIMENT,
         lambda value, _: loading.parse_experiment(loading.dump_experiment(value)),

@@ -37,12 +37,7 @@ def words(scheduler: dict[str, Any] | None = None, limits: dict[str, Any] | None
         "name": "sized",
         "search": {"space": SPACE, "scheduler": scheduler or AUTO, "metric": "loss", "mode": "min", **more},
         "constraints": {"deadline": "10m", "max_cost": 2} if limits is None else limits,
-        "resources": {
-            "provider": "virtual",
-            "instance_type": "p3.8xlarge",
-            "max_instances": 4,
-            "minimum_billed": "0s",
-        },
+        "resources": {"provider": "virtual", "instance_type": "p3.8xlarge", "max_instances": 4, "minimum_billed": "0s"},
         "profile": {"seconds_per_iteration": {1: 10.0, 2: 6.0}, "trial_startup": "1s"},
     }
 
@@ -180,9 +175,7 @@ def test_a_line_says_the_size(limits: dict[str, Any], within: str) -> None:
 
 @pytest.mark.parametrize(
     ("scheduler", "says"),
-    [
-        ({"type": "stages", "stages": [{"trials": 2, "iterations": 1}]}, "stages written out cannot be sized"),
-    ],
+    [({"type": "stages", "stages": [{"trials": 2, "iterations": 1}]}, "stages written out cannot be sized")],
 )
 def test_a_scheduler_without_a_size_is_refused(scheduler: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):

@@ -418,11 +418,7 @@ EXAMPLES: dict[str, Example] = {
     "executor.training.noise_scale.NoiseScale": Example(NoiseScale, _noise, steps=40),
     "executor.training.options.Group": replace(_GROUP, own=lambda made: Group(made[1]), goes_on=False),
     "executor.training.options.Precision": Example(
-        _fp16,
-        _scaled,
-        _first,
-        anew=("_has_stepped",),
-        settings=("growth_factor", "backoff_factor", "growth_interval"),
+        _fp16, _scaled, _first, anew=("_has_stepped",), settings=("growth_factor", "backoff_factor", "growth_interval")
     ),
     "executor.training.sampler.FixedBatching": Example(lambda: _fixed_batching(FixedBatching), _restrict, steps=6),
     "executor.training.sampler.GlobalBatchSampler": Example(

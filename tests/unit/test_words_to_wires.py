@@ -212,12 +212,7 @@ LINES: dict[str, Line] = {
     "GpusPerTrial.min": (LOCAL, "resources.gpus_per_trial.min", 1, 2),
     "GpusPerTrial.max": (LOCAL, "resources.gpus_per_trial.max", 1, 2),
     "GpusPerTrial.sizes": (LOCAL, "resources.gpus_per_trial.sizes", [1], [1, 2]),
-    "Resources.trials_per_gpu": (
-        _with(LOCAL, resources__gpus_per_trial={"max": 1}),
-        "resources.trials_per_gpu",
-        1,
-        2,
-    ),
+    "Resources.trials_per_gpu": (_with(LOCAL, resources__gpus_per_trial={"max": 1}), "resources.trials_per_gpu", 1, 2),
     "Resources.slots": (_with(LOCAL, resources__gpus_per_instance=None), "resources.slots", 2, 3),
     "Resources.gpus_per_instance": (LOCAL, "resources.gpus_per_instance", 2, 4),
     "Resources.price_per_hour": (LOCAL, "resources.price_per_hour", 3.6, 3.7),
@@ -246,12 +241,7 @@ LINES: dict[str, Line] = {
     "Aws.install": (AWS, "resources.aws.install", "none", "scikit-learn"),
     "Aws.index_url": (BUILT, "resources.aws.index_url", None, "https://two/simple"),
     "Aws.setup": (AWS, "resources.aws.setup", None, ["true"]),
-    "Aws.subnets": (
-        AWS,
-        "resources.aws.subnets",
-        None,
-        [list(WORLD.subnets)[2]],
-    ),
+    "Aws.subnets": (AWS, "resources.aws.subnets", None, [list(WORLD.subnets)[2]]),
     "Aws.security_group": (AWS, "resources.aws.security_group", None, next(iter(WORLD.groups))),
     "Aws.reservation": (AWS, "resources.aws.reservation", None, "cr-2"),
     "Aws.key_name": (AWS, "resources.aws.key_name", None, "mine"),
@@ -383,12 +373,7 @@ LINES |= {
     "Resources.gpus_per_instance on Ray": (RAY, "resources.gpus_per_instance", 2, 4),
     "Search.mode for a sampler that learns": (LEARNS, "search.mode", "min", "max"),
     "Sampler.seed for a sampler that learns": (LEARNS, "search.sampler.seed", 0, 1),
-    "ThroughputWords.alpha_node_s of wider gangs": (
-        APART,
-        "profile.goodput.throughput.alpha_node_s",
-        0.0,
-        9.0,
-    ),
+    "ThroughputWords.alpha_node_s of wider gangs": (APART, "profile.goodput.throughput.alpha_node_s", 0.0, 9.0),
 }
 SPACES: dict[str, Words] = {
     "Uniform": {"type": "uniform", "lower": 0.1, "upper": 0.5},
