@@ -189,15 +189,6 @@ def test_instances_of_a_pool_without_a_broker_are_swept(team: Team) -> None:
     assert team.machines() == ["m1", "m2"]
 
 
-def test_instances_of_a_pool_without_a_broker_end_by_their_leases(team: Team) -> None:
-    team.up(lease="130s")
-    team.result_of("a", team.start("a", SHORT))
-    team.broker().kill()
-    eventually(lambda: not team.aws.fake.living, "the end of the lease", within_s=240)
-    console = team.aws.machines.console(team.aws.fake.instances[0].instance_id)
-    assert "the lease has ended" in console
-
-
 def test_a_service_promises_two_experiments_a_pool_on_ec2_and_both_end_in_time(team: Team) -> None:
     with team.serve(team.file(instances=2)) as server, Client(server.address) as client:
         names = ("a", "b")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +12,6 @@ from rubberband.planner.noise.asha_runs import SimulatedRuns
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import slots
 from rubberband.values.plan import Plan, Prediction, StagePlan, StagePrediction, gang_sizes
-from tests.bench.bench_asha import PROFILES, figures, job_of, shares_within
 from tests.builders.asha_runs import reached, steady_run
 from tests.builders.budget import examples
 from tests.builders.strategies import faults, offers, profiles
@@ -105,11 +103,3 @@ def test_faults_are_survived_and_the_best_go_on(job: Job, faults: Faults, seed: 
     if finish.outcome == "done":
         assert any(trial.status is TrialStatus.COMPLETED for trial in state.trials)
         require_that_the_best_of_each_rung_went_on(job, state)
-
-
-@pytest.mark.by_default(1)
-@pytest.mark.parametrize("name", list(PROFILES))
-def test_most_virtual_runs_stay_within_the_predicted_interval(name: str) -> None:
-    """About nine in ten; the bench prints the share of many runs."""
-    shares = shares_within(*figures(job_of(PROFILES[name], 27), runs=50))
-    assert min(shares) >= 0.75

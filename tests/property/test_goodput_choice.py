@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rubberband.planner.goodput import candidates, choose, choose_at, choose_many, efficiency, step_s
+from rubberband.planner.goodput import candidates, choose, choose_many, efficiency, step_s
 from rubberband.planner.goodput.fit import MeanPoints, fit, relative_errors
 from rubberband.planner.goodput.planning import LOWER, scaled_size, scaling_efficiencies, should_scale
 from rubberband.values.adaptive import BatchLimits, Throughput
@@ -30,18 +30,6 @@ def test_a_choice_keeps_every_limit(parameters, noise_scale, limits, gpus, least
     assert passes == 1 or gpus * (passes - 1) * limits.max_per_gpu < found.batch_size, "no more passes than needed"
     if not limits.accumulation:
         assert found.accumulation == 0 or found.batch_size == max(limits.initial, gpus * least)
-
-
-@given(throughputs(), noise_scales, batch_limits(), gang_sizes)
-def test_a_choice_says_what_the_model_says(parameters, noise_scale, limits, gpus):
-    assume(gpus <= limits.max)
-    found = choose(parameters, noise_scale, limits, 2, gpus)
-    seconds = step_s(parameters, 2, gpus, found.per_gpu, found.accumulation)
-    assert found.step_s == pytest.approx(seconds)
-    assert found.efficiency == pytest.approx(efficiency(noise_scale, limits.initial, found.batch_size))
-    assert found.goodput == pytest.approx(found.batch_size / seconds * found.efficiency)
-    again = choose_at(parameters, noise_scale, limits, 2, gpus, found.batch_size)
-    assert (again.per_gpu, again.accumulation) == (found.per_gpu, found.accumulation)
 
 
 @given(throughputs(), noise_scales, batch_limits(largest_initial=20), st.integers(1, 16))

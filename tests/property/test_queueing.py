@@ -97,16 +97,6 @@ def test_all_forms_are_within_the_band_and_rise_with_workers(network, one, other
     assert np.all(less <= more * (1 + 1e-12))
 
 
-@given(st.lists(networks, min_size=2, max_size=4))
-@settings(max_examples=examples(60))
-def test_many_networks_at_once_are_each_as_alone(each):
-    names = ("delay_s", "up_s", "server_s", "down_s")
-    together = Network(**{name: np.array([getattr(one, name) for one in each]) for name in names})
-    for form in (exact, first_come, hybrid, highest):
-        alone = np.column_stack([form(one, MOST) for one in each])
-        assert form(together, MOST) == pytest.approx(alone, rel=1e-9)
-
-
 LONG = pytest.mark.long
 EXAMPLE = Network(delay_s=0.029, up_s=0.072, server_s=0.018, down_s=0.072)
 

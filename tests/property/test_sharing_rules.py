@@ -92,41 +92,6 @@ def test_alpha_follows_the_load_that_others_make() -> None:
     assert len(busy["a"]) == 3
 
 
-amdahl = st.tuples(st.floats(0.001, 0.5), st.floats(1.0, 1e5), st.booleans())
-"""Serial share, seconds on one GPU, and whether it runs; each GPU more shortens it by a smaller share."""
-
-
-@given(
-    curves=st.lists(amdahl, min_size=1, max_size=6),
-    alphas=st.tuples(st.floats(0.001, 0.3), st.floats(0.001, 0.3)),
-    instances=st.integers(1, 200),
-)
-def test_a_range_of_alpha_gives_gpus_between_those_of_its_ends(
-    curves: list[tuple[float, float, bool]], alphas: tuple[float, float], instances: int
-) -> None:
-    low, high = sorted(alphas)
-    counts = np.arange(1, 33)
-    demands = [
-        demand(f"e{number}", (work_s * (share + (1.0 - share) / counts)).tolist())
-        for number, (share, work_s, _) in enumerate(curves)
-    ]
-    held = {f"e{number}": {number: 1} for number, (*_, runs) in enumerate(curves) if runs and number < instances}
-    capacity = Capacity(instances=instances, gpus_per_instance=1)
-
-    def given_gpus(alpha: float | tuple[float, float]) -> dict[str, int]:
-        policy = make_policy("knee", alpha=alpha, resizing="moldable")
-        found = policy.allocate(demands, capacity, held, 10.0)
-        return {name: sum(where.values()) for name, where in found.items()}
-
-    found = given_gpus((low, high))
-    assert sum(found.values()) <= instances
-    assert given_gpus((low, low)) == given_gpus(low)
-    if instances >= 32 * len(curves):  # all find room
-        few, many = given_gpus(high), given_gpus(low)
-        assert all(few[name] <= count <= many[name] for name, count in found.items())
-        assert set(few) <= set(found) <= set(many)
-
-
 @pytest.mark.parametrize("written", ["lod", "0.05..0.01", "0.01..", "..0.05", "0.01..2", "0.1..0.2..0.3", "nan..0.5"])
 def test_a_wrong_alpha_is_one_line(written: str) -> None:
     says = (
@@ -268,18 +233,6 @@ def test_jobs_that_follow_others_are_submitted_at_their_ends_in_that_order(inter
     assert [job.name for job in outcome.jobs] == [f"j{number}" for number in range(6)]
     assert [job.submitted_at for job in outcome.jobs[3:]] == sorted(done.values())[:3]
     assert all(job.started_at >= job.submitted_at for job in outcome.jobs if job.started_at is not None)
-
-
-def test_a_job_that_follows_another_needs_a_name_of_its_own() -> None:
-    # With the name of one that ended it would keep that one's GPUs and never begin.
-    following = jobs()[:1]
-    with pytest.raises(AssertionError, match="two jobs have the name 'j0'"):
-        simulate(
-            jobs()[:1],
-            Capacity(instances=2, gpus_per_instance=4),
-            make_policy("fifo"),
-            after=lambda ended: [replace(following.pop(), submitted_at=ended.done_at or 0.0)] if following else [],
-        )
 
 
 def test_a_job_that_never_fits_is_counted_as_unfinished() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -93,12 +92,6 @@ def test_measurements_without_noise_end_no_search():
     assert np.max(relative_errors(fit(points), points)) < 1e-6
 
 
-def test_weights_and_repetitions_are_the_same():
-    often = [*SPANNING, point(1, 1, 32, step=0.1), point(1, 1, 32, step=0.1)]
-    one, other = fit(often), fit(often[:-1], weights=[1.0] * len(SPANNING) + [2.0])
-    assert astuple(one) == pytest.approx(astuple(other), rel=1e-6)
-
-
 def test_synchronising_costs_nothing_until_it_was_seen():
     alone = fit([point(1, 1, 8), point(1, 1, 64)])
     assert (alone.alpha_local_s, alone.beta_local_s, alone.alpha_node_s, alone.beta_node_s) == (0.0, 0.0, 0.0, 0.0)
@@ -138,12 +131,6 @@ def test_an_earlier_fit_without_synchronisation_is_no_trap():
 def test_unfit_data_is_refused(points, weights, message):
     with pytest.raises(ValueError, match=message):
         fit(points, weights=weights)
-
-
-def test_relative_errors_are_of_every_point():
-    doubled = [point(1, 1, 8), point(1, 1, 8, step=2 * float(step_s(TRUTH, 1, 1, 8, 0)))]
-    assert relative_errors(TRUTH, doubled) == pytest.approx([0.0, 0.5])
-    assert relative_errors(TRUTH, []).shape == (0,)
 
 
 @pytest.mark.parametrize(

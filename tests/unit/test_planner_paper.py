@@ -62,13 +62,6 @@ def test_a_stage_with_one_slot_is_a_chain_of_trials():
     assert [list(graph.predecessors(train)) for train in trains[1:]] == [[train] for train in trains[:-1]]
 
 
-def test_samples_of_what_does_not_vary_are_all_the_same():
-    chosen = plan_of((2, 1), (2, 1), (4, 4))
-    sampled = simulate(STAGES, chosen, PROFILE, offer())
-    assert sampled.jct_s.tolist() == [35.0 + 200.0 + 200.0 + 35.0 + 160.0] * 20
-    assert sampled.cost_usd == pytest.approx(np.full(20, 0.001 * (2 * (20 + 400 + 35 + 160) + 2 * (20 + 160))))
-
-
 def test_the_same_seed_gives_the_same_samples():
     noisy = Profile(seconds_per_iteration={1: 100.0}, trial_cv=0.3)
     arguments = (STAGES, plan_of((3, 1), (2, 1), (1, 1)), noisy, offer(init_spread=Spread(cv=0.5)))
@@ -143,17 +136,6 @@ def test_allocations_step_by_factors_and_multiples_of_the_number_of_trials():
     limits = PlanningConstraints(max_gpus_per_trial=3)
     greedy(stages, profile, offer(max_instances=12), limits, evaluate=first_stage_is_paid)
     assert steps == [12, 8, 4, 2, 1]
-
-
-def test_equal_plans_are_evaluated_once():
-    asked = []
-
-    def counted(candidate):
-        asked.append(candidate)
-        return evaluate(STAGES, PROFILE, offer())(candidate)
-
-    greedy(STAGES, PROFILE, offer(), PlanningConstraints(max_gpus_per_trial=4), evaluate=counted)
-    assert len(asked) == len(set(asked))
 
 
 @pytest.mark.parametrize(

@@ -138,12 +138,6 @@ def test_a_cap_that_pays_for_no_instance_is_reported() -> None:
         PoolFile(instances=1, gpus_per_instance=1, price_per_hour=8, max_usd_per_hour=7).instances_at_once()
 
 
-def test_words_that_are_filled_in_once_stay(tmp_path: Path) -> None:
-    _up(tmp_path)
-    once = _resources(tmp_path, gpus_per_instance=2)
-    assert on_pool({"resources": once}, tmp_path)["resources"] == once
-
-
 def test_a_pool_on_ec2_sets_its_prices_and_settings_and_a_store_for_checkpoints(tmp_path: Path) -> None:
     file = PoolFile(
         name="team",

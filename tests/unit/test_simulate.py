@@ -161,24 +161,6 @@ def test_fair_shares_follow_weights_and_the_time_that_jobs_are_there() -> None:
     assert fair_gpus([job(0.0, 10.0) for _ in range(20)], 8, 10.0) == [1] * 20
 
 
-def test_a_job_alone_takes_the_best_number_of_gpus_of_its_share() -> None:
-    job = CurveJob(
-        name="j", submitted_at=0.0, kind="k", seconds=[8.0, 4.0, 5.0, 3.0], resize_s=1.0, min_gpus=2, max_gpus=3
-    )
-    assert [job.alone_s(gpus) for gpus in (1, 2, 3, 4)] == [5.0, 5.0, 5.0, 5.0]
-    stuck = CurveJob(name="j", submitted_at=0.0, kind="k", seconds=[math.inf, math.inf])
-    assert stuck.alone_s(2) == math.inf
-
-
-@pytest.mark.parametrize("policy", ["default", "fitness", "hell", "tiresias", "optimus"])
-def test_traces_in_the_public_format(policy: str, pool: Path, public: Path, traces: Path) -> None:
-    found = simulated(load_pool(pool), public, [policy], traces)
-    again = simulated(load_pool(pool), public, [policy], traces)
-    assert found.outcomes[policy].jobs == again.outcomes[policy].jobs
-    assert found.outcomes[policy].summary()["unfinished"] == 0
-    assert all(0.1 < rho < 10.0 for rho in found.outcomes[policy].fairness)
-
-
 def test_a_job_begins_on_the_first_gpus_of_its_policy_and_doubles(pool: Path, public: Path, traces: Path) -> None:
     for policy, first in (("ranked", 2), ("ranked:first=1", 1), ("fitness", 1)):
         for shared in (False, True):
@@ -205,16 +187,6 @@ def test_placements_are_looked_up_up_to_rotation_and_interpolated(public: Path, 
     assert application.step_s((4, 4), 16)[0] < unmeasured[0] < 0.116
     assert application.passes(128, 1) == (32, 3)
     assert application.most_gpus == 16
-
-
-def test_policies_of_one_simulation_share_the_models_and_find_what_each_finds_alone(
-    pool: Path, public: Path, traces: Path
-) -> None:
-    names = ["default", "fitness", "tiresias", "optimus"]
-    together = simulated(load_pool(pool), public, names, traces).outcomes
-
-    for name in names:
-        assert together[name].jobs == simulated(load_pool(pool), public, [name], traces).outcomes[name].jobs
 
 
 def test_a_job_with_a_history_knows_how_it_scales_and_begins_on_its_first_gpus(public: Path, traces: Path) -> None:
@@ -248,11 +220,6 @@ def test_each_job_has_the_measurements_of_its_own_model(tmp_path: Path, traces: 
     assert [job.kind for job in jobs] == ["toy", "other", "toy"]
     assert all(job.application is known[job.kind] for job in jobs)
     assert {name: each.name for name, each in known.items()} == {"toy": "toy", "other": "other"}
-
-
-def test_a_job_larger_than_the_pool_is_unfinished(tmp_path: Path, pool: Path, traces: Path) -> None:
-    large = write(tmp_path / "large.csv", f"{HEADER}\ntoy-0,0,toy,12,128\n")
-    assert simulated(load_pool(pool), large, ["tiresias"], traces).outcomes["tiresias"].summary()["unfinished"] == 1
 
 
 def test_without_a_price_there_is_no_cost(tmp_path: Path, jobs: Path) -> None:

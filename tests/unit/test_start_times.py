@@ -152,15 +152,6 @@ def test_a_file_that_says_nothing_or_about_the_same_is_not_remarked_upon(tmp_pat
     assert with_start_times(near, times) == (near, (), frozenset())
 
 
-def test_a_delay_in_an_inline_profile_is_remarked_upon_where_it_is_written(tmp_path: Path) -> None:
-    record(tmp_path, [START], at=1.0)
-    profile = {"seconds_per_iteration": {1: 10}, "init_delay": "60s"}
-    asked = Experiment(**(experiment().to_words() | {"profile": profile}))
-    planned, remarks, _ = with_start_times(asked, local_prices_and_quotas(asked, tmp_path).starts)
-    assert planned.resources.init_delay_s == 19.0
-    assert [remark.split(":")[0] for remark in remarks] == ["profile.init_delay"]
-
-
 def test_other_providers_know_nothing_of_this_machine(tmp_path: Path) -> None:
     record(tmp_path, [START], at=1.0)
     elsewhere = experiment(provider="virtual", instance_type="p3.2xlarge")
