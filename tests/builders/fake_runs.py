@@ -194,11 +194,9 @@ class NearPlans(Plans):
     def _near(self, asked: dict[str, Any]) -> PlanAnswer:
         question = question_of(asked, self.settings.home, live=False)
         status, body = planned(question)
-        made = StoredPlan(
-            id=question.id, created_at=self.settings.clock(), words=question.words, options={}, status=status, body=body
-        )
-        self.store.keep_plans([made])
-        return PlanAnswer(id=question.id, status=status, body=body)
+        answer, now = {"id": question.id, "status": status, "body": body}, self.settings.clock()
+        self.store.keep_plans([StoredPlan(**answer, created_at=now, words=question.words, options={})])
+        return PlanAnswer(**answer)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from fastapi.routing import iter_route_contexts
 from rubberband.api.app import create_app
 from rubberband.api.security import COOKIE, Bearer, Tokens
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.store import open_store
+from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import SCOPES, Scope
 from tests.builders.asgi import Began, ask
 
@@ -57,6 +57,7 @@ class House:
     """The app with its doors, and what may open them: `bearer` or `cookie`, then whose."""
 
     app: FastAPI
+    store: Store
     tokens: Tokens
     keys: dict[tuple[str, str], dict[str, str]]
 
@@ -81,7 +82,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     _add(keys, "expired", text, _session(yesterday, text))
     _add(keys, "garbage", "rb_garbage", "garbage")
     keys["bearer", "other scheme"] = {"Authorization": "Basic cmI6cmI="}
-    yield House(app=app, tokens=tokens, keys=keys)
+    yield House(app=app, store=store, tokens=tokens, keys=keys)
     store.close()
 
 
@@ -253,13 +254,13 @@ def test_however_many_show_something_at_once_the_store_is_asked_once_at_a_time(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
-    read = house.tokens._store.find_tokens
+    read = house.store.find_tokens
 
     def counted(ids: Collection[str]) -> Any:
         looks.append(len(ids))
         return read(ids)
 
-    monkeypatch.setattr(house.tokens._store, "find_tokens", counted)
+    monkeypatch.setattr(house.store, "find_tokens", counted)
 
     async def scenario() -> None:
         headers = [{"Authorization": f"Bearer rb_{number:012x}_{'0' * 64}"} for number in range(300)]

@@ -7,8 +7,8 @@ import http.client
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -164,34 +164,23 @@ def test_a_home_has_one_server(server: ServerProcess, monkeypatch: pytest.Monkey
     assert "another server" in refused("serve", "--port", "0")
 
 
-def test_a_store_has_one_server(store_url: str, tmp_path: Path) -> None:
-    homes = [tmp_path / "a", tmp_path / "b"]
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_store_has_one_server_under_all_of_its_names(store_url: str, is_linked: bool, tmp_path: Path) -> None:
+    other = store_url
+    if is_linked and store_url.startswith("sqlite"):
+        (tmp_path / "link.db").symlink_to(tmp_path / "store.db")
+        other = f"sqlite:///{tmp_path}/link.db"
+    homes = {tmp_path / "a": store_url, tmp_path / "b": other}
     for folder in homes:
         folder.mkdir()
-    first, second = (Settings(home=folder, store=store_url) for folder in homes)
-    stores = [open_store(store_url, folder) for folder in homes]
-    text = "another server uses the store"
-    with only_server(first, stores[0]), pytest.raises(InputError, match=text), only_server(second, stores[1]):
-        pass
-    stores[0].close()
-    with only_server(second, stores[1]):
-        pass
-    stores[1].close()
-
-
-def test_a_sqlite_store_has_one_server_under_all_of_its_names(tmp_path: Path) -> None:
-    homes = [tmp_path / "a", tmp_path / "b"]
-    for folder in homes:
-        folder.mkdir()
-    (tmp_path / "link.db").symlink_to(tmp_path / "store.db")
-    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("store", "link")]
-    first, second = (Settings(home=folder, store=url) for folder, url in zip(homes, urls, strict=True))
-    stores = [open_store(url, tmp_path) for url in urls]
-    text = "another server uses the store"
-    with only_server(first, stores[0]), pytest.raises(InputError, match=text), only_server(second, stores[1]):
-        pass
-    for store in stores:
-        store.close()
+    first, second = (Settings(home=folder, store=url) for folder, url in homes.items())
+    with closing(open_store(store_url, tmp_path)) as mine, closing(open_store(other, tmp_path)) as theirs:
+        text = "another server uses the store"
+        with only_server(first, mine), pytest.raises(InputError, match=text), only_server(second, theirs):
+            pass
+        mine.close()
+        with only_server(second, theirs):
+            pass
 
 
 def test_a_large_body_is_refused_and_never_held(server: ServerProcess) -> None:
@@ -243,22 +232,29 @@ def test_a_websocket_is_not_served(server: ServerProcess) -> None:
     assert httpx.get(f"{server.address}/v1/events-of-another-kind", headers=upgrade, timeout=60).status_code == 404
 
 
+@asynccontextmanager
+async def _patient(app: Any, **options: Any) -> AsyncIterator[tuple[str, int]]:
+    """The address of an app that is served as the service is, in this process."""
+    config = uvicorn.Config(app, http=PatientProtocol, lifespan="off", log_config=None, access_log=False, **options)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config.load()
+        server.lifespan = config.lifespan_class(config)
+        await server.startup(sockets=[listener])
+        yield listener.getsockname()
+        await server.shutdown()
+
+
+async def _never(_scope: object, _receive: object, _send: object) -> None:
+    raise AssertionError("the request is not whole")
+
+
 def test_an_unfinished_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEADERS_S", 0.05)
 
-    async def never(_scope: object, _receive: object, _send: object) -> None:
-        raise AssertionError("the request is not whole")
-
     async def scenario() -> list[bytes]:
-        config = uvicorn.Config(never, http=PatientProtocol, lifespan="off", log_config=None, access_log=False)
-        server = uvicorn.Server(config)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            config.load()
-            server.lifespan = config.lifespan_class(config)
-            await server.startup(sockets=[listener])
-            read = [await _sent(listener.getsockname()[1], part) for part in (b"", b"GET / HTTP/1.1\r\nHost: a\r\n")]
-            await server.shutdown()
-        return read
+        async with _patient(_never) as address:
+            return [await _sent(address, part) for part in (b"", b"GET / HTTP/1.1\r\nHost: a\r\n")]
 
     assert asyncio.run(scenario()) == [b"", b""]
 
@@ -280,16 +276,10 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
         lost.set()
 
     async def scenario() -> None:
-        config = uvicorn.Config(endless, http=PatientProtocol, lifespan="off", log_config=None, access_log=False)
-        server = uvicorn.Server(config)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            config.load()
-            server.lifespan = config.lifespan_class(config)
-            await server.startup(sockets=[listener])
-            with socket.create_connection(listener.getsockname()) as client:
+        async with _patient(endless) as address:
+            with socket.create_connection(address) as client:
                 client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
                 await asyncio.wait_for(lost.wait(), 120.0)
-            await server.shutdown()
 
     lost = asyncio.Event()
     asyncio.run(scenario())
@@ -328,31 +318,15 @@ def test_unfinished_requests_are_counted_by_address_but_for_a_proxy(
     monkeypatch.setattr(connections, "MOST_WAITING", 2)
     monkeypatch.setattr(connections, "PATIENCE_S", 0.05)
 
-    async def never(_scope: object, _receive: object, _send: object) -> None:
-        raise AssertionError("the request is not whole")
-
     async def scenario() -> bool:
-        config = uvicorn.Config(
-            never,
-            http=PatientProtocol,
-            lifespan="off",
-            log_config=None,
-            proxy_headers=bool(proxies),
-            forwarded_allow_ips=proxies or None,
-        )
-        server = uvicorn.Server(config)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            config.load()
-            server.lifespan = config.lifespan_class(config)
-            await server.startup(sockets=[listener])
-            crowd = [await asyncio.open_connection(*listener.getsockname()) for _ in range(3)]
+        async with _patient(_never, proxy_headers=bool(proxies), forwarded_allow_ips=proxies or None) as address:
+            crowd = [await asyncio.open_connection(*address) for _ in range(3)]
             first = asyncio.create_task(crowd[0][0].read())
             await asyncio.wait([first], timeout=0.5 if proxies else 60.0)
             is_closed = first.done()
             for _, writer in crowd:
                 writer.close()
             await first
-            await server.shutdown()
         return is_closed
 
     assert asyncio.run(scenario()) is (not proxies)
@@ -383,9 +357,9 @@ def test_a_server_has_imported_no_code_of_trials_and_ctrl_c_ends_it_amid_a_reque
     assert "Traceback" not in server.log
 
 
-async def _sent(port: int, part: bytes) -> bytes:
+async def _sent(address: tuple[str, int], part: bytes) -> bytes:
     """What comes back for a part of a request until the server hangs up."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection(*address)
     read = b""
     with suppress(ConnectionResetError):  # where it hung up before it had read the part
         writer.write(part)

@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from rubberband.api.security import Tokens
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.copying import dump
 from rubberband.errors import InputError, JournalError
-from rubberband.executor import ExperimentFolder, Observer, read_at_once
+from rubberband.executor import ExperimentFolder, read_at_once
 from rubberband.executor import read_journal as read
 from rubberband.executor.run import session
 from rubberband.files import EXCLUSIVE, try_lock
@@ -62,6 +61,10 @@ def taken(home: Path, target: Path, store: str | None = None) -> Manifest:
     return made
 
 
+def later(name: str = "a") -> Submission:
+    return Submission(name=name, state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={})
+
+
 def put_back(target: Path, home: Path, store: str | None = None, **options: bool) -> Restored:
     return restore(target, home, store, **{"keep_tokens": False, "announce": lambda _: None, **options})  # type: ignore[arg-type]
 
@@ -88,29 +91,33 @@ def test_a_restored_home_has_what_was_backed_up_and_nothing_else(home: Path, tmp
 BEFORE_IN = f"/{backup.BEFORE}"
 
 
-def test_a_log_that_a_killed_service_left_is_not_applied_to_a_restored_store(home: Path, tmp_path: Path) -> None:
-    """SQLite would take it for that of the restored file: rows after the backup, or a malformed database."""
+def write_and_die(url: str, count: int) -> None:
+    """Add experiments to a store as a service does that is killed then."""
     write = """
 import os, sys
-from pathlib import Path
-from rubberband.api.store import open_store
+from rubberband.api.store import Store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 
-store = open_store(None, Path(sys.argv[1]))
-for at in range(200):
+store = Store(sys.argv[1])
+for at in range(int(sys.argv[2])):
     words = {"x": "y" * 300}
     store.add(Submission(name=f"e{at}", state=ExperimentState.DONE, created_at=at, changed_at=at, words=words))
 os.kill(os.getpid(), 9)
 """
+    subprocess.run([sys.executable, "-c", write, url, str(count)], check=False, cwd=bench_backup.ROOT)
+
+
+def test_a_log_that_a_killed_service_left_is_not_applied_to_a_restored_store(home: Path, tmp_path: Path) -> None:
+    """SQLite would take it for that of the restored file: rows after the backup, or a malformed database."""
     taken(home, tmp_path / "backup")
-    subprocess.run([sys.executable, "-c", write, str(home)], check=False, cwd=bench_backup.ROOT)
+    write_and_die(f"sqlite:///{home}/server.db", 200)
     assert (home / "server.db-wal").exists()
     put_back(tmp_path / "backup", home)
     assert not (home / "server.db-wal").exists()
     with closing(open_store(None, home)) as store:
         assert store.submissions().items == []
-        store.add(Submission(name="a", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={}))
+        store.add(later())
 
 
 def test_a_token_that_was_revoked_since_the_backup_stays_revoked(home: Path, tmp_path: Path) -> None:
@@ -147,16 +154,11 @@ def test_the_checkpoints_that_a_copied_journal_names_are_in_the_backup(
         seen.release()
         allowed.acquire(timeout=20.0)
 
-    def view(*_: object) -> Sequence[Observer]:
-        return [step]
-
     def drive() -> None:
-        words = experiment("one").model_dump(mode="json", by_alias=True, exclude_none=True)
-        words["search"]["scheduler"] |= {"num_samples": 4, "grace_period": 20, "max_t": 20}
-        run_experiment(Experiment(**words), folder, RunOptions(view=view))
+        run_experiment(of_files("one"), folder, RunOptions(view=lambda *_: [step]))
         is_over.set()
 
-    def later(events: int) -> None:
+    def let_pass(events: int) -> None:
         """Let the driver pass some events; it stands at the next one then."""
         for _ in range(events):
             until_it_stands()
@@ -169,15 +171,14 @@ def test_the_checkpoints_that_a_copied_journal_names_are_in_the_backup(
             pass
 
     real = backup.copy_file
-
     copies: list[int] = []
 
     def copy_file(source: Path, target: Path) -> None:
         passed = 0 if copies else 9
-        later(passed)
+        let_pass(passed)
         real(source, target)
         copies.append(len(read_at_once(folder).events))
-        later(passed)
+        let_pass(passed)
 
     monkeypatch.setattr(backup, "copy_file", copy_file)
     folder.checkpoints.mkdir(parents=True)
@@ -185,7 +186,7 @@ def test_the_checkpoints_that_a_copied_journal_names_are_in_the_backup(
         driver = threading.Thread(target=drive)
         driver.start()
         try:
-            later(16)
+            let_pass(16)
             made = taken(folder.home, tmp_path / "backup")
             assert not is_over.is_set(), copies
         finally:
@@ -235,7 +236,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_backup(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(backup._Backup, "_copy_rest", full)
+    monkeypatch.setattr(backup, "copy_file", full)
     with pytest.raises(InputError, match=r"the backup could not be taken: .*No space left on device; make room"):
         taken(home, tmp_path / "backup")
     assert not (tmp_path / "backup").exists()
@@ -298,11 +299,16 @@ def half_a_run_with_files(folder: ExperimentFolder) -> None:
         if len([*folder.checkpoints.glob("*.ckpt")]) == 4:
             raise Killed
 
-    words = experiment(folder.name).model_dump(mode="json", by_alias=True, exclude_none=True)
-    words["search"]["scheduler"] |= {"num_samples": 4, "grace_period": 20, "max_t": 20}
     folder.checkpoints.mkdir(parents=True)
     with keeping_files(folder.checkpoints), pytest.raises(Killed):
-        run_experiment(Experiment(**words), folder, RunOptions(view=lambda *_: [die_at_once]))
+        run_experiment(of_files(folder.name), folder, RunOptions(view=lambda *_: [die_at_once]))
+
+
+def of_files(name: str) -> Experiment:
+    """Four trials that save a checkpoint in each of twenty iterations."""
+    words = experiment(name).to_words()
+    words["search"]["scheduler"] |= {"num_samples": 4, "grace_period": 20, "max_t": 20}
+    return Experiment(**words)
 
 
 def test_a_backup_without_the_store_of_its_journals_is_refused_and_says_what_it_lacks(tmp_path: Path) -> None:
@@ -382,16 +388,7 @@ def test_a_store_beside_the_home_is_replaced_with_its_log_unless_it_is_in_use(tm
     with closing(Store(url)):
         pass
     taken(home, tmp_path / "backup", url)
-    write = """
-import os, sys
-from rubberband.api.store import Store
-from rubberband.states import ExperimentState
-from rubberband.values.submission import Submission
-
-Store(sys.argv[1]).add(Submission(name="late", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={}))
-os.kill(os.getpid(), 9)
-"""
-    subprocess.run([sys.executable, "-c", write, url], check=False, cwd=bench_backup.ROOT)
+    write_and_die(url, 1)
     assert Path(f"{path}-wal").stat().st_size > 0
     with open(f"{path}.lock", "a") as lock:
         assert try_lock(lock, EXCLUSIVE)
@@ -418,16 +415,12 @@ def test_experiments_of_other_homes_are_not_replaced_unless_that_is_asked_for(tm
 
 
 def test_a_copy_of_a_postgresql_store_is_of_one_instant(tmp_path: Path, postgresql_url: str) -> None:
-    late = Submission(name="late", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={})
+    added = list[bool]()
     with closing(Store(postgresql_url)) as store:
         store.take("1a host:/home")
-        dump(postgresql_url, tmp_path / "copy.db", lambda: assert_(store.add(late)))
+        dump(postgresql_url, tmp_path / "copy.db", lambda: added.append(store.add(later())))
     with closing(Store(f"sqlite:///{tmp_path / 'copy.db'}")) as copied:
-        assert copied.submissions().items == []
-
-
-def assert_(condition: bool) -> None:
-    assert condition
+        assert (added, copied.submissions().items) == ([True], [])
 
 
 def test_a_file_that_is_no_database_is_copied_as_it_is(home: Path, tmp_path: Path) -> None:
@@ -495,7 +488,8 @@ def test_a_home_in_use_is_not_replaced(home: Path, tmp_path: Path) -> None:
     folder = ExperimentFolder(home=home, name="one")
     with folder.driving(), pytest.raises(InputError, match=r"in use: experiment 'one' runs; .*rubberband cancel one"):
         put_back(tmp_path / "backup", home)
-    with backup._alone(home), pytest.raises(InputError, match="in use by a backup"):
+    with open(home / "backup.lock", "a") as lock, pytest.raises(InputError, match="in use by a backup"):
+        assert try_lock(lock, EXCLUSIVE)
         put_back(tmp_path / "backup", home)
     assert read(folder).outcome == "done"
 
@@ -538,7 +532,7 @@ def test_a_store_beside_the_home_is_backed_up_with_the_journals_in_it(tmp_path: 
         assert [record.name for record in store.tokens()] == ["ann"]
         assert valid(store) == set()
         store.take("a home:/")
-        store.add(Submission(name="a", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={}))
+        store.add(later())
 
 
 def test_a_store_of_another_name_in_the_home_is_restored_with_limited_access(tmp_path: Path) -> None:
@@ -575,7 +569,7 @@ def test_a_backup_takes_no_part_of_a_database_for_a_whole_one(home: Path, tmp_pa
         held.execute("BEGIN")
         held.execute("SELECT count(*) FROM service_submissions").fetchone()
         with closing(open_store(None, home)) as store:
-            store.add(Submission(name="a", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={}))
+            store.add(later())
         taken(home, tmp_path / "backup")
     assert [path.name for path in (tmp_path / "backup" / "home").glob("server.db*")] == ["server.db"]
     with closing(sqlite3.connect(tmp_path / "backup" / "home" / "server.db")) as copy:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sql
 
 from rubberband.cli import main
 from rubberband.errors import InputError, JournalError
 from rubberband.executor import Journal, decode_job, encode_job
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import REMOVED
+from tests.builders.databases import run_sql
 from tests.builders.jobs import JOB
 
 WORDS: dict[str, Any] = {
@@ -80,11 +80,11 @@ def test_a_job_with_a_name_of_before_is_the_same_job() -> None:
 
 
 def test_a_journal_whose_search_was_widened_is_refused_in_one_line(tmp_path: Path) -> None:
-    journal = Journal(f"sqlite:///{tmp_path / 'journal.db'}", "wide", create=True)
+    url = f"sqlite:///{tmp_path / 'journal.db'}"
+    journal = Journal(url, "wide", create=True)
     journal.create(created_at=1.0, job=JOB, setup={"provider": "virtual"})
-    row = {"body": json.dumps({"occurred_at": 1.0, "stages": []})}
-    with journal._database.writing() as connection:
-        connection.execute(sql.text("INSERT INTO events VALUES ('wide', 0, 1.0, 'SearchWidened', :body)"), row)
+    body = json.dumps({"occurred_at": 1.0, "stages": []})
+    run_sql(url, f"INSERT INTO events VALUES ('wide', 0, 1.0, 'SearchWidened', '{body}')")
     with pytest.raises(JournalError, match=r"widened while it ran \(constraints\.spend\), which was removed; run the"):
         list(journal.events())
     journal.close()
