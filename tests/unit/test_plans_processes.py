@@ -1,10 +1,12 @@
-"""The processes that plan: asked, shared, ended and replaced."""
+"""Plans of the service: remembered, planned in processes that are shared, ended and replaced, and asked in turns."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,16 @@ import pytest
 
 from rubberband.api.body import read_experiment
 from rubberband.api.plans import pool
-from rubberband.api.plans.previews import Plans, Preview
+from rubberband.api.plans.pool import Turns
+from rubberband.api.plans.previews import Known, Memory, PlanAnswer, Plans, Preview, PreviewOptions
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, HttpProblem, Kind
-from rubberband.api.settings import ServiceLimits
+from rubberband.api.settings import ServiceLimits, Settings
+from rubberband.api.store import open_store
+from rubberband.api.store.schema import StoredPlan
 from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import words
 from tests.builders.plan_services import of, preview, served
+from tests.builders.waiting import eventually
 
 
 @pytest.mark.long
@@ -179,3 +185,167 @@ def test_a_process_that_never_says_that_it_is_ready_is_replaced(
         return await begun("sleep", "600", **options)
 
     served(tmp_path, ask)
+
+
+def hard(name: str) -> Preview:
+    """Twenty stages of hundreds of trials whose iterations vary: minutes of work."""
+    stages = [{"trials": 600 - 30 * stage, "iterations": 3 + stage} for stage in range(20)]
+    asked = preview(
+        name=name,
+        search__scheduler={"type": "stages", "stages": stages},
+        resources__max_instances=500,
+        constraints__deadline="10h",
+        profile__iteration_cv=0.3,
+    )
+    return Preview(body=asked.body, options=PreviewOptions(frontier=True))
+
+
+def asking(plans: Plans, question: Preview, caller: str) -> asyncio.Task[PlanAnswer]:
+    return asyncio.create_task(plans.answer(question, of(question), caller))
+
+
+async def leave(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.long
+def test_hard_questions_of_one_caller_do_not_delay_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one planner, and more hard questions than are planned at once; even if all come from one address."""
+    monkeypatch.setattr(pool, "EASY_S", 1.0)  # an easy one takes less on any machine
+    monkeypatch.setattr(pool, "OWN_S", 1.1)
+
+    async def ask(plans: Plans) -> None:
+        asked = [asking(plans, hard(f"hard-{number}"), "one") for number in range(2)]
+        for caller in ("other", "one"):
+            assert (await asking(plans, preview(name=f"easy-{caller}"), caller)).status == 200
+        assert not any(task.done() for task in asked)
+        assert len(plans.pids) <= 3
+        await leave(*asked)
+
+    served(tmp_path, ask, limits=ServiceLimits(planning_s=600.0))
+
+
+def taken(turns: Turns[str], busy: tuple[str, ...] = ()) -> list[str]:
+    return [turns.take(busy) for _ in range(len(turns))]
+
+
+def waiting(*items: str) -> Turns[str]:
+    """Of `a1` the caller is `a`."""
+    turns: Turns[str] = Turns()
+    for item in items:
+        turns.put(item[0], item)
+    return turns
+
+
+def test_callers_take_turns() -> None:
+    assert taken(waiting("a1", "a2", "a3", "b1", "c1", "b2")) == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_a_caller_with_a_running_question_comes_after_the_others() -> None:
+    assert taken(waiting("a1", "a2", "b1", "b2"), busy=("a",)) == ["b1", "b2", "a1", "a2"]
+
+
+def test_a_caller_that_leaves_is_removed_from_the_queue() -> None:
+    turns = waiting("a1", "a2", "b1")
+    for item in ("a1", "a1", "b1", "c1"):
+        turns.drop(item[0], item)
+    assert turns.has_others("b")
+    assert (len(turns), taken(turns)) == (1, ["a2"])
+    assert not turns.has_others("a")
+    with pytest.raises(LookupError):
+        turns.take()
+
+
+def test_without_room_the_caller_with_most_questions_waits_for_less() -> None:
+    turns = waiting("a1", "a2", "a3", "b1")
+    assert turns.displace("c") == "a3"
+    assert turns.displace("a") is None
+    assert turns.displace("b") is None
+    assert taken(turns) == ["a1", "b1", "a2"]
+
+
+def answer(id: str, size: int = 10) -> PlanAnswer:
+    return PlanAnswer(id=id, status=200, body=b"x" * size)
+
+
+def test_a_request_is_recalled_by_what_it_asks() -> None:
+    memory = Memory(100, 10)
+    memory.keep_answer(answer("a"))
+    memory.keep_request("first", Known(meaning="a"))
+    memory.keep_request("second", Known(meaning="a"))
+    assert memory.recall("first", 0.0) == memory.recall("second", 0.0) == memory.answer("a") == answer("a")
+    assert memory.recall("third", 0.0) is None
+    problem = HttpProblem(INVALID, "name: is required; add it")
+    memory.keep_request("wrong", Known(meaning=problem))
+    assert memory.recall("wrong", 0.0) is problem
+
+
+def test_an_expired_answer_is_asked_for_again() -> None:
+    memory = Memory(100, 10)
+    memory.keep_answer(answer("a"))
+    memory.keep_request("first", Known(meaning="a", until=11.0))
+    assert memory.recall("first", 10.5) == answer("a")
+    assert memory.recall("first", 11.0) is None
+    assert memory.answer("a") == answer("a")
+
+
+def test_the_answers_that_were_not_asked_for_longest_are_forgotten_first() -> None:
+    memory = Memory(30, 10)
+    for id in "abc":
+        memory.keep_answer(answer(id))
+    memory.answer("a")
+    memory.keep_answer(answer("d", 20))
+    assert [id for id in "abcd" if memory.answer(id)] == ["a", "d"]
+    memory.keep_answer(answer("a", 15))
+    assert [id for id in "abcd" if memory.answer(id)] == ["a"]
+    memory.keep_answer(answer("e", 31))
+    assert [id for id in "abcde" if memory.answer(id)] == ["a"]
+
+
+def test_requests_are_forgotten_without_their_answers() -> None:
+    memory = Memory(100, 2)
+    memory.keep_answer(answer("a"))
+    for request in ("first", "second", "third"):
+        memory.keep_request(request, Known(meaning="a"))
+    assert [memory.recall(request, 0.0) is None for request in ("first", "second", "third")] == [True, False, False]
+
+
+class Keeping(Plans):
+    """Plans that are told what was planned."""
+
+    def add(self, id: str) -> None:
+        self._keep(StoredPlan(id=id, created_at=1.0, words={}, options={}, status=200, body=b"{}"))
+
+
+def test_an_answer_is_stored_however_many_others_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(None, tmp_path)
+    plans, keep_plans, added = Keeping(Settings(home=tmp_path), store), store.keep_plans, list[int]()
+
+    def slowly(answers: Sequence[StoredPlan]) -> None:
+        before = len(added)
+        eventually(lambda: busy.done() or len(added) > before, "another answer meanwhile")
+        keep_plans(answers)
+
+    async def others() -> None:
+        for number in itertools.count():
+            plans.add(f"other-{number}")
+            added.append(number)
+            await asyncio.sleep(0.001)  # in small numbers, so that the first one is kept
+
+    async def keep() -> None:
+        nonlocal busy
+        plans.add("first")
+        busy = asyncio.create_task(others())
+        try:
+            async with asyncio.timeout(30.0):
+                await plans.keep()
+        finally:
+            busy.cancel()
+
+    busy: asyncio.Task[None]
+    monkeypatch.setattr(store, "keep_plans", slowly)
+    asyncio.run(keep())
+    assert "first" in store.plan_ids()
+    store.close()
