@@ -113,18 +113,6 @@ def watch(visit: Visit, name: str) -> None:
 
 
 @pytest.mark.long
-def test_a_person_previews_submits_and_watches_a_simulated_experiment(browser: Any, tmp_path: Path) -> None:
-    text = DIGITS.replace("provider: local", "provider: virtual").replace("name: digits", "name: simulated")
-    with service(tmp_path) as server, visiting(browser, server.address) as visit:
-        walk(visit, text, "simulated")
-        watch(visit, "simulated")
-        visit.open("/")
-        row = visit.page.get_by_role("row", name=re.compile("simulated"))
-        expect(row).to_contain_text("to spare")
-        visit.shot("simulated-6-list")
-
-
-@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_person_previews_submits_and_watches_digits_on_local_instances(browser: Any, tmp_path: Path) -> None:

@@ -387,7 +387,8 @@ def test_a_profile_in_a_file_is_written_out_with_the_delays_that_it_measured(tmp
     assert found["profile"]["provision_delay"] == {"samples": [3.0, 5.0]}
     there = rubberband.Experiment(**found).loaded_profile()
     here = rubberband.Experiment(**{**words(), "profile": str(tmp_path / "p.json")}).loaded_profile()
-    assert here is not None and there == replace(here, source="inline")
+    assert here is not None
+    assert there == replace(here, source="inline")
 
 
 def test_resources_that_are_left_out_are_left_to_the_service() -> None:

@@ -111,6 +111,9 @@ def test_a_journal_in_a_store_goes_with_the_files_of_its_home(
         with closing(Journal(store_url, folder.name)) as journal:
             journal.append(run.events)
         folder.driver_lock.touch() if folder.name != "far" else None
+    listed = CliRunner().invoke(cli.app, ["ps"]).stdout.splitlines()
+    assert sorted(line.split()[:2] for line in listed[1:]) == [[name, "done"] for name in ("far", "one", "other")]
+    assert "s3cret" not in str(refused("far"))
     assert "it was started in another home; delete it there" in refused("far")
     assert rm("one", "--yes").exit_code == 0
     assert [folder.exists for folder in folders] == [False, True, True]
