@@ -16,8 +16,6 @@ from rubberband.executor import Result, TrialResult
 from tests.builders import trials
 from tests.builders.command_line import CommandLine
 from tests.builders.ec2_runs import (
-    USUAL_BOOT_S,
-    USUAL_PENDING_S,
     Ec2CommandLine,
     each_iteration_once,
     ec2,
@@ -103,16 +101,6 @@ def test_a_search_on_this_machine_goes_as_planned_with_a_queueing_profile(tmp_pa
     _, errors = command_line("run", "paced.yaml")
     check_search(command_line, errors)
     assert command_line.nothing_left()
-
-
-def test_a_search_on_ec2_goes_as_planned_with_a_queueing_profile(tmp_path: Path) -> None:
-    """Instances of EC2 do not slow each other's starts. The fake's share this machine's processors, which matters less
-    where a start takes as long as on EC2."""
-    with ec2(tmp_path, pending_s=USUAL_PENDING_S, boot_s=USUAL_BOOT_S) as command_line:
-        write(tmp_path / "code", ON_EC2, SHA)
-        command_line("profile", "paced.yaml")
-        _, errors = command_line("run", "paced.yaml")
-        check_search(command_line, errors)
 
 
 def processes(command_line: CommandLine, actor: str) -> list[psutil.Process]:

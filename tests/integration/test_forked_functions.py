@@ -150,14 +150,6 @@ def test_a_function_is_forked_only_if_its_imports_would_find_the_same(
     assert function.is_forked() == forks  # the server serves on
 
 
-@pytest.mark.long
-def test_a_function_with_a_variable_of_the_interpreter_starts_on_its_own(function: Function) -> None:
-    function.write(FORKED)
-    function.serve()
-    function.write(FORKED, PYTHONOPTIMIZE="1")
-    assert not function.is_forked()
-
-
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("victim", ["child", "guard", "worker"])
 def test_nothing_is_left_of_a_forked_function_whose_process_is_killed(function: Function, victim: str) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor import RUNS_ON, Entrypoint, SegmentFailure, SegmentReport, open_store
+from rubberband.executor import Entrypoint, SegmentFailure, SegmentReport, open_store
 from tests.builders.command_line import CommandLine
 from tests.builders.processes.segment_worker import Worker
 from tests.builders.segments import SEGMENT
 
-TRIALS = ("Torch", "Plain")
 ORDERS = [*permutations(("bad", "leaver", "good"))]
 
 
@@ -109,40 +108,3 @@ def test_a_bad_label_costs_one_trial_of_six_on_real_workers(tmp_path: Path) -> N
     assert "device-side assert triggered; a label or index is probably out of range" in (bad.failure or "")
     assert [trial.failures for trial in result.trials] == [2, 0, 0, 0, 0, 0]
     assert [trial.iterations for trial in others] == [2, 2, 2, 4, 4][: len(others)]
-
-
-SWALLOWS = """
-import time
-import rubberband
-
-def train(config):
-    held = rubberband.get_checkpoint() or 0
-    while True:
-        try:
-            held += 1
-            rubberband.report({"score": config["x"] + held}, checkpoint=held)
-        except BaseException:
-            if config["x"] > 0:
-                raise
-            print("swallowed", flush=True)
-            time.sleep(0.5)  # so that its log stays short until it is ended
-"""
-
-
-@pytest.mark.ray
-@pytest.mark.long
-@pytest.mark.timeout(420)
-def test_a_function_that_swallows_its_stop_is_in_no_other_trial_s_log(tmp_path: Path) -> None:
-    command_line = CommandLine(tmp_path)
-    (tmp_path / "swallows.py").write_text(SWALLOWS)
-    command_line(
-        *("run", "sleepy.yaml", "-s", "entrypoint=swallows:train", "-s", "search.sampler={type: grid}"),
-        *("-s", "search.space={x: {type: grid, values: [0, 1, 2]}}"),
-        *("-s", "search.scheduler={type: stages, stages: [{trials: 3, iterations: 2}]}"),
-        *("-s", "resources.gpus_per_instance=1", "-s", "resources.max_instances=1"),
-    )
-    result = command_line.result()
-    assert [(trial.status, trial.failures) for trial in result.trials] == [("completed", 0)] * 3
-    first, *others = (command_line.shows("logs", "sleepy", str(number)) for number in range(3))
-    assert first.count(RUNS_ON) == 1
-    assert not any("swallowed" in log or RUNS_ON in log for log in others)

@@ -1,4 +1,4 @@
-"""Programs in a real run: gangs that grow between stages, and processes that are killed."""
+"""Programs in a real run: gangs that grow between stages, processes that are killed, and trials that are stopped."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ import pytest
 from tests.builders.command_line import CommandLine
 from tests.builders.waiting import eventually
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(420)]
 
 PROGRAM = """
-import os, pathlib, sys, time, rubberband
+import os, pathlib, signal, sys, time, rubberband
 
+def end(*_):
+    pathlib.Path("ended-by-sigterm").write_text(str(os.getpid()))
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, end)
 rank, out, lr = int(os.environ["RANK"]), pathlib.Path(sys.argv[1]), float(sys.argv[2])
 if os.environ["WORLD_SIZE"] != "1":
     import torch.distributed
@@ -49,18 +54,22 @@ def train(config):
 """
 
 
-def words(command_line: CommandLine, name: str, stages: str) -> list[str]:
+def of(*settings: str) -> list[str]:
+    return ["run", "sleepy.yaml", "--no-check", *(word for setting in settings for word in ("-s", setting))]
+
+
+def words(command_line: CommandLine, name: str, stages: str, *more: str) -> list[str]:
     """Return the words of a run of the program."""
     (command_line.folder / "train.py").write_text(PROGRAM)
-    settings = (
+    return of(
         f"name={name}",
         f"entrypoint={{command: '{sys.executable} train.py ${{checkpoint}} ${{x}} ${{max_t}}'}}",
         f"search.scheduler={{type: stages, stages: {stages}}}",
         "resources.gpus_per_trial={min: 1, max: 2}",
         "resources.max_instances=1",
         "profile.seconds_per_iteration={1: 0.4, 2: 0.2}",
+        *more,
     )
-    return ["run", "sleepy.yaml", "--no-check", *(word for setting in settings for word in ("-s", setting))]
 
 
 def repeated(command_line: CommandLine) -> Counter[str]:
@@ -69,7 +78,6 @@ def repeated(command_line: CommandLine) -> Counter[str]:
     return Counter(line.split()[0] for line, times in Counter(lines).items() if times > 1)
 
 
-@pytest.mark.long
 def test_a_program_trains_on_gangs_that_grow(command_line: CommandLine) -> None:
     command_line(*words(command_line, "grows", "[{trials: 2, iterations: 2}, {trials: 1, iterations: 4}]"))
     result = command_line.result("grows")
@@ -81,10 +89,9 @@ def test_a_program_trains_on_gangs_that_grow(command_line: CommandLine) -> None:
     assert "train.py" in command_line.shows("status", "grows", "-o", "json")
 
 
-@pytest.mark.long
 def test_a_function_in_a_gang_is_forked_from_its_imports(command_line: CommandLine) -> None:
     (command_line.folder / "line.py").write_text(FUNCTION)
-    settings = (
+    run = of(
         "name=line",
         "entrypoint=line:train",
         "search.scheduler={type: stages, stages: [{trials: 1, iterations: 2}]}",
@@ -92,14 +99,13 @@ def test_a_function_in_a_gang_is_forked_from_its_imports(command_line: CommandLi
         "resources.max_instances=1",
         "profile.seconds_per_iteration={2: 0.2}",
     )
-    command_line("run", "sleepy.yaml", "--no-check", *(word for setting in settings for word in ("-s", setting)))
+    command_line(*run)
     log = command_line.shows("logs", "line")
     assert "forked" in log
     assert "imported anew" not in log
     assert command_line.nothing_left()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("victim", ["worker", "driver"])
 def test_a_kill_costs_the_iteration_that_is_under_way(command_line: CommandLine, victim: str) -> None:
     import psutil
@@ -123,4 +129,59 @@ def test_a_kill_costs_the_iteration_that_is_under_way(command_line: CommandLine,
         command_line("resume", "sleepy")
     assert [trial.iterations for trial in command_line.result("sleepy").trials] == [12, 12]
     assert set(repeated(command_line).values()) <= {1}  # it was on its way to the journal
+    assert command_line.nothing_left()
+
+
+def test_a_stopped_trial_leaves_its_gpu_to_others_and_is_the_best_if_it_was(command_line: CommandLine) -> None:
+    stages = "search.scheduler={type: stages, stages: [{trials: 4, iterations: 12}, {trials: 2, iterations: 3}]}"
+    driver = command_line.start(*of(stages, "resources.max_instances=1"))
+    begun = command_line.wait_for(driver, lambda result: sum(trial.iterations > 1 for trial in result.trials) == 2)
+    going = next(trial.trial for trial in begun.trials if trial.iterations)
+    waiting = next(trial.trial for trial in begun.trials if trial.status == "queued")
+    command_line("stop", "sleepy", str(going), str(waiting))
+    command_line.wait_for(driver, lambda result: all(result.trials[n].is_over for n in (going, waiting)))
+    assert f"trial {going} is over (stopped (by the user at" in command_line.refuses("stop", "sleepy", str(going))
+    assert "it has no trial 9; it has 0 to 3" in command_line.refuses("stop", "sleepy", "9")
+    _, errors = driver.communicate(timeout=240)
+    assert driver.returncode == 0, errors
+    assert f"trial {going} stopped by the user after" in errors
+    result = command_line.result()
+    stopped = result.trials[going]
+    assert (stopped.status, result.trials[waiting].iterations) == ("stopped", 0)
+    assert 0 < stopped.iterations < 12
+    assert stopped.checkpoint is not None
+    assert Path(stopped.checkpoint.url.removeprefix("file://")).exists()
+    assert sorted(trial.iterations for trial in result.trials)[2:] == [15, 15]
+    assert "is over" in command_line.refuses("stop", "sleepy", str(going))
+    assert command_line.nothing_left()
+
+
+def test_a_gang_of_a_program_gets_sigterm_and_a_driver_that_is_killed_before_stops_it_after_a_resume(
+    command_line: CommandLine,
+) -> None:
+    import psutil
+
+    gangs = ("resources.gpus_per_trial={min: 2, max: 2}", "resources.max_instances=2")
+    stages = "[{trials: 3, iterations: 30}]"
+    driver = command_line.start(
+        *words(command_line, "sleepy", stages, *gangs, "profile.seconds_per_iteration={2: 0.3}")
+    )
+    begun = command_line.wait_for(driver, lambda result: sum(trial.iterations > 1 for trial in result.trials) == 2)
+    first, second = (trial.trial for trial in begun.trials if trial.iterations)
+    command_line("stop", "sleepy", str(first))
+    eventually(lambda: (command_line.folder / "ended-by-sigterm").exists(), "the program gets SIGTERM")
+    command_line.wait_for(driver, lambda result: result.trials[first].status == "stopped")
+
+    psutil.Process(driver.pid).suspend()  # it takes in no request any more
+    command_line("stop", "sleepy", str(second))
+    driver.kill()
+    driver.communicate()
+    assert command_line.result().trials[second].status != "stopped"
+    command_line.end_leases(60.0)
+    command_line("resume", "sleepy")
+    result = command_line.result()
+    statuses = [result.trials[trial].status for trial in (first, second)]
+    assert (result.outcome, statuses) == ("done", ["stopped", "stopped"])
+    left = next(trial for trial in result.trials if trial.trial not in (first, second))
+    assert (left.status, left.iterations) == ("completed", 30)
     assert command_line.nothing_left()

@@ -9,18 +9,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rubberband.executor import Entrypoint, SegmentEnded, SegmentReport, open_store
 from tests.builders.command_line import CommandLine
-from tests.builders.segments import SEGMENT
 
 if TYPE_CHECKING:
-    from tests.builders.processes.segment_worker import Worker
+    pass
 
 FOLDER = Path(__file__).parents[1] / "starting_points"
 MOST_LINES = 5
@@ -53,8 +51,8 @@ class StartingPoint:
     search: str = "rubberband.cli run train.yaml --no-check"
     """The search, as arguments of `python -m`, or a script."""
     metric: str = "loss"
-    config: Mapping[str, Any] | None = None
-    """A configuration for gangs that are resized."""
+    in_gangs: bool = False
+    """Whether its later trials train on two workers."""
     package: str = ""
 
     def text(self, sign: str) -> str:
@@ -74,7 +72,7 @@ TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node 2"
 POINTS = (
     StartingPoint("bash", "train.sh", f"bash train.sh {{lr}} {EPOCHS} out"),
     StartingPoint("plain", "train.py", f"python train.py --lr {{lr}} --hidden {{hidden}} --epochs {EPOCHS}"),
-    StartingPoint("ddp", "train.py", f"{TORCHRUN} train.py {EPOCHS} --lr {{lr}}", config={"lr": 0.05}),
+    StartingPoint("ddp", "train.py", f"{TORCHRUN} train.py {EPOCHS} --lr {{lr}}", in_gangs=True),
     StartingPoint("ray_tune", "tuned.py", RAY_TUNE, "tuned"),
     StartingPoint("optuna", "study.py", OPTUNA, "search", package="optuna"),
     StartingPoint(
@@ -82,7 +80,7 @@ POINTS = (
         "train.py",
         "python train.py --lr {lr} --hidden {hidden}",
         metric="val_loss",
-        config={"lr": 0.02, "hidden": 16},
+        in_gangs=True,
         package="lightning",
     ),
     StartingPoint(
@@ -91,15 +89,10 @@ POINTS = (
         # On two processes, transformers 5.23 doubles this model's loss; `fit` sees to that.
         "python train.py --learning_rate {learning_rate} --weight_decay {weight_decay} --batch_size 32",
         metric="eval_loss",
-        config={"learning_rate": 5e-3, "weight_decay": 0.01},
+        in_gangs=True,
         package="transformers",
     ),
 )
-every_point = pytest.mark.parametrize(
-    "point",
-    [pytest.param(each, id=each.name, marks=pytest.mark.long) for each in POINTS],
-)
-gangs = pytest.mark.parametrize("point", [pytest.param(each, id=each.name) for each in POINTS if each.config])
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
@@ -137,7 +130,8 @@ def by_hand(point: StartingPoint, config: Mapping[str, Any], folder: Path) -> fl
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-@every_point
+@pytest.mark.long
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 def test_the_best_trial_equals_the_original_run_by_hand(
     point: StartingPoint, command_line: CommandLine, tmp_path: Path
 ) -> None:
@@ -149,58 +143,9 @@ def test_the_best_trial_equals_the_original_run_by_hand(
     result = command_line.result(name)
     assert result.best is not None
     assert result.best.iterations == EPOCHS or point.name == "hugging_face"  # which may stop early
-    assert [stage.gpus_per_trial for stage in result.stages] == [1, 1, 2 if point.config else 1]
+    assert [stage.gpus_per_trial for stage in result.stages] == [1, 1, 2 if point.in_gangs else 1]
     assert command_line.nothing_left()
     expected = by_hand(point, result.best.config, tmp_path / "by-hand")
     found = result.best.metrics[point.metric]
     print(f"{point.name}: {found!r} as a trial, {expected!r} by hand, difference {abs(found - expected):.1e}")
     assert found == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@gangs
-def test_a_gang_of_1_2_1_workers_equals_the_original_run_by_hand(
-    point: StartingPoint, workers: list[Worker], tmp_path: Path
-) -> None:
-    from tests.builders.processes.segment_worker import run_gang
-
-    pytest.importorskip(point.package or "os")
-    assert point.config is not None
-    folder, store = point.put("+", tmp_path / "code"), open_store(str(tmp_path / "store"))
-    last: SegmentReport | None = None
-    for size, until in ((1, 2), (2, 4), (1, EPOCHS)):
-        segment = replace(
-            SEGMENT,
-            config=dict(point.config),
-            metric=point.metric,
-            max_iterations=EPOCHS,
-            from_iterations=0 if last is None else last.iterations,
-            until_iterations=until,
-            checkpoint=None if last is None else last.checkpoint,
-        )
-        found = run_gang(workers[:size], entrypoint_of(point, folder), segment, store)[0]
-        reports = [item for item in found if isinstance(item, SegmentReport | SegmentEnded)]
-        assert reports, found
-        assert isinstance(reports[-1], SegmentReport), found
-        last = reports[-1]
-        if last.ended:
-            break
-    assert last is not None
-    assert last.ended or last.iterations == EPOCHS
-    expected = by_hand(point, point.config, tmp_path / "by-hand")
-    print(f"{point.name}: {last.metrics[point.metric]!r} resized, {expected!r} by hand")
-    assert last.metrics[point.metric] == pytest.approx(expected, abs=1e-6)
-
-
-def entrypoint_of(point: StartingPoint, folder: Path) -> Entrypoint:
-    """Return the trial of its experiment file."""
-    import yaml
-
-    from rubberband.values.command import ProgramCommand, words_of
-
-    words = yaml.safe_load((folder / "train.yaml").read_text())["entrypoint"]
-    if isinstance(words, str):
-        return Entrypoint.parse(words, [folder])
-    command = ProgramCommand(words=words_of(words["command"].replace("python", sys.executable, 1)))
-    return Entrypoint(module="", attribute="", search_path=(str(folder),), command=command)

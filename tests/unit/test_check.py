@@ -26,8 +26,6 @@ from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
 from tests.builders.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
-
 TRIALS = """
 import os, sys, threading, time
 import rubberband
@@ -179,26 +177,6 @@ def test_a_constant_that_looks_like_a_domain_is_named(code: Path) -> None:
     assert text.startswith("space.lr: [0.001, 1] is a constant: each trial gets the whole list")
 
 
-@pytest.mark.long
-def test_a_trial_with_loader_workers_is_checked_and_its_fault_has_their_trace() -> None:
-    def loaded(faults: list[str]) -> CheckReport:
-        space = {"fault": {"type": "choice", "values": faults}}
-        search = {**experiment(None).search.model_dump(), "space": space, "metric": "loss", "mode": "min"}
-        with open(os.devnull, "wb") as nothing:
-            return check_experiment(
-                experiment("loader_trials:Loaded", search=search),
-                search_path=(ROOT / "tests" / "builders" / "trials",),
-                limit_s=60.0,
-                output=nothing,
-            )
-
-    (problem,) = loaded(["raise"]).problems
-    assert problem.line == "iteration: ValueError: sample 40 is torn"
-    assert "in _go_wrong" in problem.details
-    (problem,) = loaded(["exit"]).problems
-    assert problem.line.startswith("iteration: a loader worker ended with exit code 5")
-
-
 def test_a_function_continues_from_its_checkpoint_and_is_noted_if_it_has_none(code: Path) -> None:
     good, unsaved = checked(code, "function"), checked(code, "unsaved")
     assert good.ok
@@ -290,19 +268,6 @@ def test_a_trial_that_hangs_is_given_up(code: Path, monkeypatch: pytest.MonkeyPa
     report = checked(code, "Hangs", limit_s=120.0)
     (problem,) = report.problems
     assert problem.line == "iteration: not over after 2m; allow more with --limit 6m"
-
-
-@pytest.mark.long
-def test_an_adaptive_torch_trial_is_checked_as_it_trains() -> None:
-    space = {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.0}
-    words = {"space": space, "scheduler": {"type": "sha", "num_samples": 2, "max_t": 4}, "metric": "accuracy"}
-    asked = experiment(
-        "examples.digits:DigitsTrial", search={**words, "mode": "max"}, batch={"policy": "goodput", "max": 512}
-    )
-    report = check_experiment(asked, search_path=(ROOT,))
-    assert report.ok, report.problems
-    assert report.trial.kind == "TorchTrial"
-    assert report.trial.metrics["accuracy"] > 0.1
 
 
 @pytest.mark.long

@@ -63,14 +63,6 @@ def load() -> Iterator[dict[str, ModuleType]]:
             sys.modules.pop(name, None)
 
 
-@pytest.mark.long
-def test_gangs_that_span_instances_are_slower_on_real_local_instances(load: dict[str, ModuleType]) -> None:
-    placed, scattered = (load["local_runs"].measured(gpus) for gpus in (4, 1))
-
-    assert [each.instances for each in placed.values()] == [1, 1, 1]
-    assert [each.instances for each in scattered.values()] == [1, 2, 4]
-
-
 def test_a_gang_that_a_replan_left_out_is_named_with_the_remedy(
     load: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,18 +198,3 @@ def test_a_search_on_the_simulator_is_the_same_again_and_its_trials_run_four_at_
         assert sum(job.submitted_at == 0.0 for job in jobs) == 4
         assert {job.submitted_at for job in jobs[4:]} <= {job.done_at for job in jobs}
     assert sum(job.jct_s for job in once["Pollux"]) < sum(job.jct_s for job in once["Baseline"])
-
-
-@pytest.mark.long
-def test_tpe_tunes_on_a_real_pool_with_fixed_and_with_adaptive_batches(load: dict[str, ModuleType]) -> None:
-    runs = load["tuning_runs"].both(6)
-
-    for result in runs.values():
-        assert [trial.status for trial in result.trials] == ["completed"] * 6
-        begins = sorted(min(use.start_s for use in result.busy if use.trial == trial) for trial in range(6))
-        assert begins[3] < min(use.end_s for use in result.busy) <= begins[4]
-    largest = {
-        name: max((each.batch_size for trial in result.trials for each in trial.batches), default=64)
-        for name, result in runs.items()
-    }
-    assert largest["Baseline"] == 64 < largest["Pollux"]

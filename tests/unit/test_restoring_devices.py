@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.executor import Entrypoint, TorchRunner, open_store, run_segment
-from rubberband.executor.result import restoring
+from rubberband.executor.result.restoring import restore_trial
 from rubberband.executor.training.checkpoint import on_device, on_host
 from rubberband.executor.training.options import build_optimizer
 from rubberband.executor.training.run import make_runner
@@ -122,10 +122,9 @@ def test_a_trial_s_own_tensors_are_where_it_had_them(tmp_path: Path) -> None:
 
 def test_a_trial_that_is_loaded_for_a_gpu_keeps_its_generators_in_host_memory(tmp_path: Path) -> None:
     config = {"optimizer": "SGD"}
-    found: Any = SimpleNamespace(iterations=1, configuration=config)
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.write_bytes(trained(Keeps, config, tmp_path, trial_on_host=[1]))
-    trial: Any = restoring._torch(found, Keeps, checkpoint, "meta")
+    checkpoint = open_store(str(tmp_path)).save(4, 1, trained(Keeps, config, tmp_path, trial_on_host=[1]))
+    found: Any = SimpleNamespace(trial=4, iterations=1, configuration=config, checkpoint=checkpoint)
+    trial: Any = restore_trial(found, Keeps, is_simulated=False, device="meta")
     assert trial.average.device == META
     assert trial.generator.get_state().device.type == "cpu"
 

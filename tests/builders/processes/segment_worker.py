@@ -5,6 +5,7 @@ The protocol is pickles in a pipe.
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares, payloa
 
     It begins from the checkpoint `payload`, if there is one.
     """
+    import torch
+
     from rubberband.executor import TorchRunner
     from rubberband.executor.training.gang import Gang
 
@@ -58,13 +61,13 @@ def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares, payloa
     metrics = [
         runner.iterate(iterations) for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1)
     ]
-    weights = {name: weight.clone() for name, weight in runner._module.state_dict().items()}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "checkpoint")
         write = runner.dump(segment.until_iterations, {}, is_last=True)
         assert callable(write)
         write(file)
         saved = file.read_bytes()
+    weights: dict[str, Any] = torch.load(io.BytesIO(saved), weights_only=False)["model"]
     passes = getattr(trial, "batches", 0)
     runner.part()
     return [values.get("train_loss", 0.0) for values in metrics], weights, saved, passes
