@@ -107,14 +107,14 @@ def test_a_button_makes_a_plan_possible(browser: Any, address: str, phone: bool,
     narrow = SCALING.replace("max_instances: 6", "max_instances: 2")
     with visiting(browser, address, phone=phone, dark=dark) as visit:
         page = preview(visit, narrow.replace("max_cost: 5", "max_cost: 0.3"))
-        both = page.get_by_role("button", name="Up to 4 instances and raise the budget to 0.65 USD")
+        both = page.get_by_role("button", name="Up to 4 instances and raise the budget to 0.68 USD")
         expect(both).to_contain_text("1m9s, 0.6467 USD")
         assert visit.overflow_px() <= 0
         visit.shot(f"plan-remedies-{'phone' if phone else 'desk'}-{'dark' if dark else 'light'}")
         both.focus()
         page.keyboard.press("Enter")
         planned(page)
-        expect(page.get_by_label("Budget (USD)")).to_have_value("0.65")
+        expect(page.get_by_label("Budget (USD)")).to_have_value("0.68")
         expect(page.get_by_label("Budget (USD)")).to_be_focused()
         expect(page.locator("#more")).to_have_text("Set here: up to 4 instances.")
         visit.shot(f"plan-remedied-{'phone' if phone else 'desk'}-{'dark' if dark else 'light'}")

@@ -179,21 +179,3 @@ def test_an_experiment_is_labelled_archived_and_deleted(command: Command, file: 
     refused = command("rm", "cared", "--yes").exception
     assert isinstance(refused, InputError)
     assert "experiment 'cared' not found" in str(refused)
-
-
-@pytest.mark.long
-def test_the_client_of_an_event_loop_labels_and_deletes(address: str, file: Callable[[str], str]) -> None:
-    async def cared() -> None:
-        async with AsyncClient(address) as client:
-            await client.submit(file("awaited"))
-            with pytest.raises(InputError, match="only an experiment that has ended is deleted; cancel it"):
-                await client.delete("awaited")
-            await client.wait("awaited")
-            assert (await client.tag("awaited", "vision", archived=True))["tags"] == ["vision"]
-            archived = [view["name"] async for view in client.experiments(tags=["vision"], archived=True)]
-            assert archived == ["awaited"]
-            assert (await client.delete("awaited", dry_run=True))["deleted"] is False
-            assert (await client.delete("awaited"))["deleted"] is True
-            assert archived[0] not in [view["name"] async for view in client.experiments(archived=True)]
-
-    asyncio.run(cared())

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from rubberband.api import security as tokens_module
+from rubberband.api import security
 from rubberband.api.routes import Service
-from rubberband.api.routes import events as events_module
 from rubberband.api.routes import events as feed_module
 from rubberband.api.routes.events import PAGE, stream
 from rubberband.api.security import Authenticator, Bearer, Cookie, Tokens
@@ -47,6 +46,17 @@ async def events_of(chunks: AsyncIterator[bytes], count: int) -> list[dict[str, 
         if len(found) >= count:
             return found
     return found
+
+
+@pytest.fixture
+def ends_when_it_waits(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of the service end with what there is."""
+
+    async def end(_seen: int, _timeout_s: float) -> bool:
+        service.feed.close()
+        return True
+
+    monkeypatch.setattr(service.feed, "wait", end)
 
 
 def test_a_stream_shows_what_was_and_what_comes(service: FakeService) -> None:
@@ -86,34 +96,28 @@ def test_an_event_between_looking_and_waiting_is_not_missed(service: FakeService
     assert service.client.wait(follow()) is True
 
 
-def test_a_quiet_stream_says_that_it_lives(service: FakeService) -> None:
-    async def follow() -> list[bytes]:
-        chunks = stream(parts(service), 0, None, heartbeat_s=0.001)
-        return [await anext(chunks) for _ in range(3)]
-
-    retry, *beats = service.client.wait(follow())
-    assert retry == b"retry: 1000\n\n"
-    assert all(beat.startswith(b":") and beat.endswith(b"\n\n") for beat in beats)
-
-
-def test_streams_end_with_the_service(service: FakeService) -> None:
-    async def follow() -> list[bytes]:
-        chunks = stream(parts(service), 0, None)
+def test_a_quiet_stream_says_that_it_lives_and_ends_with_the_service(service: FakeService) -> None:
+    async def follow() -> tuple[list[bytes], list[bytes]]:
+        quiet, chunks = stream(parts(service), 0, None, heartbeat_s=0.001), stream(parts(service), 0, None)
+        beats = [await anext(quiet) for _ in range(3)]
         await anext(chunks)
         waiting = asyncio.create_task(_all(chunks))
         await asyncio.sleep(0)
         service.feed.close()
-        return await waiting
+        return beats, await waiting
 
-    assert service.client.wait(follow()) == []
+    (retry, *beats), rest = service.client.wait(follow())
+    assert retry == b"retry: 1000\n\n"
+    assert all(beat.startswith(b":") and beat.endswith(b"\n\n") for beat in beats)
+    assert rest == []
 
 
 @pytest.mark.parametrize("way", ["token revoked", "signed out", "revoked by another process"])
 def test_a_stream_ends_with_what_it_was_opened_with(
     service: FakeService, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens_module, "REMEMBERED_S", 0.05)
-    monkeypatch.setattr(events_module, "CHECK_S", 0.02)
+    monkeypatch.setattr(security, "REMEMBERED_S", 0.05)
+    monkeypatch.setattr(feed_module, "CHECK_S", 0.02)
     tokens = Tokens(service.store, ended=service.feed.wake)
     doorkeeper = Authenticator(tokens, required=True)
     record, text = tokens.create("ci", "read")
@@ -247,17 +251,12 @@ def test_large_events_are_sent_few_at_a_time(service: FakeService, monkeypatch: 
     ],
 )
 def test_a_reader_of_deleted_events_gets_the_reason(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch, query: str, last: str | None, status: int
+    service: FakeService, ends_when_it_waits: None, query: str, last: str | None, status: int
 ) -> None:
-    async def end(_seen: int, _timeout_s: float) -> bool:
-        service.feed.close()
-        return True
-
     service.store.append(entries("old", 1, 2))
     service.store.add(Submission(name="old", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0))
     service.store.append(entries("kept", 1, 2))
     assert service.store.prune_feed(at=service.clock()) == 3
-    monkeypatch.setattr(service.feed, "wait", end)
     answer = service.client.get(f"/v1/events{query}", headers={} if last is None else {"last-event-id": last})
     assert answer.status_code == status
     if status == 410:
@@ -282,14 +281,9 @@ async def _all(chunks: AsyncIterator[bytes]) -> list[bytes]:
     ],
 )
 def test_where_a_stream_begins(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch, query: str, last: str | None, expected: list[int]
+    service: FakeService, ends_when_it_waits: None, query: str, last: str | None, expected: list[int]
 ) -> None:
-    async def end(_seen: int, _timeout_s: float) -> bool:
-        service.feed.close()
-        return True
-
     service.store.append(entries("a", 1, 3))
-    monkeypatch.setattr(service.feed, "wait", end)
     answer = service.client.get(f"/v1/events{query}", headers={} if last is None else {"last-event-id": last})
     assert answer.headers["content-type"].startswith("text/event-stream")
     lines = answer.text.splitlines()

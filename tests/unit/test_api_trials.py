@@ -58,11 +58,6 @@ def test_a_trial_has_its_rank_its_lead_and_its_gangs(service: FakeService) -> No
     assert trial(service, failed.trial)["lead"] == ""
 
 
-def test_before_the_start_there_are_no_trials(service: FakeService) -> None:
-    service.add("two")
-    assert "has not started" in service.client.get("/v1/experiments/two/trials/0").json()["detail"]
-
-
 def with_checkpoints(service: FakeService, *refs: CheckpointRef) -> None:
     """Give trial 0 checkpoints, the latest first."""
     result = a_result()

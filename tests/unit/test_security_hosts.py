@@ -56,12 +56,7 @@ def test_other_hosts_are_not_answered(values: list[str]) -> None:
     with pytest.raises(HttpProblem) as caught:
         require_host(values, SERVED)
     assert caught.value.kind is FOREIGN_HOST
-
-
-def test_every_host_is_answered_only_if_the_operator_says_so() -> None:
-    require_host(["anything"], frozenset({"*"}))
-    with pytest.raises(HttpProblem):
-        require_host(["anything"], SERVED)
+    require_host(values[:1] or ["anything"], frozenset({"*"}))
 
 
 @pytest.mark.parametrize(
@@ -94,22 +89,22 @@ def test_pages_of_other_sites_change_nothing(fetch_site: str | None, origin: str
     assert caught.value.kind is FOREIGN_ORIGIN
 
 
-@pytest.mark.parametrize("wanted", ["/", "/plan?x=1", "/experiments/a%20b"])
-def test_one_resumes_to_a_page_of_the_service(wanted: str) -> None:
-    assert safe_next(wanted) == wanted
+OWN_PAGES = ["/", "/plan?x=1", "/experiments/a%20b"]
+NO_PAGES = [None, "", "//evil", "https://evil", "/\\evil", "/a\nb", "/a b", "plan", "/é", "/" + "a" * 3000]
 
 
-@pytest.mark.parametrize(
-    "wanted", [None, "", "//evil", "https://evil", "/\\evil", "/a\nb", "/a b", "plan", "/é", "/" + "a" * 3000]
-)
-def test_and_nowhere_else(wanted: str | None) -> None:
-    assert safe_next(wanted) == "/"
+@pytest.mark.parametrize("wanted", [*OWN_PAGES, *NO_PAGES])
+def test_one_resumes_to_a_page_of_the_service_and_nowhere_else(wanted: str | None) -> None:
+    assert safe_next(wanted) == (wanted if wanted in OWN_PAGES else "/")
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1"])
-def test_on_loopback_tokens_are_a_choice(host: str) -> None:
+def test_on_loopback_tokens_are_a_choice_but_behind_a_proxy(host: str) -> None:
     assert is_loopback(host)
     assert [require_auth(host, wanted) for wanted in (None, False, True)] == [False, False, True]
+    assert require_auth(host, None, ["10.0.0.1"])
+    with pytest.raises(InputError, match=r"proxy 10\.0\.0\.1"):
+        require_auth(host, False, ["10.0.0.1"])
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "tuning.example.org"])
@@ -117,12 +112,6 @@ def test_beyond_loopback_they_are_not(host: str) -> None:
     assert [require_auth(host, wanted) for wanted in (None, True)] == [True, True]
     with pytest.raises(InputError, match=r"--no-auth.*127\.0\.0\.1"):
         require_auth(host, False)
-
-
-def test_nor_behind_a_proxy() -> None:
-    assert require_auth("127.0.0.1", None, ["10.0.0.1"])
-    with pytest.raises(InputError, match=r"proxy 10\.0\.0\.1"):
-        require_auth("127.0.0.1", False, ["10.0.0.1"])
 
 
 def test_the_service_answers_to_its_address_and_to_the_names_it_was_given() -> None:
