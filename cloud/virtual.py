@@ -125,7 +125,7 @@ class VirtualProvider:
         `by_worker`: renewals reach only instances for which `reach` was called; otherwise all that run.
         """
         self._experiment = experiment
-        self.clock = clock
+        self.virtual_clock = clock
         self._offer = offer
         self._faults_of = faults_of
         self._by_worker = by_worker
@@ -145,7 +145,7 @@ class VirtualProvider:
         """
         if instance in self._machines:
             return
-        faults, now = self._faults_of(instance, market), self.clock.now()
+        faults, now = self._faults_of(instance, market), self.virtual_clock.now()
         if faults.refused:
             raise NoCapacityError(faults.refused) if faults.sold_out else ProviderError(faults.refused)
         provision_s = self._offer.provision_delay_s if faults.provision_s is None else faults.provision_s
@@ -174,7 +174,7 @@ class VirtualProvider:
 
     def status(self, instance: str) -> InstanceDescription:
         """Return one instance, as of now. Raises ProviderError if it was never launched."""
-        machine, now = self._settled(instance), self.clock.now()
+        machine, now = self._settled(instance), self.virtual_clock.now()
         faults = machine.faults
         running_at = machine.runs_at if machine.runs_at <= min(now, machine.ended_at) else None
         ended = machine.ended_at <= now
@@ -215,7 +215,7 @@ class VirtualProvider:
         if machine.ended_at < math.inf:
             return machine
         end_at = self._ends_at(machine)
-        if end_at <= self.clock.now():
+        if end_at <= self.virtual_clock.now():
             if end_at < machine.taken_at:
                 machine.end(end_at, LEASE_EXPIRED)
             else:
@@ -246,13 +246,13 @@ class VirtualProvider:
         """End the instance now by a fault."""
         machine = self._settled(instance)
         if machine.ended_at == math.inf:
-            machine.end(self.clock.now(), reason)
+            machine.end(self.virtual_clock.now(), reason)
             self._unreached.pop(instance, None)
         return self.status(instance)
 
     def renew_lease(self, until: float) -> None:
         """Let running instances end themselves at `until`, if renewals reach them (see `reach`)."""
-        now = self.clock.now()
+        now = self.virtual_clock.now()
         if self._head_since is None or now > self.lease_until:
             self._start_head(now)
         self.lease_until = until
@@ -285,7 +285,7 @@ class VirtualProvider:
 
     def change_driver(self) -> None:
         """Let a new driver take over: the old one's workers, which renewed the leases, are gone."""
-        now = self.clock.now()
+        now = self.virtual_clock.now()
         if self._head_since is None or now > self.lease_until:
             self._start_head(now)
         for instance in self._machines:
@@ -296,7 +296,7 @@ class VirtualProvider:
         machine = self._settled(instance)
         notice_s = machine.faults.notice_s
         return Course(
-            running_at=max(machine.runs_at, self.clock.now()),
+            running_at=max(machine.runs_at, self.virtual_clock.now()),
             init_s=self._offer.init_delay_s if machine.faults.init_s is None else machine.faults.init_s,
             notice_at=math.inf if notice_s is None else max(machine.runs_at, machine.taken_at - notice_s),
             taken_at=machine.taken_at,
@@ -336,7 +336,7 @@ class VirtualProvider:
         """Release everything, and the head."""
         for instance in self._machines:
             self.release(instance)
-        self._head_usd, self._head_since = self._head_bill_usd(self.clock.now()), None
+        self._head_usd, self._head_since = self._head_bill_usd(self.virtual_clock.now()), None
 
 
 def _rent_usd(hour_prices_usd: Sequence[float], billed_s: float) -> float:

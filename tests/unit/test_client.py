@@ -101,7 +101,7 @@ def test_repeatable_requests_are_retried_when_the_service_says_so() -> None:
     assert 0.0 < second <= 10.0
 
 
-def test_what_changes_something_has_a_key_and_a_preview_none() -> None:
+def test_a_request_that_changes_something_has_a_key_and_a_preview_none() -> None:
     client, seen = recording({})
     with client:
         client.extend("digits", deadline="40m")

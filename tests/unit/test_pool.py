@@ -316,7 +316,7 @@ class Attended(VirtualProvider):
         for status in super().describe():
             if status.running_at is not None and status.ended_at is None:
                 if status.instance not in self.silent:
-                    self._answered[status.instance] = self.clock.now()
+                    self._answered[status.instance] = self.virtual_clock.now()
                 silent_since = self._answered.get(status.instance, status.running_at + 300.0)
                 status = replace(status, silent_since=silent_since)
             found.append(status)
@@ -624,8 +624,8 @@ class SlowToEnd(VirtualProvider):
 
     def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """Raises ProviderError before."""
-        asked_at = self.__dict__.setdefault("asked_at", {}).setdefault(instance, self.clock.now())
-        if self.clock.now() < asked_at + 4.0:
+        asked_at = self.__dict__.setdefault("asked_at", {}).setdefault(instance, self.virtual_clock.now())
+        if self.virtual_clock.now() < asked_at + 4.0:
             raise ProviderError("busy; try again")
         return super().release(instance, fault=fault)
 
@@ -667,7 +667,7 @@ class PricesLate(VirtualProvider):
     def status(self, instance: str) -> InstanceDescription:
         """One instance; its last hour has no price for the first minute after its end."""
         found = super().status(instance)
-        now, prices = self.clock.now(), found.hour_prices_usd
+        now, prices = self.virtual_clock.now(), found.hour_prices_usd
         if prices and (found.ended_at is None or now < found.ended_at + 60.0):
             return replace(found, hour_prices_usd=prices[:-1])
         return found
