@@ -2,9 +2,7 @@
 
 Prints figures, asserts none. Wall times mean little where anything else runs; CPU seconds and counts do.
 
-Run: python tests/bench/bench_local_start.py [--runs N] [--plain] [FILE [OVERRIDE …]]
-
-With --plain each run is followed by one whose nodes are started by `ray start` and whose workers start on their own.
+Run: python tests/bench/bench_local_start.py [--runs N] [FILE [OVERRIDE …]]
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import argparse
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -60,17 +57,6 @@ KINDS = {
     "rubberband": "driver",
 }
 """Part of a command line -> what the process is; the first that is found."""
-
-PLAIN = """
-import sys
-from rubberband.cloud.ray_head import ray_node
-from rubberband.executor.ray.fork_server import ForkServer
-lean = ray_node._ray_start
-ray_node._ray_start = lambda temp_dir: (sys.executable, "-m", "ray.scripts.scripts", *lean(temp_dir)[3:])
-ForkServer._start = lambda *_: None
-from rubberband.cli import main
-main()
-"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,14 +129,14 @@ def first_step(folder: ExperimentFolder) -> bool:
     return False
 
 
-def run(file: Path, overrides: list[str], *, plain: bool = False) -> None:
+def run(file: Path, overrides: list[str]) -> None:
     """One run, in a home of its own."""
     with tempfile.TemporaryDirectory() as home:
         experiment = load_experiment(file, overrides)
         folder = ExperimentFolder(home=Path(home), name=experiment.name)
         sampler = Sampler(Path(home))
         environment = os.environ | {"RUBBERBAND_HOME": home, "PYTHONPATH": str(ROOT)}
-        command = [*([sys.executable, "-c", PLAIN] if plain else ["rubberband"]), "run", str(file)]
+        command = ["rubberband", "run", str(file)]
         for override in overrides:
             command += ["-s", override]
         before_s, began_at = busy_s(), time.time()
@@ -212,15 +198,11 @@ def main() -> None:
     parser.add_argument("file", nargs="?", type=Path, default=ROOT / "examples" / "digits.yaml")
     parser.add_argument("overrides", nargs="*", default=[])
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--plain", action="store_true")
     chosen = parser.parse_args()
     overrides = chosen.overrides or ["profile.seconds_per_iteration={1: 0.8}", "profile.trial_startup=0.2s"]
     for number in range(chosen.runs):
         print(f"run {number + 1} of {chosen.runs}: {chosen.file.name} {' '.join(overrides)}")
         run(chosen.file.resolve(), overrides)
-        if chosen.plain:
-            print("the same with plain ray start, and workers that start on their own")
-            run(chosen.file.resolve(), overrides, plain=True)
 
 
 if __name__ == "__main__":

@@ -246,7 +246,7 @@ def _options(source: random.Random, document: Document, path: Path) -> list[str]
     return options
 
 
-def _with(*path: str, value: Any) -> Callable[[random.Random, Document], str]:
+def _with(path: Sequence[str], value: Any) -> Callable[[random.Random, Document], str]:
     """A fault: the value at a key path replaced."""
 
     def broken(_: random.Random, document: Document) -> str:
@@ -274,30 +274,5 @@ def _twice(_: random.Random, document: Document) -> str:
 _FAULTS: tuple[Callable[[random.Random, Document], str], ...] = (
     _cut,
     _twice,
-    _with("version", value=2),
-    _with("name", value="Not A Name"),
-    _with("serch", value={}),
-    _with("profile", value=None),
-    _with("profile", value="nowhere.json"),
-    _with("profile", "seconds_per_iteration", value={"1": -3}),
-    _with("search", "scheduler", value={"type": "asha", "max_t": 9}),
-    _with("search", "scheduler", value={"type": "sha", "num_samples": 8, "grace_period": 20, "max_t": 9}),
-    _with("search", "space", "lr", value={"type": "loguniform", "lower": 0.0, "upper": 1.0}),
-    _with("search", "space", "lr", value={"type": "uniform", "low": 0.0, "upper": 1.0}),
-    _with("search", "sampler", value={"type": "optuna"}),
-    _with("constraints", "deadline", value="soon"),
-    _with("constraints", "deadline", value="2020-01-01T00:00:00Z"),
-    _with("constraints", "deadline", value="3s"),
-    _with("constraints", "max_cost", value=0.01),
-    _with("constraints", "max_cost", value="5 dollars"),
-    _with("constraints", "confidence", value=1.5),
-    _with("resources", "instance_type", value="p3.9xlarge"),
-    _with("resources", "region", value="mars-north-1"),
-    _with("resources", "max_instances", value=0),
-    _with("resources", "gpus_per_trial", value={"min": 8, "max": 4}),
-    _with("resources", "gpus_per_trial", value={"min": 3, "max": 5}),
-    _with("resources", "aws", value={"index_url": "https://user:secret@example.com/simple"}),
-    _with("resources", "lease", value="1s"),
-    _with("batch", value={"policy": "fixed", "initial": 64}),
-    _with("batch", value={"policy": "goodput", "initial": 64, "max": 32}),
+    *(_with(path, value) for path, value in yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text("utf-8"))),
 )
