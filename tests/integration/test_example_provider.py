@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,19 +14,17 @@ from typing import Any
 
 import pytest
 
-from rubberband import Client
 from rubberband.cloud.offers import offers
 from rubberband.cloud.provider import ClusterRequest
 from rubberband.cloud.ray_head import ray_node
 from rubberband.cloud.ray_head.instance import tagged
-from rubberband.errors import InputError, RubberbandError
-from rubberband.executor import ExperimentFolder, read_mark
+from rubberband.errors import RubberbandError
+from rubberband.executor import ExperimentFolder
 from rubberband.executor import read_journal as read
 from rubberband.spec.resources import Resources
 from rubberband.testing.provider_conformance import ProviderConformance, ProviderUnderTest
 from rubberband.values import kinds
 from tests.builders import fake_nodes
-from tests.builders.server_process import serving
 from tests.builders.waiting import eventually
 
 EXAMPLE = Path(__file__).parents[2] / "examples/provider"
@@ -214,32 +211,3 @@ def test_a_run_whose_driver_is_killed_is_resumed_once_leases_have_ended_its_mach
     assert "'shed' cannot be used here; install the package that brings it" in refused
     printed(tmp_path, tmp_path / "site", "resume", "shed")
     holds_one_run(folder, instances=2)
-
-
-@pytest.mark.ray
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_service_runs_an_experiment_on_it_and_resumes_one_whose_driver_is_killed(
-    longer: tuple[ExperimentFolder, dict[str, Any]], tmp_path: Path
-) -> None:
-    folder, words = longer
-    words["resources"]["lease"] = "60s"
-    options = ("--provider", "shed", "--allow", "trial:*", "--code", str(tmp_path))
-    paths = {"PYTHONPATH": f"{EXAMPLE.parents[1]}{os.pathsep}{tmp_path / 'site'}"}
-    with (
-        serving(folder.home, *options, environment=paths) as server,
-        Client(server.address) as client,
-        pytest.raises(InputError, match=r"checkpoints: .* ask the operator .*rubberband serve --checkpoints"),
-    ):
-        client.submit(words)
-    options += ("--checkpoints", str(tmp_path))
-    with serving(folder.home, *options, environment=paths) as server, Client(server.address) as client:
-        client.submit(words)
-        eventually(lambda: iterations(folder) >= 6, "it trains", within_s=200.0)
-        mark = read_mark(folder)
-        assert mark is not None
-        os.kill(mark.pid, signal.SIGKILL)
-        eventually(lambda: read(folder).outcome == "done", "it is done", within_s=200.0)
-        row = client.wait("shed", timeout_s=60.0)
-    assert row["state"] == "done"
-    holds_one_run(folder, instances=1)

@@ -175,31 +175,25 @@ def test_the_builder_is_the_cheapest_type_with_the_same_gpus() -> None:
     assert builder_type(table, "us-east-1", "m7i.large") == "m7i.large"
 
 
-def test_images_from_the_command_line(world: BuildWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = world.build()
-    monkeypatch.setattr(calls, "open_aws", lambda region: world.session)
-    listed = CliRunner().invoke(app, ["cloud", "image", "list", "--region", "us-east-1"])
-    assert listed.exit_code == 0, listed.output
-    assert built.key in listed.output
-    assert "75 GB, up to 3.75 USD/month" in listed.output
-    deleted = CliRunner().invoke(app, ["cloud", "image", "delete", built.key, "--region", "us-east-1"])
-    assert built.image_id in deleted.output
-    assert "has no images" in CliRunner().invoke(app, ["cloud", "image", "list", "--region", "us-east-1"]).output
-
-
-def test_a_snapshot_that_a_deletion_left_is_listed_with_its_cost(
+def test_images_from_the_command_line_and_a_snapshot_that_a_deletion_left(
     world: BuildWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = world.build()
-    (snapshot,) = built.snapshots
+    def said(*words: str) -> str:
+        result = CliRunner().invoke(app, ["cloud", "image", *words, "--region", "us-east-1"])
+        assert result.exit_code == 0, result.output
+        return result.output
+
     monkeypatch.setattr(calls, "open_aws", lambda region: world.session)
-    world.session.client("ec2").deregister_image(ImageId=built.image_id)
-    listed = CliRunner().invoke(app, ["cloud", "image", "list", "--region", "us-east-1"])
-    assert f"{built.key}  {snapshot}  deleted" in listed.output
-    assert "75 GB, up to 3.75 USD/month" in listed.output
-    deleted = CliRunner().invoke(app, ["cloud", "image", "delete", built.key, "--region", "us-east-1"])
-    assert f"deleted {snapshot}" in deleted.output
-    assert "has no images" in CliRunner().invoke(app, ["cloud", "image", "list", "--region", "us-east-1"]).output
+    for is_left in (False, True):
+        built = world.build()
+        (snapshot,) = built.snapshots
+        if is_left:
+            world.session.client("ec2").deregister_image(ImageId=built.image_id)
+        listed = said("list")
+        assert (f"{built.key}  {snapshot}  deleted" if is_left else built.key) in listed
+        assert "75 GB, up to 3.75 USD/month" in listed
+        assert (f"deleted {snapshot}" if is_left else built.image_id) in said("delete", built.key)
+        assert "has no images" in said("list")
 
 
 def test_an_image_needs_a_bucket_and_something_to_install(world: BuildWorld) -> None:
