@@ -1,4 +1,4 @@
-"""A parameter server and its workers, simulated, as a Markov chain, and by subsets: oracles for the planner's formulae.
+"""A parameter server and its workers, simulated, and by subsets: oracles for the planner's formulae.
 
 The simulation is that of `examples/paper`, which is loaded by its path: the folder is no package.
 """
@@ -25,29 +25,6 @@ simulated_throughputs, exponential, constant, gamma, first_come, hybrid = (
     for name in ("simulated_throughputs", "exponential", "constant", "gamma", "first_come", "hybrid")
 )
 Floats = npt.NDArray[np.float64]
-
-
-def balanced_throughputs(demands_s: Floats) -> Floats:
-    """Return (workers,) updates per second where all times are exponential: the global balance of the Markov chain.
-
-    A state has the station of every worker; the first station is a delay, the others share their speed. `demands_s` is
-    (workers, stations), all positive; there are stations ** workers states.
-    """
-    workers, stations = demands_s.shape
-    states = list(itertools.product(range(stations), repeat=workers))
-    number = {state: at for at, state in enumerate(states)}
-    rates = np.zeros((len(states), len(states)))
-    served = np.zeros((workers, len(states)))
-    for state, at in number.items():
-        for worker, station in enumerate(state):
-            rate = 1.0 / demands_s[worker, station] / (state.count(station) if station else 1)
-            after = (*state[:worker], (station + 1) % stations, *state[worker + 1 :])
-            rates[number[after], at] += rate
-            rates[at, at] -= rate
-            if station == 0:
-                served[worker, at] = rate
-    rates[-1] = 1.0  # the probabilities sum to 1, in place of an equation that follows from the others
-    return served @ np.linalg.solve(rates, np.eye(len(states))[-1])
 
 
 def subset_throughputs(demands_s: Floats) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,6 @@ from rubberband.planner.balancing.speed_balancer import (
 )
 from rubberband.values.balance import BALANCE_POLICIES, Balance
 from tests.builders.balancing import CLUSTER, K80, M60, V100, Curve, best_s, even_limits, train
-from tests.builders.balancing_traces import trace
-from tests.builders.paper import Arima
 
 EQUAL = (Curve(base_s=0.05, per_sample_s=0.01),) * 4
 AUTO = Balance()
@@ -197,10 +196,19 @@ def test_the_saving_is_right_after_many_looks_at_balanced_shares(device, gang, f
     assert predicted == pytest.approx(true, rel=0.1)
 
 
+def trace(workers: int, steps: int, every: float = 60.0) -> tuple[Any, Any, Any]:
+    """(steps, workers) Speeds of workers on shared CPUs, those CPUs, which shift now and then, and their memory."""
+    random = np.random.default_rng(0)
+    fresh, moves = random.uniform(0.15, 1.0, (steps, workers)), random.random((steps, workers)) < 1.0 / every
+    moves[0] = True
+    at = np.maximum.accumulate(np.where(moves, np.arange(steps)[:, None], 0), axis=0)
+    cpu = np.take_along_axis(fresh, at, axis=0) * np.exp(0.01 * random.normal(size=fresh.shape))
+    return 10.0 * cpu**0.9 * np.exp(0.05 * random.normal(size=cpu.shape)), cpu, np.ones_like(cpu)
+
+
 PREDICTORS = {
     "memoryless": Memoryless,
     "ema": Ema,
-    "arima": Arima,
     "narx": Narx,
     "normalised": NormalisedEma,
     "gated": lambda n: Gated(NormalisedEma(n), n),
@@ -236,9 +244,8 @@ def test_an_unseen_worker_is_as_fast_as_the_others_and_a_missing_look_changes_no
 
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_a_restored_predictor_forecasts_the_same(name):
-    made = trace("both", 0, workers=3, steps=60)
     first, second = PREDICTORS[name](3), PREDICTORS[name](3)
-    forecasts(first, made.speeds, made.cpu, made.memory)
+    forecasts(first, *trace(3, 60))
     second.restore(json.loads(json.dumps(first.state())))
     assert second.forecast().tolist() == first.forecast().tolist()
 
@@ -267,11 +274,10 @@ def test_a_spike_hardly_moves_the_normalised_average_and_a_shift_moves_it_wholly
 
 
 def test_resources_are_in_the_forecast_before_any_step_with_them():
-    made = trace("shifts", 1, steps=400)
-    predictor = NormalisedEma(8)
-    found = forecasts(predictor, made.speeds, made.cpu, made.memory)[200:]
+    predictor, (speeds, cpu, memory) = NormalisedEma(8), trace(8, 400)
+    found = forecasts(predictor, speeds, cpu, memory)[200:]
     assert 0.75 <= predictor.exponents()[0] <= 1.05
-    assert np.quantile(np.abs(found / made.speeds[200:] - 1.0), 0.95) < 0.2
+    assert np.quantile(np.abs(found / speeds[200:] - 1.0), 0.95) < 0.2
 
 
 def test_each_worker_of_the_papers_policy_has_a_network_from_its_500th_iteration_on():
