@@ -230,15 +230,21 @@ class Run:
     def __init__(
         self,
         seed: int,
-        family: Family | None,
+        family: Family | None = None,
         *,
-        replan: bool | None,
-        check_every: int,
-        keeps_story: bool,
-        ends: bool,
-        odd: bool,
-        listed: bool,
+        replan: bool | None = None,
+        check_every: int = 1,
+        keeps_story: bool = False,
+        ends: bool = False,
+        odd: bool = False,
+        listed: bool = False,
     ) -> None:
+        """The state is checked after every `check_every`th event.
+
+        `ends`: whether half of the trials end by themselves. `odd`: whether it is resumed after its end with other
+        caps, answers to launches are lost, and clocks step back. `listed`: whether trials may have some numbers of
+        GPUs only.
+        """
         self._source = source = Random(seed)
         self.case = random_case(source, family, replan=replan)
         if listed:
@@ -465,26 +471,9 @@ def _snapshot(controller: Controller) -> tuple[object, ...]:
     )
 
 
-def run_seed(
-    seed: int,
-    family: Family | None = None,
-    *,
-    replan: bool | None = None,
-    check_every: int = 1,
-    keeps_story: bool = False,
-    ends: bool = False,
-    odd: bool = False,
-    listed: bool = False,
-) -> Outcome:
-    """Run one seed and judge it; the state is checked after every `check_every`th event.
-
-    `ends`: whether half of the trials end by themselves. `odd`: whether it is resumed after its end with other
-    caps, answers to launches are lost, and clocks step back. `listed`: whether trials may have
-    some numbers of GPUs only.
-    """
-    run = Run(
-        seed, family, replan=replan, check_every=check_every, keeps_story=keeps_story, ends=ends, odd=odd, listed=listed
-    )
+def run_seed(seed: int, family: Family | None = None, **options: Any) -> Outcome:
+    """Run one seed and judge it; the options are those of `Run`."""
+    run = Run(seed, family, **options)
     wrong: list[str] = []
     finish: Finish | None = None
     try:
@@ -518,7 +507,7 @@ def run_seed(
 
 
 def tell(seed: int, family: Family | None = None, **options: Any) -> None:
-    """Tell the story of a seed; the options are those of `run_seed`."""
+    """Tell the story of a seed; the options are those of `Run`."""
     outcome = run_seed(seed, family, keeps_story=True, **options)
     print(outcome.case)
     print("\n".join(outcome.story))

@@ -170,35 +170,27 @@ def test_an_interrupted_run_holds_no_instances() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "text"),
+    ("job", "limits", "text"),
     [
-        ({}, "experiment already has these limits; give a later deadline or a larger max_cost"),
-        ({"deadline_s": 220.0, "max_cost_usd": 9.0}, "experiment already has these limits"),
-        ({"deadline_s": 200.0}, "deadline: 3m20s is before the present one, 3m40s; give a later one"),
-        ({"max_cost_usd": 8.5}, "max_cost: 8.50 USD is less than the present 9.00 USD; give more"),
+        (TIGHT, {}, "experiment already has these limits; give a later deadline or a larger max_cost"),
+        (TIGHT, {"deadline_s": 220.0, "max_cost_usd": 9.0}, "experiment already has these limits"),
+        (TIGHT, {"deadline_s": 200.0}, "deadline: 3m20s is before the present one, 3m40s; give a later one"),
+        (TIGHT, {"max_cost_usd": 8.5}, "max_cost: 8.50 USD is less than the present 9.00 USD; give more"),
+        (CHEAPEST, {"deadline_s": 900.0}, "deadline: the experiment has none"),
     ],
 )
-def test_an_invalid_extension_is_refused(limits: dict[str, float], text: str) -> None:
-    job = dataclasses.replace(TIGHT, max_cost_usd=9.0)
-    stopped = run(job, until=in_the_first_stage)
+def test_an_invalid_extension_is_refused(job: Job, limits: dict[str, float], text: str) -> None:
+    stopped = run(dataclasses.replace(job, max_cost_usd=9.0), until=in_the_first_stage)
     with pytest.raises(InputError, match=text):
         extension(stopped.state, stopped.state.now, **limits)
 
 
-def test_without_a_limit_there_is_none_to_raise() -> None:
-    stopped = run(CHEAPEST, until=in_the_first_stage)
-    for limits, text in [
-        ({"deadline_s": 900.0}, "deadline: the experiment has none"),
-        ({"max_cost_usd": 9.0}, "max_cost: "),
-    ]:
-        with pytest.raises(InputError, match=text):
-            extension(stopped.state, stopped.state.now, **limits)
-
-
-def test_a_deadline_that_has_passed_is_refused() -> None:
-    stopped = run(TIGHT, until=in_the_first_stage)
+def test_a_limit_that_there_is_not_and_a_deadline_that_has_passed_are_refused() -> None:
+    free, tight = run(CHEAPEST, until=in_the_first_stage).state, run(TIGHT, until=in_the_first_stage).state
+    with pytest.raises(InputError, match="max_cost: "):
+        extension(free, free.now, max_cost_usd=9.0)
     with pytest.raises(InputError, match="that would have been 1m40s ago; give a later one"):
-        extension(stopped.state, stopped.state.started_at + 500.0, deadline_s=400.0)
+        extension(tight, tight.started_at + 500.0, deadline_s=400.0)
 
 
 def test_an_ended_run_is_not_extended() -> None:
