@@ -9,6 +9,7 @@ from rubberband.executor import (
     Command,
     Controller,
     InstanceReady,
+    InstanceReleased,
     InstanceRunning,
     Job,
     Started,
@@ -43,6 +44,10 @@ class Story:
             commands += self.tell(InstanceRunning, instance=instance, running_at=self.at)
             commands += self.tell(InstanceReady, instance=instance)
         return commands
+
+    def released(self, *instances: str) -> list[Command]:
+        """They are given back at once; what the controller orders then."""
+        return [order for one in instances for order in self.tell(InstanceReleased, instance=one, ended_at=self.at)]
 
     def report(self, trial: int, score: float, **metrics: float) -> list[Command]:
         state = self.state.trials[trial]

@@ -167,8 +167,7 @@ def test_cancelling_stops_releases_and_can_be_resumed() -> None:
     story.report(2, 0.4)
     commands = story.tell(CancelRequested)
     assert kinds(commands) == ["StopTrial"] * 3 + ["ReleaseInstance"] * 2
-    story.tell(InstanceReleased, instance="i-001", ended_at=story.at)
-    assert kinds(story.tell(InstanceReleased, instance="i-002", ended_at=story.at)) == ["Finish"]
+    assert kinds(story.released("i-001", "i-002")) == ["Finish"]
     again = story.tell(DriverResumed, live=(), ended=())
     assert kinds(again) == ["LaunchInstance", "LaunchInstance"]
     restarted = story.ready("i-003", "i-004")
@@ -195,8 +194,7 @@ def test_a_report_that_was_under_way_at_a_cancel_counts_where_its_driver_marked_
         story.controller.handle(marked if late else report)
     assert [trial.trial for trial in state.trials if trial.status is TrialStatus.QUEUED] == queued
     assert len(state.trials[0].reports) == late
-    for instance in ("i-001", "i-002"):
-        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    story.released("i-001", "i-002")
     story.tell(DriverResumed, live=(), ended=())
     assert [c.trial for c in story.ready("i-003", "i-004") if isinstance(c, StartTrial)] == queued
 

@@ -21,7 +21,7 @@ from rubberband.executor import (
 )
 from rubberband.executor.core.replanning import decide
 from tests.builders.brackets import divided
-from tests.builders.stories import Story, kinds
+from tests.builders.stories import Story, begun, kinds
 
 
 def test_trials_are_numbered_by_bracket_and_stages_by_lane() -> None:
@@ -46,9 +46,7 @@ def test_lanes_begin_together_and_use_only_their_own_instances() -> None:
 
 
 def test_instances_of_one_lane_go_warm_to_another_that_waits() -> None:
-    story = Story(divided([2, 1, 1], [1]))
-    story.tell(Started)
-    story.ready("i-001", "i-002")
+    story = begun(divided([2, 1, 1], [1]))
     commands = [story.report(trial, trial / 10) for trial in range(4)][-1]
     assert ReleaseInstance(instance="i-003") in commands
     handed = [record.instance for record in story.state.instances.values() if record.lane == 1 and record.lanes_before]
@@ -79,18 +77,14 @@ def test_a_lane_that_is_late_is_planned_with_its_own_instances_and_its_share_of_
 
 
 def test_an_instance_that_would_wait_longer_than_it_saves_is_released() -> None:
-    story = Story(divided([2, 1, 1], [3]))
-    story.tell(Started)
-    story.ready("i-001", "i-002")
+    story = begun(divided([2, 1, 1], [3]))
     commands = [story.report(trial, trial / 10) for trial in range(4)][-1]
     assert [c.instance for c in commands if isinstance(c, ReleaseInstance)] == ["i-001"]
     assert story.state.fleet.reassigned == 0
 
 
 def test_an_instance_that_may_run_by_now_is_kept() -> None:
-    story = Story(divided([2, 1, 1], [1]))
-    story.tell(Started)
-    story.ready("i-001", "i-002")
+    story = begun(divided([2, 1, 1], [1]))
     story.at += 60.0
     commands = [story.report(trial, trial / 10) for trial in range(4)][-1]
     assert [c.instance for c in commands if isinstance(c, ReleaseInstance)] == ["i-001"]

@@ -10,7 +10,6 @@ from rubberband.executor import (
     DiscardCheckpoint,
     DriverResumed,
     DriverStopped,
-    InstanceReleased,
     Setback,
     StartTrial,
     TrialReported,
@@ -139,8 +138,7 @@ def all_fail(*failures: str) -> Story:
     for trial, kind in enumerate(failures):
         story.fail(trial, kind)
         story.fail(trial, kind)
-    for instance in ("i-001", "i-002"):
-        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    story.released("i-001", "i-002")
     assert story.state.outcome == "failed"
     return story
 

@@ -10,7 +10,6 @@ from rubberband.executor import (
     CancelRequested,
     Controller,
     DriverResumed,
-    InstanceReleased,
     Job,
     LaunchInstance,
     LimitsChanged,
@@ -41,8 +40,7 @@ def ended_by_budget(job: Job = CAPPED) -> Story:
     story.report(0, 0.1)
     story.at = (story.controller.wake_at() or 0.0) - 1.0
     assert "ReleaseInstance" in kinds(story.tell(Tick))
-    story.tell(InstanceReleased, instance="i-001", ended_at=story.at)
-    assert kinds(story.tell(InstanceReleased, instance="i-002", ended_at=story.at)) == ["Finish"]
+    assert kinds(story.released("i-001", "i-002")) == ["Finish"]
     assert story.state.outcome == "budget"
     return story
 
@@ -101,8 +99,7 @@ def test_a_request_that_was_seen_counts_no_more() -> None:
 def test_a_request_to_end_that_was_seen_does_not_end_it_again_after_its_resume() -> None:
     story = begun()
     story.tell(CancelRequested, request="c-1")
-    for instance in ("i-001", "i-002"):
-        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    story.released("i-001", "i-002")
     story.tell(DriverResumed, live=(), ended=())
     assert story.tell(CancelRequested, request="c-1") == []
     assert story.state.phase is Phase.SCALING

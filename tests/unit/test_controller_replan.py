@@ -11,7 +11,6 @@ from rubberband.executor import (
     Command,
     DriverResumed,
     InstanceLost,
-    InstanceReleased,
     Job,
     LaunchInstance,
     Phase,
@@ -80,8 +79,7 @@ def test_cancelled_while_the_rest_is_planned_it_plans_after_its_resume() -> None
     story = synced()
     assert kinds(story.tell(CancelRequested)) == ["ReleaseInstance"] * 2
     assert planned(story, 1) == []
-    story.tell(InstanceReleased, instance="i-001", ended_at=story.at)
-    assert kinds(story.tell(InstanceReleased, instance="i-002", ended_at=story.at)) == ["Finish"]
+    assert kinds(story.released("i-001", "i-002")) == ["Finish"]
     assert story.tell(DriverResumed, live=(), ended=()) == []
     assert story.state.phase is Phase.PLANNING
     assert kinds(planned(story, 1)) == ["LaunchInstance"]

@@ -118,8 +118,7 @@ def test_with_none_it_pauses_and_goes_on_with_a_larger_cap() -> None:
     set_cap(story, 0)
     for trial in range(4):
         story.report(trial, 0.1 * trial)
-    for instance in ("i-001", "i-002"):
-        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    story.released("i-001", "i-002")
     assert story.state.outcome is None
     assert story.state.phase in (Phase.SCALING, Phase.TRAINING)
     assert story.controller.wake_at() is None
@@ -136,8 +135,7 @@ def test_a_failed_run_that_is_resumed_before_its_pool_has_decided_waits_for_its_
     story.ready("i-001", "i-002")
     for trial in range(4):
         story.fail(trial, "died")
-    for instance in ("i-001", "i-002"):
-        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    story.released("i-001", "i-002")
     assert story.state.outcome == "failed"
     story.tell(AllotmentChanged, request="until the pool has decided", max_instances=0)
     assert story.tell(DriverResumed, live=(), ended=()) == []
@@ -244,8 +242,7 @@ def test_the_next_stage_keeps_the_cap_too() -> None:
     set_cap(story, 0)
     for trial in range(4):
         story.report(trial, 0.1 * trial)
-    for instance in ("i-001", "i-002"):
-        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    story.released("i-001", "i-002")
     set_cap(story, 1)
     assert [choice.instances for choice in story.state.plan.stages] == [1, 1]
 

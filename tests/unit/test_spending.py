@@ -15,7 +15,6 @@ from rubberband.executor import (
     Faults,
     InstanceLost,
     InstancePriced,
-    InstanceReleased,
     InstanceRunning,
     InstanceStatus,
     Started,
@@ -120,12 +119,9 @@ def test_the_data_of_instances_on_their_way_is_reserved() -> None:
 
 
 def test_the_head_costs_nothing_between_an_end_and_a_resume() -> None:
-    story = Story(dataclasses.replace(CAPPED, max_cost_usd=5.0))
-    story.tell(Started)
-    story.ready("i-001", "i-002")
+    story = begun(dataclasses.replace(CAPPED, max_cost_usd=5.0))
     story.tell(CancelRequested)
-    for instance in ("i-001", "i-002"):
-        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    story.released("i-001", "i-002")
     state = story.state
     before_usd = budget.bill_usd(state, state.now)
     story.at += 86_400.0
@@ -138,9 +134,7 @@ def test_the_head_costs_nothing_between_an_end_and_a_resume() -> None:
 def test_a_price_that_is_known_after_an_instance_has_gone_is_in_what_is_left_of_the_budget(
     hour_usd: tuple[float, ...],
 ) -> None:
-    story = Story(dataclasses.replace(SPOT, max_cost_usd=5.0))
-    story.tell(Started)
-    story.ready("i-001", "i-002")
+    story = begun(dataclasses.replace(SPOT, max_cost_usd=5.0))
     story.tell(InstanceLost, instance="i-002", ended_at=story.at, reason="taken away", preempted=True)
     state = story.state
     at_once_usd = budget.spending(state).spent_usd(state.now)

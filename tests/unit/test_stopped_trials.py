@@ -17,7 +17,6 @@ from rubberband.executor import (
     Event,
     Forecast,
     Inbox,
-    InstanceReleased,
     Job,
     LaunchInstance,
     LiveInstance,
@@ -138,8 +137,7 @@ def test_without_any_trial_left_it_is_done_if_one_reported_and_else_failed() -> 
     assert kinds(commands) == ["ReleaseInstance"]
     assert story.state.outcome == "failed"
     assert story.state.reason == "every trial of stage 0 was stopped before its first report"
-    for instance in ("i-001", "i-002"):
-        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    story.released("i-001", "i-002")
     assert story.controller.is_over
 
 
@@ -160,8 +158,7 @@ def test_it_is_not_started_by_a_resume_of_a_cancelled_run() -> None:
     story.tell(CancelRequested)
     stop(story, 2)
     stop(story, 3)
-    for instance in ("i-001", "i-002"):
-        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    story.released("i-001", "i-002")
     assert story.state.course == "finished"
     commands = story.tell(DriverResumed, live=(), ended=())
     assert [one for one in commands if isinstance(one, LaunchInstance)] == [
