@@ -150,7 +150,7 @@ class Steep(Exact):
 
 
 @pytest.mark.by_default(2)
-@pytest.mark.parametrize(("norm", "precision"), [(0.25, "32"), (0.25, "fp16"), (1e-3, "32"), (1, "32")])
+@pytest.mark.parametrize(("norm", "precision"), [(0.25, "32"), (0.25, "fp16"), (1e-3, "32")])
 def test_a_step_is_no_longer_than_the_clip_norm(store, norm, precision):
     config = {"norm": norm, "precision": precision}
     before = content(store, reports(train(Steep, store, config={"norm": 1e-12}, until_iterations=1))[0].checkpoint)
@@ -246,8 +246,7 @@ def test_sizes_that_are_only_tried_for_memory_are_not_compiled(traced):
     runner = TorchRunner(Tried(), segment, Gang(0, 1, None))
     assert runner._step.fits(20)
     assert Tried.sizes[-1] == 22
-    runner.begin(None)
-    runner.iterate(1)
+    list(runner._train(1))
     runner.close()
     shapes = [tuple(node.meta["example_value"].shape) for graph in traced for node in graph.graph.nodes if node.users]
     assert (20, 4) in shapes
