@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -21,9 +22,11 @@ from rubberband.errors import EntrypointError, InfeasibleError
 from rubberband.executor import Entrypoint, ExperimentFolder
 from rubberband.executor.training import checking
 from rubberband.executor.training.entrypoint import content_of, digest
+from rubberband.running import check as check_module
 from rubberband.running.check import CheckReport, check_experiment, check_first
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
+from tests.builders.checks import check_here
 from tests.builders.waiting import eventually
 
 TRIALS = """
@@ -34,14 +37,18 @@ from helping import FACTOR
 class Good(rubberband.Trial):
     def setup(self, config, context):
         self.config, self.iterations = config, 0
-        threading.Thread(target=time.sleep, args=(1000,)).start()
     def iterate(self):
         self.iterations += 1
         print("trained", flush=True)
-        assert "torch" not in sys.modules, "torch is imported only for a TorchTrial, as that takes seconds"
         return {"score": FACTOR * self.config["x"] * self.iterations}
     def save(self): return bytes(1_000_000 + self.iterations)
     def load(self, state): self.iterations = len(state) - 1_000_000
+
+class Busy(Good):
+    def iterate(self):
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        assert "torch" not in sys.modules, "torch is imported only for a TorchTrial, as that takes seconds"
+        return super().iterate()
 
 class Seldom(Good):
     checkpoint_every = 5
@@ -128,14 +135,21 @@ def experiment(entrypoint: str | None, **words: Any) -> Experiment:
 
 
 def checked(code: Path, name: str, limit_s: float = 120.0, **words: Any) -> CheckReport:
+    """In a process, as a user's check."""
     with open(os.devnull, "wb") as nothing:
         return check_experiment(
             experiment(f"checked:{name}", **words), search_path=(code,), limit_s=limit_s, output=nothing
         )
 
 
+def quickly(code: Path, name: str, **words: Any) -> CheckReport:
+    """The same in this process."""
+    with mock.patch.object(check_module, "check", check_here):
+        return checked(code, name, **words)
+
+
 def test_a_good_trial_passes_whatever_threads_it_leaves(code: Path) -> None:
-    report = checked(code, "Good")
+    report = checked(code, "Busy")
     assert report.ok, report.problems
     assert 2.0 <= report.trial.metrics["score"] <= 4.0
     assert report.trial.checkpoint_bytes is not None
@@ -147,7 +161,7 @@ def test_a_good_trial_passes_whatever_threads_it_leaves(code: Path) -> None:
 def test_plans_on_spot_that_assume_other_checkpoints_than_the_trial_writes_are_named(code: Path) -> None:
     def remarks(**words: Any) -> Sequence[str]:
         resources = {**experiment(None).resources.model_dump(exclude_unset=True, by_alias=True), **words}
-        return checked(code, "Seldom", resources=resources).remarks
+        return quickly(code, "Seldom", resources=resources).remarks
 
     (text,) = remarks(market="spot", spot={"price_per_hour": 0.3})
     assert "checkpoint_every is 5" in text
@@ -173,19 +187,19 @@ def test_a_deadline_that_no_plan_meets_is_refused_before_an_iteration_is_tried(c
 def test_a_constant_that_looks_like_a_domain_is_named(code: Path) -> None:
     search = experiment(None).search.model_dump(exclude_unset=True, by_alias=True)
     search["space"] = {"x": 1.5, "lr": [1e-3, 1]}
-    (text,) = checked(code, "Good", search=search).remarks
+    (text,) = quickly(code, "Good", search=search).remarks
     assert text.startswith("space.lr: [0.001, 1] is a constant: each trial gets the whole list")
 
 
 def test_a_function_continues_from_its_checkpoint_and_is_noted_if_it_has_none(code: Path) -> None:
-    good, unsaved = checked(code, "function"), checked(code, "unsaved")
+    good, unsaved = quickly(code, "function"), quickly(code, "unsaved")
     assert good.ok
     assert "continue" in good.trial.seconds
     assert unsaved.ok
     assert "Pass checkpoint=" in unsaved.remarks[0]
     two = {"gpus_per_instance": 2, "price_per_hour": 1}
-    assert checked(code, "function", resources=two).ok
-    (problem,) = checked(code, "function", resources=two | {"gpus_per_trial": {"max": 2}}).problems
+    assert quickly(code, "function", resources=two).ok
+    (problem,) = quickly(code, "function", resources=two | {"gpus_per_trial": {"max": 2}}).problems
     assert "set it to 1, or write @rubberband.distributed above it" in problem.line
 
 
@@ -202,7 +216,7 @@ def test_a_function_continues_from_its_checkpoint_and_is_noted_if_it_has_none(co
     ],
 )
 def test_every_problem_is_a_line_with_the_fix(code: Path, name: str, lines: list[str]) -> None:
-    report = checked(code, name)
+    report = (checked if name == "Leaves" else quickly)(code, name)
     assert len(report.problems) == len(lines), report.problems
     for problem, line in zip(report.problems, lines, strict=True):
         assert line in problem.line
@@ -253,7 +267,7 @@ def _interrupted(call: Any, when: Path) -> None:
 
 
 def test_a_single_bad_configuration_is_only_noted(code: Path) -> None:
-    report = checked(code, "Sometimes")
+    report = quickly(code, "Sometimes")
     assert report.ok
     assert "trial 0 (x=" in report.remarks[0]
     assert "an unlucky configuration" in report.remarks[0]

@@ -7,6 +7,7 @@ import textwrap
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -14,8 +15,10 @@ from typer.testing import CliRunner
 from rubberband import cli
 from rubberband.errors import InputError
 from rubberband.executor.training import checking
+from rubberband.running import check as check_module
 from rubberband.running.check import CheckReport, check_experiment, check_first, named_entrypoint
 from rubberband.spec.experiment import Experiment
+from tests.builders.checks import check_here
 
 LOADS = """
 import pathlib, sys, time, rubberband
@@ -42,7 +45,8 @@ def checked(
     source: str, command: str = "python train.py ${checkpoint}", *, most: int = 1, **changes: object
 ) -> CheckReport:
     Path("train.py").write_text(source)
-    return check_experiment(experiment({"command": command, **changes}, most), search_path=[Path.cwd()])
+    with mock.patch.object(check_module, "check", check_here):
+        return check_experiment(experiment({"command": command, **changes}, most), search_path=[Path.cwd()])
 
 
 def experiment(entrypoint: object, most: int, space: object = None) -> Experiment:
@@ -150,7 +154,8 @@ def test_a_metric_in_two_kinds_of_line_is_a_problem(batches: str, one: str, othe
 def tried(source: str, command: str, space: object, *, quick: bool = False, **changes: object) -> CheckReport:
     Path("train.py").write_text(textwrap.dedent(source))
     given = experiment({"command": f"python train.py {command}", "metrics": "stdout", **changes}, 1, space)
-    return check_experiment(given, search_path=[Path.cwd()], quick=quick)
+    with mock.patch.object(check_module, "check", check_here):
+        return check_experiment(given, search_path=[Path.cwd()], quick=quick)
 
 
 SHIFT = """
