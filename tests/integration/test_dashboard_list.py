@@ -68,9 +68,9 @@ def test_the_list_follows_what_happens_and_keeps_the_focus(browser: Any, site: S
         expect(link).to_be_focused()
 
 
-def test_a_list_may_be_of_some_states_and_has_pages_also_without_javascript(browser: Any, site: Site) -> None:
+def test_a_list_has_states_pages_and_a_search_also_without_javascript(browser: Any, site: Site) -> None:
     for at in range(30):
-        site.add(f"many-{at:02}", "cancelled", created_at=1000.0 + at)
+        site.add(f"found-{at:02}", "cancelled", created_at=1000.0 + at)
     with visiting(browser, site.address, java_script_enabled=False) as visit:
         page = visit.open("/")
         page.get_by_role("link", name="Stopped").click()
@@ -81,13 +81,7 @@ def test_a_list_may_be_of_some_states_and_has_pages_also_without_javascript(brow
         expect(page.locator("#rows tr")).to_have_count(25)
         page.get_by_role("link", name="Needs attention").click()
         expect(page.locator("#rows tr")).to_have_count(1)
-
-
-def test_a_search_is_a_link_that_pages_and_counts_also_without_javascript(browser: Any, site: Site) -> None:
-    for at in range(30):
-        site.add(f"found-{at:02}", "cancelled", created_at=1000.0 + at)
-    with visiting(browser, site.address, java_script_enabled=False) as visit:
-        page = visit.open("/")
+        page.get_by_role("link", name="All").click()
         page.get_by_role("searchbox").fill("FOUND cancelled")
         page.get_by_role("button", name="Search").click()
         expect(page.get_by_role("link", name="Stopped 30")).to_be_visible()

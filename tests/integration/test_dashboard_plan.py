@@ -269,16 +269,12 @@ def test_a_run_without_a_preview_shows_its_limits_before_the_start(browser: Any,
         expect(dialog).to_contain_text("5.00 USD")
 
 
-def test_a_deadline_that_has_passed_is_reported_before_a_submission(browser: Any, address: str) -> None:
+def test_a_passed_deadline_and_a_forbidden_entry_point_cannot_be_submitted(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         late = SCALING[: SCALING.index("profile:")].replace("deadline: 72s", "deadline: 2020-01-01T00:00:00Z")
         page = preview(visit, late)
         expect(page.locator("#may")).to_contain_text("has passed")
         expect(page.get_by_role("button", name="Submit…")).to_be_disabled()
-
-
-def test_a_forbidden_entry_point_cannot_be_submitted(browser: Any, address: str) -> None:
-    with visiting(browser, address) as visit:
         page = preview(visit, SCALING.replace("examples.scaling:", "os:"))
         expect(page.locator("#headline")).to_contain_text("1m9s and 0.6467 USD")
         expect(page.locator("#may")).to_contain_text("'os:ScalingTrial' is not allowed here")

@@ -63,21 +63,13 @@ def test_the_first_answer_is_sent_again(service: FakeService, path: str, documen
 
 def test_another_request_may_not_have_the_key(service: FakeService) -> None:
     assert ask(service, "", words()).status_code == 201
-    for path, document in [("", words(name="other")), ("?policy=static", words()), ("/there/cancel", None)]:
-        answer = ask(service, path, document)
-        assert (answer.status_code, answer.json()["type"]) == (422, "/problems/idempotency-key-reused")
-
-
-def test_the_same_request_to_another_experiment_may_not_have_the_key(service: FakeService) -> None:
     service.add("other")
-    assert ask(service, "/there/cancel").is_success
-    answer = ask(service, "/other/cancel")
-    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/idempotency-key-reused")
-
-
-def test_another_key_is_another_request(service: FakeService) -> None:
-    assert ask(service, "", words(), "a").status_code == 201
-    assert ask(service, "", words(), "b").json()["type"] == "/problems/name-taken"
+    assert ask(service, "/there/cancel", key="c").is_success
+    others = [("", words(name="other"), "k"), ("?policy=static", words(), "k"), ("/there/cancel", None, "k")]
+    for path, document, key in [*others, ("/other/cancel", None, "c")]:
+        answer = ask(service, path, document, key)
+        assert (answer.status_code, answer.json()["type"]) == (422, "/problems/idempotency-key-reused")
+    assert ask(service, "", words(), "b").json()["type"] == "/problems/name-taken", "it is another request"
 
 
 def test_a_failed_request_may_be_repeated(service: FakeService) -> None:

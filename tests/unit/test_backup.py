@@ -483,15 +483,21 @@ def test_a_backup_of_another_home_or_of_a_newer_version_is_refused(home: Path, t
         read_manifest(tmp_path / "backup")
 
 
-def test_a_home_in_use_is_not_replaced(home: Path, tmp_path: Path) -> None:
+def test_a_home_in_use_is_not_replaced(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken(home, tmp_path / "backup")
     folder = ExperimentFolder(home=home, name="one")
     with folder.driving(), pytest.raises(InputError, match=r"in use: experiment 'one' runs; .*rubberband cancel one"):
         put_back(tmp_path / "backup", home)
-    with open(home / "backup.lock", "a") as lock:
-        assert try_lock(lock, EXCLUSIVE)
-        with pytest.raises(InputError, match="in use by a backup"):
-            put_back(tmp_path / "backup", home)
+    real = backup.copy_file
+
+    def copy_file(source: Path, target: Path) -> None:
+        for use in (put_back, lambda *_: taken(home, tmp_path / "third")):
+            with pytest.raises(InputError, match=r"in use by a backup|another backup"):
+                use(tmp_path / "backup", home)
+        real(source, target)
+
+    monkeypatch.setattr(backup, "copy_file", copy_file)
+    taken(home, tmp_path / "second")
     assert read(folder).outcome == "done"
 
 

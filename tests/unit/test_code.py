@@ -51,6 +51,8 @@ def _files(folder: Path) -> set[str]:
 
 
 def test_the_imports_of_trials_are_there_and_nothing_else(project: Path) -> None:
+    for name in ("key.pem", "lib/id_rsa"):
+        (project / name).touch()
     (place,) = _installed([str(project)])
     assert _files(place) == {"trial.py", "lib/deep/helper.py"}
     assert not place.is_relative_to(project)
@@ -64,13 +66,6 @@ def test_a_link_to_code_elsewhere_is_sent_as_what_it_leads_to(project: Path, tmp
     (project / "itself").symlink_to(project)
     (place,) = _installed([str(project)])
     assert _files(place) == {"trial.py", "lib/deep/helper.py", "shared/common.py"}
-
-
-def test_private_keys_stay_here(project: Path) -> None:
-    for name in ("key.pem", "lib/id_rsa"):
-        (project / name).touch()
-    (place,) = _installed([str(project)])
-    assert _files(place) == {"trial.py", "lib/deep/helper.py"}
 
 
 @pytest.mark.parametrize("place", ["", "home", "deep/home"])
@@ -119,13 +114,10 @@ def test_a_file_whose_name_is_no_text_is_reported(project: Path) -> None:
         pack([str(project)])
 
 
-def test_a_folder_within_another_is_sent_once_and_keeps_its_place_on_the_path(project: Path) -> None:
+def test_a_folder_within_another_is_sent_once_unless_it_is_hidden_there(project: Path) -> None:
     inner, outer = _installed([str(project / "lib"), str(project)])
     assert inner == outer / "lib"
     assert _files(inner) == {"deep/helper.py"}
-
-
-def test_a_folder_that_its_parent_does_not_send_is_sent_alone(project: Path) -> None:
     outer, hidden = _installed([str(project), str(project / ".git")])
     assert _files(outer) == {"trial.py", "lib/deep/helper.py"}
     assert _files(hidden) == {"config"}
@@ -167,6 +159,9 @@ def test_an_oversized_value_is_named_with_its_remedy(project: Path, monkeypatch:
     monkeypatch.setattr(code, "MAX_FILES", 1)
     with pytest.raises(InputError, match="more than"):
         pack([str(project)])
+    monkeypatch.setattr(code, "MAX_BYTES", 4)
+    found = code.unsent(Entrypoint(module="trial", attribute="Trial", search_path=(str(project),)))
+    assert found.startswith("the code to send to the instances is "), "found before any instance is rented"
 
 
 def test_an_unreadable_entry_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,11 +230,3 @@ def test_a_script_can_be_started_on_the_instance(project: Path) -> None:
     (place,) = _installed([str(project)])
     assert os.access(place / "run", os.X_OK)
     assert not (place / "trial.py").stat().st_mode & 0o111
-
-
-def test_code_that_is_too_large_is_found_before_any_instance_is_rented(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(code, "MAX_BYTES", 4)
-    found = code.unsent(Entrypoint(module="trial", attribute="Trial", search_path=(str(project),)))
-    assert found.startswith("the code to send to the instances is ")

@@ -73,21 +73,16 @@ def test_network_file_systems_are_recognised(on_nfs: Path) -> None:
     assert not is_remote(on_nfs.parent)
 
 
-@pytest.mark.parametrize("kind", ["9p", "virtiofs", "vboxsf", "fuse.virtiofs"])
-def test_folders_of_the_host_of_a_virtual_machine_count_as_remote(
+@pytest.mark.parametrize("kind", ["9p", "virtiofs", "vboxsf", "fuse.virtiofs", "nfs"])
+def test_folders_of_the_host_of_a_virtual_machine_count_as_remote_and_the_latest_mount_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """SQLite's log fails on them, or damages the file: `/mnt/c` of WSL, and bind mounts of Docker Desktop."""
-    (tmp_path / "mounts").write_text(f"1 0 0:1 / {tmp_path} rw - {kind} host rw\n")
+    automounter = f"1 0 0:1 / {tmp_path} rw - autofs x rw\n"
+    (tmp_path / "mounts").write_text(f"{automounter}2 1 0:2 / {tmp_path} rw - {kind} host rw\n")
     monkeypatch.setattr(files, "_MOUNTS", tmp_path / "mounts")
+    assert file_system(tmp_path / "home") == kind
     assert is_remote(tmp_path / "home")
-
-
-def test_the_latest_mount_at_a_place_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The automounter is there first, and then what it mounts."""
-    (tmp_path / "mounts").write_text(f"1 0 0:1 / {tmp_path} rw - autofs x rw\n2 1 0:2 / {tmp_path} rw - nfs x rw\n")
-    monkeypatch.setattr(files, "_MOUNTS", tmp_path / "mounts")
-    assert file_system(tmp_path / "home") == "nfs"
 
 
 def test_a_home_on_a_network_has_no_write_ahead_log_and_a_note_says_so(on_nfs: Path) -> None:

@@ -34,16 +34,12 @@ def test_a_request_lost_while_a_command_started_ends_the_experiment(number):
         assert cancelled()
 
 
-def test_it_raises_at_once():
-    AtOnce(KeyboardInterrupt()).handle([signal.SIGINT])
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_without_a_signal_nothing_is_cancelled():
+def test_it_raises_at_once_and_without_a_signal_nothing_is_cancelled():
     AtOnce(KeyboardInterrupt()).handle([signal.SIGINT])
     with cancel_on_signals() as cancelled:
         assert not cancelled()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_an_ignored_entry_stays_ignored():
@@ -60,19 +56,12 @@ def _send(number):
         raise AssertionError("it interrupts") from None
 
 
-@pytest.mark.parametrize("number", EACH)
-def test_the_first_signal_asks_for_a_clean_end(number):
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 3), (signal.SIGHUP, 3)])
+def test_the_first_signal_asks_for_a_clean_end_and_supervisors_may_send_several(number, times):
     with cancel_on_signals() as cancelled:
-        _send(number)
-        assert cancelled()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_supervisors_may_send_several(number):
-    with cancel_on_signals() as cancelled:
-        for _ in range(3):
+        for _ in range(times):
             _send(number)
-        assert cancelled()
+            assert cancelled()
 
 
 def test_a_second_ctrl_c_interrupts():

@@ -15,7 +15,6 @@ import pytest
 from rubberband.executor import TrialLog
 from rubberband.executor.logs.trial_log import Appender, left_out_line
 from rubberband.executor.ray import connection
-from rubberband.executor.ray import connection as module
 from rubberband.executor.ray.connection import Beat, LogPart, RemoteAgent, append, read_new
 from tests.builders.waiting import eventually
 
@@ -27,9 +26,9 @@ def agent_that_asks(
     actor: Any = SimpleNamespace(beat=SimpleNamespace(remote=lambda _until, _taken, is_last: is_last))
     posted = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _instance: actor))
     monkeypatch.setattr(
-        module, "ray", SimpleNamespace(remote=lambda _: posted, get=get, kill=lambda _: None), raising=True
+        connection, "ray", SimpleNamespace(remote=lambda _: posted, get=get, kill=lambda _: None), raising=True
     )
-    monkeypatch.setattr(module, "ray_nodes", lambda _label: {"a": True})
+    monkeypatch.setattr(connection, "ray_nodes", lambda _label: {"a": True})
     return RemoteAgent(
         "a", until=lambda: 40.0, interval_s=0.05, logs=logs, log_limit_bytes=1000, on_notice=lambda: None
     )
@@ -63,10 +62,10 @@ def test_a_machine_keeps_its_first_lease_until_the_agent_has_started_there(monke
         return Beat(interruption=None, logs=())
 
     agent = agent_that_asks(monkeypatch, get, logs=None)
-    posted = module.ray.remote(None).options()
+    posted = connection.ray.remote(None).options()
     beat = SimpleNamespace(remote=lambda until, _taken, _is_last: given.append(until))
     monkeypatch.setattr(posted, "remote", lambda _instance: SimpleNamespace(beat=beat))
-    monkeypatch.setattr(module.ray.remote(None), "options", lambda **_: posted)
+    monkeypatch.setattr(connection.ray.remote(None), "options", lambda **_: posted)
     agent.begin()
     try:
         eventually(lambda: len(given) >= 2)
@@ -110,7 +109,7 @@ def test_every_line_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     actor = SimpleNamespace(beat=SimpleNamespace(remote=beat))
     monkeypatch.setattr(agent, "_actor", actor)
-    monkeypatch.setattr(module.ray, "get", lambda answer, timeout: answer)
+    monkeypatch.setattr(connection.ray, "get", lambda answer, timeout: answer)
     for _ in range(4):
         agent.collect()
     assert (tmp_path / "trial-000.log").read_bytes() == log
@@ -121,8 +120,10 @@ def test_an_agent_needs_a_resource_so_that_ray_does_not_order_it_from_a_node_tha
 ) -> None:
     asked: list[dict[str, Any]] = []
     agent = agent_that_asks(monkeypatch, lambda _is_last, _timeout: Beat(interruption=None, logs=()), logs=None)
-    posted = module.ray.remote(None)
-    monkeypatch.setattr(module.ray, "remote", lambda _: SimpleNamespace(options=lambda **o: asked.append(o) or posted))
+    posted = connection.ray.remote(None)
+    monkeypatch.setattr(
+        connection.ray, "remote", lambda _: SimpleNamespace(options=lambda **o: asked.append(o) or posted)
+    )
     monkeypatch.setattr(posted, "remote", posted.options().remote, raising=False)
     agent.collect()
     (options,) = asked
@@ -152,25 +153,15 @@ def there(tmp_path: Path) -> Path:
     return folder
 
 
-def test_only_what_is_new_is_taken(there: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_another", [False, True], ids=["this driver", "the next one"])
+def test_only_what_is_new_is_taken(there: Path, tmp_path: Path, is_another: bool) -> None:
     log, here, taken = there / "trial-007.log", tmp_path / "here", dict[str, int]()
     log.write_text("one\n")
-    _take(there, here, taken)
-    _take(there, here, taken)
-    with log.open("a") as file:
-        file.write("two\n")
-    _take(there, here, taken)
+    for _ in range(2):
+        _take(there, here, taken)
+    log.write_text("one\ntwo\n")
+    _take(there, here, {} if is_another else taken)
     assert (here / "trial-007.log").read_text() == "one\ntwo\n"
-
-
-def test_the_next_driver_resumes_where_the_last_one_was_heard(there: Path, tmp_path: Path) -> None:
-    (there / "trial-001.log").write_text("one\n")
-    first: dict[str, int] = {}
-    _take(there, tmp_path / "here", first)
-    _take(there, tmp_path / "here", first)
-    (there / "trial-001.log").write_text("one\ntwo\n")
-    _take(there, tmp_path / "here", {})
-    assert (tmp_path / "here" / "trial-001.log").read_text() == "one\ntwo\n"
 
 
 def test_long_answers_come_in_parts(there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,19 +79,15 @@ def whole() -> list[tuple[int, int]]:
 
 
 def test_without_more_money_it_is_stopped_and_with_it_in_time_it_is_done() -> None:
-    assert Run(CAPPED).drive().outcome == "budget"
-    run = Run(CAPPED, extend(120.0, max_cost_usd=ENOUGH_USD))
-    assert run.drive().outcome == "done"
-    assert run.inbox.pending() == []
-    assert run.trained() == whole()
-
-
-def test_money_that_comes_at_the_very_instant_of_the_stop_is_in_time() -> None:
     stopped = Run(CAPPED)
-    stopped.drive()
+    assert stopped.drive().outcome == "budget"
     ended_at = stopped.controller.state.ended_at
     assert ended_at is not None
-    assert Run(CAPPED, extend(ended_at, max_cost_usd=ENOUGH_USD)).drive().outcome == "done"
+    for at in (120.0, ended_at):  # the very instant of the stop
+        run = Run(CAPPED, extend(at, max_cost_usd=ENOUGH_USD))
+        assert run.drive().outcome == "done"
+        assert run.inbox.pending() == []
+        assert run.trained() == whole()
 
 
 def test_a_run_that_its_cap_ended_is_extended_resumed_and_repeats_nothing() -> None:
@@ -105,15 +101,7 @@ def test_a_run_that_its_cap_ended_is_extended_resumed_and_repeats_nothing() -> N
     assert kinds.index(LimitsChanged) + 1 == kinds.index(DriverResumed)
 
 
-def test_a_request_to_end_ends_it_and_a_resume_resumes() -> None:
-    run = Run(FREE, cancel(120.0))
-    assert run.drive().outcome == "cancelled"
-    assert run.inbox.pending() == []
-    run.backend.close()
-    assert run.drive().outcome == "done"
-
-
-def test_requests_to_end_that_came_too_late_are_let_go_of() -> None:
+def test_a_request_to_end_ends_it_later_ones_are_let_go_of_and_a_resume_resumes() -> None:
     run = Run(FREE, cancel(120.0), cancel(120.0, "c-2"))
 
     def ask_again(event: Event, _controller: Controller) -> None:
@@ -122,6 +110,8 @@ def test_requests_to_end_that_came_too_late_are_let_go_of() -> None:
 
     assert run.drive(observers=(ask_again,)).outcome == "cancelled"
     assert run.inbox.pending() == []
+    run.backend.close()
+    assert run.drive().outcome == "done"
 
 
 def test_the_same_request_from_two_sides_counts_once() -> None:
@@ -224,13 +214,10 @@ def test_owners_take_turns_and_each_ones_experiments_keep_their_order() -> None:
     assert list(queue) == ["a-0", "a-1", "b-2"]
 
 
-def test_a_slot_goes_to_the_owner_with_fewest_running_for_its_weight() -> None:
+def test_slots_go_to_the_owner_with_fewest_running_and_latest_turn_for_its_weight() -> None:
     queue, _ = queue_of("aab", a=2.0)
     assert queue.next({"a": 1, "b": 1}) == "a-0"
     assert queue.next({"a": 2, "b": 0}) == "b-2"
-
-
-def test_one_slot_is_shared_by_weights() -> None:
     queue, owners = queue_of("a" * 20 + "b" * 20, a=3.0)
     assert Counter(started(queue, owners, 16)) == {"a": 12, "b": 4}
 

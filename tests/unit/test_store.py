@@ -242,6 +242,7 @@ def test_changed_values_come_back(store: Store) -> None:
 
 @BOTH
 def test_the_feed_is_in_order_and_holds_nothing_twice(store: Store) -> None:
+    assert (store.feed(), store.last_feed_id(), store.last_seqs(), store.last_seqs(["a"])) == ([], 0, {}, {})
     store.append([entry("a", seq) for seq in range(3)])
     store.append([entry("b", 0), entry("a", None)])
     store.append([entry("a", 2), entry("a", 3), entry("a", 3)])
@@ -264,10 +265,6 @@ def test_the_feed_is_in_order_and_holds_nothing_twice(store: Store) -> None:
     assert store.last_feed_id() == found[-1].id
     assert store.last_seqs() == {"a": 3, "b": 0}
     assert store.last_seqs(["b", "c"]) == {"b": 0}
-
-
-def test_an_empty_feed(store: Store) -> None:
-    assert (store.feed(), store.last_feed_id(), store.last_seqs(), store.last_seqs(["a"])) == ([], 0, {}, {})
 
 
 def test_an_entry_too_large_to_keep_is_dropped_whole(store: Store) -> None:
@@ -404,12 +401,15 @@ def test_a_session_lasts_as_long_as_it_may_and_its_token_does(store: Store) -> N
     assert store.find_sessions(["s2"], at=61.0) == {}
 
 
-def test_pruning_ends_old_sessions_only(store: Store) -> None:
+def test_pruning_ends_old_sessions_and_keys_only(store: Store) -> None:
     store.add_token(TOKEN, "hash")
     store.add_session("s1", token="t1", expires_at=50.0)
     store.add_session("s2", token="t1", expires_at=51.0)
     store.prune(at=50.0)
     assert store.find_sessions(["s1", "s2"], at=1.0) == {"s2": TOKEN}
+    assert store.claim_key("k", owner="ann", request_hash="h", at=0.0) is None
+    store.prune(at=86_400.0)
+    assert store.claim_key("k", owner="ann", request_hash="other", at=5.0) is None
 
 
 @BOTH
@@ -450,12 +450,6 @@ def test_a_key_is_free_again_after_failure_after_a_minute_without_answer_and_aft
     store.prune(at=86_400.0)
     assert claim(86_400.0) == ANSWER
     assert claim(86_470.0) is None
-
-
-def test_pruning_forgets_old_keys(store: Store) -> None:
-    assert store.claim_key("k", owner="ann", request_hash="h", at=0.0) is None
-    store.prune(at=86_400.0)
-    assert store.claim_key("k", owner="ann", request_hash="other", at=5.0) is None
 
 
 def test_another_process_finds_all_of_it(store: Store, store_url: str) -> None:
