@@ -19,10 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rubberband.executor import ExperimentFolder, Observer, Result, read_at_once
+from rubberband.executor import ExperimentFolder, Observer, Result, folders, read_at_once, session
 from rubberband.executor import read_journal as read
-from rubberband.executor.journal.folder import folders
-from rubberband.executor.run import session
 from rubberband.running.backup import Manifest, back_up, read_manifest
 from rubberband.running.restore import restore
 from rubberband.running.run import RunOptions, run_experiment

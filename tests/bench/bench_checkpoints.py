@@ -35,8 +35,9 @@ from rubberband.executor import (
     TrialResult,
     open_store,
     run_segment,
+    unpack,
 )
-from rubberband.executor.checkpoints.folders import pack, unpack
+from rubberband.executor.checkpoints.folders import pack
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.result.restoring import restore_trial
 from tests.builders.segments import SEGMENT

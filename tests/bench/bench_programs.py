@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rubberband.cloud.ray_head.instance import DIRECTORY_TAG
-from rubberband.executor import Entrypoint, ForkServer, open_store, run_segment
-from rubberband.executor.training.worker_process import worker_settings
+from rubberband.executor import Entrypoint, ForkServer, open_store, run_segment, worker_settings
 from rubberband.values.command import Metrics, ProgramCommand, words_of
 from tests.builders.segments import SEGMENT
 

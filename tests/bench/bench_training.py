@@ -28,7 +28,7 @@ sys.path.insert(1, str(Path(__file__).parent))
 
 import rubberband
 from rubberband.executor import Entrypoint, TorchRunner, open_store, own_time, run_segment
-from rubberband.executor.training.gang import Gang
+from rubberband.executor import WorkerGang as Gang
 from tests.bench.training_models import ImagesTrial, TextTrial, ours, plain
 from tests.builders.segments import SEGMENT
 

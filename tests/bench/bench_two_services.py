@@ -31,8 +31,7 @@ from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store import Store, open_store
 from rubberband.errors import InputError, JournalError
-from rubberband.executor import DriverResumed, ExperimentFolder, VirtualBackend, read_at_once
-from rubberband.executor.run import session
+from rubberband.executor import DriverResumed, ExperimentFolder, VirtualBackend, read_at_once, session
 from rubberband.running.hosted import main as hosted
 from rubberband.running.run import run_experiment
 from rubberband.states import ACTIVE

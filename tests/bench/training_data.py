@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import rubberband
 from rubberband.cloud.ray_head.ray_node import free_port
-from rubberband.executor import Entrypoint, SegmentFailure, open_store, run_segment
-from rubberband.executor.training.run import warm_up
+from rubberband.executor import Entrypoint, SegmentFailure, open_store, run_segment, warm_up
 from tests.builders.segments import SEGMENT
 
 BATCH = 64

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.executor import Segment, TorchRunner
-from rubberband.executor.training.gang import Gang
+from rubberband.executor import WorkerGang as Gang
 
 CLASSES = 10
 

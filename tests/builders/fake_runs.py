@@ -23,9 +23,7 @@ from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.schema import Promise, StoredPlan
-from rubberband.executor import Extension, PrintedLine, Result, summarise
-from rubberband.executor.core.extending import Outlook
-from rubberband.executor.logs.pages import TAIL
+from rubberband.executor import TAIL, Extension, Outlook, PrintedLine, Result, summarise
 from rubberband.executor.run.removing import Removal
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ACTIVE, OVER, Action, ExperimentState, obstacle, possible

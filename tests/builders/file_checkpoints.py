@@ -19,8 +19,8 @@ from rubberband.executor import (
     TrialReported,
     VirtualBackend,
     open_store,
+    session,
 )
-from rubberband.executor.run import session
 
 
 class FileBackend(VirtualBackend):

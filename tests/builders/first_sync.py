@@ -6,8 +6,8 @@ import itertools
 import math
 from dataclasses import replace
 
-from rubberband.executor import Controller, Event, Phase, bill_usd
-from rubberband.executor.core.replanning import held, limits, remaining
+from rubberband.executor import Controller, Event, Phase, bill_usd, limits, remaining
+from rubberband.executor import held_instances as held
 from rubberband.planner.exact.model import predict
 from rubberband.planner.planning import plan
 from rubberband.planner.problem import JobPlan, Problem

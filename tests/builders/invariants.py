@@ -13,9 +13,9 @@ from rubberband.executor import (
     Slot,
     State,
     TrialStatus,
+    budget,
     is_result,
 )
-from rubberband.executor.core import budget
 from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.state import GroupState
 

@@ -21,7 +21,7 @@ from rubberband.executor import (
     drive,
     sqlite_url,
 )
-from rubberband.executor.journal.journal import begin
+from rubberband.executor import begin_journal as begin
 from rubberband.spec.experiment import Experiment
 from rubberband.values.plan import Spent
 from tests.builders.memory import MemoryJournal

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from rubberband.cloud.pool.journal import FileJournal, Lease, PoolEvent, from_line, to_line
-from rubberband.executor import DriverRequest, Event, Requests
-from rubberband.executor.journal.inbox import behind, by_age, checked_id
+from rubberband.executor import DriverRequest, Event, Requests, behind, by_age, checked_id
 
 
 class MemoryJournal:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rubberband.executor.training import gang
+from rubberband.executor import gang
 
 _LOOK_S = 0.001
 aborted: list[Spinning] = []

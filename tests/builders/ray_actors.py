@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError
 
-from rubberband.executor import CheckpointRef, Segment, SegmentReport
-from rubberband.executor.ray import attempt
+from rubberband.executor import CheckpointRef, Segment, SegmentReport, attempt
 from tests.builders.waiting import eventually
 
 DEATH = RayError("The actor is dead because its process was killed")

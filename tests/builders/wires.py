@@ -23,13 +23,21 @@ from rubberband.cloud.provider import ClusterRequest, Head
 from rubberband.cloud.ray_cluster import provider as ray_cluster
 from rubberband.cloud.ray_cluster.view import ClusterNode, ClusterView
 from rubberband.cloud.ray_head.ray_node import RayHead
-from rubberband.executor import ExperimentFolder, Job, RunSpec, Slot, StartTrial, sampling
+from rubberband.executor import (
+    ExperimentFolder,
+    Job,
+    Rental,
+    RunSpec,
+    Slot,
+    StartTrial,
+    entrypoint_of,
+    open_cluster,
+    sampling,
+)
 from rubberband.executor.ray import backend as backends
 from rubberband.executor.run import trackers
 from rubberband.executor.run.notices import addresses, all_of
-from rubberband.executor.run.session import Rental, open_cluster
 from rubberband.executor.training import run_spec
-from rubberband.executor.training.entrypoint import entrypoint_of
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas, planned
 from rubberband.running.profile import _profiling_limits
 from rubberband.running.profile_cache import content_to_measure

@@ -16,6 +16,7 @@ from typing import Any
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
 from rubberband.executor import (
+    POLL_S,
     CheckpointLost,
     Command,
     Controller,
@@ -38,7 +39,6 @@ from rubberband.executor import (
     sampling,
 )
 from rubberband.executor.core.limits import can_go_on
-from rubberband.executor.journal.inbox import POLL_S
 from tests.builders.invariants import validate
 from tests.builders.lost_answers import LossyFleet
 from tests.builders.memory import MemoryInbox, MemoryJournal

@@ -17,8 +17,7 @@ from rubberband.api.problems import HttpProblem
 from rubberband.api.routes import Service
 from rubberband.api.routes.events import EventFeed
 from rubberband.api.settings import ServiceLimits
-from rubberband.executor import ExperimentFolder, Inbox
-from rubberband.executor.core import extending
+from rubberband.executor import ExperimentFolder, Inbox, extending
 from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from tests.builders.plan_services import served as planning

@@ -12,9 +12,19 @@ from hypothesis import strategies as st
 
 from rubberband.cloud.provider import INSTANCE_LABEL, ClusterProvider, Head
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
-from rubberband.executor import Agenda, Connection, Event, Faults, InstancePriced, InstanceRunning, Workers
-from rubberband.executor.ray import connection
-from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
+from rubberband.executor import (
+    Agenda,
+    Connection,
+    Event,
+    Faults,
+    InstancePriced,
+    InstanceRunning,
+    Leases,
+    Mailbox,
+    RayFleet,
+    Workers,
+    connection,
+)
 from rubberband.executor.ray.workers import WorkersError
 from rubberband.executor.virtual.fleet import VirtualFleet
 from rubberband.values.offer import Offer

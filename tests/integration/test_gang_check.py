@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.executor import Segment, SegmentFailure
-from rubberband.executor.training import checkpoint, comparing, wrapping
+from rubberband.executor import Segment, SegmentFailure, checkpoint
+from rubberband.executor.training import comparing, wrapping
 from rubberband.executor.training.comparing import Comparison
 from rubberband.values.balance import Balance
 from tests.builders import segments, trials

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rubberband.executor import (
     Entrypoint,
+    EvalLoader,
     Feed,
     GlobalBatchSampler,
     SegmentFailure,
@@ -24,7 +25,6 @@ from rubberband.executor import (
     reseed,
     run_segment,
 )
-from rubberband.executor.training.metrics import EvalLoader
 from rubberband.values.balance import Balance
 from tests.builders import segments, trials
 from tests.builders.processes.segment_worker import Worker, gang_of, resized, run_gang, run_unequal

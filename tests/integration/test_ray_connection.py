@@ -12,8 +12,7 @@ import pytest
 import ray
 
 from rubberband.cloud.provider import Head
-from rubberband.executor import Connection
-from rubberband.executor.ray import connection
+from rubberband.executor import Connection, connection
 from tests.builders import processes
 from tests.builders.waiting import eventually
 

@@ -21,9 +21,12 @@ from rubberband.executor import (
     InstanceRefused,
     InstanceReleased,
     InstanceRunning,
+    Leases,
+    Mailbox,
+    RayFleet,
     Workers,
 )
-from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet, described
+from rubberband.executor.ray.fleet import described
 from rubberband.executor.ray.workers import WorkersError
 from rubberband.values.plan import Market
 from tests.builders.waiting import eventually

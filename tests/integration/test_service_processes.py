@@ -17,8 +17,7 @@ from rubberband.api.dashboard.sentences import sentence
 from rubberband.api.experiments import ExperimentRuns
 from rubberband.api.problems import HttpProblem
 from rubberband.api.store import open_store
-from rubberband.executor import ExperimentFolder, holding, is_hosted, read_mark
-from rubberband.executor.journal.hosting import read_ending
+from rubberband.executor import ExperimentFolder, holding, is_hosted, read_ending, read_mark
 from rubberband.running import hosted
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState

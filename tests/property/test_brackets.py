@@ -9,8 +9,7 @@ from hypothesis import assume, event, given, reject, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.executor import Job, TrialStatus, bill_usd, brackets_of, jct_s
-from rubberband.executor.core.budget import lane_bill_usd
+from rubberband.executor import Job, TrialStatus, bill_usd, brackets_of, jct_s, lane_bill_usd
 from rubberband.planner.exact.model import predict
 from rubberband.spec.search import hyperband
 from rubberband.values.offer import slots

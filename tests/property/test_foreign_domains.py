@@ -18,7 +18,8 @@ from ray import tune
 from ray.tune.search import sample
 
 from rubberband.errors import InputError
-from rubberband.executor.sampling import distribution, external
+from rubberband.executor import distribution
+from rubberband.executor.sampling import external
 from rubberband.spec.space import DOMAINS, Domain, parse
 
 DRAWS = 10_000

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from rubberband.cloud.aws.fleet import highest
 from rubberband.cloud.provider import InstanceDescription
-from rubberband.executor import InstanceStatus, Job, State, instance_cost_usd
-from rubberband.executor.core.budget import spending
+from rubberband.executor import InstanceStatus, Job, State, instance_cost_usd, spending
 from rubberband.executor.core.fleet import InstanceRecord
 from tests.builders.aws_account import START_AT
 from tests.builders.budget import examples

@@ -24,11 +24,11 @@ from rubberband.executor import (
     VirtualBackend,
     bill_usd,
     drive,
+    extension,
     forecast,
     paid_time,
     replay,
 )
-from rubberband.executor.core.extending import extension
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan

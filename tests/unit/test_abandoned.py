@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rubberband.executor import (
+    Attempt,
     Entrypoint,
     Event,
     Gathered,
@@ -23,10 +24,10 @@ from rubberband.executor import (
     TrialReported,
     TrialStarted,
     Workers,
+    attempt,
+    connection,
     open_store,
 )
-from rubberband.executor.ray import attempt, connection
-from rubberband.executor.ray.attempt import Attempt
 from tests.builders.ray_actors import DEATH, Actor, Stream, ray, report  # noqa: F401 - the stand-in for Ray is a fixture
 from tests.builders.segments import SEGMENT
 

@@ -18,8 +18,8 @@ from rubberband.executor import (
     TrialFailure,
     make_lr_scaling,
 )
+from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, make_adaptive, resolve_limits
-from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.segment import BatchReport
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits
 from tests.builders import segments

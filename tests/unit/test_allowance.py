@@ -29,7 +29,7 @@ from rubberband.commands import common
 from rubberband.commands.local_experiment import local_experiment
 from rubberband.commands.run import resume
 from rubberband.errors import Cancelled, InfeasibleError, InputError
-from rubberband.executor import ExperimentFolder, Inbox, JournalFollower
+from rubberband.executor import ExperimentFolder, Inbox, JournalFollower, cancel_on_signals
 from rubberband.executor.run import allowance
 from rubberband.executor.run.allowance import (
     committed_usd,
@@ -40,7 +40,6 @@ from rubberband.executor.run.allowance import (
     require_pool,
     require_runnable,
 )
-from rubberband.executor.run.session import cancel_on_signals
 from rubberband.files import EXCLUSIVE, locked
 from rubberband.planning.feasible import PricesAndQuotas
 from rubberband.running import check, run

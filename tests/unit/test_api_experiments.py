@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rubberband.executor import PrintedLine
-from rubberband.executor.result import rows
+from rubberband.executor import PrintedLine, rows
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
 from tests.builders.fake_runs import FakeService, virtual_result, words

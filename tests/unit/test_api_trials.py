@@ -12,9 +12,9 @@ import pytest
 
 from rubberband.api.security import Tokens
 from rubberband.api.store.schema import SCOPES
-from rubberband.executor import CheckpointRef, make_store
+from rubberband.executor import CheckpointRef, make_store, trial_files
 from rubberband.executor.checkpoints.folders import pack
-from rubberband.executor.logs.pages import page, trial_files
+from rubberband.executor.logs.pages import page
 from rubberband.executor.result.result import SavedCheckpoint
 from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, fake_service

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rubberband.executor import (
+    AsyncAttempt,
     Event,
     SegmentFailure,
     SegmentStarted,
@@ -18,7 +19,6 @@ from rubberband.executor import (
     TrialReported,
     TrialStarted,
 )
-from rubberband.executor.ray.attempt import AsyncAttempt
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.ray_actors import DEATH, Actor, report
 from tests.builders.ray_actors import ray as ray

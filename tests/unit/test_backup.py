@@ -22,9 +22,8 @@ from rubberband.api.security import Tokens
 from rubberband.api.store import Store, open_store
 from rubberband.api.store.copying import dump
 from rubberband.errors import InputError, JournalError
-from rubberband.executor import ExperimentFolder, read_at_once
+from rubberband.executor import ExperimentFolder, read_at_once, session
 from rubberband.executor import read_journal as read
-from rubberband.executor.run import session
 from rubberband.files import EXCLUSIVE, try_lock
 from rubberband.running import backup
 from rubberband.running import restore as restoring

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from rubberband.executor import CpuTimer, CudaLapClock, GlobalBatch, GlobalBatchSampler
+from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training.balancing import Availability, Balancing, at_least, can_balance
 from rubberband.executor.training.clocks import ComputeTimer, CudaTimer
-from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.sampler import FixedBatching
 from rubberband.planner.balancing import Line, Look, ShareLimits, even_shares
 from rubberband.values.balance import Balance

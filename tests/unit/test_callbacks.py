@@ -20,9 +20,9 @@ from rubberband.api.body import require_allowed
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
 from rubberband.errors import InputError
-from rubberband.executor import ExperimentFolder, FailureKind, Faults, JournalFollower, Result
+from rubberband.executor import ExperimentFolder, FailureKind, Faults, JournalFollower, Result, session
 from rubberband.executor.run import callbacks as module
-from rubberband.executor.run import session, trackers
+from rubberband.executor.run import trackers
 from rubberband.executor.run.callbacks import (
     Callback,
     CallbackThread,

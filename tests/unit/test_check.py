@@ -19,9 +19,7 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.errors import EntrypointError, InfeasibleError
-from rubberband.executor import Entrypoint, ExperimentFolder
-from rubberband.executor.training import checking
-from rubberband.executor.training.entrypoint import content_of, digest
+from rubberband.executor import Entrypoint, ExperimentFolder, checking, content_of, digest
 from rubberband.running import check as check_module
 from rubberband.running.check import CheckReport, check_experiment, check_first
 from rubberband.running.run import RunOptions, run_experiment

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from rubberband.errors import CheckpointError
-from rubberband.executor import read_manifest
+from rubberband.executor import MANIFEST, is_archive, read_manifest, unpack
 from rubberband.executor.checkpoints import folders
-from rubberband.executor.checkpoints.folders import MANIFEST, is_archive, pack, unpack
+from rubberband.executor.checkpoints.folders import pack
 
 
 @pytest.fixture

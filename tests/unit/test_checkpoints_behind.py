@@ -24,16 +24,16 @@ from rubberband.errors import CheckpointError
 from rubberband.executor import (
     CheckpointRef,
     Entrypoint,
+    HostCopy,
     LocalCheckpointStore,
     SegmentFailure,
     SegmentReport,
     SegmentStarted,
+    checkpoint,
     open_store,
     run_segment,
 )
 from rubberband.executor.checkpoints import Payload
-from rubberband.executor.training import checkpoint
-from rubberband.executor.training.checkpoint import HostCopy
 from tests.builders.segments import SEGMENT
 
 STEPS = 20

@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
+from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training import loop
 from rubberband.executor.training.clocks import CudaTimer
-from rubberband.executor.training.gang import Gang
 from rubberband.planner.balancing import even_shares
 from tests.builders.fake_cuda import FakeCuda
 from tests.builders.segments import SEGMENT

@@ -28,8 +28,8 @@ from rubberband.executor import (
     TrialReported,
     TrialStarted,
     TrialStatus,
+    budget,
 )
-from rubberband.executor.core import budget
 from rubberband.executor.run.driver import marked_if_late
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.profile import Profile

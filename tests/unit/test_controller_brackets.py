@@ -19,7 +19,7 @@ from rubberband.executor import (
     TrialStatus,
     best_trial,
 )
-from rubberband.executor.core.replanning import decide
+from rubberband.executor import decide_replan as decide
 from tests.builders.brackets import divided
 from tests.builders.stories import Story, begun, kinds
 

@@ -26,13 +26,13 @@ from rubberband.executor import (
     Started,
     StartTrial,
     Tick,
+    budget,
     decode_event,
     decode_job,
     measured,
     summarise,
 )
-from rubberband.executor.core import budget
-from rubberband.executor.core.replanning import held
+from rubberband.executor import held_instances as held
 from rubberband.values.plan import Plan
 from tests.builders.jobs import JOB, SPOT, SPOT_OFFER, SPOT_PLAN, STAGES
 from tests.builders.stories import Story, begun, kinds

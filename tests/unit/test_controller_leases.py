@@ -17,8 +17,8 @@ from rubberband.executor import (
     LiveInstance,
     ReleaseInstance,
     Started,
+    spending,
 )
-from rubberband.executor.core.budget import spending
 from tests.builders.stories import LEASE_S, LEASED, Story, at_its_sync, begun, kinds
 
 

@@ -22,8 +22,9 @@ from rubberband.executor import (
     forecast,
     measured,
 )
+from rubberband.executor import decide_replan as decide
+from rubberband.executor import held_instances as held
 from rubberband.executor.core.own_speeds import OwnSpeed
-from rubberband.executor.core.replanning import decide, held
 from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.profile import Profile

@@ -20,11 +20,10 @@ from rubberband.api.settings import Settings
 from rubberband.api.store import open_store
 from rubberband.cli import app
 from rubberband.errors import DamagedJournalError
-from rubberband.executor import ExperimentFolder, Journal
+from rubberband.executor import ExperimentFolder, Journal, session
 from rubberband.executor import read_journal as read
 from rubberband.executor.journal.database import Database
 from rubberband.executor.journal.reading import salvage
-from rubberband.executor.run import session
 from rubberband.running.run import run_experiment
 from rubberband.states import ExperimentState
 from tests.builders.service_client import served

@@ -37,11 +37,11 @@ from rubberband.executor import (
     VirtualBackend,
     best_trial,
     expected_iterations,
+    remaining,
+    rows,
     run_segment,
     summarise,
 )
-from rubberband.executor.core.replanning import remaining
-from rubberband.executor.result import rows
 from rubberband.executor.result.restoring import restore_trial
 from rubberband.executor.training.check_findings import CheckOrder
 from rubberband.executor.training.checking import check

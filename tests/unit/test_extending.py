@@ -20,8 +20,9 @@ from rubberband.executor import (
     VirtualBackend,
     bill_usd,
     drive,
+    extension,
+    limits_of,
 )
-from rubberband.executor.core.extending import extension, limits_of
 from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints
 from rubberband.values.profile import Profile

@@ -26,9 +26,9 @@ from rubberband.executor import (
     Result,
     Started,
     Tick,
+    budget,
     summarise,
 )
-from rubberband.executor.core import budget
 from rubberband.executor.run.follower import outcome_of
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary

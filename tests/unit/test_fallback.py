@@ -8,7 +8,7 @@ import pytest
 
 from rubberband.cloud.virtual import InstanceFaults
 from rubberband.executor import Controller, Event, Faults, InstanceRefused, Job, Phase, summarise
-from rubberband.executor.core.replanning import held
+from rubberband.executor import held_instances as held
 from rubberband.values.plan import Market, Plan
 from rubberband.views.live.narration import Narrator
 from rubberband.views.report.page import render_html

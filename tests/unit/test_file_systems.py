@@ -18,7 +18,7 @@ from rubberband.api.store import open_store
 from rubberband.cloud.ray_head.instance import lock
 from rubberband.errors import InputError
 from rubberband.executor import ExperimentFolder, Journal, sqlite_url
-from rubberband.executor.journal.journal import begin
+from rubberband.executor import begin_journal as begin
 from rubberband.files import file_system, home_notes, is_remote, require_home
 from rubberband.running.run import run_experiment
 from tests.builders.jobs import EVENTS, JOB

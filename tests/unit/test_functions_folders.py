@@ -14,11 +14,10 @@ import pytest
 
 import rubberband
 from rubberband.errors import CheckpointError
-from rubberband.executor import CheckpointStore, FolderCheckpoint, SegmentReport, read_manifest
+from rubberband.executor import CheckpointStore, FolderCheckpoint, SegmentReport, is_archive, read_manifest, unpickled
 from rubberband.executor.checkpoints import scratch
-from rubberband.executor.checkpoints.folders import is_archive
 from rubberband.executor.checkpoints.scratch import Scratch
-from rubberband.executor.training.runner import pack, unpack, unpickled
+from rubberband.executor.training.runner import pack, unpack
 from tests.builders import segments
 
 BEFORE = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rubberband.executor.training import gang
+from rubberband.executor import gang
 from rubberband.executor.training.failures import GangBroken
 
 

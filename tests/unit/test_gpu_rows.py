@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import TensorDataset, random_split
 
 import rubberband
-from rubberband.executor import Entrypoint, Feed, open_store, run_segment
-from rubberband.executor.training import loop, metrics
+from rubberband.executor import Entrypoint, Feed, metrics, open_store, run_segment
+from rubberband.executor.training import loop
 from rubberband.executor.training.gpu_rows import GpuRows, Residence
 from rubberband.executor.training.loading import Part
 from tests.builders.segments import SEGMENT, reports

@@ -28,10 +28,10 @@ from rubberband.executor import (
     Tick,
     TrialReported,
     TrialStopRequested,
+    decide_within,
 )
 from rubberband.executor.core.forecast import later_stages
 from rubberband.executor.core.instance_cap import apportioned, cut
-from rubberband.executor.core.replanning import decide_within
 from rubberband.planner.exact.model import predict
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

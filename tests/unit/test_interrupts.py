@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from rubberband.errors import Cancelled
-from rubberband.executor.run.session import cancel_on_signals
+from rubberband.executor import cancel_on_signals
 from rubberband.interrupts import AtOnce, uninterrupted
 
 EACH = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

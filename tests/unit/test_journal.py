@@ -18,14 +18,17 @@ from rubberband.executor import (
     RestPlanned,
     TrialFailed,
     TrialReported,
+    UnknownWordsError,
     decode_event,
     decode_job,
     describe,
     encode_event,
     encode_job,
+    from_elsewhere,
     sqlite_url,
+    written_by,
 )
-from rubberband.executor.journal.journal import UnknownWordsError, begin, from_elsewhere, written_by
+from rubberband.executor import begin_journal as begin
 from rubberband.values.balance import BalanceUse
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.power_cut import PowerCut

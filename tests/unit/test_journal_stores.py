@@ -22,13 +22,13 @@ from rubberband.executor import (
     Journal,
     JournalFollower,
     TrialReported,
+    folders,
+    journalled,
     open_folder,
+    session,
 )
 from rubberband.executor import read_journal as read
 from rubberband.executor.journal.database import Database
-from rubberband.executor.journal.folder import folders
-from rubberband.executor.journal.journal import journalled
-from rubberband.executor.run import session
 from rubberband.installation import default_store
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.sessions import Killed, dying_after, run_spec

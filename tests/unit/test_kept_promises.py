@@ -24,15 +24,12 @@ from rubberband.api.store.schema import Promise
 from rubberband.cloud.aws import prices, quotes
 from rubberband.cloud.aws.prices import Book, Quote
 from rubberband.cloud.aws.quotes import FetchedQuotes
-from rubberband.executor import Journal, Tick
+from rubberband.executor import Beat, Journal, Leases, RemoteAgent, Tick, connection
+from rubberband.executor import begin_journal as begin
 from rubberband.executor.checkpoints import folders
 from rubberband.executor.checkpoints import machine as machines
 from rubberband.executor.checkpoints import scratch as scratches
 from rubberband.executor.core.forecast import lateness
-from rubberband.executor.journal.journal import begin
-from rubberband.executor.ray import connection
-from rubberband.executor.ray.connection import Beat, RemoteAgent
-from rubberband.executor.ray.fleet import Leases
 from rubberband.executor.training.command_runner import CommandRunner
 from rubberband.integrations.lightning_hooks import Log
 from rubberband.planner.replanning import LOWER_CONFIDENCES, _likeliest

@@ -11,7 +11,7 @@ import pytest
 from rubberband.cloud.provider import INSTANCE_LABEL, ClusterProvider, Head, InstanceDescription
 from rubberband.cloud.virtual import InstanceFaults, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
-from rubberband.executor.ray import fleet
+from rubberband.executor import fleet
 from rubberband.running import pool
 from rubberband.running.pool import LeasedProvider
 from rubberband.values.offer import Offer

@@ -24,9 +24,17 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
 import rubberband
-from rubberband.executor import Entrypoint, SegmentFailure, SegmentReport, open_store, run_segment, run_server
-from rubberband.executor.training import gang
-from rubberband.executor.training.worker_process import _SETTINGS, _SWITCHES, Leftovers, _noted, _put
+from rubberband.executor import (
+    Entrypoint,
+    Leftovers,
+    SegmentFailure,
+    SegmentReport,
+    gang,
+    open_store,
+    run_segment,
+    run_server,
+)
+from rubberband.executor.training.worker_process import _SETTINGS, _SWITCHES, _noted, _put
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders import segments
 from tests.builders.segments import reports

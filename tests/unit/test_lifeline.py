@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rubberband.executor.training import worker_process
+from rubberband.executor import worker_process
 from rubberband.executor.training.lifeline import Lifeline, accepted, connected
 
 

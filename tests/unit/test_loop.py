@@ -14,12 +14,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from rubberband.executor import Feed, SegmentReport
+from rubberband.executor import EvalLoader, Feed, Means, SegmentReport
+from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training import loop
 from rubberband.executor.training.data import DatasetBatches
-from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loop import warm_kernels
-from rubberband.executor.training.metrics import EvalLoader, Means
 from rubberband.planner.balancing import even_shares
 from tests.builders import segments
 from tests.builders.loops import Exact, Noisy, assert_identical, content

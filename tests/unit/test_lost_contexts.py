@@ -14,11 +14,13 @@ import pytest
 
 from rubberband.executor import (
     RUNS_ON,
+    Attempt,
     Entrypoint,
     FailureKind,
     SegmentFailure,
     SegmentReport,
     Slot,
+    SlotWorker,
     Started,
     StartTrial,
     TrialLog,
@@ -27,12 +29,11 @@ from rubberband.executor import (
     describe,
     open_store,
     run_segment,
+    runner,
+    slot_worker,
 )
 from rubberband.executor.core.trials import MOST_GPU_FAILURES
-from rubberband.executor.ray import slot_worker
-from rubberband.executor.ray.attempt import Attempt
-from rubberband.executor.ray.slot_worker import SlotWorker
-from rubberband.executor.training import failures, run, runner
+from rubberband.executor.training import failures, run
 from rubberband.executor.training.reporting import report
 from tests.builders.lost_context import ADVICE, cuda_error
 from tests.builders.ray_actors import Actor

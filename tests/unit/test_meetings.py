@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 import rubberband
-from rubberband.executor import Entrypoint, open_store, run_segment
-from rubberband.executor.training import run, worker_process
-from rubberband.executor.training.runner import Runner, Steps
+from rubberband.executor import Entrypoint, Runner, Steps, open_store, run_segment, worker_process
+from rubberband.executor.training import run
 from tests.builders.segments import SEGMENT, reports
 
 

@@ -20,10 +20,18 @@ from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.problems import REFUSED, UNAVAILABLE, HttpProblem
 from rubberband.api.settings import ServiceLimits, SharedPool
 from rubberband.errors import InputError
-from rubberband.executor import CancelRequested, DriverRequest, ExperimentFolder, Header, Inbox, bill_usd
-from rubberband.executor.journal.folder import Stamp
-from rubberband.executor.journal.hosting import Ending, write_ending
-from rubberband.executor.journal.inbox import RequestQueue
+from rubberband.executor import (
+    CancelRequested,
+    DriverRequest,
+    Ending,
+    ExperimentFolder,
+    Header,
+    Inbox,
+    RequestQueue,
+    Stamp,
+    bill_usd,
+    write_ending,
+)
 from rubberband.executor.run.follower import summary_of
 from rubberband.running import hosted
 from rubberband.running.profile import noting

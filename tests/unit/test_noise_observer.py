@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rubberband.executor import GradientNoise, NoiseReading
-from rubberband.executor.training.noise_scale import Preconditioner
+from rubberband.executor import GradientNoise, NoiseReading, Preconditioner
 
 GRADIENT = torch.linspace(0.0, 0.2, 400, dtype=torch.float64)
 SPREAD = torch.linspace(0.5, 1.5, 400, dtype=torch.float64)

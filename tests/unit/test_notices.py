@@ -21,9 +21,8 @@ from rubberband.api.body import require_allowed
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import Settings
 from rubberband.errors import Cancelled, EntrypointError, InfeasibleError, InputError
-from rubberband.executor import ExperimentFolder, Faults, JournalFollower, Result
+from rubberband.executor import ExperimentFolder, Faults, JournalFollower, Result, session
 from rubberband.executor.run import notices as module
-from rubberband.executor.run import session
 from rubberband.executor.run.notices import Address, Notice, NoticeSource, NoticeThread, addresses, noticed_start
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.notify import NotifyAddress

@@ -20,13 +20,20 @@ import pytest
 import torch
 from torch import nn
 
-from rubberband.executor import CpuTimer, GradientNoise, LapClock, scaled_lr
+from rubberband.executor import (
+    CpuTimer,
+    GradientNoise,
+    HostCopy,
+    LapClock,
+    Preconditioner,
+    TrainedParameters,
+    scaled_lr,
+)
+from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.run import trackers
 from rubberband.executor.run.callbacks import Callback
-from rubberband.executor.training.checkpoint import HostCopy, TrainedParameters
 from rubberband.executor.training.clocks import ComputeTimer
-from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.noise_scale import _DENOMINATORS, Preconditioner
+from rubberband.executor.training.noise_scale import _DENOMINATORS
 from rubberband.executor.training.step import Undo
 from rubberband.executor.training.wrapping import check_same_weights, parameters_of
 from rubberband.integrations.ray_tune_trials import FailFast, TuneCallbacks

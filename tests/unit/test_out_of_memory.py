@@ -11,9 +11,17 @@ import torch
 from rubberband.cloud import node
 from rubberband.cloud.node import memory_kills
 from rubberband.cloud.ray_head.ray_node import SETTINGS, environment
-from rubberband.executor import RAN_OUT, Entrypoint, Gathered, SegmentFailure, TrialLog, describe, open_store
-from rubberband.executor.ray.attempt import HUNG
-from rubberband.executor.ray.slot_worker import SlotWorker
+from rubberband.executor import (
+    HUNG,
+    RAN_OUT,
+    Entrypoint,
+    Gathered,
+    SegmentFailure,
+    SlotWorker,
+    TrialLog,
+    describe,
+    open_store,
+)
 from rubberband.executor.training.failures import is_out_of_memory
 from rubberband.executor.training.step import Undo
 

@@ -17,13 +17,13 @@ from rubberband.executor import (
     InstanceLost,
     LaunchInstance,
     RayBackend,
+    RayFleet,
     Started,
     Tick,
     Workers,
     open_store,
     summarise,
 )
-from rubberband.executor.ray.fleet import RayFleet
 from rubberband.executor.ray.workers import Patience, WorkersError
 from rubberband.views.live.narration import Narrator
 from rubberband.views.report.page import render_html

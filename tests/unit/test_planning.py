@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.executor import Job, VirtualBackend
-from rubberband.executor.training.entrypoint import with_trial
+from rubberband.executor import Job, VirtualBackend, with_trial
 from rubberband.planner.reserve import SLACK_S, Reserve
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.errors import InputError
-from rubberband.executor.training import checking
+from rubberband.executor import checking
 from rubberband.running import check as check_module
 from rubberband.running.check import CheckReport, check_experiment, check_first, named_entrypoint
 from rubberband.spec.experiment import Experiment

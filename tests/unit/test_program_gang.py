@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor import CheckpointStore, Entrypoint, TrialFailure, run_segment
-from rubberband.executor.training import command_runner, reporting, worker_process
+from rubberband.executor import CheckpointStore, Entrypoint, TrialFailure, run_segment, worker_process
+from rubberband.executor.training import command_runner, reporting
 from rubberband.executor.training.lifeline import connected
 from rubberband.executor.training.program_gang import Place, ProgramGang
 from rubberband.values.command import Metrics, ProgramCommand

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.ray_head import ray_node, ray_start
-from rubberband.executor import Entrypoint, Workers, open_store
-from rubberband.executor.ray import connection
+from rubberband.executor import Entrypoint, Workers, connection, open_store
 from rubberband.executor.ray import workers as module
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor import TrialLog
+from rubberband.executor import Beat, LogPart, RemoteAgent, TrialLog, connection, read_new
 from rubberband.executor.logs.trial_log import Appender, left_out_line
-from rubberband.executor.ray import connection
-from rubberband.executor.ray.connection import Beat, LogPart, RemoteAgent, append, read_new
+from rubberband.executor.ray.connection import append
 from tests.builders.waiting import eventually
 
 

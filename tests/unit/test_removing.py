@@ -16,7 +16,7 @@ from rubberband import cli
 from rubberband.api.store import open_store
 from rubberband.errors import InputError
 from rubberband.executor import ExperimentFolder, Journal
-from rubberband.executor.journal.journal import begin
+from rubberband.executor import begin_journal as begin
 from rubberband.executor.run.allowance import committed_usd
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin, month_end

@@ -29,9 +29,9 @@ from rubberband.executor import (
     TrialReported,
     VirtualBackend,
     drive,
+    session,
 )
 from rubberband.executor import read_journal as read
-from rubberband.executor.run import session
 from rubberband.planner.exact.model import predict
 from rubberband.values.profile import Profile
 from tests.builders.invariants import validate

@@ -13,11 +13,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.executor import Entrypoint, TorchRunner, open_store, run_segment
+from rubberband.executor import Entrypoint, TorchRunner, make_runner, on_device, on_host, open_store, run_segment
 from rubberband.executor.result.restoring import restore_trial
-from rubberband.executor.training.checkpoint import on_device, on_host
 from rubberband.executor.training.options import build_optimizer
-from rubberband.executor.training.run import make_runner
 from tests.builders.segments import SEGMENT, reports
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*which is a no-op.*:UserWarning")  # of the stand-in

@@ -33,9 +33,9 @@ from rubberband.executor import (
     SegmentReport,
     TrialResult,
     make_store,
+    rows,
     run_segment,
 )
-from rubberband.executor.result import rows
 from tests.builders.journalled_runs import recorded
 from tests.builders.results import EVERY_RESULT, a_job, a_result
 from tests.builders.segments import SEGMENT

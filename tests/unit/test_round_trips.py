@@ -21,11 +21,21 @@ from rubberband.cloud.aws import intents, prices
 from rubberband.cloud.pool.journal import PoolEvent, PoolLimits, from_line, to_line
 from rubberband.cloud.pool.state import Machine, PoolState, Slice
 from rubberband.cloud.ray_head import instance
-from rubberband.executor import Entrypoint, Event, ExperimentFolder, Job, Result, RunSpec
+from rubberband.executor import (
+    Entrypoint,
+    Event,
+    ExperimentFolder,
+    Job,
+    Result,
+    RunSpec,
+    checkpoint,
+    hosting,
+    inbox,
+    pages,
+    runner,
+)
 from rubberband.executor.checkpoints import folders
-from rubberband.executor.journal import hosting, inbox, journal, labelling
-from rubberband.executor.logs import pages
-from rubberband.executor.training import checkpoint, runner
+from rubberband.executor.journal import journal, labelling
 from rubberband.spec import loading, profile_file
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState

@@ -23,11 +23,11 @@ from rubberband.executor import (
     encode_event,
     encode_job,
     sampling,
+    session,
     summarise,
 )
 from rubberband.executor import read_journal as read
 from rubberband.executor.core.state import lanes_of
-from rubberband.executor.run import session
 from rubberband.planning.candidates import repeat_notes, sampler_notes
 from rubberband.planning.feasible import PlanningOptions, PricesAndQuotas
 from rubberband.planning.prices_and_quotas import answer

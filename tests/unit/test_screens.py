@@ -23,8 +23,7 @@ from typer.testing import CliRunner
 from rubberband.api.dashboard.sentences import cards, sentence, stage_rows, troubles
 from rubberband.api.dashboard.trial_table import Asked, trial_page
 from rubberband.cli import app
-from rubberband.executor import Faults, Result
-from rubberband.executor.result.rows import report_rows, to_csv, trial_rows
+from rubberband.executor import Faults, Result, report_rows, to_csv, trial_rows
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.charts.batches import batches_by_gpus

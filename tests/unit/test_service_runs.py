@@ -15,8 +15,7 @@ from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.errors import InputError, JournalError
-from rubberband.executor import read_mark
-from rubberband.executor.journal.hosting import read_order, write_mark
+from rubberband.executor import read_mark, read_order, write_mark
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.clocks import MID_MONTH

@@ -12,8 +12,7 @@ import pytest
 from rubberband.api.experiments import watcher
 from rubberband.api.problems import HttpProblem
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.executor import DriverRequest, ExperimentFolder
-from rubberband.executor.journal.folder import Stamp, stamp_of
+from rubberband.executor import DriverRequest, ExperimentFolder, Stamp, stamp_of
 from tests.builders.receiver import receiving
 from tests.builders.service_runs import (
     DONE,

@@ -13,19 +13,27 @@ from hypothesis import strategies as st
 from rubberband.api.experiments.recording import MISREADS, ExperimentSnapshot, Recorder, Sight, snapshot_of
 from rubberband.api.store import open_store
 from rubberband.errors import InputError
-from rubberband.executor import ExperimentFolder, HostedRun, JournalFollower, PrintedLine, write_order
-from rubberband.executor.journal.hosting import Ending, HostMark, read_ending, read_order, write_ending
-from rubberband.executor.logs.pages import (
+from rubberband.executor import (
     LINE_BYTES,
     MAX_FILES,
     PAGE_BYTES,
     TAIL,
+    Ending,
+    ExperimentFolder,
+    HostedRun,
+    HostMark,
+    JournalFollower,
     LogPlace,
-    page,
+    PrintedLine,
     read_cursor,
+    read_ending,
+    read_order,
     trial_files,
     write_cursor,
+    write_ending,
+    write_order,
 )
+from rubberband.executor.logs.pages import page
 from rubberband.executor.run.follower import Failure
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission

@@ -28,12 +28,12 @@ from rubberband.executor import (
     Journal,
     RunSpec,
     VirtualBackend,
+    files_of,
+    folders,
     open_store,
+    session,
 )
 from rubberband.executor import read_journal as read
-from rubberband.executor.journal.folder import folders
-from rubberband.executor.run import session
-from rubberband.executor.training.entrypoint import files_of
 from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan
 from tests.builders.jobs import JOB

@@ -18,8 +18,8 @@ from rubberband.executor import (
     InstanceRunning,
     InstanceStatus,
     Started,
+    budget,
 )
-from rubberband.executor.core import budget
 from rubberband.values.offer import Billing, BillLine, SideCost
 from tests.builders.jobs import JOB, SPOT
 from tests.builders.stories import LEASED, Story, at_its_sync, begun

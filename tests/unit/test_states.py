@@ -21,7 +21,9 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from rubberband.executor import (
+    Averages,
     CpuTimer,
+    Evaluation,
     Feed,
     GlobalBatch,
     GlobalBatchSampler,
@@ -30,16 +32,14 @@ from rubberband.executor import (
     LapClock,
     NoiseEstimate,
     NoiseScale,
+    checkpoint,
     make_lr_scaling,
 )
-from rubberband.executor.training import checkpoint
+from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training.adaptation import AdaptiveBatching
 from rubberband.executor.training.agent import BatchAgent
 from rubberband.executor.training.asynchronous.runner import _Updates
 from rubberband.executor.training.balancing import Balancing
-from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.metrics import Evaluation
-from rubberband.executor.training.noise_scale import Averages
 from rubberband.executor.training.options import Precision
 from rubberband.executor.training.sampler import FixedBatching
 from rubberband.planner.balancing import Line, Look, line_balancer, measured, paper, speed_balancer

@@ -18,14 +18,14 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from rubberband.executor import (
     Entrypoint,
     GlobalBatchSampler,
+    Leftovers,
     SegmentReport,
     SegmentStarted,
     TorchRunner,
     run_segment,
 )
-from rubberband.executor.training.gang import Gang
+from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training.options import fixed_steps
-from rubberband.executor.training.worker_process import Leftovers
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders.loops import Exact, Noisy, content
 from tests.builders.segments import SEGMENT, failure, reports, train

@@ -33,10 +33,10 @@ from rubberband.executor import (
     drive,
     expected_iterations,
     forecast,
+    rows,
     summarise,
 )
 from rubberband.executor.core.forecast import later_stages
-from rubberband.executor.result import rows
 from rubberband.planner.exact.model import predict
 from rubberband.values.offer import Billing
 from rubberband.values.plan import Plan, Stage, StagePlan

@@ -14,8 +14,7 @@ import pytest
 
 import rubberband
 from rubberband.errors import InputError, JournalError
-from rubberband.executor import Controller, Entrypoint, Event, TrialReported, open_folder
-from rubberband.executor.run import session
+from rubberband.executor import Controller, Entrypoint, Event, TrialReported, open_folder, session
 from rubberband.installation import FEWEST_FILES, home_at, require_ray
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.loading import load_experiment

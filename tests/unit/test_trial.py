@@ -27,11 +27,11 @@ from rubberband.executor import (
     SegmentReport,
     SegmentStarted,
     TrialFailure,
+    clean_metrics,
     run_segment,
+    warm_up,
 )
 from rubberband.executor.training.failures import MOST_DETAILS
-from rubberband.executor.training.run import warm_up
-from rubberband.executor.training.runner import clean_metrics
 from tests.builders import segments
 from tests.builders.segments import failure, reports, train
 

@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rubberband
-from rubberband.executor import Entrypoint, TrialLog, open_store
+from rubberband.executor import Entrypoint, LogPump, SlotWorker, TrialLog, open_store
 from rubberband.executor.logs.pages import page
 from rubberband.executor.logs.trial_log import Appender, left_out_line, printed_bytes, read
-from rubberband.executor.ray.slot_worker import LogPump, SlotWorker
 from rubberband.values.environment import Environment
 from tests.builders.segments import SEGMENT
 

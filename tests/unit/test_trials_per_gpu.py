@@ -12,9 +12,8 @@ import torch
 
 from rubberband.cloud.offers import offer
 from rubberband.errors import InputError
-from rubberband.executor import Entrypoint, TorchRunner, bill_usd, paid_time, summarise
-from rubberband.executor.result.rows import trial_rows
-from rubberband.executor.training.gang import Gang
+from rubberband.executor import Entrypoint, TorchRunner, bill_usd, paid_time, summarise, trial_rows
+from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training.gpu_rows import MOST_OF_GPU, Residence
 from rubberband.planner.exact.model import predict
 from rubberband.running.profile_cache import content_to_measure

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor import Forecast, Result
-from rubberband.executor.result.rows import trial_rows
+from rubberband.executor import Forecast, Result, trial_rows
 from rubberband.values.offer import SideCost
 from rubberband.views.charts.allocation import allocation
 from rubberband.views.charts.learning import MOST_POINTS, learning_curves

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from rubberband.executor import Controller, Event, Faults, Result, summarise
-from rubberband.executor.result.rows import result_html
+from rubberband.executor import Controller, Event, Faults, Result, result_html, summarise
 from rubberband.values.adaptive import BatchLimits, BatchPoint
 from rubberband.values.balance import BalanceUse
 from rubberband.values.plan import Plan, Stage, StagePlan

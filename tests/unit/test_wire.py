@@ -11,8 +11,7 @@ from pydantic import TypeAdapter
 
 from rubberband.api.store.schema import TokenRecord
 from rubberband.client import models
-from rubberband.executor import Extension, TrialResult
-from rubberband.executor.core.extending import Outlook
+from rubberband.executor import Extension, Outlook, TrialResult
 from rubberband.executor.core.history import RungResult
 from rubberband.executor.result.result import StageResult
 from rubberband.values.offer import BillLine

@@ -11,11 +11,17 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor import Entrypoint, open_store
-from rubberband.executor.ray import slot_worker
-from rubberband.executor.ray.slot_worker import ServerProcess, SlotWorker
-from rubberband.executor.training import run, worker_process
-from rubberband.executor.training.worker_process import compute_with, worker_settings
+from rubberband.executor import (
+    Entrypoint,
+    ServerProcess,
+    SlotWorker,
+    compute_with,
+    open_store,
+    slot_worker,
+    worker_process,
+    worker_settings,
+)
+from rubberband.executor.training import run
 
 _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 _COMPILE = "TORCHINDUCTOR_COMPILE_THREADS"

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 
 from rubberband.cloud.local import LocalProvider
-from rubberband.executor import Connection
-from rubberband.executor.ray.connection import ray_nodes
+from rubberband.executor import Connection, ray_nodes
 
 SECONDS = 75.0
 """Longer than the 60 s after which Ray ends such a process if it is left to."""

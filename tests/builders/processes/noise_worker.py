@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rubberband.cloud.ray_head.ray_node import free_port
 from rubberband.executor import GradientNoise, NoiseReading
-from rubberband.executor.training.gang import Gang
+from rubberband.executor import WorkerGang as Gang
 from rubberband.executor.training.wrapping import compress
 from tests.builders.forked import CONTEXT, start
 

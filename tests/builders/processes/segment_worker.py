@@ -41,7 +41,7 @@ def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares, payloa
     import torch
 
     from rubberband.executor import TorchRunner
-    from rubberband.executor.training.gang import Gang
+    from rubberband.executor import WorkerGang as Gang
 
     gang = Gang.join(
         rank=segment.rank, num_workers=segment.num_workers, rendezvous=segment.rendezvous, device=segment.device

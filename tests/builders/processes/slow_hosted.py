@@ -18,10 +18,10 @@ from rubberband.executor import (
     RunSpec,
     StopTrial,
     VirtualBackend,
+    inbox,
+    session,
 )
 from rubberband.executor.checkpoints import reopen_store
-from rubberband.executor.journal import inbox
-from rubberband.executor.run import session
 from rubberband.running.hosted import main
 
 PAUSE_S = 0.05

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from rubberband.executor.training import gang
+from rubberband.executor import gang
 from tests.builders.trials.segment_trials import Regression
 
 Config = Mapping[str, Any]

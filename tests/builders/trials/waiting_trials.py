@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
-from rubberband.executor.training import gang
+from rubberband.executor import gang
 from tests.builders.trials.segment_trials import Regression
 
 WAIT_S = 1.4
