@@ -236,7 +236,6 @@ def test_large_events_are_sent_few_at_a_time(service: FakeService, monkeypatch: 
     assert max(map(len, pages)) <= 300
 
 
-@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("query", "last", "status"),
     [
@@ -267,7 +266,6 @@ async def _all(chunks: AsyncIterator[bytes]) -> list[bytes]:
     return [chunk async for chunk in chunks]
 
 
-@pytest.mark.by_default(3)
 @pytest.mark.parametrize(
     ("query", "last", "expected"),
     [

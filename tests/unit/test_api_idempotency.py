@@ -48,7 +48,6 @@ ACTIONS: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.by_default(2)
 @pytest.mark.parametrize(("path", "document"), ACTIONS)
 def test_the_first_answer_is_sent_again(service: FakeService, path: str, document: Any) -> None:
     first, second = ask(service, path, document), ask(service, path, document)
@@ -93,7 +92,6 @@ def test_sent_many_times_at_once_it_happens_once(service: FakeService) -> None:
     assert ask(service, "", words()).status_code == 201
 
 
-@pytest.mark.by_default(2)
 @pytest.mark.parametrize(("path", "document"), ACTIONS)
 def test_after_a_crash_before_the_answer_was_kept_it_is_not_done_again(
     service: FakeService, path: str, document: Any

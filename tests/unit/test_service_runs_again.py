@@ -196,19 +196,19 @@ def test_a_resume_that_comes_late_leaves_the_cancel_of_what_runs_by_now(
     house.tell(template="hold")
     with house.open() as runs:
         house.wait("template", INTERRUPTED)
-        change, here = house.store.change, threading.current_thread()
+        read, here, looks = house.store.submission, threading.current_thread(), iter(["before", "under the lock"])
 
-        def after_another(name: str, **changes: Any) -> bool:
-            if threading.current_thread() is not here:
-                return change(name, **changes)
-            monkeypatch.undo()
-            assert change("template", at=house.clock(), state=QUEUED, reason="", expected=None)
-            runs._watcher.kick("template")  # the automatic restart
-            house.wait("template", RUNNING)
-            runs.cancel("template")
-            return change(name, **changes)
+        def slowly(name: str) -> Submission | None:
+            row = read(name)
+            if threading.current_thread() is here and next(looks, "") == "under the lock":
+                monkeypatch.undo()
+                assert house.store.change("template", at=house.clock(), state=QUEUED, reason="", expected=None)
+                runs._watcher.kick("template")  # the automatic restart
+                house.wait("template", RUNNING)
+                runs.cancel("template")
+            return row
 
-        monkeypatch.setattr(house.store, "change", after_another)
+        monkeypatch.setattr(house.store, "submission", slowly)
         with pytest.raises(HttpProblem, match="just changed"):
             runs.resume("template")
         pending = house.pending("template")
