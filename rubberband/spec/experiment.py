@@ -182,7 +182,11 @@ class Batch(Words):
         words: dict[str, Any] = serialize(self)
         if self.policy == "goodput":
             return words
-        return {key: words[key] for key in _FOR_ALL_BATCHES if key == "policy" or key in self.model_fields_set}
+        return {
+            key: words[key]
+            for key in _FOR_ALL_BATCHES
+            if key in words and (key == "policy" or key in self.model_fields_set)
+        }
 
     def to_plain(self) -> AdaptiveBatch | None:
         """Return the settings of the trials; None: the batch is fixed."""

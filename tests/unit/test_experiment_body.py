@@ -52,6 +52,14 @@ def test_any_experiment_survives_its_words(document: dict[str, Any]) -> None:
     assert read_experiment(dump_experiment(experiment).encode(), "text/yaml") == experiment
 
 
+@pytest.mark.parametrize("section", ["batch", "training", "constraints", "resources"])
+def test_an_empty_section_is_previewed(section: str) -> None:
+    """A preview keeps the words that were given, and no defaults."""
+    asked = Experiment(**words(**{section: {}}))
+    written = asked.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    assert Experiment(**written) == asked
+
+
 def test_single_values_are_set_as_on_the_command_line() -> None:
     overrides = ("constraints.deadline=30m", "profile.seconds_per_iteration.1=20", "resources.gpus_per_trial.max=2")
     for body, media_type in ((body_of(words()), "application/json"), (EXAMPLE.encode(), "text/plain")):
