@@ -74,6 +74,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", action="store_true", help="print the CPU seconds of the run by kind and by file")
     parser.addoption("--part", metavar="K/N", default="1/1", help="run the K-th of N parts of the files")
     parser.addoption("--within", metavar="S", type=float, help="skip the tests that would begin later than this")
+    parser.addoption(
+        "--turn", metavar="N", type=int, default=0, help="begin with other files, so that each comes first"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -147,6 +150,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if zlib.crc32(item.path.name.encode()) % parts == part - 1]
     _leave_cases(items)
     _mix(items)
+    files = list(dict.fromkeys(item.path for item in items))
+    first = {path: (at - 7 * config.getoption("--turn")) % len(files) for at, path in enumerate(files)}
+    items.sort(key=lambda item: first[item.path])
 
 
 def _leave_cases(items: list[pytest.Item]) -> None:
