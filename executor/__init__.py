@@ -1,6 +1,6 @@
 """Do: carries a plan out as a journalled state machine, on Ray or on a virtual clock.
 
-Tests and extensions take names from here, so that a module can move. Each is loaded when it is first used.
+Tests take names from here, so that a module can move. Each is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MODULES = {
         "from_elsewhere journalled sqlite_url written_by"
     ),
     "journal.reading": "read_journal read_at_once",
-    "logs.pages": ("LINE_BYTES LogPlace MAX_FILES PAGE_BYTES PrintedLine TAIL read_cursor trial_files write_cursor"),
+    "logs.pages": "LINE_BYTES LogPlace MAX_FILES PAGE_BYTES PrintedLine TAIL read_cursor trial_files write_cursor",
     "logs.trial_log": "TrialLog",
     "profiling.points": "Cell Fit cell_of",
     "ray.attempt": "AsyncAttempt Attempt Gathered HUNG RAN_OUT",
@@ -77,7 +77,7 @@ _MODULES = {
     "virtual.backend": "VirtualBackend",
     "virtual.fleet": "Agenda AttemptFaults Faults Noise TrialEnd",
 }
-"""Module -> the names of it that others use."""
+"""Module -> its names that tests use."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 _PARTS = (
     "core.budget",

@@ -74,7 +74,7 @@ def fuzzed_service(home: Path) -> Iterator[tuple[str, str]]:
 
 
 def fuzz(address: str, token: str, *, max_examples: int, phases: tuple[str, ...], seed: int = 0) -> Findings:
-    """Send what schemathesis makes up: so many requests for each operation, and what its other phases add."""
+    """Send the requests that schemathesis generates, and return what it found."""
     phase = {name: {"enabled": name in phases} for name in ("examples", "coverage", "fuzzing", "stateful")}
     config = SchemathesisConfig.from_dict(
         {

@@ -40,7 +40,7 @@ class Listener:
         self._thread.start()
 
     def of(self, name: str) -> list[int]:
-        """The places in an experiment's journal that were told, in the order in which they were."""
+        """Places in an experiment's journal that were reported, in order."""
         return [event["seq"] for event in self.events if event["experiment"] == name and event["seq"] is not None]
 
     def ids(self) -> list[int]:
@@ -48,7 +48,7 @@ class Listener:
         return [event["id"] for event in self.events]
 
     def ends(self) -> list[str]:
-        """The experiments that were told to be done."""
+        """Experiments that were reported as done."""
         return [event["experiment"] for event in self.events if event["data"].get("state") == "done"]
 
     def reporting(self) -> set[str]:

@@ -192,7 +192,7 @@ def test_a_profile_that_is_not_there_is_bad_input(monkeypatch: pytest.MonkeyPatc
 
 def test_regions_that_cannot_be_read_are_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     def unread() -> tuple[str, ...]:
-        raise boto.ProfileNotFound(profile="nobody's")
+        raise boto.ProfileNotFound(profile="missing")
 
     monkeypatch.setattr("rubberband.cloud.aws.client._known", unread)
     with pytest.raises(InputError, match="AWS_PROFILE"):
