@@ -1,4 +1,4 @@
-"""Gangs of real processes: a trial learns on any number of workers what it learns on one, and its failures are reported.
+"""Gangs of real processes: a trial learns on any number of workers what it learns on one; failures are reported.
 
 One table of trials and schedules runs on one gang of two warm workers.
 """

@@ -2,7 +2,7 @@
 
 Run by hand: python -m tests.mutation [NAME …] [--list] [--jobs N]. It works on copies of the tree, never on the
 checkout. The bugs are those of bugs.toml, one of each kind, and each matters to a user: wrong money, lost work, a wrong
-winner, a leak, another user's data. --list also tells which of them are stale: a text or a test that has moved.
+winner, a leak, another user's data. --list also names the stale ones, whose text or test has moved.
 """
 
 from __future__ import annotations
