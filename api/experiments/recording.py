@@ -164,21 +164,13 @@ class Recorder:
         self._summarised_at = 0.0
         self._summarised_seq = -1
 
-    def step(self, row: Submission) -> Submission | None:
-        """Record news; return the row as stored now, or None if the process of this attempt was never started.
-
-        Raises JournalError if the service's store does not answer; nothing is lost then.
-        """
-        found = self._seen(row)
-        return None if found is None else self._keep(row, found)
-
     def first_row(self) -> Submission | None:
         """Return the row of an experiment run by hand, its events in the feed; None while it cannot be read."""
         header_at = self._clock()
         row = Submission(
             name=self._folder.name, state=ExperimentState.RUNNING, created_at=header_at, changed_at=header_at
         )
-        found = self._seen(row)
+        found = self.look(row)
         if found is None or (self.follower is None and found.state is not ExperimentState.UNREADABLE):
             return None
         created_at, summary = header_at, Summary()
@@ -192,7 +184,11 @@ class Recorder:
             row, created_at=created_at, state=found.state, reason=found.reason, summary=summary, labels=labels
         )
 
-    def _seen(self, row: Submission) -> ExperimentSnapshot | None:
+    def look(self, row: Submission) -> ExperimentSnapshot | None:
+        """Add news to the feed; return the state now, or None if the process of this attempt was never started.
+
+        Raises JournalError if the service's store does not answer; nothing is lost then.
+        """
         try:
             sight = self._sight()
         except Exception as error:
@@ -252,10 +248,15 @@ class Recorder:
             log.error("experiment %s: %s", row.name, text, exc_info=not isinstance(error, RubberbandError))
         return ExperimentSnapshot(state=ExperimentState.UNREADABLE, reason=text)
 
-    def _keep(self, row: Submission, found: ExperimentSnapshot) -> Submission:
-        """Store changes of state and summary."""
+    def keep(self, row: Submission, found: ExperimentSnapshot, *, restarts: bool = False) -> Submission:
+        """Store changes of state and summary; return the row as stored now.
+
+        With `restarts` the state is left to the caller, who queues it: nobody is to see it as interrupted before.
+        """
+        if restarts:
+            found = ExperimentSnapshot(state=row.state, reason=row.reason)
         moved = (found.state, found.reason) != (row.state, row.reason)
-        summary = self._summary(row, at_once=moved)
+        summary = self._summary(row, at_once=moved or restarts)
         if not moved and summary is None:
             return row
         at, words = self._clock(), self._sized_words(row)

@@ -79,8 +79,7 @@ def raised_as_problems() -> Iterator[None]:
         raise problem_of(error) from None
 
 
-CUT_OFF = "its process ended unexpectedly (killed, or the machine restarted)"
-GOES_ON = f"{CUT_OFF}; it restarts automatically"
+GOES_ON = "its process ended unexpectedly (killed, or the machine restarted); it restarts automatically"
 _ONCE_IN_S = 30 * 24 * 3600.0
 """An automatic restart without progress since is remembered for this long."""
 

@@ -16,12 +16,10 @@ from typing import TypeVar
 from rubberband.api.experiments.budgets import Spending
 from rubberband.api.experiments.recording import LONG_MOMENT_S, MOMENT_S, Newcomers, Recorder
 from rubberband.api.experiments.sharing import Member, Sharing
-from rubberband.api.experiments.starting import CUT_OFF, GOES_ON, AdmissionPolicy, NotStartedError, Processes, Queue
-from rubberband.api.problems import UNAVAILABLE, HttpProblem
+from rubberband.api.experiments.starting import GOES_ON, AdmissionPolicy, NotStartedError, Processes, Queue
 from rubberband.api.settings import Settings
 from rubberband.api.store import Store
 from rubberband.errors import JournalError
-from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.journal.folder import ExperimentFolder, Stamp, stamp_of
 from rubberband.executor.journal.hosting import HostedRun
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
@@ -289,23 +287,28 @@ class Watcher:
         recorder = self._recorders.get(name)
         if recorder is None:
             recorder = self._recorders[name] = Recorder(self.folder(name), self._store, self._wake, clock=self._clock)
-        found = recorder.step(row)
+        found = recorder.look(row)
         if found is None:
             if not self._is_refused(name):
                 self._spawn(row)
             return
         was_cut_off = found.state is ExperimentState.INTERRUPTED and row.state in AT_WORK
         may_go_on = was_cut_off and name not in self._by_hand
-        act = self._policy.resumption(found, self.folder(name), recorder.follower) if may_go_on else None
-        journal = recorder.follower
-        expected = None if act is None or journal is None else journal.resumed()
-        self._take(found)  # it closes the journal
-        if was_cut_off:
+        act = self._policy.resumption(row, self.folder(name), recorder.follower) if may_go_on else None
+        kept = recorder.keep(row, found, restarts=act is not None)
+        if was_cut_off and kept.state in (ExperimentState.INTERRUPTED, row.state):
             ended = "its process has ended; resume it to continue"
-            why = GOES_ON if act is not None else printable(found.reason) or ended
-            log.warning("experiment %s: %s", name, why)
-        if act is not None:
-            self._restart(found, act, expected)
+            log.warning("experiment %s: %s", name, GOES_ON if act is not None else printable(found.reason) or ended)
+        if act is not None and kept.state is row.state:
+            cost_usd = None if recorder.follower is None else recorder.follower.resumed().cost_usd
+            self._recorders.pop(name).close()
+            self.restart(kept, act, cost_usd)
+        else:
+            self._take(kept)  # it closes the journal
+
+    def restart(self, row: Submission, act: str, cost_usd: float | None) -> None:
+        """Queue an experiment whose process died; it starts once there is money for the rest of `cost_usd`."""
+        self._change(row, ExperimentState.QUEUED, GOES_ON, request=act, admitted_usd=cost_usd)
 
     def _end(self, name: str, why: str) -> None:
         """Ask an experiment to end, as its owner's budget is used up."""
@@ -314,21 +317,6 @@ class Watcher:
         Inbox(self.folder(name).inbox).put(asked)
         self._spending.ends(row)  # only now: if the disk was full, it is asked again
         log.warning("experiment %s: %s", name, why)
-
-    def _restart(self, row: Submission, act: str, expected: Forecast | None) -> None:
-        """Queue an interrupted experiment again; where no money is left for it, it stays as it is, and says why."""
-        budgets, cost_usd = self._spending.budgets, 0.0
-        try:
-            bill_usd = None if budgets is None else budgets.bill_usd(row)
-            with self.promising:
-                if budgets is not None:
-                    cost_usd = budgets.require_resume(row, expected, self._clock(), bill_usd=bill_usd)
-                self._change(row, ExperimentState.QUEUED, GOES_ON, request=act, admitted_usd=cost_usd)
-        except HttpProblem as problem:
-            if problem.kind is UNAVAILABLE:  # its start asks again
-                self._change(row, ExperimentState.QUEUED, GOES_ON, request=act)
-            else:
-                self._change(row, ExperimentState.INTERRUPTED, f"{CUT_OFF}; it is not restarted: {problem.detail}")
 
     # Queued experiments
 

@@ -168,10 +168,9 @@ class World:
             truth.planned_usd, truth.whole_usd = truth.planned_usd * factor, truth.whole_usd * factor
 
     def kill(self, name: str) -> None:
-        """Its process dies, and the service restarts it if there is money."""
+        """Its process dies, and the service restarts it once there is money."""
         if self.row(name).state is RUNNING and self.truths[name].ends_at is None:
-            self._set(name, INTERRUPTED)
-            self.watcher._restart(self.row(name), f"act{self.asked}", self._expected(name))
+            self.watcher.restart(self.row(name), f"act{self.asked}", self._expected(name).cost_usd)
             self.look()
 
     # Time

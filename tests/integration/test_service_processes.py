@@ -157,6 +157,7 @@ def test_a_paused_run_is_not_restarted_automatically(house: House) -> None:
     with house.open(SLOW) as runs:
         runs.submit(experiment())
         wait_for_reports(house, runs, 1)
+        house.wait("one", RUNNING)
         house.kill(what=signal.SIGSTOP)
         try:
             with house.open(SLOW) as another:  # a server that is started meanwhile

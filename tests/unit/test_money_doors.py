@@ -170,14 +170,14 @@ def test_a_resume_that_the_watcher_meets_as_it_looks_around_is_not_undone(
     assert (resumed[0].state, house.row("one").state) == (QUEUED, QUEUED)
 
 
-def test_a_restart_that_the_budget_does_not_cover_is_left_interrupted_with_the_reason(house: House) -> None:
+def test_a_restart_that_the_budget_does_not_cover_waits_for_money(house: House) -> None:
     limited(house, 0.5, auto_resume=True)
     spend(house, 0.49)
     house.tell(one="cut")
     with house.open() as runs:
         runs.submit(experiment())
-        row = eventually(lambda: row if "it is not restarted: budget of " in (row := house.row("one")).reason else None)
-    assert row.state is INTERRUPTED
+        row = eventually(lambda: row if "it waits for money: budget of " in (row := house.row("one")).reason else None)
+    assert row.state is QUEUED
     assert len(house.starts()) == 1
 
 

@@ -119,9 +119,9 @@ def test_a_journal_that_is_read_in_between_is_not_unreadable(tmp_path: Path, mon
     monkeypatch.setattr(JournalFollower, "refresh", refresh)
     recorder, seen = Recorder(folder, store, lambda: None, clock=Clock()), []
     for _ in range(2 * MISREADS + 1):
-        step = recorder.step(found)
+        step = recorder.look(found)
         assert step is not None
-        found = step
+        found = recorder.keep(found, step)
         seen.append(found.state)
     recorder.close()
     store.close()
