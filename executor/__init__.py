@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 _MODULES = {
     "checkpoints": "CheckpointStore LocalCheckpointStore make_store open_store",
     "checkpoints.folders": "FolderCheckpoint MANIFEST is_archive read_manifest unpack",
-    "core.budget": "bill_lines bill_usd instance_cost_usd lane_bill_usd paid_time spending",
+    "core.budget": "bill_lines bill_usd instance_cost_usd lane_bill_usd paid_time spending spending_without_released",
     "core.controller": "Controller",
     "core.events": (
         "AllotmentChanged CancelRequested CheckpointLost CheckpointRef Command DiscardCheckpoint "
@@ -80,7 +80,6 @@ _MODULES = {
 """Module -> its names that tests use."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 _PARTS = (
-    "core.budget",
     "core.extending",
     "journal.hosting",
     "journal.inbox",

@@ -13,7 +13,7 @@ from rubberband.executor import (
     Slot,
     State,
     TrialStatus,
-    budget,
+    bill_usd,
     is_result,
 )
 from rubberband.executor.core.fleet import GONE
@@ -72,7 +72,7 @@ def validate(controller: Controller, *, is_informed: bool = True) -> None:
             f"trial {trial.trial} trained an acknowledged iteration again, or skipped one"
         )
     if is_informed and job.max_cost_usd is not None:
-        spent_usd = budget.bill_usd(state, state.now)
+        spent_usd = bill_usd(state, state.now)
         assert spent_usd <= job.max_cost_usd + 1e-6, f"{spent_usd} USD spent of {job.max_cost_usd}"
     if state.phase is Phase.FINISHED:
         held_still = [r.instance for r in state.instances.values() if r.status not in GONE]

@@ -28,7 +28,7 @@ from rubberband.executor import (
     TrialReported,
     TrialStarted,
     TrialStatus,
-    budget,
+    bill_usd,
 )
 from rubberband.executor.run.driver import marked_if_late
 from rubberband.values.plan import Plan, StagePlan
@@ -145,7 +145,7 @@ def test_an_instance_that_ran_before_it_is_reported_as_refused_is_lost_and_paid_
     record = story.state.instances["i-001"]
     assert (record.status, record.ended_at) == (InstanceStatus.ENDED, story.at)
     assert story.state.outcome is None
-    assert math.isfinite(budget.bill_usd(story.state, story.at))
+    assert math.isfinite(bill_usd(story.state, story.at))
 
 
 def test_refused_instances_are_asked_for_again_later_and_then_done_without() -> None:
@@ -317,4 +317,4 @@ def test_an_instance_that_ran_after_it_was_given_up_is_on_the_bill() -> None:
     story.tell(CancelRequested)
     story.tell(InstanceReleased, instance="i-001", running_at=story.at, ended_at=story.at + 1.0)
     story.tell(InstanceReleased, instance="i-002", ended_at=story.at)
-    assert budget.bill_usd(story.state, story.at) == JOB.offer.instance_cost_usd(1.0)
+    assert bill_usd(story.state, story.at) == JOB.offer.instance_cost_usd(1.0)

@@ -26,7 +26,7 @@ from rubberband.executor import (
     Started,
     StartTrial,
     Tick,
-    budget,
+    bill_usd,
     decode_event,
     decode_job,
     measured,
@@ -78,7 +78,7 @@ def test_the_bill_is_at_the_prices_of_purchase() -> None:
     at = story.at
     story.tell(InstanceRunning, instance="i-001", running_at=at, price_usd_per_hour=7.2, zone="us-east-1a")
     story.tell(InstanceRunning, instance="i-002", running_at=at)
-    assert budget.bill_usd(story.state, at + 100.0) == pytest.approx((7.2 + 1.2) / 36.0)
+    assert bill_usd(story.state, at + 100.0) == pytest.approx((7.2 + 1.2) / 36.0)
     first = result(story).instances[0]
     assert (first.market, first.zone, first.price_usd_per_hour) == ("spot", "us-east-1a", 7.2)
 
@@ -113,7 +113,7 @@ def test_a_notice_asks_for_a_replacement_at_once_and_trials_continue_until_there
     story = begun(SPOT)
     assert story.tell(InstanceInterrupted, instance="i-001") == [LaunchInstance(instance="i-003", market="spot")]
     assert [trial.status for trial in story.state.trials] == ["running"] * 4
-    assert budget.bill_usd(story.state, story.at + 600) > budget.bill_usd(story.state, story.at)
+    assert bill_usd(story.state, story.at + 600) > bill_usd(story.state, story.at)
 
 
 def longer() -> Story:
@@ -156,7 +156,7 @@ def test_an_instance_that_ec2_takes_away_for_free_is_left_to_it() -> None:
     assert wake_at <= record.interrupted_at + 150.0
     story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="taken away", preempted=True)
     story.tell(InstancePriced, instance="i-001", hour_prices_usd=(0.0,))
-    assert budget.bill_usd(story.state, story.at) < budget.bill_usd(moved_off(3600.0).state, story.at)
+    assert bill_usd(story.state, story.at) < bill_usd(moved_off(3600.0).state, story.at)
 
 
 def test_an_instance_that_ec2_does_not_take_away_is_given_back_shortly_after() -> None:
@@ -296,12 +296,12 @@ def test_the_stop_comes_before_the_leases_end_and_both_before_the_cap(market: st
         wake_at, hold_until = story.controller.wake_at(), story.controller.hold_until()
         assert wake_at is not None
         assert wake_at > story.at
-        assert budget.bill_usd(story.state, hold_until) <= 2.0
+        assert bill_usd(story.state, hold_until) <= 2.0
         story.at = wake_at - 1.0
         if "ReleaseInstance" in kinds(story.tell(Tick)):
             break
     assert story.state.outcome == "budget"
-    assert budget.bill_usd(story.state, story.at + 30.0) <= 2.0
+    assert bill_usd(story.state, story.at + 30.0) <= 2.0
     assert story.controller.hold_until() >= story.at
 
 
@@ -326,7 +326,7 @@ def test_a_first_lease_that_the_driver_cannot_cut_is_paid_for_in_advance() -> No
     story.ready("i-001")
     story.at += 900.0
     story.tell(Tick)
-    first_usd = budget.bill_usd(story.state, story.controller.hold_until())
+    first_usd = bill_usd(story.state, story.controller.hold_until())
     assert first_usd + 600.0 * 0.001 == pytest.approx(2.0)
 
 
@@ -338,10 +338,10 @@ def test_an_instance_that_ran_and_ended_unseen_is_paid_for_as_long_as_it_ran() -
     ran = {"instance": "i-001", "ended_at": story.at - 3300.0}
     story.tell(InstanceRunning, running_at=story.at - 3500.0, **ran)
     assert (story.state.course, story.state.outcome) == ("running", None)
-    assert budget.bill_usd(story.state, story.at) == pytest.approx(0.2)
+    assert bill_usd(story.state, story.at) == pytest.approx(0.2)
     story.tell(InstanceLost, reason="its lease expired", **ran)
     assert (story.state.course, story.state.outcome) == ("running", None)
-    assert budget.bill_usd(story.state, story.at) == pytest.approx(0.2)
+    assert bill_usd(story.state, story.at) == pytest.approx(0.2)
 
 
 def test_the_rest_is_planned_with_the_latest_spot_price() -> None:
@@ -385,7 +385,7 @@ def test_a_journal_of_a_version_without_markets_resumes() -> None:
     records = controller.state.instances
     assert {record.market for record in records.values()} == {"on_demand"}
     assert [record.status.value for record in records.values()][:3] == ["ended", "running", "ended"]
-    assert budget.bill_usd(controller.state, 9.0) == pytest.approx(3 * 60 * 0.001)
+    assert bill_usd(controller.state, 9.0) == pytest.approx(3 * 60 * 0.001)
     assert isinstance(controller.handle(decode_event("Tick", '{"occurred_at":10.0}')), list)
 
 

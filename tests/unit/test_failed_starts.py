@@ -26,7 +26,7 @@ from rubberband.executor import (
     Result,
     Started,
     Tick,
-    budget,
+    bill_usd,
     summarise,
 )
 from rubberband.executor.run.follower import outcome_of
@@ -71,7 +71,7 @@ def test_after_three_in_a_row_none_is_bought_and_a_resume_tries_again() -> None:
     assert lose(story, "i-001", "i-002") == [], "the next one waits"
     assert next_tick(story) == ["i-003"], "one attempt is left, though two are missing"
     assert lose(story, "i-003") == ["Finish"]
-    spent = f"{budget.bill_usd(story.state, story.at):.2f}"
+    spent = f"{bill_usd(story.state, story.at):.2f}"
     assert story.state.reason == (
         f"instances fail to start: raylet: no disk (3 of 3 in a row); {spent} USD spent; fix it, then rubberband "
         "resume test"

@@ -18,7 +18,12 @@ from rubberband.executor import (
     InstanceRunning,
     InstanceStatus,
     Started,
-    budget,
+    bill_lines,
+    bill_usd,
+    spending_without_released,
+)
+from rubberband.executor import (
+    spending as spending_of,
 )
 from rubberband.values.offer import Billing, BillLine, SideCost
 from tests.builders.jobs import JOB, SPOT
@@ -37,7 +42,7 @@ def test_the_incremental_bill_equals_the_bill(billing: Billing) -> None:
         nonlocal seen
         state = controller.state
         if state.fleet.spending is not None and state.ended_at is None:
-            billed_usd = budget.bill_usd(state, state.now)
+            billed_usd = bill_usd(state, state.now)
             assert state.fleet.spending.spent_usd(state.now) == pytest.approx(billed_usd, abs=1e-9)
             seen += 1
 
@@ -53,8 +58,8 @@ def test_an_instance_being_released_is_paid_until_its_release() -> None:
     story, _ = at_its_sync(1.22)
     state = story.state
     assert any(record.status is InstanceStatus.RELEASING for record in state.fleet.current())
-    rest = budget.spending_without_released(state)
-    assert rest.spent_usd(state.now) == pytest.approx(budget.bill_usd(state, state.now))
+    rest = spending_without_released(state)
+    assert rest.spent_usd(state.now) == pytest.approx(bill_usd(state, state.now))
 
 
 def test_an_instance_that_was_asked_for_and_never_comes_does_not_bring_the_stop_nearer() -> None:
@@ -63,7 +68,7 @@ def test_an_instance_that_was_asked_for_and_never_comes_does_not_bring_the_stop_
     story = Story(job)
     story.tell(Started)
     story.tell(InstanceRunning, instance="i-001", running_at=story.at)
-    running_at, spending = story.at - 1.0, budget.spending(story.state)
+    running_at, spending = story.at - 1.0, spending_of(story.state)
     first = spending.stops_at(story.at, 0.0)
     assert first == pytest.approx(running_at + 150.0, abs=3.0), "two of them from about now on"
     later = spending.stops_at(first - 1.0, 0.0)
@@ -79,12 +84,12 @@ def test_an_instance_that_starts_up_is_reserved_up_to_its_first_lease() -> None:
     assert first_s is not None
     story.tell(InstanceRunning, instance="i-001", running_at=story.at)
     running_at = story.at - 1.0
-    spending = budget.spending(story.state)
+    spending = spending_of(story.state)
     assert spending.lines[0].bound_until == running_at + first_s + 2.0, (
         "and it notices that its lease is over a while later"
     )
     story.ready("i-001")
-    spending = budget.spending(story.state)
+    spending = spending_of(story.state)
     assert spending.lines[0].bound_until <= story.at
 
 
@@ -94,7 +99,7 @@ def test_an_instance_that_is_being_released_is_reserved_until_it_notices_the_end
         story.report(trial, trial / 10)
     released = [one for one in story.state.fleet.current() if one.status is InstanceStatus.RELEASING]
     assert released
-    lines = {line.since: line for line in budget.spending(story.state).lines}
+    lines = {line.since: line for line in spending_of(story.state).lines}
     for record in released:
         assert record.running_at is not None
         assert record.leased_until is not None
@@ -123,11 +128,11 @@ def test_the_head_costs_nothing_between_an_end_and_a_resume() -> None:
     story.tell(CancelRequested)
     story.released("i-001", "i-002")
     state = story.state
-    before_usd = budget.bill_usd(state, state.now)
+    before_usd = bill_usd(state, state.now)
     story.at += 86_400.0
     story.tell(DriverResumed, live=(), ended=())
-    assert budget.bill_usd(state, state.now) == pytest.approx(before_usd, abs=0.001)
-    assert budget.spending(state).spent_usd(state.now) == pytest.approx(before_usd, abs=0.001)
+    assert bill_usd(state, state.now) == pytest.approx(before_usd, abs=0.001)
+    assert spending_of(state).spent_usd(state.now) == pytest.approx(before_usd, abs=0.001)
 
 
 @pytest.mark.parametrize("hour_usd", [(0.1,), (3.0,)], ids=["cheaper", "dearer"])
@@ -137,9 +142,9 @@ def test_a_price_that_is_known_after_an_instance_has_gone_is_in_what_is_left_of_
     story = begun(dataclasses.replace(SPOT, max_cost_usd=5.0))
     story.tell(InstanceLost, instance="i-002", ended_at=story.at, reason="taken away", preempted=True)
     state = story.state
-    at_once_usd = budget.spending(state).spent_usd(state.now)
+    at_once_usd = spending_of(state).spent_usd(state.now)
     story.tell(InstancePriced, instance="i-002", hour_prices_usd=hour_usd)
-    ledger_usd, spent_usd = budget.bill_usd(state, state.now), budget.spending(state).spent_usd(state.now)
+    ledger_usd, spent_usd = bill_usd(state, state.now), spending_of(state).spent_usd(state.now)
     assert spent_usd == pytest.approx(ledger_usd)
     assert abs(spent_usd - at_once_usd) > 0.005
 
@@ -149,5 +154,5 @@ def test_an_instance_that_ended_before_it_ran_had_its_volume() -> None:
     story = Story(dataclasses.replace(JOB, offer=dataclasses.replace(JOB.offer, side_costs=(volumes,))))
     story.tell(Started)
     story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="it did not start", preempted=False)
-    assert budget.bill_usd(story.state, story.at) == pytest.approx(0.002)
-    assert budget.bill_lines(story.state, story.at) == (BillLine(line="root volumes", usd=0.002),)
+    assert bill_usd(story.state, story.at) == pytest.approx(0.002)
+    assert bill_lines(story.state, story.at) == (BillLine(line="root volumes", usd=0.002),)
