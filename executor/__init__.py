@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 _MODULES = {
     "checkpoints": "CheckpointStore LocalCheckpointStore make_store open_store",
     "checkpoints.folders": "FolderCheckpoint MANIFEST is_archive read_manifest unpack",
-    "core.budget": "bill_lines bill_usd instance_cost_usd lane_bill_usd paid_time spending spending_without_released",
+    "core.bill": "bill_lines bill_usd instance_cost_usd lane_bill_usd paid_time spending spending_without_released",
     "core.controller": "Controller",
     "core.events": (
         "AllotmentChanged CancelRequested CheckpointLost CheckpointRef Command DiscardCheckpoint "

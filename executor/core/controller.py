@@ -14,7 +14,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from rubberband.executor.core import asha, budget, instance_cap, instances, launching, limits, stragglers
+from rubberband.executor.core import asha, bill, instance_cap, instances, launching, limits, stragglers
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.events import (
     AllotmentChanged,
@@ -542,7 +542,7 @@ class Controller:
     def _end_unstarted(self) -> None:
         """No instance gets ready: the cause comes first, and a resume tries again."""
         job, state = self.job, self.state
-        reason = f"{limits.fails_to_start(state)}; {format_usd(budget.bill_usd(state, state.now))} spent"
+        reason = f"{limits.fails_to_start(state)}; {format_usd(bill.bill_usd(state, state.now))} spent"
         if limits.affordable(state):
             state.stranded = True
             self._end("failed", f"{reason}; fix it, then rubberband resume {job.name}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from rubberband.errors import InputError, RubberbandError
-from rubberband.executor.core.budget import bill_usd, held_s
+from rubberband.executor.core.bill import bill_usd, held_s
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import DriverResumed, EndedInstance
 from rubberband.executor.core.fleet import GONE

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import NamedTuple
 
-from rubberband.executor.core.budget import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
+from rubberband.executor.core.bill import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
 from rubberband.executor.core.events import Gang
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job

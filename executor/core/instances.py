@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
-from rubberband.executor.core.budget import market_usd_per_s
+from rubberband.executor.core.bill import market_usd_per_s
 from rubberband.executor.core.events import (
     Command,
     DriverResumed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rubberband.executor.core import limits
-from rubberband.executor.core.budget import market_usd_per_s
+from rubberband.executor.core.bill import market_usd_per_s
 from rubberband.executor.core.events import Command, LaunchInstance
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, stage_left_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rubberband.executor.core import budget
+from rubberband.executor.core import bill
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.job import Job
@@ -40,7 +40,7 @@ def stop_at(state: State) -> float:
     """Return when everything must be given back for the bill to stay within max_cost; infinite without a cap."""
     if state.job.max_cost_usd is None:
         return math.inf
-    return budget.spending(state).stops_at(state.now, state.job.release_margin_s)
+    return bill.spending(state).stops_at(state.now, state.job.release_margin_s)
 
 
 def look_ahead(state: State) -> tuple[float, float | None]:
@@ -52,7 +52,7 @@ def look_ahead(state: State) -> tuple[float, float | None]:
     """
     job = state.job
     now, ends_at = state.now, math.inf
-    spending = None if job.max_cost_usd is None else budget.spending(state)
+    spending = None if job.max_cost_usd is None else bill.spending(state)
     if spending is not None:
         ends_at = max(now, spending.reaches_about(now) - job.release_margin_s / 2.0)
     if state.course != "running":
@@ -79,7 +79,7 @@ def over_budget(state: State, ticked: bool) -> str | None:
     job = state.job
     if job.max_cost_usd is None or state.now + SMALLEST_WAIT_S < stop_at(state):
         return None
-    spent_usd = budget.spending(state).spent_usd(state.now)
+    spent_usd = bill.spending(state).spent_usd(state.now)
     if spent_usd <= job.max_cost_usd + MONEY_SLACK_USD and not ticked:
         return None
     text = f"max_cost={format_usd(job.max_cost_usd)} is reached ({format_usd(spent_usd)} spent)"
@@ -98,7 +98,7 @@ def leased_until(state: State, *, booting: bool = False) -> float | None:
     if job.lease_s is None or job.max_cost_usd is None:
         return None
     length_s = job.longest_lease_s if booting else job.lease_s
-    reached_at = budget.spending(state).reaches(state.now) - job.release_margin_s / 2.0
+    reached_at = bill.spending(state).reaches(state.now) - job.release_margin_s / 2.0
     return max(state.now, min(state.now + length_s, reached_at))
 
 
@@ -112,7 +112,7 @@ def affordable(state: State, wanted: int = 1) -> int:
     job = state.job
     if job.max_cost_usd is None:
         return wanted
-    count, reached_at = _affordable(state, budget.spending(state), wanted)
+    count, reached_at = _affordable(state, bill.spending(state), wanted)
     if count and job.lease_s is not None and reached_at < state.now + job.longest_lease_s + job.release_margin_s:
         rest = _if_given_back(state)
         if rest is not None and reached_at < _affordable(state, rest, count)[1]:
@@ -134,14 +134,14 @@ def _if_given_back(state: State) -> RunSpending | None:
     """The spending if all were given back that is released; None if nothing is."""
     if not any(record.status is InstanceStatus.RELEASING for record in state.fleet.current()):
         return None
-    return budget.spending_without_released(state)
+    return bill.spending_without_released(state)
 
 
 def _affordable(state: State, spending: RunSpending, wanted: int) -> tuple[int, float]:
     """How many more the spending allows, and until when all may be held then."""
     job = state.job
     least_until = state.now + job.release_margin_s + max(SHORTEST_HOLD_S, job.offer.init_delay_s)
-    another = budget.coming(job, 0.0)
+    another = bill.coming(job, 0.0)
     for count in range(wanted, 0, -1):
         reached_at = spending.with_more(another, count).reaches(state.now)
         if reached_at >= least_until:

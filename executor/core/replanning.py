@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rubberband.errors import RubberbandError
-from rubberband.executor.core.budget import bill_usd, held_s
+from rubberband.executor.core.bill import bill_usd, held_s
 from rubberband.executor.core.events import RestPlanned
 from rubberband.executor.core.forecast import assumed, forecast, lane_factor, later_stages, stage_left
 from rubberband.executor.core.job import Job

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from rubberband.executor.core import limits
-from rubberband.executor.core.budget import instance_cost_usd, market_usd_per_s, new_instance_usd
+from rubberband.executor.core.bill import instance_cost_usd, market_usd_per_s, new_instance_usd
 from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, running_left_s, stage_left_s

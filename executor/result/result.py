@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from rubberband.errors import InputError
-from rubberband.executor.core.budget import (
+from rubberband.executor.core.bill import (
     PaidTime,
     bill_lines,
     bill_usd,

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from rubberband.errors import InputError
-from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.bill import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialReported
 from rubberband.executor.core.state import Phase, StageRecord, State, TrialStatus

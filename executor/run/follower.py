@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rubberband.cloud.clock import time_of
 from rubberband.errors import DamagedJournalError
-from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.bill import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialFailed
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast

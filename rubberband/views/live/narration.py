@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.bill import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     WITHOUT_CHECKPOINT,

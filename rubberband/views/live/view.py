@@ -23,7 +23,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rubberband import markup
-from rubberband.executor.core.budget import bill_usd, lane_bill_usd
+from rubberband.executor.core.bill import bill_usd, lane_bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
