@@ -251,7 +251,7 @@ class Recorder:
     def keep(self, row: Submission, found: ExperimentSnapshot, *, restarts: bool = False) -> Submission:
         """Store changes of state and summary; return the row as stored now.
 
-        With `restarts` the state is left to the caller, who queues it: nobody is to see it as interrupted before.
+        With `restarts` the state is left to the caller, who queues it: it is never shown as interrupted then.
         """
         if restarts:
             found = ExperimentSnapshot(state=row.state, reason=row.reason)

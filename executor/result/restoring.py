@@ -154,7 +154,6 @@ def _torch(found: TrialResult, target: type[TorchTrial], path: Path, device: str
     content = _checked(lambda: expect(loaded, "torch", found.iterations), target)
     trial = target()
     trial.max_iterations = found.iterations
-    trial._data_seed = content.get("data_seed")
     reseed("setup", content["seed"])
     model = trial.build_model(dict(found.configuration)).to(device)
     load = override_of(trial, "load_state_dict")
@@ -169,13 +168,13 @@ def _torch(found: TrialResult, target: type[TorchTrial], path: Path, device: str
         raise _unlike(target, error) from error
     trial.config, trial.model = found.configuration, model.eval()
     for method in ("train_dataset", "eval_dataset"):
-        vars(trial)[method] = partial(_dataset, trial, method, content["seed"])
+        vars(trial)[method] = partial(_dataset, trial, method, content["seed"], content.get("data_seed"))
     return trial
 
 
-def _dataset(trial: TorchTrial, method: str, seed: int, *args: Any, **kwargs: Any) -> Any:
+def _dataset(trial: TorchTrial, method: str, seed: int, data_seed: int | None, *args: Any, **kwargs: Any) -> Any:
     """Make a dataset as the trained trial did."""
-    reseed_data(seed, trial._data_seed)
+    reseed_data(seed, data_seed)
     return getattr(type(trial), method)(trial, *args, **kwargs)
 
 

@@ -303,8 +303,7 @@ class _Few(Subset[Any]):
 def shorten(trial: TorchTrial, segment: Segment) -> int:
     """Give the trial short iterations, in which each share goes through the model at once; return its batch size."""
     own: Any = trial
-    own._data_seed = segment.data_seed
-    reseed("setup", segment.seed)  # as the runner does before: a LightningTrial makes its data for its batch size
+    reseed("setup", segment.seed)  # as the runner does before: the data may be made for the batch size
     batch_size = max(LEAST_BATCH, trial.global_batch_size(segment.config))
     if trial.max_batch_size_per_gpu is not None:
         batch_size = min(batch_size, trial.max_batch_size_per_gpu)

@@ -95,7 +95,6 @@ class TorchRunner(Runner):
         if segment.device == "cuda" and segment.trials_per_gpu > 1:
             torch.cuda.set_per_process_memory_fraction(1.0 / segment.trials_per_gpu)
         trial.max_iterations = max(segment.max_iterations or 0, segment.until_iterations)
-        trial._data_seed = segment.data_seed
         reseed("setup", segment.seed)
         self._batch_size = positive("global_batch_size()", trial.global_batch_size(segment.config))
         self._limit: int | None = None
@@ -333,7 +332,6 @@ class TorchRunner(Runner):
         if segment.rank == 0:
             self._require_finite(trained)
             metrics = clean_metrics({**trained, **evaluated}, segment.metric)
-            self._trial._observe(metrics)
         watched = self._watched(metrics) if segment.rank == 0 else ""
         value = self._gang.agree(metrics.get(watched))
         for schedule in [] if self._schedules is None else self._schedules.members:
@@ -413,8 +411,6 @@ class TorchRunner(Runner):
 
     def close(self) -> None:
         """Drop the model and all that refers to it, as the gang requires before it is left."""
-        if hasattr(self, "_trial"):
-            self._trial._close()
         for name in ("_feed", "_evaluation"):
             if hasattr(self, name):
                 getattr(self, name).close()

@@ -155,14 +155,6 @@ class TorchTrial(ABC):
     """Its configuration; only of a trial that `Result.load_best` returned."""
     model: torch.nn.Module
     """The trained model; only of a trial that `Result.load_best` returned."""
-    _data_seed: int | None = None
-    """The segment's; set before any method is called."""
-
-    def _observe(self, metrics: Mapping[str, float]) -> None:  # noqa: B027 — optional hook
-        """Take the metrics of an iteration, on rank 0, before it is reported; for integrations."""
-
-    def _close(self) -> None:  # noqa: B027 — optional hook
-        """Release what the trial holds, at the end of a segment; for integrations."""
 
     @abstractmethod
     def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:

@@ -93,12 +93,6 @@ def test_a_gang_that_trains_what_one_worker_trains_passes(name: str) -> None:
     assert compared(name) == ([], [])
 
 
-@pytest.mark.by_default(1)
-@pytest.mark.parametrize("name", ["Classifier", "OnAll"])
-def test_a_lightning_trial_passes_that_divides_data_at_random_and_plans_its_lr_by_steps(name: str) -> None:
-    assert compared(f"lightning_trials:{name}", replace(SEGMENT, metric="val_loss")) == ([], [])
-
-
 @pytest.mark.long
 def test_a_loss_that_compares_samples_of_all_workers_needs_equal_shares() -> None:
     ((line,), _) = compared("planted_trials:Contrasting")

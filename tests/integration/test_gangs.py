@@ -33,7 +33,6 @@ from tests.builders.segments import content, reports
 SEGMENT = replace(segments.SEGMENT, until_iterations=6, max_iterations=6)
 SHARES = [[11, 5], [0, 16], [16, 0], [3, 13], [8, 8]]
 UNUSED, STATIC = {"find_unused_parameters": True}, {"static_graph": True, "gradient_clip_norm": 0.2}
-lightning = partial(pytest.importorskip, "lightning.pytorch", reason="pip install 'rubberband-tune[lightning]'")
 
 
 def trial(name: str) -> Entrypoint:
@@ -103,15 +102,12 @@ def own_state(payload: bytes) -> Any:
             marks=[pytest.mark.long, pytest.mark.filterwarnings("ignore::DeprecationWarning")],  # torch's own
         ),
         pytest.param("Weighed", {}, "1231", 1e-10, marks=pytest.mark.long),
-        pytest.param("lightning_trials:Classifier", {}, "121", 1e-10, marks=pytest.mark.long),
-        pytest.param("lightning_trials:OnAll", {}, "121", 1e-10, marks=pytest.mark.long),
     ],
 )
 def test_reports_and_checkpoints_of_a_resized_trial_are_those_of_one_never_resized(
     workers: list[Worker], store: Any, name: str, config: dict[str, Any], gangs: str, tolerance: float
 ) -> None:
-    metric = "val_loss" if lightning() and name.startswith("lightning") else "loss"
-    segment = replace(SEGMENT, config=config, metric=metric)
+    segment = replace(SEGMENT, config=config)
     whole = reports(list(run_segment(trial(name), segment, store)))
     sizes = [(int(size), min(2 * at, 6)) for at, size in enumerate(gangs, start=1)]
     if "3" in gangs:
@@ -120,7 +116,7 @@ def test_reports_and_checkpoints_of_a_resized_trial_are_those_of_one_never_resiz
     else:
         parts = resized(workers, trial(name), segment, store, sizes)
     for straight, other in zip(whole, parts, strict=True):
-        assert {metric, "train_loss"} <= set(other.metrics)
+        assert {"loss", "train_loss"} <= set(other.metrics)
         assert other.metrics == pytest.approx(dict(straight.metrics), rel=tolerance)
     expected, got = content(store, whole[-1]), content(store, parts[-1])
     torch.testing.assert_close(got["model"], expected["model"], rtol=tolerance, atol=tolerance)

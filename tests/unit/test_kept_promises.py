@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sql
-import torch
 
 from rubberband.api.store import Store
 from rubberband.api.store.schema import Promise
@@ -31,7 +30,6 @@ from rubberband.executor.checkpoints import machine as machines
 from rubberband.executor.checkpoints import scratch as scratches
 from rubberband.executor.core.forecast import lateness
 from rubberband.executor.training.command_runner import CommandRunner
-from rubberband.integrations.lightning_hooks import Log
 from rubberband.planner.replanning import LOWER_CONFIDENCES, _likeliest
 from rubberband.states import ExperimentState
 from rubberband.values.command import Metrics, ProgramCommand
@@ -224,13 +222,3 @@ def test_a_child_that_was_forked_meanwhile_holds_no_lock_on_a_checkpoint(tmp_pat
     finally:
         child.kill()
         child.wait()
-
-
-def test_a_metric_that_is_logged_once_is_reported_once():
-    log = Log()
-    log.add("loss", torch.tensor(2.0), {})
-    log.add("sum", 3.0, {"reduce_fx": "sum"})
-    assert log.take() == {"loss": 2.0, "sum": 3.0}
-    assert log.take() == {}
-    log.add("loss", 4.0, {})
-    assert {name: float(value) for name, value in log.take().items()} == {"loss": 4.0}

@@ -465,10 +465,6 @@ EXAMPLES: dict[str, Example] = {
         lambda: speed_balancer.SpeedBalancer(3), _balance, anew=_MEASURED, settings=("num_workers",)
     ),
 }
-ELSEWHERE = {
-    "integrations.lightning._ModuleRun": "test_lightning.py: a trial that resumes learns the same",
-    "integrations.lightning_hooks.EarlyStops": "test_lightning.py: patience goes on after a resume",
-}
 PAIRS = (("state_dict", "load_state_dict"), ("state", "restore"))
 
 
@@ -484,7 +480,7 @@ def test_every_class_with_a_state_has_an_example():
     ]
     plain_ones = {walk.name_of(kind) for kind in kinds if not getattr(kind, "_is_protocol", False)}
     users = {"planner.balancing.shares.Remembering", "executor.training.checkpoint.StatefulCalls"}
-    missing = plain_ones - EXAMPLES.keys() - ELSEWHERE.keys() - users
+    missing = plain_ones - EXAMPLES.keys() - users
     assert missing == set(), "add an example to EXAMPLES in test_states.py"
 
 

@@ -168,7 +168,6 @@ class AsyncRunner(TorchRunner):
         trained = {f"train_{name}": total / weight for name, total in sums.items()} if weight else {}
         evaluated = self._evaluated(iterations)
         metrics = clean_metrics({**trained, **evaluated}, segment.metric)
-        self._trial._observe(metrics)
         states = self._servers.close_iteration(iterations, self._for_plateau(metrics, iterations))
         if states is not None:
             groups = states["optimizer"]["param_groups"]

@@ -131,7 +131,6 @@ class ServedShard:
         self._trial = trial
         self._config = segment.config
         trial.max_iterations = max(segment.max_iterations or 0, segment.until_iterations)
-        trial._data_seed = segment.data_seed
         reseed("setup", segment.seed)
         positive("global_batch_size()", trial.global_batch_size(segment.config))
         reseed("setup", segment.seed)
