@@ -239,9 +239,9 @@ def test_the_service_shows_the_size_once_a_run_has_it(tmp_path: Path) -> None:
     )
     result = run_experiment(asked, folder)
     recorder = Recorder(folder, store, lambda: None, clock=Clock())
-    row = recorder.step(submission)
-    assert row is not None
-    for found in (row, store.submission("sized")):
+    seen = recorder.look(submission)
+    assert seen is not None
+    for found in (recorder.keep(submission, seen), store.submission("sized")):
         assert found is not None
         assert found.words["search"]["scheduler"]["num_samples"] == len(result.trials)
         assert found.words["constraints"] == asked.to_words()["constraints"]
