@@ -28,6 +28,7 @@ from rubberband.integrations.ray_tune_options import (
     check_resources,
     most_instances,
     name_of,
+    refused,
     trials_per_gpu,
     words_of,
 )
@@ -124,7 +125,7 @@ class Tuner:
         check_tune_callbacks(callbacks)
         names = {word: getattr(tune_config, word, None) for word in ("trial_name_creator", "trial_dirname_creator")}
         if not callbacks and (given := [word for word, value in names.items() if value is not None]):
-            raise InputError(f"TuneConfig({given[0]}=...): only callbacks read it, and there are none; leave it out")
+            raise refused(f"TuneConfig({given[0]}=...) without callbacks")
         folder = self._folder()
         own: list[Any] = [FailFast(folder)] if self._fail_fast else []
         if callbacks:
@@ -159,22 +160,17 @@ def _checkpoint_every(run_config: Any, trainable: Any) -> int:
     config = getattr(run_config, "checkpoint_config", None)
     check_fields(config)
     if (kept := getattr(config, "num_to_keep", None)) not in (None, 1):
-        raise InputError(f"CheckpointConfig(num_to_keep={kept}): each trial's latest checkpoint is kept; leave it out")
+        raise refused(f"CheckpointConfig(num_to_keep={kept})")
     every: int = getattr(config, "checkpoint_frequency", 0) or 0
     if not isinstance(trainable.target, type) and (every or getattr(config, "checkpoint_at_end", None)):
-        raise InputError(
-            "CheckpointConfig(checkpoint_frequency, checkpoint_at_end) are for class trainables; a function passes "
-            "checkpoint= to tune.report"
-        )
+        raise refused("CheckpointConfig(checkpoint_frequency=..., checkpoint_at_end=...) of a function")
     return every or 1
 
 
 def _verbose(run_config: Any) -> int:
     log = getattr(run_config, "log_to_file", False)
     if log not in (False, True):
-        raise InputError(
-            f"RunConfig(log_to_file={shown(log)}): `rubberband logs` has each trial's output; leave it out"
-        )
+        raise refused(f"RunConfig(log_to_file={shown(log)})")
     given = getattr(run_config, "_verbose", None)
     return 1 if given is None else min(2, int(given))
 
@@ -233,7 +229,7 @@ class ResultGrid:
         Raises InputError if no trial has reported it.
         """
         if scope != "last":
-            raise InputError(f"scope={shown(scope)}: trials are compared by their latest reports; leave scope out")
+            raise refused(f"scope={shown(scope)}")
         result = self.result
         metric, mode = metric or result.metric, mode or result.mode
         if (metric, mode) == (result.metric, result.mode) and result.best is not None:

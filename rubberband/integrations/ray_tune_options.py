@@ -23,66 +23,46 @@ from rubberband.spec.samplers import configured
 from rubberband.spec.space import Domain, choice, foreign
 from rubberband.units import counted, shown
 
-_ELSEWHERE = "experiments are kept in home=..., and checkpoints in resources={'checkpoints': ...}; leave it out"
-_LATEST = "each trial's latest checkpoint is kept; leave it out"
-_DEPRECATED = "Ray Tune has removed it; leave it out"
-
-WORDS: Mapping[str, Mapping[str, str | None]] = {
-    "TuneConfig": {
-        **dict.fromkeys(("mode", "metric", "search_alg", "scheduler", "num_samples", "max_concurrent_trials")),
-        **dict.fromkeys(("time_budget_s", "reuse_actors", "trial_name_creator", "trial_dirname_creator")),
-        "chdir_to_trial_dir": _DEPRECATED,
-    },
-    "RunConfig": {
-        **dict.fromkeys(("name", "failure_config", "checkpoint_config", "verbose", "stop", "callbacks", "log_to_file")),
-        "storage_path": _ELSEWHERE,
-        "storage_filesystem": _ELSEWHERE,
-        "sync_config": "nothing is synchronised: checkpoints are written to their store; leave it out",
-        "progress_reporter": "the run shows its own progress; leave it out, or set verbose",
-        "local_dir": _DEPRECATED,
-    },
-    "FailureConfig": dict.fromkeys(("max_failures", "fail_fast")),
-    "CheckpointConfig": {
-        **dict.fromkeys(("num_to_keep", "checkpoint_frequency", "checkpoint_at_end")),
-        "checkpoint_score_attribute": _LATEST,
-        "checkpoint_score_order": _LATEST,
-        "_checkpoint_keep_all_ranks": _DEPRECATED,
-        "_checkpoint_upload_from_workers": _DEPRECATED,
-    },
-    "AsyncHyperBandScheduler": dict.fromkeys(
-        ("time_attr", "metric", "mode", "max_t", "grace_period", "reduction_factor", "brackets", "stop_last_trials")
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "TuneConfig": (
+        *("mode", "metric", "search_alg", "scheduler", "num_samples", "max_concurrent_trials"),
+        *("time_budget_s", "reuse_actors", "trial_name_creator", "trial_dirname_creator"),
     ),
-    "HyperBandScheduler": dict.fromkeys(
-        ("time_attr", "metric", "mode", "max_t", "reduction_factor", "stop_last_trials")
+    "RunConfig": ("name", "failure_config", "checkpoint_config", "verbose", "stop", "callbacks", "log_to_file"),
+    "FailureConfig": ("max_failures", "fail_fast"),
+    "CheckpointConfig": ("num_to_keep", "checkpoint_frequency", "checkpoint_at_end"),
+    "AsyncHyperBandScheduler": (
+        *("time_attr", "metric", "mode", "max_t", "grace_period", "reduction_factor", "brackets", "stop_last_trials"),
     ),
-    "FIFOScheduler": {},
-    "BasicVariantGenerator": dict.fromkeys(
-        ("points_to_evaluate", "max_concurrent", "constant_grid_search", "random_state")
+    "HyperBandScheduler": ("time_attr", "metric", "mode", "max_t", "reduction_factor", "stop_last_trials"),
+    "FIFOScheduler": (),
+    "BasicVariantGenerator": ("points_to_evaluate", "max_concurrent", "constant_grid_search", "random_state"),
+    "ConcurrencyLimiter": ("searcher", "max_concurrent", "batch"),
+    "OptunaSearch": (
+        *("space", "metric", "mode", "points_to_evaluate", "sampler", "study_name", "storage", "seed"),
+        "evaluated_rewards",
     ),
-    "ConcurrencyLimiter": dict.fromkeys(("searcher", "max_concurrent", "batch")),
-    "OptunaSearch": {
-        **dict.fromkeys(("space", "metric", "mode", "points_to_evaluate", "sampler", "study_name", "storage", "seed")),
-        "evaluated_rewards": None,
-    },
 }
-"""Class of Ray Tune -> its words; the reason and the remedy of those that are refused."""
+"""Class of Ray Tune -> its words that are read. Any other word of a config is refused."""
+
+
+def refused(what: str) -> InputError:
+    """Return the error for what has no counterpart."""
+    return InputError(f"{what} has no counterpart; leave it out, or see the words of Ray Tune in docs/move.md")
 
 
 def check_fields(config: Any) -> None:
-    """Raise InputError for a field of a config that differs from its default and is refused, or not known."""
+    """Raise InputError for a field of a config that differs from its default, and is not read."""
     if config is None:
         return
     kind = next((base.__name__ for base in type(config).__mro__ if base.__name__ in WORDS), type(config).__name__)
     if type(config).__module__.startswith("ray.train"):
         raise InputError(f"{kind} is that of ray.train; import it from ray.tune: from ray.tune import {kind}")
-    known, default = WORDS.get(kind, {}), type(config)()
+    default = type(config)()
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.name in known and known[field.name] is None:
-            continue
-        if value != getattr(default, field.name):
-            why = known.get(field.name) or "RubberBand does not know it; leave it out"
-            raise InputError(f"{kind}({field.name}={shown(value)}): {why}")
+        if field.name not in WORDS.get(kind, ()) and value != getattr(default, field.name):
+            raise refused(f"{kind}({field.name}={shown(value)})")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -111,7 +91,7 @@ def words_of(space: Mapping[str, Any], tune_config: Any, run_config: Any, limits
     check_fields(failure)
     if (retries := getattr(failure, "max_failures", 0)) or getattr(failure, "fail_fast", False):
         if retries < 0:
-            raise InputError("FailureConfig(max_failures=-1): retries have a limit; give a number such as 10")
+            raise refused(f"FailureConfig(max_failures={retries})")
         found.constraints["max_failures"] = retries
     if (budget := getattr(tune_config, "time_budget_s", None)) is not None:
         seconds = budget.total_seconds() if isinstance(budget, datetime.timedelta) else budget
@@ -143,10 +123,7 @@ def _read_stop(stop: Any, found: Found) -> int | None:
         elif callable(rule) and not hasattr(rule, "stop_all"):
             functions.append(_stateless(rule))
         elif kind != "NoopStopper":
-            raise InputError(
-                f"RunConfig(stop={kind}(...)) has no counterpart; return from the function, or report done=True, "
-                "where a trial should end, or give stop={'METRIC': threshold}"
-            )
+            raise refused(f"RunConfig(stop={kind}(...))")
     if thresholds or functions:
         found.stop = Stop(thresholds, tuple(functions))
     return min(most) if most else None
@@ -162,24 +139,21 @@ def _rules(stop: Any) -> list[Any]:
     return [stop]
 
 
-_OF_THE_CLOCK = ("time_total_s", "time_since_restore", "time_this_iter_s", "timestamp")
-_COUNTED_BY_TUNE = ("iterations_since_restore", "timesteps_since_restore", "timesteps_total", "episodes_total")
+_COUNTED_BY_TUNE = (
+    *("time_total_s", "time_since_restore", "time_this_iter_s", "timestamp"),
+    *("iterations_since_restore", "timesteps_since_restore", "timesteps_total", "episodes_total"),
+)
 
 
 def _thresholds(rule: Mapping[str, Any], most: list[int]) -> dict[str, Any]:
     found = dict(rule)
     if (iterations := found.pop("training_iteration", None)) is not None:
         if isinstance(iterations, bool) or not isinstance(iterations, int | float) or iterations < 1:
-            raise InputError(f"RunConfig(stop={{'training_iteration': {shown(iterations)}}}): write a number from 1")
+            raise refused(f"RunConfig(stop={{'training_iteration': {shown(iterations)}}})")
         most.append(math.ceil(iterations))
     for metric, threshold in found.items():
-        at = f"RunConfig(stop={{{metric!r}: {shown(threshold)}}})"
-        if metric in _OF_THE_CLOCK:
-            raise InputError(f"{at}: a trial's time depends on its GPUs; give training_iteration, or time_budget_s")
-        if metric in _COUNTED_BY_TUNE:
-            raise InputError(f"{at}: RubberBand counts reports; give training_iteration, or report it by another name")
-        if not isinstance(threshold, int | float):
-            raise InputError(f"{at}: a threshold is a number; a trial ends once the metric is at least that")
+        if metric in _COUNTED_BY_TUNE or not isinstance(threshold, int | float):
+            raise refused(f"RunConfig(stop={{{metric!r}: {shown(threshold)}}})")
     return found
 
 
@@ -187,10 +161,7 @@ def _stateless(function: Any) -> Any:
     """Return a function of a trial's own result. Raises InputError for one that keeps something between calls."""
     if getattr(function, "__closure__", None) or not hasattr(function, "__code__"):
         name = getattr(function, "__name__", type(function).__name__)
-        raise InputError(
-            f"RunConfig(stop={name}): it is called in each trial's own process, where what it keeps between calls is "
-            "not shared; give a function of (trial_id, result) alone"
-        )
+        raise refused(f"RunConfig(stop={name}), which keeps something between its calls,")
     return function
 
 
@@ -207,7 +178,7 @@ def _searcher_of(config: Any, found: Found) -> Any:
     limits = [getattr(config, "max_concurrent_trials", None), getattr(searcher, "max_concurrent", None)]
     if type(searcher).__name__ == "ConcurrencyLimiter":
         if searcher.batch:
-            raise InputError("ConcurrencyLimiter(batch=True): results are used as they come; leave batch out")
+            raise refused("ConcurrencyLimiter(batch=True)")
         searcher = searcher.searcher
     given = [limit for limit in limits if limit]
     found.max_concurrent = min(given) if given else None
@@ -261,7 +232,7 @@ def _objective(config: Any, scheduler: Any, searcher: Any, found: Found) -> dict
         return {"metric": metric, "mode": mode}
     named, ways = list(metric), list(mode) if isinstance(mode, list | tuple) else [mode] * len(metric)
     if len(named) != len(ways):
-        raise InputError(f"{type(searcher).__name__} has {len(named)} metrics and {len(ways)} modes; give one for each")
+        raise refused(f"a search of {len(named)} metrics and {len(ways)} modes")
     found.notes.append(f"{named[0]} ranks the trials; the sampler learns from {' and '.join(named)} alike")
     also = [{"metric": one, "mode": way} for one, way in zip(named[1:], ways[1:], strict=True)]
     return {"metric": named[0], "mode": ways[0], "also": also}
@@ -277,7 +248,7 @@ def _with_grids(
     if learns:
         raise InputError(f"param_space: {next(iter(grids))} is a grid, which no sampler learns; write tune.choice")
     if num_samples == -1:
-        raise InputError("num_samples=-1 repeats a grid without an end; give the number of times to train it")
+        raise refused("num_samples=-1 with a grid")
     is_whole = all(_grid(value) is not None or not _is_drawn(value) for value in space.values())
     if is_whole and num_samples == 1 and not points:
         return space, points, math.prod(len(domain.options) for domain in grids.values())
@@ -310,22 +281,15 @@ def _scheduler(scheduler: Any, trials: int | str, iterations: int | None, limits
     kind = type(scheduler).__name__.replace("AsyncHyperBandScheduler", "ASHAScheduler")
     if scheduler is None or kind == "FIFOScheduler":
         return _fifo(trials, iterations, limits)
-    if kind in ("PopulationBasedTraining", "PB2", "PopulationBasedTrainingReplay"):
-        raise InputError(f"{kind} has no counterpart yet; use ASHAScheduler, or HyperBandScheduler")
     if kind not in ("ASHAScheduler", "HyperBandScheduler"):
         raise InputError(f"{kind} has no counterpart; use ASHAScheduler or HyperBandScheduler")
     if scheduler._time_attr != "training_iteration":
-        raise InputError(
-            f"{kind}(time_attr={scheduler._time_attr!r}): RubberBand counts reports; write "
-            "time_attr='training_iteration', with max_t in reports"
-        )
+        raise refused(f"{kind}(time_attr={scheduler._time_attr!r})")
     if not scheduler._stop_last_trials:
-        raise InputError(f"{kind}(stop_last_trials=False): no trial trains beyond max_t; leave it out, and raise max_t")
+        raise refused(f"{kind}(stop_last_trials=False)")
     if kind == "ASHAScheduler":
         if len(scheduler._brackets) > 1:
-            raise InputError(
-                f"ASHAScheduler has {len(scheduler._brackets)} brackets; use brackets=1, or HyperBandScheduler"
-            )
+            raise refused(f"ASHAScheduler(brackets={len(scheduler._brackets)})")
         max_t = _whole(min(scheduler._max_t, iterations or math.inf))
         return {
             "type": "asha",
@@ -335,7 +299,7 @@ def _scheduler(scheduler: Any, trials: int | str, iterations: int | None, limits
             "reduction_factor": _whole(scheduler._reduction_factor),
         }
     if trials == "auto":
-        raise InputError("num_samples=-1 with HyperBandScheduler: give the number of trials, or use ASHAScheduler")
+        raise refused("num_samples=-1 with HyperBandScheduler")
     return {
         "type": "hyperband",
         "num_samples": trials,
@@ -369,18 +333,14 @@ def _sampler(searcher: Any, space: dict[str, Any]) -> tuple[dict[str, Any], list
         return {}, [], space
     if kind == "BasicVariantGenerator":
         if searcher._constant_grid_search:
-            raise InputError("BasicVariantGenerator(constant_grid_search=True): each trial draws anew; leave it out")
+            raise refused("BasicVariantGenerator(constant_grid_search=True)")
         if searcher._random_state._rng is not None:
-            raise InputError(
-                "BasicVariantGenerator(random_state=...): RubberBand draws with its own seed; leave it out"
-            )
+            raise refused("BasicVariantGenerator(random_state=...)")
         return {}, points, space
     if kind != "OptunaSearch":
         raise InputError(f"{kind} has no counterpart; use OptunaSearch, or leave search_alg out for random search")
     if searcher._storage is not None or searcher._study_name != "optuna":
-        raise InputError(
-            "OptunaSearch(storage=..., study_name=...): the study is made anew from the journal; leave them out"
-        )
+        raise refused("OptunaSearch(storage=..., study_name=...)")
     sampler = {"type": "optuna", **_optuna_sampler(searcher._sampler)}
     if searcher._seed is not None:
         sampler["seed"] = searcher._seed
@@ -393,7 +353,7 @@ def _own_space(own: Any, space: dict[str, Any]) -> dict[str, Any]:
     if not own:
         return space
     if drawn := [name for name, value in space.items() if _is_drawn(value)]:
-        raise InputError(f"OptunaSearch has its own space, and param_space draws {drawn[0]}; keep one of the two")
+        raise refused(f"OptunaSearch(space=...) beside param_space, which draws {drawn[0]},")
     if callable(own):
         return {**space, **space_of_function(own)}
     return {**space, **own}
@@ -407,13 +367,13 @@ def _optuna_sampler(sampler: Any) -> dict[str, str]:
         return {}
     kind = type(sampler).__name__
     if kind not in _SAMPLERS:
-        raise InputError(f"{kind} is not among Optuna's TPE, GP, CmaEs and NSGAII; use one")
+        raise refused(f"OptunaSearch(sampler={kind}(...))")
     one, other = type(sampler)(), type(sampler)()
     for name, value in vars(one).items():
         if vars(other)[name] == value and vars(sampler).get(name) != value:
-            raise InputError(f"{kind}({name.lstrip('_')}=...): RubberBand sets it itself; leave it out")
+            raise refused(f"{kind}({name.lstrip('_')}=...)")
     if getattr(getattr(sampler, "_rng", None), "_rng", None) is not None:
-        raise InputError(f"{kind}(seed=...): write OptunaSearch(seed=...), which seeds the sampler")
+        raise refused(f"{kind}(seed=...)")
     return {"sampler": kind.removesuffix("Sampler").lower()}
 
 
@@ -446,19 +406,14 @@ def check_resources(request: Any, name: str, resources: Resources) -> None:
         return
     at = f"tune.with_resources({name}, ...)"
     bundles = getattr(request, "bundles", None)
-    if bundles is None:
-        raise InputError(f"{at}: a function of the configuration has no counterpart; give {{'cpu': 1, 'gpu': 1}}")
-    if len(bundles) > 1:
-        raise InputError(f"{at} asks for {len(bundles)} bundles; a trial is one process: ask for one, as {{'gpu': 1}}")
+    if bundles is None or len(bundles) > 1:
+        raise refused(f"{at} with a function or several bundles")
     asked = {key: value for key, value in (bundles[0] if bundles else {}).items() if value}
     gpus, cpus = asked.pop("GPU", 0), asked.pop("CPU", 0)
     if asked:
-        raise InputError(f"{at} asks for {next(iter(asked))}, which is not managed; leave it out")
+        raise refused(f"{next(iter(asked))} of {at}")
     if gpus > 1:
-        raise InputError(
-            f"{at} asks for {gpus:g} GPUs, and a trial of Ray Tune has one of its own; ask for 1, or write a "
-            "rubberband.TorchTrial for several"
-        )
+        raise InputError(f"{at} asks for {gpus:g} GPUs; ask for 1, or write a rubberband.TorchTrial for several")
     for instance_type, vcpus in _vcpus(resources) if cpus > 1 else ():
         if cpus > vcpus:
             raise InputError(
@@ -479,7 +434,7 @@ def most_instances(limit: int | None, resources: Resources) -> dict[str, int]:
     if limit is None:
         return {}
     if resources.pool is not None:
-        raise InputError(f"max_concurrent={limit}: a pool decides how many trials train at once; leave it out")
+        raise refused(f"max_concurrent={limit} in a pool")
     slots = max(offer.slots for offer in offers(resources))
     each = "one" if resources.trials_per_gpu == 1 else str(resources.trials_per_gpu)
     if limit < slots:

@@ -85,7 +85,7 @@ def test_population_based_training_is_refused_in_one_line(example, monkeypatch):
     monkeypatch.setattr(tune, "Tuner", partial(Checked, constraints=LIMITS, resources=LOCAL))
     monkeypatch.setattr("ray.init", lambda **words: None)
     monkeypatch.setattr(sys, "argv", [example, "--smoke-test"])
-    with pytest.raises(InputError, match=f"^{REFUSED[example]} has no counterpart yet; use ASHAScheduler") as caught:
+    with pytest.raises(InputError, match=f"^{REFUSED[example]} has no counterpart; use ASHAScheduler") as caught:
         runpy.run_path(path_of(example), run_name="__main__")
     assert "\n" not in str(caught.value)
 
