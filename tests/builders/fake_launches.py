@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from tests.ec2 import FakeAws
 
 START = 1_767_225_600.0
@@ -57,9 +55,6 @@ class Launches:
     def shown(self, instance_id: str) -> dict[str, Any]:
         return self.look(InstanceIds=[instance_id])[0]
 
-    def state(self, instance_id: str) -> str:
-        return str(self.shown(instance_id)["State"]["Name"])
-
 
 class Rental(Launches):
     """A fake account, its clock, and the driver's client of EC2."""
@@ -80,7 +75,3 @@ def spot(max_price: str | None = None) -> dict[str, Any]:
     """InstanceMarketOptions of a spot instance."""
     price = {} if max_price is None else {"MaxPrice": max_price}
     return {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time", **price}}
-
-
-def code_of(error: ClientError) -> str:
-    return str(error.response["Error"]["Code"])

@@ -13,8 +13,6 @@ EVERYTHING = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """One caller's rights. `policies` None: all of them."""
-
     arn: str
     region: str
     policies: Sequence[Statement] | None = None

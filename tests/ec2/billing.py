@@ -21,8 +21,6 @@ NAT_USD_PER_GB = 0.045
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillLine:
-    """One instance that ran."""
-
     instance_id: str
     instance_type: str
     market: Market

@@ -81,7 +81,6 @@ class FakeClient:
 
     @cached_property
     def meta(self) -> SimpleNamespace:
-        """`region_name` and `service_model`."""
         return SimpleNamespace(region_name=self._region, service_model=service_model(self._service))
 
     def can_paginate(self, name: str) -> bool:

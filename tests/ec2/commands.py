@@ -21,8 +21,6 @@ _CUT = "--output truncated--"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One script on one instance."""
-
     instance_id: str
     sent_at: float
     known_at: float

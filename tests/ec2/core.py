@@ -16,7 +16,6 @@ from tests.ec2.client import FakeSession
 from tests.ec2.faults import FakeCall, FakeDisconnect, FakeError, Fault
 from tests.ec2.instance import INSTANCE_INITIATED, SPOT_TERMINATION, Instance, Market
 from tests.ec2.launch_rights import check_end
-from tests.ec2.limits import Limits
 from tests.ec2.machine_types import Architecture
 from tests.ec2.operations import OPERATIONS
 from tests.ec2.policy import Statement
@@ -45,7 +44,6 @@ class FakeAws:
         boot_s: Delay = 0.0,
         reads: Callable[[str], tuple[float, float]] | None = None,
         policies: Mapping[str, Sequence[Statement] | None] | None = None,
-        limits: Limits | None = None,
         validates: bool = True,
     ) -> None:
         """`clock` gives Unix time in seconds. `pending_s` from a launch to running, `shutting_down_s` from an end to
@@ -56,7 +54,6 @@ class FakeAws:
         on them would do (never, where `boot_s` is infinite), and `extend_lease` stands for their beat. None: only
         `power_off` says that they shut down.
         `policies`: principal -> what it may do (None: everything); by default those that the package ships.
-        `limits`: how fast EC2 may be asked, and how long it takes; None: as fast as one likes, and no time.
         `validates`: whether clients hold parameters against the service model, as boto3 does.
         """
         self.clock = clock
@@ -66,10 +63,11 @@ class FakeAws:
         self.world.guard_may_end = self._guard_may_end
         furnish(self.world)
         self.policies = dict(shipped_policies() if policies is None else policies)
-        self.limits = limits
         self.validates = validates
         self.fault: Callable[[FakeCall], Fault | None] | None = None
         """Asked before every call; what it returns happens to the call."""
+        self.answers_late: Callable[[str], None] = lambda operation: None
+        """Waits before a call is carried out, while others may be."""
         self.on_boot: Callable[[Instance], None] | None = None
         """Told of every instance that begins to run, from the thread of the call or tick that notices."""
         self.on_end: Callable[[Instance], None] | None = None
@@ -91,7 +89,6 @@ class FakeAws:
 
     @property
     def living(self) -> tuple[Instance, ...]:
-        """Those that are pending or running now."""
         self.tick()
         return tuple(self.world.living())
 
@@ -117,15 +114,10 @@ class FakeAws:
         Raises FakeError where AWS answers with an error, FakeDisconnect where no answer comes, and what the fault hook
         asks for.
         """
-        limits, refusal = self.limits, None
-        if limits is not None:
-            with self._lock:
-                refusal = limits.refusal(service, operation, params, self.clock())
-            if refusal is None:
-                limits.wait(service, operation)
+        self.answers_late(operation)
         try:
             with self._lock:
-                return self._logged(service, operation, params, principal, refusal)
+                return self._logged(service, operation, params, principal)
         finally:
             self._tell()
 
@@ -194,9 +186,7 @@ class FakeAws:
             if instance.state(now) == "running" and instance.lease_until is not None:
                 instance.lease_until = max(now, until)
 
-    def _logged(
-        self, service: str, operation: str, params: Mapping[str, Any], principal: str, refusal: FakeError | None
-    ) -> dict[str, Any]:
+    def _logged(self, service: str, operation: str, params: Mapping[str, Any], principal: str) -> dict[str, Any]:
         call = FakeCall(
             index=len(self.calls),
             service=service,
@@ -208,8 +198,6 @@ class FakeAws:
         )
         self.calls.append(call)
         try:
-            if refusal is not None:
-                raise refusal
             fault = (self.fault(call) if self.fault is not None else None) or NO_FAULT
             result = self._carried_out(call, fault)
         except BaseException as error:

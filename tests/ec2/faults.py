@@ -59,8 +59,6 @@ class Fault:
     """What the call launches is invisible to other calls for so long; None: as long as the fake is set to."""
     launches_at_most: int | None = None
     """The zone has capacity for so many just now; None: as many as the fake is set to."""
-    pending_s: float | None = None
-    """What the call launches begins to run so long after; None: as the fake is set to."""
     stale_s: float = 0.0
     """DescribeInstances shows what was there so long ago."""
 

@@ -112,7 +112,6 @@ def systemd_run(root: Path, arguments: list[str]) -> None:
 
 
 def shutdown(root: Path, arguments: list[str]) -> None:
-    """End the machine."""
     parser = argparse.ArgumentParser(prog="shutdown", add_help=False)
     parser.add_argument("-h", "-P", "-H", "--poweroff", "--halt", action="store_true")
     parser.add_argument("when", nargs="?", choices=("now", "+0"), default="now")
@@ -239,7 +238,6 @@ def _end_processes() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Be the program that the first argument names."""
     program, root, *rest = arguments
     match program:
         case "boot":

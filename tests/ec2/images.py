@@ -109,7 +109,6 @@ def _shown(snapshot: Snapshot) -> dict[str, Any]:
 
 @operation("ec2", "DeleteSnapshot")
 def delete_snapshot(request: Request) -> dict[str, Any]:
-    """DeleteSnapshot: refused while an image is made of it."""
     world, snapshot_id = request.world, request.params["SnapshotId"]
     snapshot = world.snapshots.get(snapshot_id)
     if snapshot is None:

@@ -19,13 +19,11 @@ def arn(world: World, resource: str, *, account: str = ACCOUNT) -> str:
 
 
 def request_tags(tags: Mapping[str, str]) -> Keys:
-    """The condition keys of tags that a request brings."""
     keys: Keys = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
     return keys | {"aws:TagKeys": tuple(tags)} if tags else keys
 
 
 def resource_tags(tags: Mapping[str, str]) -> Keys:
-    """The condition keys of tags that a resource has."""
     return {f"{prefix}:ResourceTag/{key}": value for key, value in tags.items() for prefix in ("aws", "ec2")}
 
 

@@ -154,7 +154,7 @@ def _launch(request: Request, order: Order, count: int) -> tuple[Instance, ...]:
 def _instance(request: Request, order: Order, reservation_id: str, index: int) -> Instance:
     world, now, fault = request.world, request.now, request.fault
     spot = order.market == "spot" and not world.ignores_spot
-    pending_s = drawn(world.pending_s, world.rng) if fault.pending_s is None else fault.pending_s
+    pending_s = drawn(world.pending_s, world.rng)
     invisible_s = drawn(world.visible_after_s, world.rng) if fault.visible_after_s is None else fault.visible_after_s
     held = order.reservation
     public = order.subnet.public and len(order.interfaces) < 2
@@ -165,7 +165,7 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
         block_ends_at=None if block is None or block.ends_at is None else block.ends_at - BLOCK_ENDS_S,
         instance_id=world.new_id("i"),
         reservation_id=reservation_id,
-        launch_index=index if world.counts_spot or not spot else 0,
+        launch_index=0 if spot else index,
         machine_type=order.machine,
         image_id=order.image.image_id,
         architecture=order.image.architecture,

@@ -29,7 +29,6 @@ class MachineType:
 
     @property
     def family(self) -> str:
-        """What stands before the dot."""
         return self.name.partition(".")[0]
 
     @property
@@ -44,7 +43,6 @@ class MachineType:
 
     @property
     def has_spot(self) -> bool:
-        """Whether the type is sold on the spot market."""
         return self.spot_share > 0.0
 
 

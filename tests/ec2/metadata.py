@@ -30,8 +30,6 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a machine is told about itself."""
-
     instance_id: str
     instance_type: str
     image_id: str

@@ -72,7 +72,6 @@ _EXPIRES = "expires at"
 
 
 def _expire(request: Request) -> None:
-    """Delete what a policy has ended."""
     parameters = request.world.parameters
     for name in [name for name, one in parameters.items() if one.get(_EXPIRES, math.inf) <= request.now]:
         del parameters[name]

@@ -32,15 +32,12 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """What a policy allows or denies."""
-
     allows: bool
     actions: tuple[str, ...]
     resources: tuple[str, ...]
     conditions: tuple[Condition, ...]
 
     def applies(self, action: str, resource: str, context: Context) -> bool:
-        """Whether it says anything about this."""
         return (
             _listed(self.actions, action)
             and any(_like(resource, one) for one in self.resources)

@@ -201,8 +201,6 @@ class FakeServer:
 
 
 class Request:
-    """An HTTP request, read to its end."""
-
     def __init__(self, method: str, target: str, headers: Any, body: bytes) -> None:
         path, _, self.query = target.partition("?")
         self.method, self.path, self.target, self.headers, self.body = method, path, target, headers, body

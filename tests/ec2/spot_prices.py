@@ -32,7 +32,6 @@ class SpotMarket:
         self.walks[instance_type, zone] = list(walk)
 
     def price_usd(self, machine: MachineType, zone: str, at: float) -> float:
-        """USD per hour for one instance, at an instant."""
         walk = self.walks.get((machine.name, zone))
         if walk is not None:
             return walk[max(0, bisect_right(walk, at, key=lambda change: change[0]) - 1)][1]

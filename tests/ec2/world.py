@@ -174,7 +174,6 @@ class Pool:
     market: Market | None
 
     def holds(self, instance_type: str, zone: str, market: Market) -> bool:
-        """Whether such a machine comes from this pool."""
         mine = (self.instance_type, self.zone, self.market)
         return all(own in (None, asked) for own, asked in zip(mine, (instance_type, zone, market), strict=True))
 
@@ -207,7 +206,6 @@ class BucketFacts:
 
 
 def drawn(delay: Delay, rng: random.Random) -> float:
-    """The seconds of one delay."""
     return delay(rng) if callable(delay) else delay
 
 
@@ -227,8 +225,6 @@ class World:
         self.visible_after_s: Delay = 0.0
         self.boot_s: Delay = 0.0
         self.ignores_spot = False
-        self.counts_spot = False
-        """Whether spot instances of one request have launch indices 0, 1, …; else all have 0."""
         self.software_usd_per_hour = 0.10
         """What images with a charge of their own cost, beside the rent."""
         self.dedicated_usd_per_hour = 2.0
@@ -380,7 +376,6 @@ class World:
                 return
 
     def end(self, instance: Instance, at: float, reason: str, behavior: Behavior = "terminate") -> None:
-        """It shuts down at `at`."""
         if self._living.pop(instance.instance_id, None) is not None:
             self._changes.append(("end", instance))
         instance.end(at, reason, behavior)

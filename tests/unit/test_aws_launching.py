@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,6 @@ from tests.builders.fake_ec2 import ONE_GPU, Killed, World, asked, boot_script, 
 from tests.builders.power_cut import PowerCut
 from tests.builders.waiting import eventually
 from tests.ec2 import FakeCall, Fault
-from tests.ec2.limits import Limits, Rate
 
 LOST = Fault.timeout(took_effect=True)
 FALLBACK = (*ONE_GPU, offer("g5.2xlarge", usd=1.212, spot_usd=0.5))
@@ -417,22 +416,16 @@ def test_spot_instances_without_an_index_of_their_own_all_run(world: World, toge
     assert len(zones(world, driver)) == 1
 
 
-def waits(world: World, sleep: Callable[[float], None]) -> None:
-    """Launches take the time of `sleep`, and as many as one likes are taken at once."""
-    limits = Limits(sleep=sleep)
-    limits.requests["RunInstances"] = limits.instances["RunInstances"] = Rate(1e6, 1e6)
-    world.fake.limits = limits
-
-
 def test_spot_instances_are_requested_side_by_side(world: World) -> None:
     first, others = threading.Event(), threading.Barrier(len(NAMES) - 1)
 
-    def answered(_: float) -> None:
-        if first.is_set():
-            others.wait(30.0)
-        first.set()
+    def answered(operation: str) -> None:
+        if operation == "RunInstances":
+            if first.is_set():
+                others.wait(30.0)
+            first.set()
 
-    waits(world, answered)
+    world.fake.answers_late = answered
     assert world.driver().launch_all(NAMES, "spot") == {}
     assert not others.broken
     assert world.living == [*NAMES]
@@ -442,7 +435,7 @@ def test_spot_instances_are_requested_side_by_side(world: World) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_in_any_order_of_the_answers_the_same_spot_instances_run(world: World, seed: int, at_once: int) -> None:
     rng, names = random.Random(seed), [f"i-{number:02}" for number in range(12)]
-    waits(world, lambda _: time.sleep(rng.uniform(0.0, 0.004)))  # answers come in any order
+    world.fake.answers_late = lambda _: time.sleep(rng.uniform(0.0, 0.004))  # answers come in any order
     lost = [LOST, Fault.timeout(took_effect=False), Fault.server_error(took_effect=True)]
     faults = [*lost, Fault.throttled(), None, None]
     rng.shuffle(faults)

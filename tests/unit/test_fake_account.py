@@ -1,140 +1,35 @@
-"""What the fake EC2 has and moto lacks: tokens, quotas, capacity, spot, leases, throttling, faults, rights."""
+"""What the fake EC2 has and moto lacks: tokens, leases, rights and a bill. The tests of drivers hold the rest of it."""
 
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from botocore.exceptions import (
-    ClientError,
-    ConnectTimeoutError,
-    EndpointConnectionError,
-    NoCredentialsError,
-    ReadTimeoutError,
-)
+from botocore.exceptions import ClientError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.builders.fake_launches import START, Rental, code_of, spot
-from tests.ec2 import FakeAws, FakeCall, FakeDisconnect, Fault
-from tests.ec2.limits import Limits, Rate
+from tests.builders.fake_launches import START, Rental, spot
 from tests.ec2.policy import Context, Decision, decided, statements
 
-HERE = {"Placement": {"AvailabilityZone": "us-east-1a"}}
 
+def test_the_same_token_is_the_same_instance_until_that_has_ended_and_never_another() -> None:
+    def refusal(**changed: Any) -> str:
+        with pytest.raises(ClientError) as refused:
+            rental.launch(**changed)
+        return str(refused.value.response["Error"]["Code"])
 
-@pytest.fixture
-def rental() -> Rental:
-    return Rental()
-
-
-def refusal(rental: Rental, **changed: Any) -> str:
-    with pytest.raises(ClientError) as refused:
-        rental.launch(**changed)
-    return code_of(refused.value)
-
-
-def test_an_instance_goes_through_its_states_and_is_seen_for_an_hour(rental: Rental) -> None:
-    instance = rental.launch()
-    states = [rental.state(instance)]
-    rental.clock.sleep(20)
-    states.append(rental.state(instance))
-    rental.ec2.terminate_instances(InstanceIds=[instance])
-    states.append(rental.state(instance))
-    rental.clock.sleep(30)
-    states.append(rental.state(instance))
-    assert states == ["pending", "running", "shutting-down", "terminated"]
-    rental.clock.sleep(3569)
-    assert rental.state(instance) == "terminated"
-    rental.clock.sleep(32)
-    assert rental.look() == []
-
-
-# Tokens
-
-
-def test_the_same_token_is_the_same_instance_until_that_has_ended_and_never_another(rental: Rental) -> None:
+    rental = Rental()
     first = rental.launch(ClientToken="t")
     rental.clock.sleep(10_000)
     assert rental.launch(ClientToken="t") == first
-    assert refusal(rental, ClientToken="t", InstanceType="p3.8xlarge") == "IdempotentParameterMismatch"
+    assert refusal(ClientToken="t", InstanceType="p3.8xlarge") == "IdempotentParameterMismatch"
     rental.ec2.terminate_instances(InstanceIds=[first])
     assert rental.launch(ClientToken="t") == first
     rental.clock.sleep(31)
-    assert refusal(rental, ClientToken="t") == "IdempotentInstanceTerminated"
+    assert refusal(ClientToken="t") == "IdempotentInstanceTerminated"
     assert len(rental.fake.instances) == 1
-
-
-def test_threads_with_the_same_token_rent_once(rental: Rental) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        launched = set(threads.map(lambda _: rental.launch(ClientToken="t"), range(64)))
-    assert len(launched) == len(rental.fake.instances) == 1
-    assert [call.index for call in rental.fake.calls] == list(range(64))
-
-
-# Quotas and capacity
-
-
-@pytest.mark.parametrize(
-    ("market", "code"), [("on-demand", "VcpuLimitExceeded"), ("spot", "MaxSpotInstanceCountExceeded")]
-)
-def test_the_quota_counts_what_lives(rental: Rental, market: str, code: str) -> None:
-    for quota in ("L-417A185B", "L-7212CCBC"):
-        rental.fake.world.quotas_vcpus[quota] = 16
-    options = {"InstanceMarketOptions": spot() if market == "spot" else None}
-    first = rental.launch(**options)
-    rental.launch(**options)
-    assert refusal(rental, **options) == code
-    rental.ec2.terminate_instances(InstanceIds=[first])
-    assert rental.launch(**options)
-
-
-def test_capacity_is_a_matter_of_type_zone_and_market(rental: Rental) -> None:
-    rental.fake.set_capacity(1, instance_type="p3.2xlarge", zone="us-east-1a", market="on-demand")
-    rental.launch(**HERE)
-    assert refusal(rental, **HERE, ClientToken="t") == "InsufficientInstanceCapacity"
-    rental.launch(Placement={"AvailabilityZone": "us-east-1b"}, ClientToken="t")  # a token that was refused is free
-    rental.launch(**HERE, InstanceType="p3.8xlarge")
-    rental.launch(**HERE, InstanceMarketOptions=spot())
-
-
-def test_as_many_are_launched_as_there_are_between_the_two_counts(rental: Rental) -> None:
-    rental.fake.set_capacity(3)
-    launched = rental.ec2.run_instances(**rental.order(MinCount=2, MaxCount=5))["Instances"]
-    assert [one["AmiLaunchIndex"] for one in launched] == [0, 1, 2]
-    assert refusal(rental, MinCount=2, MaxCount=2) == "InsufficientInstanceCapacity"
-
-
-def test_an_invisible_instance_cannot_be_seen_or_ended() -> None:
-    rental = Rental(visible_after_s=100.0)
-    instance = rental.launch(ClientToken="t")
-    assert rental.look(Filters=[{"Name": "client-token", "Values": ["t"]}]) == []
-    for call in (rental.ec2.describe_instances, rental.ec2.terminate_instances):
-        with pytest.raises(ClientError, match=r"InvalidInstanceID\.NotFound"):
-            call(InstanceIds=[instance])
-    assert rental.launch(ClientToken="t") == instance
-    rental.clock.sleep(100)
-    assert rental.state(instance) == "running"
-
-
-# Ends, leases and spot
-
-
-def test_the_party_that_ended_an_instance_is_known(rental: Rental) -> None:
-    ours, itself, broken, stopped = (
-        *(rental.launch() for _ in range(3)),
-        rental.launch(InstanceInitiatedShutdownBehavior=None),
-    )
-    rental.clock.sleep(60)
-    rental.ec2.terminate_instances(InstanceIds=[ours])
-    rental.fake.power_off(itself)
-    rental.fake.break_down(broken)
-    rental.fake.power_off(stopped)
-    codes = [rental.shown(one)["StateReason"]["Code"] for one in (ours, itself, broken)]
-    assert codes == ["Client.UserInitiatedShutdown", "Client.InstanceInitiatedShutdown", "Server.InternalError"]
-    assert rental.shown(ours)["StateTransitionReason"] == "User initiated (2026-01-01 00:01:00 GMT)"
-    rental.clock.sleep(30)
-    assert rental.state(stopped) == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -160,172 +55,6 @@ def test_an_instance_ends_itself_at_its_lease(
     (ended,) = rental.fake.instances
     assert ended.ended_at == (None if ended_at is None else START + ended_at)
     assert ended.state_reason == ("" if ended_at is None else "Client.InstanceInitiatedShutdown")
-
-
-def test_boots_and_ends_are_reported_once_and_a_listener_may_call_back(rental: Rental) -> None:
-    lines: list[tuple[str, str]] = []
-
-    def booted(one: Any) -> None:
-        lines.append(("boot", one.instance_id))
-        rental.fake.power_off(one.instance_id)
-
-    rental.fake.on_boot = booted
-    rental.fake.on_end = lambda one: lines.append(("end", one.instance_id))
-    ran, never_ran = rental.launch(), rental.launch()
-    rental.ec2.terminate_instances(InstanceIds=[never_ran])
-    rental.clock.sleep(20)
-    rental.fake.tick()
-    rental.fake.power_off(ran)
-    assert lines == [("end", never_ran), ("boot", ran), ("end", ran)]
-
-
-def test_a_spot_instance_is_bought_at_the_market_s_price(rental: Rental) -> None:
-    shown = rental.shown(rental.launch(InstanceMarketOptions=spot("3.06")))
-    assert shown["InstanceLifecycle"] == "spot"
-    assert shown["SpotInstanceRequestId"].startswith("sir-")
-    history = rental.ec2.describe_spot_price_history(
-        InstanceTypes=["p3.2xlarge"], AvailabilityZone="us-east-1a", StartTime=START, EndTime=START
-    )["SpotPriceHistory"]
-    rental.clock.sleep(120)
-    assert rental.fake.bill().lines[0].price_usd_per_hour == float(history[0]["SpotPrice"]) < 3.06
-
-
-@pytest.mark.parametrize("notice_s", [120.0, 20.0, None])
-def test_a_spot_instance_is_reclaimed_with_notice_late_notice_or_none(rental: Rental, notice_s: float | None) -> None:
-    instance = rental.launch(InstanceMarketOptions=spot())
-    rental.clock.sleep(600)
-    rental.fake.reclaim(instance, notice_s=notice_s)
-    there = rental.fake.instances[0]
-    if notice_s is not None:
-        assert (there.notice_at, there.reclaim_at) == (START + 600, START + 600 + notice_s)
-        assert rental.state(instance) == "running"
-        rental.clock.sleep(notice_s + 1)
-    assert rental.shown(instance)["StateReason"]["Code"] == "Server.SpotInstanceTermination"
-    assert rental.fake.instances[0].ended_at == START + 600 + (notice_s or 0.0)
-
-
-# Throttling
-
-NOW = 1000.0
-
-
-def test_a_burst_of_launches_is_throttled_and_the_others_are_not(rental: Rental) -> None:
-    rental.fake.limits = Limits(sleep=rental.clock.sleep, latency_s={})
-    ours = [rental.launch() for _ in range(5)]
-    assert refusal(rental) == rental.fake.calls[-1].outcome == "RequestLimitExceeded"
-    assert len(rental.look()) == len(ours)
-    rental.ec2.terminate_instances(InstanceIds=ours)
-    rental.clock.sleep(0.5)
-    rental.launch()
-
-
-def test_a_launch_takes_a_second_and_what_is_throttled_no_time(rental: Rental) -> None:
-    limits = rental.fake.limits = Limits(sleep=rental.clock.sleep)
-    rental.launch()
-    assert rental.clock.now == rental.fake.instances[0].launched_at == START + 1.0
-    limits.requests["RunInstances"] = Rate(0, 0)
-    refusal(rental)
-    assert rental.clock.now == START + 1.0
-
-
-def test_a_launch_pays_for_every_instance_and_a_listing_of_everything_from_a_smaller_bucket() -> None:
-    limits = Limits()
-    many = {"MinCount": 1, "MaxCount": 600}
-    assert limits.refusal("ec2", "RunInstances", many, NOW) is None
-    refused = limits.refusal("ec2", "RunInstances", many, NOW + 10.0)
-    assert refused is not None
-    assert "resource rate" in refused.message
-    assert limits.refusal("ec2", "RunInstances", {"MaxCount": 400}, NOW + 10.0) is None
-    taken = [
-        sum(fresh.refusal("ec2", "DescribeInstances", asked, NOW) is None for _ in range(200))
-        for fresh, asked in ((Limits(), {}), (Limits(), {"Filters": [{"Name": "client-token", "Values": ["t"]}]}))
-    ]
-    assert taken == [50, 100]
-
-
-# Faults
-
-
-class DriverKilled(BaseException):
-    """As a signal would."""
-
-
-@pytest.mark.parametrize(
-    ("fault", "raised", "launched"),
-    [
-        (Fault.throttled(), "RequestLimitExceeded", 0),
-        (Fault.no_capacity(), "InsufficientInstanceCapacity", 0),
-        (Fault.server_error(), "InternalError", 0),
-        (Fault.server_error(took_effect=True), "InternalError", 1),
-        (Fault.unavailable(took_effect=True), "Unavailable", 1),
-        (Fault.timeout(took_effect=False), ConnectTimeoutError, 0),
-        (Fault.timeout(took_effect=True), ReadTimeoutError, 1),
-        (Fault(error=FakeDisconnect("connection_closed"), took_effect=True), Exception, 1),
-        (Fault(error=DriverKilled()), DriverKilled, 0),
-        (Fault(error=DriverKilled(), took_effect=True), DriverKilled, 1),
-    ],
-)
-def test_a_fault_meets_the_call_before_or_after_its_effect(
-    rental: Rental, fault: Fault, raised: type[BaseException] | str, launched: int
-) -> None:
-    rental.fake.fault = lambda call: fault if call.operation == "RunInstances" else None
-    if isinstance(raised, str):
-        assert refusal(rental, ClientToken="t") == raised
-    else:
-        with pytest.raises(raised):
-            rental.launch(ClientToken="t")
-    assert len(rental.fake.instances) == launched
-    assert rental.fake.calls[-1].took_effect == bool(launched)
-    rental.fake.fault = None
-    rental.launch(ClientToken="t")
-    assert len(rental.fake.instances) == 1
-
-
-def test_a_fault_may_slow_or_hide_what_is_launched_and_a_look_may_be_stale(rental: Rental) -> None:
-    faults = [Fault.invisible(300.0), Fault(pending_s=1000.0)]
-    rental.fake.fault = lambda call: faults.pop(0) if faults else None
-    hidden, late = rental.launch(), rental.launch()
-    rental.clock.sleep(100)
-    assert [one["InstanceId"] for one in rental.look()] == [late]
-    assert rental.state(late) == "pending"
-    rental.ec2.terminate_instances(InstanceIds=[late])
-    rental.clock.sleep(200)
-    assert (rental.state(hidden), rental.state(late)) == ("running", "terminated")
-    faults += [Fault.stale(195.0), Fault.stale(250.0), Fault.stale(310.0)]
-    states = [{one["InstanceId"]: one["State"]["Name"] for one in rental.look()}.get(late) for _ in range(3)]
-    assert states == ["shutting-down", "pending", None]
-
-
-def test_the_log_keeps_every_call_and_its_outcome(rental: Rental) -> None:
-    instance = rental.launch()
-    refusal(rental, InstanceType="p9.huge")
-    rental.fake.fault = lambda call: Fault.timeout(took_effect=True)
-    with pytest.raises(ReadTimeoutError):
-        rental.ec2.terminate_instances(InstanceIds=[instance])
-    assert [(call.operation, call.outcome, call.took_effect) for call in rental.fake.calls] == [
-        ("RunInstances", "ok", True),
-        ("RunInstances", "InvalidParameterValue", False),
-        ("TerminateInstances", "read_timeout", True),
-    ]
-    first: FakeCall = rental.fake.calls[0]
-    assert (first.index, first.service, first.principal, first.at) == (0, "ec2", "driver", START)
-
-
-def test_clients_know_their_principal_region_and_service(rental: Rental) -> None:
-    with pytest.raises(NoCredentialsError):
-        Rental("nobody").look()
-    with pytest.raises(ClientError, match="AuthFailure"):
-        Rental("stranger").look()
-    with pytest.raises(EndpointConnectionError, match="us-est-1"):
-        rental.fake.session("driver", region="us-est-1").client("ec2").describe_instances()
-    with pytest.raises(AttributeError, match="ec2 has no operation run_instance"):
-        rental.ec2.run_instance()
-    with pytest.raises(ClientError, match="InvalidAction"):
-        rental.fake.session("admin").client("ec2").describe_addresses()
-    there = FakeAws(lambda: START, region="eu-west-1")
-    subnets = there.session("admin").client("ec2").describe_subnets()["Subnets"]
-    assert sorted({one["AvailabilityZone"] for one in subnets}) == ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
-    assert not set(there.world.images) & set(rental.fake.world.images)
 
 
 # Rights
@@ -404,9 +133,84 @@ def test_a_launch_needs_a_right_to_everything_that_it_touches(right: str, named:
     assert "explicit deny" in str(refused.value)
 
 
-@pytest.mark.parametrize("operation", ["run_instances", "terminate_instances", "describe_instances"])
-def test_a_dry_run_mentions_a_right_that_is_missing(rental: Rental, operation: str) -> None:
-    words = {"run_instances": rental.order(), "terminate_instances": {"InstanceIds": [rental.launch()]}}
-    rental.fake.policies["driver"] = ()
-    with pytest.raises(ClientError, match=r"UnauthorizedOperation.*because no identity-based policy allows the ec2:"):
-        getattr(rental.ec2, operation)(**words.get(operation, {}), DryRun=True)
+# The bill: from running to shutting-down, a minute at the least, at the price of the hour.
+
+ZONE = "us-east-1c"
+
+
+@settings(max_examples=60, deadline=None)
+@given(pending_s=st.floats(0.0, 600.0), ran_s=st.floats(0.0, 100_000.0), later_s=st.floats(0.0, 100_000.0))
+def test_an_instance_is_billed_from_running_until_its_end(pending_s: float, ran_s: float, later_s: float) -> None:
+    rental = Rental(pending_s=pending_s)
+    instance = rental.launch()
+    rental.clock.sleep(pending_s)
+    rental.clock.sleep(ran_s)
+    rental.ec2.terminate_instances(InstanceIds=[instance])
+    rental.clock.sleep(later_s)
+    assert rental.fake.bill().rent_usd == pytest.approx(max(60.0, ran_s) / 3600.0 * 3.06)
+
+
+WALKS = st.lists(st.tuples(st.floats(0.0, 20_000.0), st.floats(0.2, 3.0)), min_size=1, max_size=8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(walk=WALKS, pending_s=st.floats(0.0, 600.0), ran_s=st.floats(0.0, 20_000.0))
+def test_every_hour_on_spot_costs_the_price_at_its_start(
+    walk: list[tuple[float, float]], pending_s: float, ran_s: float
+) -> None:
+    rental = Rental(pending_s=pending_s)
+    changes = sorted((START + after_s, price) for after_s, price in walk)
+    rental.fake.world.spot.set("p3.2xlarge", ZONE, changes)
+    rental.launch(InstanceMarketOptions=spot(), Placement={"AvailabilityZone": ZONE})
+    rental.clock.sleep(pending_s + ran_s)
+    line = rental.fake.bill().lines[0]
+    expected_usd, left_s, at = 0.0, line.billed_s, line.running_at
+    while left_s > 0:
+        price = next((price for since, price in reversed(changes) if since <= at), changes[0][1])
+        expected_usd += min(left_s, 3600.0) / 3600.0 * price
+        left_s, at = left_s - 3600.0, at + 3600.0
+    assert line.cost_usd == pytest.approx(expected_usd)
+
+
+@pytest.mark.parametrize(("ran_s", "billed_s"), [(1000.0, 0.0), (3479.0, 0.0), (3480.0, 3600.0), (5000.0, 5120.0)])
+def test_an_instance_that_is_reclaimed_in_its_first_hour_is_free(ran_s: float, billed_s: float) -> None:
+    rental = Rental()
+    rental.fake.world.spot.set("p3.2xlarge", ZONE, [(START, 0.72)])
+    instance = rental.launch(InstanceMarketOptions=spot(), Placement={"AvailabilityZone": ZONE})
+    rental.clock.sleep(20 + ran_s)
+    rental.fake.reclaim(instance, notice_s=120.0)
+    rental.clock.sleep(5000)
+    assert rental.fake.bill().rent_usd == pytest.approx(billed_s / 3600.0 * 0.72)
+
+
+def test_ending_an_instance_after_its_notice_is_charged() -> None:
+    rental = Rental()
+    rental.fake.world.spot.set("p3.2xlarge", ZONE, [(START, 0.72)])
+    instance = rental.launch(InstanceMarketOptions=spot(), Placement={"AvailabilityZone": ZONE})
+    rental.clock.sleep(20 + 1000)
+    rental.fake.reclaim(instance, notice_s=120.0)
+    rental.clock.sleep(100)
+    rental.ec2.terminate_instances(InstanceIds=[instance])
+    assert rental.fake.bill().rent_usd == pytest.approx(1100.0 / 3600.0 * 0.72)
+
+
+def test_a_price_above_the_maximum_takes_an_instance_away_after_two_minutes() -> None:
+    rental = Rental()
+    rental.fake.world.spot.set("p3.2xlarge", ZONE, [(START, 0.72), (START + 5000.0, 1.2), (START + 5100.0, 0.7)])
+    instance = rental.launch(InstanceMarketOptions=spot("1.0"), Placement={"AvailabilityZone": ZONE})
+    rental.clock.sleep(6000)
+    assert rental.shown(instance)["StateReason"]["Code"] == "Server.SpotInstanceTermination"
+    assert rental.fake.bill().lines[0].ended_at == START + 5120.0
+
+
+def test_an_instance_that_is_started_again_is_billed_for_both_times() -> None:
+    rental = Rental()
+    instance = rental.launch(InstanceInitiatedShutdownBehavior="stop")
+    rental.clock.sleep(20 + 100)
+    rental.fake.power_off(instance)
+    rental.clock.sleep(1000)
+    rental.fake.session("admin").client("ec2").start_instances(InstanceIds=[instance])
+    rental.clock.sleep(20 + 200)
+    bill = rental.fake.bill()
+    assert [line.billed_s for line in bill.lines] == [100.0, 200.0]
+    assert bill.side_usd("volume") == pytest.approx(75 * 0.08 / 720 * 1340 / 3600)
