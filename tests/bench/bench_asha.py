@@ -66,7 +66,6 @@ def job_of(profile: Profile, num_samples: int) -> Job:
 
 
 def one_run(job: Job, seed: int) -> tuple[float, float]:
-    """Return time and cost of a virtual run."""
     clock = VirtualClock()
     noise = Noise(job.profile, job.offer, seed=seed, now=clock.now)
     by = shuffled(job.num_trials, seed)

@@ -34,8 +34,6 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one backup."""
-
     seed: int
     taken: str
     """before: the run was not in it; at an event; ended: the run was over."""
@@ -145,7 +143,6 @@ def _events(folder: ExperimentFolder) -> int:
 
 
 def main() -> None:
-    """Run it, and print what came of it."""
     kind = sys.argv[1] if len(sys.argv) > 1 else "virtual"
     if kind == "drive":
         _drive(int(sys.argv[2]), Path(sys.argv[3]))

@@ -47,7 +47,6 @@ def steps_to(ratios: Sequence[float]) -> int:
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Return mean and worst."""
     return f"{np.mean(values):.{digits}f} (worst {max(values):.{digits}f})"
 
 

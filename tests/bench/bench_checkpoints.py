@@ -59,7 +59,6 @@ def train(config: Mapping[str, Any]) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 
 def judged(kind: str, seed: int) -> Verdict:
-    """Judge the job of a seed."""
     return verdict_of(planned_job(kind, seed))
 
 

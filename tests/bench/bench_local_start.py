@@ -61,8 +61,6 @@ KINDS = {
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """A process of the run."""
-
     kind: str
     began_at: float
     cpu_s: float = 0.0
@@ -174,7 +172,6 @@ def print_timeline(
 
 
 def print_end(folder: ExperimentFolder, took_s: float) -> None:
-    """What the run came to."""
     result = read(folder)
     journal = Journal(sqlite_url(folder.journal), folder.name)
     header = journal.header()

@@ -145,7 +145,6 @@ SECTIONS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Run the sections that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     chosen = parser.parse_args().sections or list(SECTIONS)

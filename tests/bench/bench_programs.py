@@ -65,7 +65,6 @@ def alone_s(folder: Path, words: list[str]) -> float:
 
 
 def main() -> None:
-    """Print the figures."""
     segments, reports = (int(number) for number in (*sys.argv[1:], "9", "2000")[:2])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

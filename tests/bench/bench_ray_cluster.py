@@ -88,7 +88,6 @@ class Meter:
             before = now
 
     def stop(self) -> float:
-        """End the measurement, and return GPU-seconds."""
         self._stop.set()
         self._thread.join()
         return self.gpu_s
@@ -161,7 +160,6 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def main() -> None:
-    """Run what is asked for, and print the table."""
     asked = bench_ray_tune.arguments(__doc__, TITLES).parse_args()
     if asked.table:
         print(table([Run(**json.loads(line)) for line in asked.table.read_text().splitlines()]))

@@ -58,8 +58,6 @@ _OUTCOMES = {0: "done", 4: "late"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """One iteration of one trial."""
-
     trial: int
     iteration: int
     """Of the trial, from 1."""
@@ -265,7 +263,6 @@ def arguments(description: str | None, titles: Iterable[str]) -> argparse.Argume
 
 
 def main() -> None:
-    """Run what is asked for, and print the table."""
     parser = arguments(__doc__, TITLES)
     parser.add_argument("-o", choices=["text", "json"], default="text", help="what to print")
     asked = parser.parse_args()

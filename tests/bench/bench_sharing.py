@@ -154,7 +154,6 @@ def workloads(data: Path, names: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print all figures."""
     names = list(arguments[1:]) or [*(name for name in POLICIES if name != "default"), STRICT]
     decisions(names)
     agreement(names)

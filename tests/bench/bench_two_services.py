@@ -47,8 +47,6 @@ DONE_IN_S = 300.0
 
 
 class SlowBackend(VirtualBackend):
-    """A virtual backend that lets real time pass."""
-
     def next_events(self, wake_at: float | None) -> Any:
         time.sleep(EVENT_S)
         return super().next_events(wake_at)
@@ -147,7 +145,6 @@ def _wait(made: Server, services: list[Service]) -> None:
 
 
 def _open(service: Service) -> list[str]:
-    """The experiments that have not ended."""
     with suppress(JournalError):
         store = open_store(service.url, service.home)
         try:
@@ -202,7 +199,6 @@ def _drive(arguments: list[str]) -> int:
 
 
 def main() -> None:
-    """Run the story and print what is wrong."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--restarts", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)

@@ -17,8 +17,6 @@ ITERATION_S = {1: 110.0, 2: 57.0, 4: 30.0, 8: 18.0, 16: 13.0, 32: 11.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchJob:
-    """What one planning call gets."""
-
     stages: tuple[Stage, ...]
     profile: Profile
     offer: Offer

@@ -64,7 +64,6 @@ def dataset(config: Mapping[str, Any]) -> Dataset[Any]:
 
 
 def network(width: int) -> nn.Module:
-    """Return a convolutional network."""
     return nn.Sequential(
         nn.Conv2d(3, width, 3, stride=2), nn.ReLU(), nn.Conv2d(width, width, 3, stride=2), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10),
@@ -79,8 +78,6 @@ def step_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 class Trained(rubberband.TorchTrial):
-    """Ours."""
-
     batch_size = BATCH
     drop_last = True
 

@@ -26,13 +26,11 @@ class AdaptiveBackend(VirtualBackend):
         return self
 
     def execute(self, command: Command) -> None:
-        """Note what is started."""
         if isinstance(command, StartTrial):
             self.started.append(command)
         super().execute(command)
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
-        """With the batches in reports."""
         return [self._with_batches(event) for event in super().next_events(wake_at)]
 
     def _with_batches(self, event: Event) -> Event:

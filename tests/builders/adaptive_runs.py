@@ -59,7 +59,6 @@ def adaptive_backend(job: Job, faults: Faults | None = None) -> VirtualBackend:
 
 
 def adaptive_result(job: Job | None = None, faults: Faults | None = None) -> Result:
-    """What came of a run with adaptive batches."""
     job = job or an_adaptive_job()
     backend = adaptive_backend(job, faults)
     controller, _, _ = run_virtual(job, backend=backend)

@@ -69,8 +69,6 @@ def _server(entrypoint: Entrypoint, segment: Segment, index: int, listener: sock
 
 @dataclass(eq=False)
 class Process:
-    """A worker or a server."""
-
     process: BaseProcess
     items: Connection
 
@@ -82,7 +80,6 @@ class Process:
             return None
 
     def rest(self) -> list[Any]:
-        """All items that are left."""
         return list(iter(self.next, None))
 
     def kill(self) -> None:
@@ -104,7 +101,6 @@ class AsyncGang:
     def join(
         self, rank: int, *, dies_between_servers: bool = False, dies_after: int | None = None, **changes: Any
     ) -> Process:
-        """Start a worker."""
         segment = replace(self.segment, rank=rank, **changes)
         ours, theirs = CONTEXT.Pipe(duplex=False)
         target = _dies_between_servers if dies_between_servers else _worker

@@ -19,11 +19,9 @@ class Curve:
     saturation: int = 0
 
     def time_s(self, share: int) -> float:
-        """Return the seconds of a step; none without samples."""
         return self.base_s + self.per_sample_s * max(share, self.saturation) if share else 0.0
 
     def most(self, time_s: float) -> int:
-        """Return the most samples in a time."""
         if time_s < self.time_s(1):
             return 0
         return int((time_s - self.base_s) / self.per_sample_s + 1e-9)

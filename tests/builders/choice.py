@@ -48,7 +48,6 @@ class Question:
 
     @property
     def varies(self) -> bool:
-        """Whether samples decide."""
         return any(varies(problem.profile, problem.offer) for problem in self.problems)
 
 
@@ -65,7 +64,6 @@ def choices(offer: Offer, limits: PlanningConstraints) -> list[StagePlan]:
 
 
 def plans(num_stages: int, problem: Problem, policy: Policy = "optimal") -> Iterator[Plan]:
-    """Yield all plans of a policy."""
     for chosen in itertools.product(choices(problem.offer, problem.constraints), repeat=num_stages):
         if policy == "static" and len({(one.instances, one.market) for one in chosen}) > 1:
             continue
@@ -297,7 +295,6 @@ def policies(make: _Maker) -> Question:
 
 
 def functions(make: _Maker) -> Question:
-    """Billing by function."""
     return make.limited(_one(make, make.offer(8, billing="per_function", side_costs=())))
 
 
@@ -320,7 +317,6 @@ def rest(make: _Maker) -> Question:
 
 
 def types(make: _Maker) -> Question:
-    """Two or three instance types."""
     stages = make.stages(make.rng.randint(1, 3))
     offers = [make.offer(6, instance_type=name, gpus=gpus) for name, gpus in zip("abc", (1, 2, 4), strict=True)]
     offers = make.rng.sample(offers, make.rng.randint(2, 3))
@@ -408,5 +404,4 @@ KINDS: dict[str, Callable[[_Maker], Question]] = {kind.__name__: kind for kind i
 
 
 def question_of(kind: str, seed: int) -> Question:
-    """Return a random question of a kind."""
     return KINDS[kind](_Maker(random.Random(f"{kind} {seed}")))

@@ -41,7 +41,6 @@ class CommandLine:
         return out
 
     def json(self, *arguments: str, code: int = 0) -> Any:
-        """Return the JSON object that it prints."""
         return json.loads(self(*arguments, "-o", "json", code=code))
 
     def refused(self, *arguments: str, code: int = 2) -> str:

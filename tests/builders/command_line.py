@@ -111,7 +111,6 @@ class CommandLine:
         self.environment = {**os.environ, "RUBBERBAND_HOME": str(self.home), "PYTHONPATH": search}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command and do not wait for it."""
         return subprocess.Popen(
             [sys.executable, "-m", "rubberband.cli", *arguments],
             cwd=self.folder,
@@ -127,7 +126,6 @@ class CommandLine:
         (self.folder / f"held-after-{after}").touch()
 
     def go(self) -> None:
-        """Let trials train on."""
         for file in self.folder.glob("held-after-*"):
             file.unlink()
 
@@ -168,7 +166,6 @@ class CommandLine:
         return str(done.exception)
 
     def result(self, name: str = "sleepy") -> Result:
-        """The journal's view."""
         return read(ExperimentFolder(home=self.home, name=name))
 
     def wait_for(

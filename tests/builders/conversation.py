@@ -39,7 +39,6 @@ class Conversation:
         self._attempts: dict[int, int] = {}
 
     def until(self, kind: type[E], matches: Callable[[E], bool] = lambda event: True) -> E:
-        """Listen until such an event comes."""
         deadline = self.backend.now() + PATIENCE_S
         while self.backend.now() < deadline:
             events = self.backend.next_events(deadline)
@@ -50,7 +49,6 @@ class Conversation:
         raise AssertionError(f"no {kind.__name__} came; heard {self.heard[-5:]}")
 
     def listen(self, seconds: float) -> list[Event]:
-        """Everything that comes within `seconds`."""
         heard: list[Event] = []
         deadline = self.backend.now() + seconds
         while self.backend.now() < deadline:
@@ -88,11 +86,9 @@ class Conversation:
         return attempt
 
     def report(self, trial: int, iterations: int) -> TrialReported:
-        """Listen until the trial has reported that many iterations."""
         return self.until(TrialReported, lambda event: event.trial == trial and event.iterations == iterations)
 
     def of_trial(self, trial: int) -> list[Event]:
-        """What was heard of a trial."""
         return [event for event in self.heard if getattr(event, "trial", None) == trial]
 
 
@@ -111,7 +107,6 @@ def nothing_left(directory: Path, instance: str | None = None) -> bool:
 
 
 def kinds(events: Iterable[Event]) -> list[str]:
-    """The names of the events' classes."""
     return [type(event).__name__ for event in events]
 
 

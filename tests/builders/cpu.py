@@ -59,7 +59,6 @@ class CpuSeconds:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Add a worker's seconds."""
         self.by_file.update(getattr(node, "workeroutput", {}).get("cpu", {}))
 
     @pytest.hookimpl

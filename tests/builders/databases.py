@@ -25,7 +25,6 @@ from tests.builders.waiting import PATIENCE_S
 
 NONE = "there is no PostgreSQL: install Debian's package postgresql, or set RUBBERBAND_TEST_POSTGRES to a server's URL"
 UNSAFE_BUT_FAST = "-c fsync=off -c full_page_writes=off -c autovacuum=off -c shared_buffers=16MB"
-DURABLE = ""
 
 
 def programs() -> Path | None:
@@ -39,8 +38,6 @@ def programs() -> Path | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A private server."""
-
     url: sql.URL
     control: Sequence[str]
     """The command that controls it."""

@@ -55,7 +55,6 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     for found in _BLOCK.finditer(text):
         ignored = found["how"] == "not run"
@@ -157,7 +156,6 @@ class Reader:
         return printed
 
     def shell(self, words: str) -> str:
-        """Run a command; what it printed."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", words],
             env=self.environment,

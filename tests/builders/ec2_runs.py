@@ -60,11 +60,6 @@ FEW = (
 SPOT = ("resources.market=spot",)
 MEASURED = ("profile=",)
 """The profile of the example is left out, so that an instance is measured first."""
-USUAL_PENDING_S = 20.0
-"""From a request until EC2 calls the instance running, as RubberBand assumes without a profile."""
-USUAL_BOOT_S = 22.8
-"""From then until an instance answers: 17.2 s to its network and 5.6 s to its services, by ec2-boot-bench (Percival,
-"EC2 boot time benchmarking", 2021)."""
 
 
 class Ec2CommandLine(CommandLine):

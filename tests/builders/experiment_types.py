@@ -51,7 +51,6 @@ _PYTHON = {
 
 
 def experiment_types() -> str:
-    """Return the text of `rubberband/types.py`."""
     schema = json.loads(experiment_schema())
     text = _HEAD
     domains = {part["$ref"].rpartition("/")[2] for part in _space(schema)["oneOf"]}

@@ -35,7 +35,6 @@ class FakeCuda:
         self.default = self.current = Stream(self)
 
     def clock(self) -> float:
-        """Return the host's time."""
         return self.now
 
     def own_clock(self) -> float:
@@ -56,13 +55,11 @@ class FakeCuda:
         self.current.busy_until = self.current.reached_at() + seconds
 
     def wait_until(self, time_s: float) -> None:
-        """Let the host spin until `time_s`."""
         if time_s > self.now:
             self.waited_s += time_s - self.now
             self._pass(time_s - self.now)
 
     def synchronize(self, device: Any = None) -> None:
-        """Wait until all streams are done."""
         self.wait_until(max(stream.busy_until for stream in self.streams))
 
     def _pass(self, seconds: float) -> None:
@@ -71,7 +68,6 @@ class FakeCuda:
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        """Make a stream the current one."""
         before, self.current = self.current, stream
         yield
         self.current = before
@@ -96,25 +92,20 @@ class Stream:
         gpu.streams.append(self)
 
     def reached_at(self) -> float:
-        """Return when what is handed over now begins."""
         return max(self.busy_until, self._gpu.now)
 
     def query(self) -> bool:
-        """Return whether it is done."""
         return self.busy_until <= self._gpu.now
 
     def synchronize(self) -> None:
-        """Wait until it is done."""
         self._gpu.wait_until(self.busy_until)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Mark the present end of the stream."""
         event = event or Event(self._gpu)
         event.record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Let later kernels wait for an event."""
         self.busy_until = max(self.busy_until, event.passed_at)
 
     def wait_stream(self, stream: Stream) -> None:
@@ -132,15 +123,12 @@ class Event:
         self.passed_at = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
-        """Mark the present end of a stream."""
         self._recorded, self.passed_at = True, (stream or self._gpu.current).reached_at()
 
     def query(self) -> bool:
-        """Return whether the GPU has passed it."""
         return self.passed_at <= self._gpu.now
 
     def synchronize(self) -> None:
-        """Wait until the GPU has passed it."""
         self._gpu.wait_until(self.passed_at)
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -156,7 +144,6 @@ class Event:
 
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """A GPU in the place of torch's."""
     gpu = FakeCuda()
     gpu.install(monkeypatch)
     return gpu

@@ -69,10 +69,8 @@ class FakeGpus:
         (self._bin / "used").write_text("".join(f"{gpu}, {mib}\n" for gpu, mib in pairs))
 
     def torch(self, *ids: str, version: str = "2.11.0+cu130", cuda: str | None = "13.0", error: str = "") -> None:
-        """The GPUs that torch sees."""
         source = _TORCH.format(version=version, cuda=cuda, asked=str(self._asked), ids=ids, error=error)
         (self._python / "torch" / "__init__.py").write_text(source)
 
     def times_asked(self) -> int:
-        """How often a process has imported torch."""
         return len(self._asked.read_text().splitlines()) if self._asked.exists() else 0

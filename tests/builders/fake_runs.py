@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
+import functools
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from rubberband.values.labels import LabelChange
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.submission import Submission
 from rubberband.views.trial import why_not_stopped
+from tests.builders import experiment_words
 from tests.builders.clocks import Clock
 from tests.builders.jobs import JOB
 from tests.builders.service_client import Client, served
@@ -139,7 +141,6 @@ class FakeRuns:
     async def outlook(
         self, _plans: object, _name: str, _deadline: object, max_cost_usd: float | None, _caller: str
     ) -> Extension:
-        """What needs no planning is known at once."""
         before = outlook(deadline_s=100.0, max_cost_usd=1.0)
         after = outlook(deadline_s=200.0, max_cost_usd=max_cost_usd or 1.0)
         return Extension(before=before, after=after, stage=1)
@@ -172,7 +173,6 @@ class FakeRuns:
 
 
 def outlook(*, deadline_s: float, max_cost_usd: float) -> Outlook:
-    """What is expected under limits."""
     plan = Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),))
     return Outlook(
         jct_s=90.0, cost_usd=0.5, deadline_s=deadline_s, max_cost_usd=max_cost_usd, plan=plan, feasible=True, reason=""
@@ -231,38 +231,17 @@ def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
         yield FakeService(client=client, store=store, runs=runs, feed=feed, clock=clock)
 
 
-WORDS: dict[str, Any] = {
-    "name": "small",
-    "search": {
-        "space": {"lr": {"type": "loguniform", "lower": 1e-4, "upper": 1e-1}},
-        "scheduler": {"type": "sha", "num_samples": 8, "max_t": 9},
-        "metric": "loss",
-        "mode": "min",
-    },
-    "constraints": {"deadline": "20m"},
-    "resources": {"provider": "virtual", "instance_type": "p3.2xlarge", "price_per_hour": 3.6},
-    "profile": {"seconds_per_iteration": {"1": 10}},
-}
-"""A small experiment on the virtual provider."""
-
-
 def words(**changes: Any) -> dict[str, Any]:
-    """It, with changes; `constraints__deadline=...` reaches below, and None takes a key away."""
-    document = copy.deepcopy(WORDS)
-    for path, value in changes.items():
+    """The minimal experiment on the virtual provider, as JSON, with changes; None takes a key away."""
+    virtual = {"provider": "virtual", "instance_type": "p3.2xlarge", "price_per_hour": 3.6}
+    document = json.loads(json.dumps(experiment_words.words(**{"resources": virtual, **changes})))
+    for path in (path for path, value in changes.items() if value is None):
         *above, last = path.split("__")
-        target = document
-        for key in above:
-            target = target.setdefault(key, {})
-        if value is None:
-            target.pop(last, None)
-        else:
-            target[last] = value
+        del functools.reduce(dict.__getitem__, above, document)[last]
     return document
 
 
 def virtual_result() -> Result:
-    """What came of a small experiment."""
     controller, backend, _ = run_virtual(JOB)
     setup = {"configurations": [{"x": trial} for trial in range(len(controller.state.trials))]}
     return summarise(controller.state, setup, backend.now())

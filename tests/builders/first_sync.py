@@ -30,7 +30,6 @@ class FirstSync:
         """Whether a plan keeps the deadline, and costs no more in addition than the whole run does if it is late."""
 
     def __call__(self, event: Event, controller: Controller) -> None:
-        """An observer of the driver."""
         job, state = controller.job, controller.state
         if state.phase is not Phase.PLANNING or state.decisions:
             return

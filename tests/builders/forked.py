@@ -15,7 +15,6 @@ CONTEXT.set_forkserver_preload(["torch", "torch.nn.parallel", "torch._dynamo", "
 
 
 def start(target: Callable[..., None], *args: Any) -> BaseProcess:
-    """Start `target(*args)` in a process of its own."""
     process = CONTEXT.Process(target=target, args=args, daemon=True)
     # It gets this process's search path, on which pytest alone has no need for the checkout.
     sys.path.insert(0, ROOT)

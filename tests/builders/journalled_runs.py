@@ -63,7 +63,6 @@ def words(**changes: Any) -> dict[str, Any]:
 
 
 def quality(configuration: Mapping[str, Any]) -> float:
-    """How well a configuration does in the end."""
     off = math.log10(configuration.get("lr", 0.01)) + 2.0
     best = 0.97 - 0.09 * off * off - 0.2 * abs(configuration.get("momentum", 0.9) - 0.9)
     return float(
@@ -73,8 +72,6 @@ def quality(configuration: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A run that was carried out in memory."""
-
     name: str
     job: Job
     setup: Mapping[str, Any]
@@ -90,11 +87,9 @@ class Recorded:
         return folder
 
     def named(self, name: str) -> Recorded:
-        """The same under another name."""
         return replace(self, name=name, job=replace(self.job, name=name))
 
     def grow(self, folder: ExperimentFolder, since: int, upto: int) -> None:
-        """Journal some more of its events."""
         journal = Journal(sqlite_url(folder.journal), self.name)
         try:
             journal.append(self.events[since:upto])

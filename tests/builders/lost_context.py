@@ -16,7 +16,6 @@ _lost: list[BaseException] = []
 
 
 def cuda_error(text: str, code: int) -> RuntimeError:
-    """An error as torch raises it."""
     error: Any = getattr(torch, "AcceleratorError", RuntimeError)(f"CUDA error: {text}{ADVICE}")
     error.error_code = code
     return error  # type: ignore[no-any-return]

@@ -9,8 +9,6 @@ from rubberband.executor import DriverRequest, Event, Requests, behind, by_age, 
 
 
 class MemoryJournal:
-    """An `EventLog`."""
-
     def __init__(self) -> None:
         self._events: list[Event] = []
 
@@ -46,11 +44,9 @@ class MemoryPoolJournal(FileJournal):
         self._leases: dict[str, Lease] = {}
 
     def events(self) -> Iterator[PoolEvent]:
-        """Yield the events in order."""
         return map(from_line, self._lines)
 
     def append(self, events: Sequence[PoolEvent]) -> None:
-        """Add events."""
         self._lines += map(to_line, events)
 
     def replace(self, event: PoolEvent) -> None:

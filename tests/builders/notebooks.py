@@ -24,7 +24,6 @@ class Cell:
 
 
 def cells(path: Path) -> Iterator[Cell]:
-    """The cells of code, in order."""
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             yield Cell(source="".join(cell["source"]), shown="\n".join(filter(None, map(_shown, cell["outputs"]))))

@@ -48,7 +48,6 @@ class Team:
         (folder / "team.yaml").write_text(f"{{{shape}, price_per_hour: {PRICE_USD}, idle: 5m}}")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start a command."""
         return subprocess.Popen(
             [sys.executable, "-m", "rubberband.cli", *words],
             cwd=self.folder,
@@ -59,7 +58,6 @@ class Team:
         )
 
     def command(self, *words: str) -> None:
-        """Run a command that succeeds."""
         process = self.start(*words)
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, f"{words}: {errors}"
@@ -70,16 +68,13 @@ class Team:
         return serving(self.home, "--pool", file, "--allow", "trials:*", "--code", code, *options)
 
     def result(self, name: str) -> Result:
-        """Return what is known of an experiment."""
         return read(ExperimentFolder(home=self.home, name=name))
 
     def iterations(self, name: str) -> int:
-        """Return the iterations that an experiment has reported."""
         folder = ExperimentFolder(home=self.home, name=name)
         return sum(trial.iterations for trial in read(folder).trials) if folder.exists else 0
 
     def until_training(self, *names: str) -> None:
-        """Wait until all of them have passed an iteration."""
         eventually(lambda: all(self.iterations(name) > 0 for name in names), f"{', '.join(names)} train")
 
     def status(self) -> dict[str, Any]:
@@ -92,7 +87,6 @@ class Team:
         return [json.loads(path.read_text()) for path in (self.pool.machines / "instances").glob("*.json")]
 
     def broker(self) -> psutil.Process | None:
-        """Return the process of the broker."""
         for process in psutil.process_iter():
             try:
                 if process.cmdline()[-2:] == ["rubberband.running.pool", str(self.pool.path)]:
@@ -108,7 +102,6 @@ class Team:
         return None if mark is None else mark.pid
 
     def machine(self, rng: random.Random) -> psutil.Process | None:
-        """Return the process that is one of the instances."""
         living = [one["pid"] for one in self.instance_records if one["ended_at"] is None and one["pid"] is not None]
         return psutil.Process(rng.choice(living)) if living else None
 
@@ -150,7 +143,6 @@ class Team:
         return found
 
     def end(self) -> None:
-        """End the pool if it is up."""
         if self.pool.is_up:
             self.command("pool", "down", "team", "--yes")
 
@@ -168,7 +160,6 @@ def pool_of(client: Client) -> dict[str, Any]:
 
 
 def ended(client: Client, names: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rows of experiments once all have ended."""
     until = time.monotonic() + PATIENCE_S
     return {name: client.wait(name, timeout_s=until - time.monotonic()) for name in names}
 

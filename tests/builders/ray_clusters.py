@@ -119,7 +119,6 @@ _COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_star
 
 
 def free_gpus(address: str) -> int:
-    """Return how many GPUs of a cluster nothing claims."""
     return sum(node.free_gpus for node in view.view(address).nodes)
 
 
@@ -156,11 +155,9 @@ class ClusterRuns:
 
     @property
     def output(self) -> str:
-        """All that the commands have printed."""
         return (self.folder / "output").read_text()
 
     def until(self, text: str, within_s: float = 900.0) -> None:
-        """Wait until the latest command has printed `text`."""
         eventually(lambda: text in self.output or self.started[-1].poll() is not None, text, within_s=within_s)
         assert text in self.output, self.output[-5000:]
 
@@ -170,11 +167,9 @@ class ClusterRuns:
         return self.output
 
     def result(self, name: str) -> Result:
-        """Return the result of an experiment."""
         return load_result(name, home=self.home)
 
     def close(self) -> None:
-        """End what still runs."""
         for run in self.started:
             run.kill()
             run.wait()

@@ -125,5 +125,4 @@ def hostile() -> Result:
 
 
 def render(result: Result) -> str:
-    """The whole report as plain aligned text."""
     return render_document(headlines(result), tables(result, MOST_TRIALS))

@@ -35,7 +35,6 @@ SEGMENT = Segment(
 
 
 def reports(items: list[Any]) -> list[SegmentReport]:
-    """The reports of a segment of which nothing failed."""
     assert isinstance(items[0], SegmentStarted), items
     assert all(isinstance(item, SegmentReport) for item in items[1:]), items
     return items[1:]

@@ -18,19 +18,15 @@ PATIENCE_S = 120.0
 
 
 class ServerProcess:
-    """A server that answers."""
-
     def __init__(self, process: subprocess.Popen[bytes], home: Path, address: str) -> None:
         self.process, self.home, self.address = process, home, address
 
     @property
     def log(self) -> str:
-        """All that it has said."""
         return _log_of(self.home).read_text()
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return int(self.address.rpartition(":")[2])
 
     def end(self, by: signal.Signals = signal.SIGTERM) -> int:

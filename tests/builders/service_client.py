@@ -27,7 +27,6 @@ class Client:
         self._client = httpx.AsyncClient(transport=transport, base_url=ADDRESS)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """The answer to one request."""
         return self.wait(self._client.request(method, path, **options))
 
     def together(self, *requests: tuple[str, str, dict[str, Any]]) -> list[httpx.Response]:

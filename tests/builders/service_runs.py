@@ -61,7 +61,6 @@ def template(home: Path) -> Path:
 
 
 def count_of(journal: Path) -> int:
-    """How many events a SQLite journal holds."""
     with closing(sqlite3.connect(journal)) as connection:
         return int(connection.execute("SELECT count(*) FROM events").fetchone()[0])
 
@@ -73,8 +72,6 @@ def cut_off(journal: Path, *, at: int) -> None:
 
 
 class House:
-    """A home, its store, and the runs in it."""
-
     def __init__(self, home: Path, journal: Path, *, max_running: int = 4, pause_s: float = 0.0) -> None:
         self.home, self.journal, self.pause_s = home, journal, pause_s
         self.ways: dict[str, str] = {}
@@ -98,7 +95,6 @@ class House:
         self.settings = replace(self.settings, limits=ServiceLimits(max_running=max_running))
 
     def kill(self, name: str = "one", what: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to the process of an experiment."""
         mark = read_mark(self.folder(name))
         assert mark is not None
         os.kill(mark.pid, what)
@@ -118,11 +114,9 @@ class House:
             runs.close()
 
     def folder(self, name: str = "one") -> ExperimentFolder:
-        """Where an experiment lies."""
         return ExperimentFolder(home=self.home, name=name)
 
     def inbox(self, name: str = "one") -> Inbox:
-        """Where its driver is asked."""
         return Inbox(self.folder(name).inbox)
 
     def pending(self, name: str = "one") -> list[str]:
@@ -136,7 +130,6 @@ class House:
         return journal
 
     def row(self, name: str) -> Submission:
-        """What is kept of an experiment."""
         found = self.store.submission(name)
         assert found is not None, name
         return found
@@ -155,11 +148,9 @@ class House:
         return [event.seq for event in self.feed(name) if event.seq is not None]
 
     def feed(self, name: str) -> list[FeedEvent]:
-        """All that the feed tells of an experiment."""
         return list(self.store.feed(experiment=name, limit=100_000))
 
     def states(self, name: str) -> list[str]:
-        """The states that the feed tells of, in order."""
         return [event.data["state"] for event in self.feed(name) if event.kind == "state"]
 
 

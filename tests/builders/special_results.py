@@ -35,7 +35,6 @@ EXTENSIONS = (extend(60.0, deadline_s=1800.0, max_cost_usd=2.5), extend(80.0, "r
 
 
 def planned(job: Job, *chosen: StagePlan) -> Job:
-    """The job with another plan."""
     plan = Plan(stages=chosen)
     return replace(job, plan=plan, prediction=predict(job.stages, plan, job.profile, job.offer))
 

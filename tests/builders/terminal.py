@@ -23,8 +23,6 @@ _ROWS, _COLUMNS = 60, 120
 
 
 class Terminal:
-    """What a command shows, and what is typed."""
-
     def __init__(self, process: subprocess.Popen[bytes], ours: int) -> None:
         self.process, self._ours = process, ours
         self.shown = ""
@@ -32,7 +30,6 @@ class Terminal:
         self._raw = b""
 
     def until(self, pattern: str) -> re.Match[str]:
-        """Read until it has shown this."""
         until = time.monotonic() + _PATIENCE_S
         while (found := re.search(pattern, self.shown)) is None:
             assert time.monotonic() < until, f"never shown: {pattern}\n{self.shown}"
@@ -40,7 +37,6 @@ class Terminal:
         return found
 
     def type(self, keys: bytes) -> None:
-        """Type."""
         os.write(self._ours, keys)
 
     def end(self) -> int:

@@ -15,7 +15,6 @@ import rubberband
 
 @cache
 def modules() -> tuple[ModuleType, ...]:
-    """Return all modules of the packages, imported."""
     found = pkgutil.walk_packages(rubberband.__path__, "rubberband.")
     return tuple(importlib.import_module(each.name) for each in found if not each.name.endswith("__main__"))
 

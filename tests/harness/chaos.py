@@ -205,8 +205,6 @@ class ChaoticInbox(MemoryInbox):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a seed."""
-
     case: Case
     ended: str
     """How: the controller's outcome, or 'abandoned' where no driver came back."""

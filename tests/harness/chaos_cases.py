@@ -57,69 +57,47 @@ SEARCH = Search.model_validate(
 class Weather:
     """How much goes wrong; probabilities unless a unit is named."""
 
-    refused: float
+    refused: float = 0.0
     """That a launch finds the market's capacity gone, for a while."""
-    sold_out_s: float
+    sold_out_s: float = 0.0
     """For how long, on average."""
-    sold_out_for_good: float
+    sold_out_for_good: float = 0.0
     """That it stays so."""
-    interruptions_per_hour: float
-    deaths_per_hour: float
+    interruptions_per_hour: float = 0.0
+    deaths_per_hour: float = 0.0
     """Of machines that nobody takes away."""
-    slow: float
+    slow: float = 0.0
     """That an instance takes 20 times as long to start."""
-    stillborn: float
+    stillborn: float = 0.0
     """That it never runs, or its workers never become warm."""
-    late: float
+    late: float = 0.0
     """That messages about an instance are late."""
-    latest_s: float
+    latest_s: float = 0.0
     """The driver sees by then what happened to it."""
-    trial_fails: float
-    loses_checkpoint: float
+    trial_fails: float = 0.0
+    loses_checkpoint: float = 0.0
     """Per attempt: that the checkpoint that it would go on from is gone, or torn."""
-    store_away: float
+    store_away: float = 0.0
     """Per round: that the checkpoint store goes away, for a while."""
-    slow_trial: float
-    slow_instance: float
+    slow_trial: float = 0.0
+    slow_instance: float = 0.0
     """That an instance trains slower than others, from its start or later on."""
-    wake_early: float
+    wake_early: float = 0.0
     """Per round of events: that the loop wakes up for nothing."""
-    busy: float
+    busy: float = 0.0
     """Per round: that the loop takes in what happens within seconds at once."""
-    stall: float
+    stall: float = 0.0
     """Per round: that the driver's machine sleeps."""
-    deaths: float
+    deaths: float = 0.0
     """Drivers that die, per run."""
-    gone_for_good: float
+    gone_for_good: float = 0.0
     """That a driver which dies never comes back."""
-    cancels: float
-    extends: float
+    cancels: float = 0.0
+    extends: float = 0.0
     """That the user grants more while it runs; and, each time that the cap ends it, that it is raised and goes on."""
 
 
-CALM = Weather(
-    refused=0.0,
-    sold_out_s=0.0,
-    sold_out_for_good=0.0,
-    interruptions_per_hour=0.0,
-    deaths_per_hour=0.0,
-    slow=0.0,
-    stillborn=0.0,
-    late=0.0,
-    latest_s=0.0,
-    trial_fails=0.0,
-    loses_checkpoint=0.0,
-    store_away=0.0,
-    slow_trial=0.0,
-    slow_instance=0.0,
-    wake_early=0.0,
-    busy=0.0,
-    stall=0.0,
-    deaths=0.0,
-    gone_for_good=0.0,
-    cancels=0.0,
-    extends=0.2,
-)
+CALM = Weather(extends=0.2)
 ROUGH = Weather(
     refused=0.05,
     sold_out_s=60.0,
@@ -285,12 +263,10 @@ class _Divided:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Of all lanes."""
         return tuple(stage for stages, _ in self.lanes for stage in stages)
 
     @property
     def plan(self) -> Plan:
-        """Of all lanes."""
         return Plan(stages=tuple(choice for _, plan in self.lanes for choice in plan.stages))
 
     def prediction(self, profile: Profile) -> Prediction:
@@ -339,7 +315,6 @@ def with_sizes(job: Job, source: Random) -> Job:
 
 
 _KINDS: tuple[FailureKind, ...] = ("raised", "hung", "died", "not_a_number", "checkpoint")
-_FOR_A_WHILE_S = 20.0
 _SOUND = AttemptFaults()
 _PROMPT = Messages()
 
@@ -381,7 +356,6 @@ class Chance:
         return False
 
     def instance(self, instance: str, market: Market) -> InstanceFaults:
-        """Drawn."""
         weather, source = self._weather, self._source
         if weather is CALM:
             return InstanceFaults()
@@ -436,7 +410,6 @@ class Chance:
         return replace(faults, ends_after_s=ends_after_s, preempted=preempted, notice_s=notice_s)
 
     def messages(self, instance: str) -> Messages:
-        """Drawn."""
         if not self._happens(self._weather.late, "late messages"):
             return _PROMPT
         source = self._source
@@ -448,7 +421,6 @@ class Chance:
         )
 
     def attempt(self, trial: int, attempt: int) -> AttemptFaults:
-        """Drawn."""
         lost = self._disk.random() < self._weather.loses_checkpoint
         return replace(self._attempt(), loses_checkpoint=True) if lost else self._attempt()
 

@@ -56,7 +56,6 @@ class InstanceCapWatch:
         self._decisions = 0
 
     def saw(self, event: Event, controller: Controller) -> None:
-        """One more event."""
         state = controller.state
         self.wrong += self._trained.lost(event, controller)
         self.seen["cap changed"] += isinstance(event, AllotmentChanged) and self._changed(event, controller)
@@ -112,7 +111,6 @@ class PlanWatch:
         self._trained = Trained(controller)
 
     def saw(self, event: Event, controller: Controller) -> None:
-        """One more event."""
         if isinstance(event, RestPlanned) and controller.state.decisions[-1:] == [event]:
             self._decided(event, controller)
         self._obeyed(controller)

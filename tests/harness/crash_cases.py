@@ -72,44 +72,43 @@ BOOT_S: dict[Cap, float] = {"roomy": 0.0, "tight": 45.0}
 
 
 def launches(call: FakeCall) -> bool:
-    """Whether it asks for an instance."""
     return call.operation == "RunInstances" and not call.params.get("DryRun")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One death of the driver, the weather around it, and what comes afterwards."""
+    """One death of the driver, the weather around it, and what comes afterwards; by default nobody dies."""
 
     markets: str
-    kill_at: int
+    kill_at: int = -1
     """Index of the call, from the first of the experiment."""
-    after: bool
+    after: bool = False
     """Whether the call takes effect."""
-    weather: str
-    offset: int
+    weather: str = "ok"
+    offset: int = 0
     """Calls from the death to the start of the weather; negative: it begins before."""
-    lasts: int
+    lasts: int = 1
     """Calls."""
-    hidden_s: float
+    hidden_s: float = 0.0
     """Seconds from a launch until EC2 shows the instance."""
-    then: Then
-    gap_s: float
+    then: Then = "resume"
+    gap_s: float = 0.0
     """Until the next driver, or the sweep, comes."""
-    head: Literal["stays", "dies"]
+    head: Literal["stays", "dies"] = "stays"
     cap: Cap
-    again: int
+    again: int = -1
     """Calls after which the next driver is killed too; -1: it is not."""
-    together: bool
+    together: bool = False
     """Whether its other threads are at their calls at that moment, too."""
-    one_zone: bool
+    one_zone: bool = False
     """Whether trials may span instances, which are then in one zone."""
-    taken: bool
+    taken: bool = False
     """Whether EC2 takes a spot instance away before the next one comes."""
-    hung: bool
+    hung: bool = False
     """Whether the guests of all instances stop when the driver dies for good."""
-    cancelled: int
+    cancelled: int = -1
     """Calls from the user's cancel to the death, at which the run gives all back; -1: the user does not cancel."""
-    prices: int
+    prices: int = 0
     """The seed of the spot market."""
 
     def __str__(self) -> str:
@@ -117,7 +116,6 @@ class Point:
 
 
 def words_of(point: Any) -> str:
-    """What `parse` makes this point of."""
     return ",".join(f"{one.name}={getattr(point, one.name)}" for one in fields(point))
 
 
@@ -169,27 +167,7 @@ def _some(calls: Sequence[str], seed: int) -> list[int]:
 
 
 def undisturbed(markets: str, cap: Cap) -> Point:
-    """Nobody dies, and nothing goes wrong."""
-    return Point(
-        markets=markets,
-        kill_at=-1,
-        after=False,
-        weather="ok",
-        offset=0,
-        lasts=1,
-        hidden_s=0.0,
-        then="resume",
-        gap_s=0.0,
-        head="stays",
-        cap=cap,
-        again=-1,
-        together=False,
-        one_zone=False,
-        taken=False,
-        hung=False,
-        cancelled=-1,
-        prices=0,
-    )
+    return Point(markets=markets, cap=cap)
 
 
 @lru_cache

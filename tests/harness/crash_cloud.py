@@ -56,11 +56,9 @@ class CloudFleet:
 
     @property
     def gone(self) -> set[str]:
-        """Instances that no worker lives on."""
         return {name for name, hold in self._holds.items() if hold.life.over or not self._world.works(name)}
 
     def next_end_at(self) -> float:
-        """Nothing is known beforehand."""
         return math.inf
 
     def renew(self, _at: float) -> None:
@@ -139,7 +137,6 @@ class CloudFleet:
         return None
 
     def release(self, instance: str) -> None:
-        """Give an instance back; InstanceReleased follows."""
         hold = self._holds.setdefault(instance, _Hold(Lifecycle(instance=instance)))
         if hold.life.end():
             self._begin(lambda: self._release(instance, hold))
@@ -219,7 +216,6 @@ class CloudFleet:
         self._watch()
 
     def close(self) -> None:
-        """Give everything back."""
         self._closing = True
         self._provider.close()
 

@@ -130,7 +130,6 @@ class BuildWorld(Account):
                     self.fake.world.buckets[self.bucket][marker[1]] = one.instance_id.encode()
 
     def build(self) -> OwnImage:
-        """One driver."""
         self.dead = False
         aws, checkpoints = self.words.aws, self.words.checkpoints
         installed = what_to_install(Packages(self.session, checkpoints), aws)
@@ -167,7 +166,6 @@ class BuildWorld(Account):
             delete_image(self.session, self.words.aws.owner, key)
 
     def own(self) -> list[images.Image]:
-        """The images that were made."""
         return [image for image in self.fake.world.images.values() if image.owner == images.SELF]
 
     def unlisted(self) -> Iterator[str]:
@@ -195,8 +193,6 @@ def quick() -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOutcome:
-    """What came of a point."""
-
     point: ImagePoint
     ended: str
     instances: int
@@ -269,7 +265,6 @@ def calls_of_a_build() -> Sequence[str]:
 
 
 def tell(words: str) -> None:
-    """Tell the story of a point."""
     with quick() as folder:
         outcome = run_image_point(folder, parse(words, ImagePoint), print)
     print(f"{outcome.ended}: {outcome.instances} builders bought")

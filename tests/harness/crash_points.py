@@ -19,7 +19,6 @@ def points(seed: int = 0) -> Sequence[Point]:
 
 
 def sample(count: int) -> list[Point]:
-    """So many of all points."""
     return Random(0).sample(points(), count)
 
 
@@ -42,7 +41,6 @@ def folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def run_point(point: Point, log: Callable[[str], None] = lambda line: None) -> Outcome:
-    """Tell a point's story and judge it."""
     with folder() as here:
         story = Story(point, here, log)
         try:
@@ -54,7 +52,6 @@ def run_point(point: Point, log: Callable[[str], None] = lambda line: None) -> O
 
 
 def tell(words: str) -> None:
-    """Tell the story of a point."""
     outcome = run_point(parse(words, Point), print)
     print(f"{outcome.ended}: {outcome.drivers} drivers, {outcome.instances} instances bought")
     print(f"billed {outcome.billed_usd:.6f} USD, ledger {outcome.ledger_usd:.6f}")

@@ -40,8 +40,6 @@ MOST_DRIVERS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a point."""
-
     point: Point
     ended: str
     drivers: int
@@ -98,7 +96,6 @@ class Story:
     # The weather
 
     def fault(self, call: FakeCall) -> Fault | None:
-        """What happens to a call."""
         point = self.point
         if not self.world.head.has_driver:
             return self._last_word(call)
@@ -151,11 +148,9 @@ class Story:
                 self._wait()
 
     def _wait(self) -> None:
-        """Until the user tries again."""
         self.world.sleep(10.0)
 
     def _live(self) -> None:
-        """One driver, or one sweep."""
         if self.swept_from is not None and self.point.then == "down":
             self._down()
         elif self.swept_from is not None:
@@ -253,7 +248,6 @@ class Story:
     # The judge
 
     def wrong(self) -> list[str]:
-        """What must not be."""
         return [
             *self._orphans(),
             *self._beyond_their_leases(),
@@ -338,7 +332,6 @@ class Story:
             yield "there are placement groups"
 
     def outcome(self) -> Outcome:
-        """Judged."""
         return Outcome(
             point=self.point,
             ended=self.ended,

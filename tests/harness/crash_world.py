@@ -30,7 +30,6 @@ BOOT_LEASE_S = boot_timeouts([TYPE]).lease_s
 
 
 def name_of(one: Instance | BillLine) -> str:
-    """The name that it was launched under."""
     return name_in(one.tags, one.launch_index)
 
 
@@ -49,17 +48,14 @@ class StubHead:
 
     @property
     def address(self) -> str:
-        """Another one for every head."""
         return f"172.31.16.4:{6379 + self._number}"
 
     def living(self) -> Head | None:
-        """The head, if it lives."""
         if self._now() > self._until:
             return None
         return Head(address=self.address, temp_dir=None, environment={})
 
     def ensure(self) -> Head:
-        """The living one, or another."""
         head = self.living()
         if head is None:
             self._number += 1
@@ -79,7 +75,6 @@ class StubHead:
             self.die()
 
     def die(self) -> None:
-        """It ends."""
         self._until = -math.inf
 
 
@@ -110,7 +105,6 @@ class World(Account):
         """What happens to machines, whoever is awake."""
 
     def sleep(self, seconds: float) -> None:
-        """Time passes, step by step."""
         until = self.clock.now() + seconds
         while self.clock.now() < until:
             self.advance_to(min(until, self.clock.now() + STEP_S))
@@ -145,7 +139,6 @@ class World(Account):
         return self.head.living() is not None and self.head.address in machine.user_data
 
     def works(self, name: str) -> bool:
-        """Whether workers can live on the instance."""
         now = self.clock.now()
         return any(
             now >= one.running_at + self.boot_s and self.has_joined(one) and one.instance_id not in self.hung
@@ -153,7 +146,6 @@ class World(Account):
         )
 
     def is_hung(self, name: str) -> bool:
-        """Whether nothing answers on the instance."""
         return any(one.instance_id in self.hung for one in self.named(name))
 
     def is_noticed(self, name: str) -> bool:
@@ -167,7 +159,6 @@ class World(Account):
                 self.fake.extend_lease(machine.instance_id, until)
 
     def named(self, name: str) -> list[Instance]:
-        """Those of this name that live."""
         return [one for one in self.fake.living if name_of(one) == name]
 
     def check(self) -> None:

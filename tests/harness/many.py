@@ -34,8 +34,6 @@ from tests.harness.pool_runs import PoolRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """One run."""
-
     replay: str
     """The command that tells its story."""
     wrong: Sequence[str]

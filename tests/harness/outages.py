@@ -69,7 +69,6 @@ class Stretch:
         return f"{self.kind} {self.begins_s:.0f}-{self.ends_s:.0f}"
 
     def meets(self, call: FakeCall) -> bool:
-        """Whether it is of this call's kind."""
         what = self.kind.partition(" ")[0]
         if what == "describe":
             return call.operation == "DescribeInstances"
@@ -78,8 +77,6 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a seed stands for."""
-
     point: Point
     iteration_s: float
     stretches: tuple[Stretch, ...]
@@ -92,7 +89,6 @@ class Case:
 
 
 def case_of(seed: int) -> Case:
-    """Draw it."""
     source = Random(f"outages {seed}")
     iteration_s = source.choice(ITERATIONS_S)
     lasts_s = 3.0 * iteration_s + 120.0
@@ -255,7 +251,6 @@ class Outages(Story):
             yield from super()._more_billed_than_known()
 
     def wrong(self) -> list[str]:
-        """What must not be."""
         return [*super().wrong(), *self._left_behind(), *self._given_back_early(), *self._otherwise()]
 
     def _ended_by_its_guard(self, machine: Instance) -> Iterator[str]:
@@ -321,8 +316,6 @@ class Outages(Story):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedOutcome:
-    """What came of a seed."""
-
     seed: int
     outcome: Outcome
     reason: str
@@ -330,7 +323,6 @@ class SeedOutcome:
 
 
 def run_seed(seed: int, log: Callable[[str], None] = lambda line: None) -> SeedOutcome:
-    """Tell a seed's story and judge it."""
     case = case_of(seed)
     with folder() as here:
         story = Outages(case.point, here, log, case=case, seed=seed)
@@ -346,7 +338,6 @@ def run_seed(seed: int, log: Callable[[str], None] = lambda line: None) -> SeedO
 
 
 def tell(seed: int) -> None:
-    """Tell the story of a seed."""
     case = case_of(seed)
     print(case.point, f"iterations of {case.iteration_s:g} s", *case.stretches, sep="\n")
     found = run_seed(seed, print)

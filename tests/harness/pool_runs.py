@@ -77,8 +77,6 @@ class Tenant:
 
 @dataclass
 class PoolRun:
-    """One run of a pool, from a seed."""
-
     seed: int
 
     def __post_init__(self) -> None:

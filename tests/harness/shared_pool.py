@@ -125,8 +125,6 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Illness:
-    """What ails a machine."""
-
     starts_workers: bool = True
     silent_after_s: float = math.inf
     """From running until it answers nobody any more; 0: it never joins."""
@@ -324,7 +322,6 @@ class Member:
         return self.is_gone or self.finish is not None
 
     def start(self) -> None:
-        """Start a driver."""
         self.is_begun = self.is_alive = True
         self.controller = Controller(self.job)
         self.backend.calls_left = self.calls_left
@@ -339,13 +336,11 @@ class Member:
             raise self._error
 
     def kill(self) -> None:
-        """End the driver's thread."""
         if self.is_alive:
             self._is_killed = True
             self.step()
 
     def next_at(self) -> float:
-        """Return when the driver has something to do."""
         return min(self._wake_at, self.backend.next_at()) if self.is_alive else math.inf
 
     def ask(self, grant: InstanceCap, at: float, *, begins: bool = False) -> None:
@@ -355,7 +350,6 @@ class Member:
             self.asked = self.limit(at, **asdict(grant))
 
     def limit(self, at: float, max_instances: int | None, **more: Any) -> DriverRequest:
-        """Leave a request for another cap."""
         id = f"pool-{self._run.new_id()}"
         asked = DriverRequest(id=id, kind="limit", asked_at=at, max_instances=max_instances, **more)
         self.inbox.put(asked)
@@ -403,8 +397,6 @@ class Member:
 
 
 class SharedRun:
-    """One run of a shared pool, from a seed."""
-
     def __init__(self, seed: int, *, keeps_story: bool = False, odd: bool = False, sick: bool = False) -> None:
         self.seed, self.rng = seed, Random(seed)
         self.sick = Random(f"sick machines {seed}") if sick else None
@@ -575,7 +567,6 @@ class SharedRun:
     # The broker.
 
     def broker(self) -> Pool:
-        """Return the broker; start one if there is none."""
         while self.pool is None:
             try:
                 self.pool = Pool(self.cloud, self.journal, self.limits, self.clock.now, start=lambda work: work())
@@ -591,7 +582,6 @@ class SharedRun:
         self.down_until = self.clock.now() + self.rng.choice((0.0, 5.0, 40.0, 200.0))
 
     def tell(self, what: str) -> None:
-        """Add to the story."""
         if self.story is not None:
             self.story.append(f"{self.clock.now() - self.start_at:9.2f} {what}")
 

@@ -35,7 +35,6 @@ def profile_of(single_s: float) -> Profile:
 
 
 def simulated_jcts_s(policy: str) -> dict[str, float]:
-    """Return the completion times by the simulation."""
     jobs = [
         CurveJob(
             name=name,

@@ -119,7 +119,6 @@ def files() -> set[Path]:
 
 
 def faults() -> Iterator[str]:
-    """Run all commands, and iterate over what is wrong."""
     for command in DONE:
         code, errors = ran(command)
         if code:

@@ -22,8 +22,6 @@ NUM_INPUTS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How the gang trains."""
-
     shares: Sequence[int]
     steps: int
     limit: int = 100
@@ -41,8 +39,6 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one worker saw."""
-
     weights: list[float]
     plain_weights: list[float]
     reading: NoiseReading
@@ -72,12 +68,10 @@ def batch_of(step: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss_of(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean over the samples."""
     return nn.functional.mse_loss(model(inputs), targets)
 
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """Of the trained parameters."""
     if name == "SGD":
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return torch.optim.Adam(model.parameters(), lr=0.01)

@@ -74,8 +74,6 @@ def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares, payloa
 
 
 class Worker:
-    """A warm worker in another process."""
-
     def __init__(self, **environment: str) -> None:
         self._jobs, theirs = CONTEXT.Pipe()
         self._process = start(_serve, theirs, environment)
@@ -83,7 +81,6 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
         assert self._process.pid is not None
         return self._process.pid
 
@@ -99,7 +96,6 @@ class Worker:
             raise EOFError from None
 
     def stop(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.join()
         self._jobs.close()

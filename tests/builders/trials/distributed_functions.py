@@ -73,13 +73,11 @@ def returns_metrics(config: dict[str, Any]) -> dict[str, float]:
 
 @rubberband.distributed
 def odd_batch(config: dict[str, Any]) -> None:
-    """Has a batch that two workers cannot divide."""
     rubberband.report({"loss": float(rubberband.per_worker(15))})
 
 
 @rubberband.distributed
 def ends(config: dict[str, Any]) -> None:
-    """Returns after two reports."""
     for loss in (2.0, 1.0):
         rubberband.report({"loss": loss})
 

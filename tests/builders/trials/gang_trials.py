@@ -210,8 +210,6 @@ class Beside(Regression):
 
 
 class Resetting(Regression):
-    """Draws a new head in a hook."""
-
     def on_iteration(self, model: Any, iterations: int) -> None:
         if iterations == 3:
             model[2].reset_parameters()
@@ -229,8 +227,6 @@ class OwnThawing(Thawing):
 
 
 class Sparse(Regression):
-    """Has an embedding with sparse gradients."""
-
     def build_model(self, config: Config) -> nn.Module:
         super().build_model(config)
         return nn.ModuleDict({"table": nn.Embedding(4, 1, sparse=True), "body": net()}).double()

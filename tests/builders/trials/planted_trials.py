@@ -24,8 +24,6 @@ def rank() -> int:
 
 
 class Freezing(Regression):
-    """Freezes its first layer."""
-
     def on_iteration(self, model: Any, iterations: int) -> None:
         thaw(model[0], iterations < 2)
 
@@ -91,8 +89,6 @@ class Dropped(Regression):
 
 
 class Scaled(Regression):
-    """Scales its loss by the number of workers."""
-
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return super().loss(model, batch) * world_size()
 

@@ -16,7 +16,6 @@ class Counter(Trial):
     """Counts iterations; `fault` happens on rank `rank` (default 0) in its second iteration of a segment."""
 
     def setup(self, config: Mapping[str, Any], context: TrialContext) -> None:
-        """Note what there is to do."""
         self.config = config
         self.context = context
         self.iterations = context.iterations
@@ -44,9 +43,7 @@ class Counter(Trial):
                 threading.Event().wait()
 
     def save(self) -> Any:
-        """The count."""
         return self.iterations
 
     def load(self, state: Any) -> None:
-        """Check the count."""
         assert state == self.iterations

@@ -13,24 +13,18 @@ from rubberband.executor.training.torch_trial import TorchTrial
 
 
 class Line(TorchTrial):
-    """Fits a line."""
-
     batch_size = 16
 
     def build_model(self, config: Mapping[str, Any]) -> nn.Module:
-        """One weight and one bias."""
         return nn.Linear(1, 1)
 
     def build_optimizer(self, config: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-        """Plain descent."""
         return torch.optim.SGD(model.parameters(), lr=config["lr"])
 
     def train_dataset(self, config: Mapping[str, Any]) -> Dataset[Any]:
-        """Points of y = 3x + 1."""
         x = torch.linspace(-1.0, 1.0, 64).unsqueeze(1)
         return TensorDataset(x, 3.0 * x + 1.0)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Mean squared error."""
         x, y = batch
         return nn.functional.mse_loss(model(x), y)
