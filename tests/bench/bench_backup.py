@@ -25,7 +25,6 @@ from rubberband.running.backup import Manifest, back_up, read_manifest
 from rubberband.running.restore import restore
 from rubberband.running.run import RunOptions, run_experiment
 from rubberband.spec.experiment import Experiment
-from tests.bench.random_experiments import virtual_experiment
 from tests.builders.file_checkpoints import keeping_files
 
 RUNS = 200
@@ -69,11 +68,45 @@ def virtual(seed: int, place: Path) -> Outcome:
 def _story(seed: int, place: Path) -> tuple[Experiment, ExperimentFolder, float, int]:
     """Return an experiment and its folder, the driver's pause after each event, and the events before the backup."""
     source = Random(f"backup {seed}")
-    words = virtual_experiment(source.randrange(10_000))
-    words["resources"] |= {"instance_type": "p3.8xlarge"}  # the catalogue has its spot price
-    experiment = Experiment(**words)
+    experiment = Experiment(**_experiment(source.randrange(10_000)))
     folder = ExperimentFolder(home=place / "home", name=experiment.name)
     return experiment, folder, source.choice((0.0, 0.0005, 0.002)), source.randrange(300)
+
+
+def _experiment(index: int) -> dict[str, Any]:
+    """A small experiment on the virtual provider that is planned within its limits and has noise."""
+    source = Random(f"virtual {index}")
+    return {
+        "version": 1,
+        "name": f"virtual-{index}",
+        "search": {
+            "space": {"lr": {"type": "loguniform", "lower": 1e-4, "upper": 1e-1}},
+            "scheduler": {
+                "type": "sha",
+                "num_samples": source.randint(9, 40),
+                "grace_period": source.choice([1, 2]),
+                "max_t": source.choice([27, 54]),
+                "reduction_factor": source.choice([2, 3]),
+            },
+            "metric": "accuracy",
+            "mode": source.choice(["max", "min"]),
+        },
+        "constraints": {"deadline": source.choice(["2h", "5h"]), "max_cost": 400, "confidence": 0.8},
+        "resources": {
+            "provider": "virtual",
+            "instance_type": "p3.8xlarge",  # the catalogue has its spot price
+            "max_instances": source.randint(6, 16),
+            "market": source.choice(["on_demand", "spot"]),
+            "provision_delay": "20s",
+            "init_delay": {"mean": "15s", "cv": 0.3},
+        },
+        "profile": {
+            "seconds_per_iteration": {1: 60, 2: 32, 4: 18},
+            "trial_startup": "2s",
+            "trial_cv": 0.1,
+            "iteration_cv": 0.1,
+        },
+    }
 
 
 def _drive(seed: int, place: Path) -> None:

@@ -1,4 +1,4 @@
-"""Benchmarks that compare: this package with Ray Tune, and two checkouts."""
+"""The benchmark that compares this package with Ray Tune."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rubberband.cloud.ray_head.instance import Record, save
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.bench.bench_ray_tune import Iteration, Run, held_s, kept, metered, planned, reported, table
-from tests.bench.compare_checkouts import differences, figures_of, main
 
 OFFER = Offer(instance_type="big", gpus=4, price_usd_per_hour=3600.0, max_instances=2, minimum_billed_s=10.0)
 PROFILE = Profile(seconds_per_iteration={1: 6.0, 2: 3.0})
@@ -102,39 +101,3 @@ def test_the_peers_get_a_cluster_as_wide_as_the_plan() -> None:
     experiment, job = planned()
     assert len(experiment.configurations()) == job.stages[0].trials
     assert 1 <= max(stage.instances for stage in job.plan.stages) <= job.offer.max_instances
-
-
-ROOT = str(Path(__file__).parents[2])
-
-
-@pytest.mark.long
-def test_a_checkout_is_the_same_as_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([ROOT, ROOT, "--jobs", "3"]) == 0
-    assert [line.split(" (")[0] for line in capsys.readouterr().out.splitlines()] == [
-        f"{section}: same" for section in ("names", "flags", "service", "replays", "plans")
-    ]
-
-
-def test_a_figure_that_differs_is_shown_with_its_question() -> None:
-    lines = list(differences({"a": 1, "b": {"cost_usd": 1.0}}, {"a": 1, "b": {"cost_usd": 1.5}}, allow_text=False))
-    assert lines[:2] == ["--- old: b", "+++ new: b"]
-    assert lines[-2:] == ['+ "cost_usd": 1.5', " }"]
-
-
-def test_an_answer_of_one_side_alone_is_a_difference() -> None:
-    assert "+1" in list(differences({}, {"a": 1}, allow_text=False))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "same"),
-    [
-        ("lower it to 5 or less", "use 5 at most", True),
-        ("lower it to 5 or less", "use 6 at most", False),
-        ("done", "over", False),
-        ({"help": "Done."}, {"help": "Over."}, True),
-        ({"stdout": "a\nscreen 1"}, {"stdout": "another\nscreen"}, True),
-        ({"stdout": {"state": "done"}}, {"stdout": {"state": "over"}}, False),
-    ],
-)
-def test_sentences_may_differ_and_their_numbers_may_not(old: object, new: object, same: bool) -> None:
-    assert (figures_of(old) == figures_of(new)) is same
