@@ -52,7 +52,7 @@ def fake_cloud(
     """
     fake = fake or FakeAws(time.time, pending_s=0.0, shutting_down_s=0.0)
     with FakeServer(fake, directory / "s3") as server:
-        server.storage.make_bucket(bucket)
+        fake.world.buckets[bucket] = fake.world.new_bucket(bucket)
         remember(directory / "home", Remembered(bucket=bucket, region=fake.region))
         machines = Machines(
             fake,

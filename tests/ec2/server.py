@@ -1,7 +1,7 @@
 """The fake over HTTP: boto3 with AWS_ENDPOINT_URL, and scripts with curl, work with it unchanged.
 
-One address for everything: EC2 and the other services by the name in the signature (which is not checked, but who
-signed decides what is allowed), S3 in path style, and instance metadata under `/machine/<id>`.
+One address for everything: the services by the name in the signature (which is not checked, but who signed decides what
+is allowed), S3 in path style, and instance metadata under `/machine/<id>`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.ec2 import wire
-from tests.ec2.access import Access
+from tests.ec2.buckets import Files
 from tests.ec2.client import REGIONAL
 from tests.ec2.core import FakeAws
 from tests.ec2.faults import FakeDisconnect, FakeError
 from tests.ec2.instance import Instance
 from tests.ec2.metadata import Facts, Metadata, Notice
 from tests.ec2.principals import BUCKET, PRINCIPALS, arn_of
-from tests.ec2.storage import Storage, rights
 from tests.ec2.world import REGIONS
 
 DRIVER: Final = "driver"
@@ -53,7 +52,9 @@ class FakeServer:
 
     def __init__(self, fake: FakeAws, directory: Path, *, address: str = _ADDRESS) -> None:
         self.fake = fake
-        self.storage = Storage(directory, fake.world.facts)
+        fake.world.new_bucket = lambda name: Files(directory / name)
+        fake.world.bucket_of_policies = BUCKET
+        fake.world.buckets = {path.name: Files(path) for path in sorted(directory.glob("*"))}
         self.refuses: Callable[[str], FakeError | None] = lambda service: None
         """What a service answers to every request, such as to credentials that have expired."""
         self._address = address
@@ -92,7 +93,7 @@ class FakeServer:
             return None
         except Exception as error:
             traceback.print_exc()
-            return _s3_error("NotImplemented", f"the fake fails at this: {error!r}", status=501)
+            return wire.encode_error("s3", "NotImplemented", f"the fake fails at this: {error!r}", 501)
 
     def _call(self, request: Request) -> wire.Response | None:
         caller = wire.caller(request.headers)
@@ -101,8 +102,6 @@ class FakeServer:
                 "ec2", "MissingAuthenticationToken", "Request is missing Authentication Token", 403
             )
         principal, refusal = _principal(caller.access_key), self.refuses(caller.service)
-        if caller.service == "s3":
-            return self._store(request, principal) if refusal is None else _s3_refusal(refusal)
         try:
             if refusal is not None:
                 raise refusal
@@ -116,17 +115,7 @@ class FakeServer:
         except FakeError as error:
             return wire.encode_error(caller.service, error.code, error.message, error.http_status)
         except wire.MalformedRequest as error:
-            return _s3_error("MalformedRequest", str(error), status=400)
-
-    def _store(self, request: Request, principal: str | None) -> wire.Response:
-        if principal is None:
-            return _s3_error("InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records.")
-        access = Access(arn=arn_of(principal), region=self.fake.region, policies=self.fake.policies.get(principal))
-        try:
-            access.check(*rights(request.method, request.path, request.query, BUCKET))
-        except FakeError as error:
-            return _s3_error("AccessDenied", error.message)
-        return self.storage.handle(request.method, request.path, request.query, request.headers, request.body)
+            return wire.encode_error("s3", "MalformedRequest", str(error), 400)
 
     def _check(self, caller: wire.Caller, principal: str | None) -> None:
         """Raises FakeError, with the code that the service in question has for it, unless the caller is known here."""
@@ -140,7 +129,8 @@ class FakeServer:
         if caller.service == "ec2":
             message = "AWS was not able to validate the provided access credentials"
             raise FakeError("AuthFailure", message, 401)
-        code = "InvalidClientTokenId" if caller.service in ("sts", "iam") else "UnrecognizedClientException"
+        codes = {"sts": "InvalidClientTokenId", "iam": "InvalidClientTokenId", "s3": "InvalidAccessKeyId"}
+        code = codes.get(caller.service, "UnrecognizedClientException")
         raise FakeError(code, "The security token included in the request is invalid.", 403)
 
     def _facts(self, machine: str) -> Facts | None:
@@ -206,15 +196,6 @@ class Request:
         self.method, self.path, self.target, self.headers, self.body = method, path, target, headers, body
 
 
-def _s3_error(code: str, message: str, *, status: int = 403) -> wire.Response:
-    text = f"<Code>{code}</Code><Message>{wire.xml_text(message)}</Message>"
-    return wire.xml_response(status, f"<Error>{text}</Error>")
-
-
-def _s3_refusal(error: FakeError) -> wire.Response:
-    return _s3_error(error.code, error.message, status=error.http_status)
-
-
 def _principal(key: str) -> str | None:
     name = key.removeprefix(_KEY_PREFIX).lower()
     return name if key.startswith(_KEY_PREFIX) and name in PRINCIPALS else None
@@ -235,7 +216,8 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             for name, value in {"Content-Length": str(len(response.body)), **response.headers}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(response.body)
+            if self.command != "HEAD":
+                self.wfile.write(response.body)
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = respond  # noqa: N815
 

@@ -1,7 +1,7 @@
 """AWS's wire formats as the server side speaks them, by botocore's own service models: requests in, responses out.
 
-It knows protocols (`ec2`, `query`, `json`, `rest-json`), not services: what it reads and writes follows from the model
-alone, so an operation that the fake learns is on the wire at once. S3, whose protocol is another, is in storage.py.
+It knows protocols (`ec2`, `query`, `json`, `rest-json`, `rest-xml`), not services: what it reads and writes follows
+from the model alone, so an operation that the fake learns is on the wire at once.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import base64
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.utils import format_datetime
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import botocore.loaders
@@ -78,8 +80,8 @@ def decode(
     Raises MalformedRequest.
     """
     try:
-        if _protocol(service) == "rest-json":
-            return _decode_rest(service, method, target, body)
+        if _protocol(service).startswith("rest-"):
+            return _decode_rest(service, method, target, headers, body)
         if _protocol(service) == "json":
             return _decode_json(service, headers, body)
         return _decode_form(service, body)
@@ -92,6 +94,8 @@ def encode(service: str, operation: str, result: Mapping[str, Any]) -> Response:
     shape = _operation(service, operation).output_shape
     request_id = str(uuid.uuid4())
     protocol = _protocol(service)
+    if protocol == "rest-xml":
+        return _encode_rest(service, operation, result)
     if protocol.endswith("json"):
         return _json_response(service, 200, _to_json(shape, result) if shape else {}, request_id)
     inner = "".join(_xml_members(shape, result)) if shape else ""
@@ -113,6 +117,8 @@ def encode_error(service: str, code: str, message: str, status: int) -> Response
     if protocol.endswith("json"):
         return _json_response(service, status, {"__type": code, "message": message}, request_id)
     error = f"<Code>{escape(code)}</Code><Message>{escape(message)}</Message>"
+    if protocol == "rest-xml":
+        return xml_response(status, f"<Error>{error}<RequestId>{request_id}</RequestId></Error>")
     if protocol == "ec2":
         return xml_response(
             status,
@@ -162,28 +168,124 @@ def _decode_json(service: str, headers: Mapping[str, str], body: bytes) -> tuple
     return operation, _from_json(shape, values) if shape else {}
 
 
-def _decode_rest(service: str, method: str, target: str, body: bytes) -> tuple[str, Params]:
-    """By the method and the path; parameters are in the path, the query and the body."""
-    path, _, query = target.partition("?")
-    asked = dict(parse_qsl(query, keep_blank_values=True))
+class _Route(NamedTuple):
+    operation: str
+    method: str
+    path: re.Pattern[str]
+    query: Mapping[str, str]
+    """What the query has for this operation only."""
+    needs: frozenset[tuple[str, str]]
+    """(place, name) of the parameters without which the request is another operation's."""
+
+
+@cache
+def _routes(service: str) -> Sequence[_Route]:
+    """The operations of a service, those first that ask for more."""
+    found = []
     for name in service_model(service).operation_names:
         model = _operation(service, name)
-        found = _path_pattern(model.http["requestUri"]).fullmatch(path)
-        if found is None or model.http["method"] != method:
+        if model.deprecated:
             continue
-        params: Params = _from_json(model.input_shape, json.loads(body or b"{}"))
+        path, _, query = model.http["requestUri"].partition("?")
+        shape = model.input_shape
+        required = [(shape.members[each], each) for each in shape.required_members] if shape else []
+        places = ((one.serialization.get("location", ""), _located(one, each)) for one, each in required)
+        needs = frozenset(each for each in places if each[0] in ("querystring", "header"))
+        wanted = dict(parse_qsl(query, keep_blank_values=True))
+        found.append(_Route(name, model.http["method"], _path_pattern(path), wanted, needs))
+    return sorted(found, key=lambda route: -len(route.needs) - len(route.query))
+
+
+def _decode_rest(service: str, method: str, target: str, headers: Mapping[str, str], body: bytes) -> tuple[str, Params]:
+    """By the method and the path; parameters are in the path, the query, the headers and the body."""
+    path, _, query = target.partition("?")
+    asked = dict(parse_qsl(query, keep_blank_values=True))
+    body, trailers = _unframed(headers, body)
+    known = {**{name.lower(): value for name, value in headers.items()}, **trailers}
+    for route in _routes(service):
+        found = route.path.fullmatch(path)
+        if found is None or route.method != method or not route.query.items() <= asked.items():
+            continue
+        if not all(name in asked if place == "querystring" else name.lower() in known for place, name in route.needs):
+            continue
+        shape = _operation(service, route.operation).input_shape
+        params: Params = _from_body(service, shape, body) if shape else {}
         places = {"uri": {key: unquote(value) for key, value in found.groupdict().items()}, "querystring": asked}
-        for key, member in model.input_shape.members.items():
-            values = places.get(member.serialization.get("location", ""), {})
-            if (located := _located(member, key)) in values:
-                params[key] = _from_form(member, values[located], _located)
-        return name, params
+        for key, member in shape.members.items() if shape else ():
+            place, located = member.serialization.get("location", ""), _located(member, key)
+            values, name = (known, located.lower()) if place == "header" else (places.get(place, {}), located)
+            if name in values:
+                params[key] = _from_form(member, values[name], _located)
+        return route.operation, params
     raise MalformedRequest(f"{service} has nothing at {method} {path}")
+
+
+def _from_body(service: str, shape: _Shape, body: bytes) -> Params:
+    payload = shape.serialization.get("payload")
+    if _protocol(service) == "rest-json":
+        params: Params = _from_json(shape, json.loads(body or b"{}"))
+        return params
+    if payload is None or not body:
+        return {payload: body} if payload else {}
+    member = shape.members[payload]
+    return {payload: body if member.type_name == "blob" else _from_xml(member, ElementTree.fromstring(body))}
+
+
+def _from_xml(shape: _Shape, node: ElementTree.Element) -> Any:
+    if shape.type_name != "structure":
+        return _from_form(shape, node.text or "", _located)
+    found: dict[str, Any] = {}
+    for name, member in shape.members.items():
+        nodes = [child for child in node if child.tag.rpartition("}")[2] == _located(member, name)]
+        if nodes and member.type_name == "list":
+            items = nodes if member.serialization.get("flattened") else list(nodes[0])
+            found[name] = [_from_xml(member.member, item) for item in items]
+        elif nodes:
+            found[name] = _from_xml(member, nodes[0])
+    return found
+
+
+def _unframed(headers: Mapping[str, str], body: bytes) -> tuple[bytes, dict[str, str]]:
+    """The content and the trailing headers of a body, which `aws-chunked` has in chunks after their sizes (hex)."""
+    if "aws-chunked" not in headers.get("Content-Encoding", ""):
+        return body, {}
+    parts, position = [], 0
+    while True:
+        end = body.index(b"\r\n", position)
+        size = int(body[position:end].split(b";")[0], 16)
+        position = end + 2
+        if size == 0:
+            break
+        parts.append(body[position : position + size])
+        position += size + 2
+    trailers = (line.partition(":") for line in body[position:].decode().split("\r\n") if ":" in line)
+    return b"".join(parts), {name.strip().lower(): value.strip() for name, _, value in trailers}
+
+
+def _encode_rest(service: str, operation: str, result: Mapping[str, Any]) -> Response:
+    """In headers and a body, which is the payload alone where there is one."""
+    model = _operation(service, operation)
+    shape, headers, body, inner = model.output_shape, dict[str, str](), b"", ""
+    for name, item in result.items():
+        member = shape.members[name]
+        if member.serialization.get("location") == "header":
+            is_time = member.type_name == "timestamp"
+            headers[_located(member, name)] = format_datetime(item, usegmt=True) if is_time else str(item)
+        elif member.type_name == "blob":
+            body = item.read()
+        else:
+            inner += _xml(member, _located(member, name), item)
+    if inner:
+        root = inner if shape.serialization.get("payload") else _element(f"{operation}Result", inner)
+        body = root.encode()
+    status = 206 if "ContentRange" in result else model.http.get("responseCode", 200)
+    return Response(status=status, headers=headers, body=body)
 
 
 @cache
 def _path_pattern(template: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template)))
+    plain = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template))
+    return re.compile(re.sub(r"\\{(\w+)\\\+\\}", r"(?P<\1>.+)", plain))
 
 
 def _from_json(shape: _Shape, value: Any) -> Any:
@@ -297,6 +399,8 @@ def _xml(shape: _Shape, name: str, value: Any) -> str:
     match shape.type_name:
         case "structure":
             return _element(name, "".join(_xml_members(shape, value)))
+        case "list" if shape.serialization.get("flattened"):
+            return "".join(_xml(shape.member, name, item) for item in value)
         case "list":
             item_name = _located(shape.member, "member")
             return _element(name, "".join(_xml(shape.member, item_name, item) for item in value))

@@ -6,7 +6,7 @@ The state behind the operations; it knows no calls, no faults and no principals.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -263,8 +263,13 @@ class World:
         self.key_pairs: set[str] = {"me"}
         self.parameters: dict[str, dict[str, Any]] = {}
         """As GetParameter shows them, with their value in clear text."""
-        self.buckets: dict[str, dict[str, bytes]] = {}
+        self.buckets: dict[str, MutableMapping[str, bytes]] = {}
         """Bucket -> its objects."""
+        self.new_bucket: Callable[[str], MutableMapping[str, bytes]] = lambda name: {}
+        self.bucket_of_policies: str | None = None
+        """What policies are asked about, whatever the bucket; None: each has its own name."""
+        self.uploads: dict[str, tuple[str, str, dict[int, bytes]]] = {}
+        """Uploads under way: bucket, key and parts."""
         self.bucket_facts: dict[str, BucketFacts] = {}
         self.roles: dict[str, Any] = {}
         """Roles of IAM (`iam.Role`) that were made here; the profiles above have theirs without that."""

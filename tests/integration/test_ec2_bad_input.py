@@ -179,9 +179,9 @@ def test_the_refusal_of_an_account_that_is_verified_names_the_wait(aws: FakeClou
 
 
 def test_nothing_is_written_to_a_bucket_of_another_account(aws: FakeCloud) -> None:
-    aws.server.storage.make_bucket("theirs")
+    aws.fake.world.buckets["theirs"] = {}
     aws.fake.world.facts("theirs").owner = "999999999999"
     line = line_of((*DOORS["run --on head"], "-s", "resources.checkpoints=s3://theirs/x"))
     assert "resources.checkpoints: the role may not s3:PutObject in theirs" in line
     assert "else name one that is" in line
-    assert not list((aws.server.storage.directory / "theirs").iterdir())
+    assert aws.fake.world.buckets["theirs"] == {}

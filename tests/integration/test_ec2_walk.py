@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -107,13 +106,13 @@ class Walk:
                 f"placement groups of {region.region}": list(world.placement_groups),
                 f"snapshots of {region.region}": list(world.snapshots),
             }
-        world, objects = fake.world, self.aws.server.storage.directory
+        world = fake.world
         found |= {
             "schedules": list(world.schedules),
             "roles": list(world.roles),
             "instance profiles": list(world.profiles),
             "parameters": [name for name in world.parameters if "rubberband" in name],
-            "buckets, with uploads under way": [str(path) for path in objects.iterdir()],
+            "buckets, with uploads under way": [*world.buckets, *world.uploads],
             "budgets": list(world.budgets),
             "images": [one.image_id for one in world.images.values() if one.owner == "self"],
         }
@@ -150,8 +149,6 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
     # Usual times of EC2: volumes and addresses are charged for them.
     with fake_cloud(tmp_path / "aws", fake=FakeAws(time.time, pending_s=20.0, shutting_down_s=30.0)) as aws:
         aws.fake.world.empty()
-        shutil.rmtree(tmp_path / "aws" / "s3")
-        (tmp_path / "aws" / "s3").mkdir()
         (tmp_path / "aws" / "home" / "aws.yaml").unlink()
         yield Walk(tmp_path / "code", aws)
 

@@ -16,19 +16,19 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.utils import InstanceMetadataFetcher, InstanceMetadataRegionFetcher
 
+from tests.ec2 import BUCKET
 from tests.ec2.core import FakeAws
 from tests.ec2.fake_cloud import fake_cloud
 from tests.ec2.faults import FakeCall, Fault
 from tests.ec2.server import SECRET_KEY, FakeServer, access_key
 
 NOW = 1_800_000_000.0
-BUCKET = "bucket"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     with FakeServer(FakeAws(lambda: NOW), tmp_path_factory.mktemp("s3")) as running:
-        running.storage.make_bucket(BUCKET)
+        running.fake.world.buckets[BUCKET] = running.fake.world.new_bucket(BUCKET)
         yield running
 
 

@@ -61,7 +61,7 @@ def opened(name: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[
         yield Cloud(rental.fake.session("admin").client, rental.image, rental.clock.sleep)
         return
     with FakeServer(rental.fake, folder / "s3") as server:
-        server.storage.make_bucket(BUCKET)
+        rental.fake.world.buckets[BUCKET] = rental.fake.world.new_bucket(BUCKET)
         yield Cloud(_clients(server.url, access_key("admin")), rental.image, rental.clock.sleep)
 
 
