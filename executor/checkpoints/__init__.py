@@ -19,15 +19,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.checkpoints.scratch import Scratch
-from rubberband.executor.core.events import CheckpointRef
 from rubberband.files import make_directories, new_file, sync_directory, write_atomically, write_new
 from rubberband.installation import require_driver
 from rubberband.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from rubberband.executor.core.events import CheckpointRef
 
 MARK = "rubberband-store"
 """The file of the mark; not hidden, so that copying `*` includes it."""
@@ -398,14 +400,19 @@ def file_name(trial: int, iterations: int, run: str) -> str:
 
 def reference(url: str, payload: bytes) -> CheckpointRef:
     """Return the reference to a checkpoint at `url` with this content."""
-    return CheckpointRef(url=url, digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload))
+    return _reference(url, hashlib.sha256(payload).hexdigest(), len(payload))
 
 
 def reference_to(url: str, path: Path) -> CheckpointRef:
     """Return the reference to a checkpoint at `url` with the content of a file, which is read in parts."""
     with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return CheckpointRef(url=url, digest=digest, size_bytes=os.fstat(file.fileno()).st_size)
+        return _reference(url, hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
+
+
+def _reference(url: str, digest: str, size_bytes: int) -> CheckpointRef:
+    from rubberband.executor.core.events import CheckpointRef
+
+    return CheckpointRef(url=url, digest=digest, size_bytes=size_bytes)
 
 
 def check_content(file: BufferedIOBase, ref: CheckpointRef) -> None:

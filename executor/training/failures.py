@@ -19,13 +19,14 @@ from linecache import getline
 from typing import TYPE_CHECKING, Any
 
 from rubberband.errors import CheckpointError, CheckpointLostError
-from rubberband.executor.core.events import FailureKind
-from rubberband.executor.training.segment import SegmentFailure
 from rubberband.units import did_you_mean
 from rubberband.values.environment import Environment
 
 if TYPE_CHECKING:
     import torch
+
+    from rubberband.executor.core.events import FailureKind
+    from rubberband.executor.training.segment import SegmentFailure
 
 MOST_DETAILS = 20_000
 """Characters of a trace-back that the journal keeps."""
@@ -113,6 +114,8 @@ def describe(
     `broken` says how the gang lost another worker before: then any error may follow from that. The secrets of
     `environment` are masked before a text is cut: what is left of one would not be found later.
     """
+    from rubberband.executor.training.segment import SegmentFailure
+
     masked = (environment or Environment()).masked
     details = _kept(masked(printable("".join(traceback.format_exception(error)))))
     if broken and not isinstance(error, CheckpointError):

@@ -179,8 +179,8 @@ def _print(
     verbose: bool,
 ) -> None:
     """Print the estimate: on one screen, or with all tables."""
+    from rubberband.views.document import WIDTH, more, print_document
     from rubberband.views.estimate.tables import screen_tables, simulation_tables
-    from rubberband.views.report.text import WIDTH, more, print_document
 
     shown = listed
     if not verbose:

@@ -58,7 +58,7 @@ def _show(look: Callable[[], ExperimentDetail], output: TextFormat, watch: bool)
     if output is TextFormat.json:
         print_json({"schema": "rubberband.status/1", **view})
     else:
-        from rubberband.views.report.text import print_document
+        from rubberband.views.document import print_document
 
         print_document(*_document(view), ("bold", "bold green"), unit=view["summary"].get("unit", "USD"))
     if watch:
@@ -86,7 +86,7 @@ def _redrawn(look: Callable[[], ExperimentDetail]) -> ExperimentDetail:
     from rich.live import Live
     from rich.text import Text
 
-    from rubberband.views.report.text import render_document
+    from rubberband.views.document import render_document
 
     with Live(console=Console(file=sys.stderr), auto_refresh=False, transient=True) as live:
         while True:

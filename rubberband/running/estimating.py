@@ -27,9 +27,9 @@ from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool
 from rubberband.units import duration, format_usd, in_unit
 from rubberband.values.plan import Plan, Policy, Prediction
+from rubberband.views.document import render_document
 from rubberband.views.estimate.tables import headlines, screen_tables
 from rubberband.views.formatting import TextTable, size_line
-from rubberband.views.report.text import render_document
 
 if TYPE_CHECKING:
     from rubberband.types import TuneDict

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.catalogue import types_of
-from rubberband.cloud.local.gpus import find_gpus
 from rubberband.errors import InputError
 from rubberband.executor.training.entrypoint import Entrypoint, content_of, digest
 from rubberband.spec.experiment import Experiment
@@ -64,6 +63,8 @@ def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> Profil
     elif experiment.resources.kind.is_borrowed:
         hardware["nodes"] = words["resources"].get("node_labels")
     elif not experiment.resources.kind.is_rented:
+        from rubberband.cloud.local.gpus import find_gpus
+
         hardware["machine"] = [platform.node(), platform.machine(), os.cpu_count(), *find_gpus().ids]
     if experiment.resources.options:
         hardware["options"] = experiment.resources.options

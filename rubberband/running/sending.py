@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rubberband.errors import EntrypointError, InputError
-from rubberband.executor.ray.code import unsent
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.planning.feasible import PricesAndQuotas
 from rubberband.spec.experiment import Experiment
@@ -13,6 +12,8 @@ from rubberband.spec.experiment import Experiment
 
 def unsent_of(experiment: Experiment, entrypoint: Entrypoint) -> str:
     """Return why rented instances would not get the code that they need; empty if they would, or are this machine."""
+    from rubberband.executor.ray.code import unsent
+
     resources = experiment.resources
     if not resources.kind.is_elsewhere:
         return ""

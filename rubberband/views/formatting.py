@@ -10,14 +10,17 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from rubberband.executor.core.events import Gang
-from rubberband.executor.result.batch_history import BatchStretch
-from rubberband.executor.result.result import Result, TrialResult
 from rubberband.units import TURNING, counted, duration, format_duration, format_usd, in_unit
 from rubberband.values.balance import BalanceUse
+from rubberband.values.offer import BillLine
 from rubberband.values.plan import PlanningConstraints, Size
+
+if TYPE_CHECKING:
+    from rubberband.executor.core.events import Gang
+    from rubberband.executor.result.batch_history import BatchStretch
+    from rubberband.executor.result.result import Result, TrialResult
 
 
 def rounded(parts: Sequence[float], unit: float) -> list[float]:
@@ -406,3 +409,18 @@ def status(result: Result, trial: TrialResult) -> str:
     if result.outcome != "unfinished" and trial.status in ("queued", "running", "paused"):
         return "cut short"
     return trial.status
+
+
+def bill(lines: Sequence[BillLine], notes: Sequence[str] = ()) -> TextTable:
+    """Return the lines of a bill and their sum; empty if there is only one line."""
+    decimals = usd_decimals(min([line.usd for line in lines if line.usd > 0.0], default=0.0))
+    amounts_usd = rounded([line.usd for line in lines], 10**-decimals)
+    return TextTable(
+        title="The bill",
+        header=("line", "USD"),
+        rows=tuple((line.line, usd(amount, decimals)) for line, amount in zip(lines, amounts_usd, strict=True))
+        if len(lines) > 1
+        else (),
+        total=("total", usd(sum(amounts_usd), decimals)),
+        notes=tuple(notes),
+    )

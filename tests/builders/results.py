@@ -11,8 +11,9 @@ from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
+from rubberband.views.document import render_document
 from rubberband.views.report.tables import headlines
-from rubberband.views.report.text import MOST_TRIALS, render_document, tables
+from rubberband.views.report.text import MOST_TRIALS, tables
 from tests.builders.virtual_runs import run_virtual
 
 UPDATES = AsyncUse(

@@ -24,6 +24,7 @@ from rubberband.values.submission import Submission
 from rubberband.views import formatting
 from rubberband.views.charts.allocation import allocation
 from rubberband.views.charts.learning import learning_curves
+from rubberband.views.document import _print_folded
 from rubberband.views.experiment import costs
 from rubberband.views.formatting import ranked
 from rubberband.views.report import page as report_html
@@ -34,7 +35,7 @@ from rubberband.views.report.tables import (
     paid_time,
     stages,
 )
-from rubberband.views.report.text import _print_folded, tables
+from rubberband.views.report.text import tables
 from tests.builders.jobs import JOB
 from tests.builders.results import EVERY_RESULT, FAULTS, a_result, cut_short, hostile, render
 from tests.builders.special_results import SPECIAL_RESULTS

@@ -15,8 +15,7 @@ from rubberband.planning.remedies import concessions, settings
 from rubberband.units import counted, format_duration, format_usd, gpus_each
 from rubberband.values.offer import BillLine, Offer
 from rubberband.values.plan import Market, PlanningConstraints, Stage, StagePlan
-from rubberband.views.formatting import Row, TextTable, difference, rounded, time_unit_s, usd, usd_decimals
-from rubberband.views.report.tables import bill
+from rubberband.views.formatting import Row, TextTable, bill, difference, rounded, time_unit_s, usd, usd_decimals
 
 if TYPE_CHECKING:  # networkx is slow to import
     from rubberband.planner import CriticalTask, SimulatedPlan

@@ -38,10 +38,9 @@ from rubberband.views.charts.search import (
     slices_px,
 )
 from rubberband.views.charts.spending import SPEND_NOTE, spend
-from rubberband.views.formatting import TextTable, finite
+from rubberband.views.formatting import TextTable, bill, finite
 from rubberband.views.report.tables import (
     batch_sizes,
-    bill,
     comparison,
     decisions,
     failed_alike,

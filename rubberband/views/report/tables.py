@@ -10,7 +10,6 @@ from rubberband.executor.result.batch_history import BalanceStretch
 from rubberband.executor.result.result import InstanceResult, Objective, Result, StageResult, TrialResult
 from rubberband.units import counted, duration, format_bytes
 from rubberband.values.asynchronous import AsyncUse
-from rubberband.values.offer import BillLine
 from rubberband.views.formatting import (
     Row,
     TextTable,
@@ -402,21 +401,6 @@ def purchases(result: Result) -> TextTable:
         rows=tuple(rows) if is_shown or result.instead_of_spot else (),
         words=frozenset({1, 2, 3}),
         notes=(f"{printable(result.instead_of_spot)}.",) if result.instead_of_spot else (),
-    )
-
-
-def bill(lines: Sequence[BillLine], notes: Sequence[str] = ()) -> TextTable:
-    """Return the lines of a bill and their sum; empty if there is only one line."""
-    decimals = usd_decimals(min([line.usd for line in lines if line.usd > 0.0], default=0.0))
-    amounts_usd = rounded([line.usd for line in lines], 10**-decimals)
-    return TextTable(
-        title="The bill",
-        header=("line", "USD"),
-        rows=tuple((line.line, usd(amount, decimals)) for line, amount in zip(lines, amounts_usd, strict=True))
-        if len(lines) > 1
-        else (),
-        total=("total", usd(sum(amounts_usd), decimals)),
-        notes=tuple(notes),
     )
 
 
