@@ -53,7 +53,6 @@ def request_increase(request: Request) -> dict[str, Any]:
         "Id": f"r{len(request.world.quota_requests)}",
         "ServiceCode": "ec2",
         "QuotaCode": code,
-        "QuotaName": QUOTAS[code],
         "DesiredValue": desired,
         "Status": "PENDING",
         "Created": as_datetime(request.now),
@@ -92,12 +91,7 @@ def _known(request: Request) -> str:
 def _shown(request: Request, code: str, vcpus: float) -> dict[str, Any]:
     return {
         "ServiceCode": "ec2",
-        "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
-        "QuotaArn": f"arn:aws:servicequotas:{request.world.region}:{ACCOUNT}:ec2/{code}",
         "QuotaCode": code,
-        "QuotaName": QUOTAS[code],
         "Value": float(vcpus),
         "Unit": "None",
-        "Adjustable": True,
-        "GlobalQuota": False,
     }

@@ -9,7 +9,7 @@ import base64
 import json
 import uuid
 from collections.abc import Callable, Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -78,10 +78,6 @@ class FakeClient:
         method.__name__ = name
         setattr(self, name, method)
         return method
-
-    @cached_property
-    def meta(self) -> SimpleNamespace:
-        return SimpleNamespace(region_name=self._region, service_model=service_model(self._service))
 
     def can_paginate(self, name: str) -> bool:
         return operation_names(self._service).get(name) in pagination(self._service)

@@ -63,11 +63,11 @@ def get_command_invocation(request: Request) -> dict[str, Any]:
     found = {"CommandId": request.params["CommandId"], "InstanceId": command.instance_id, "DocumentName": DOCUMENT}
     result = command.result()
     if request.now < command.done_at or result is None:
-        return {**found, "Status": "InProgress", "StatusDetails": "InProgress", "ResponseCode": -1}
+        return {**found, "Status": "InProgress", "ResponseCode": -1}
     code, out, err = result
     status = "Failed" if code else "Success"
     outputs = {"StandardOutputContent": _cut(out), "StandardErrorContent": _cut(err)}
-    return {**found, "Status": status, "StatusDetails": status, "ResponseCode": code, **outputs}
+    return {**found, "Status": status, "ResponseCode": code, **outputs}
 
 
 def _cut(text: str) -> str:

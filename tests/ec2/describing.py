@@ -11,7 +11,7 @@ from tests.ec2.filters import Reader, filtered, page
 from tests.ec2.instance import USER_INITIATED, Instance, as_datetime
 from tests.ec2.launch_rights import arn, check_end, request_tags, resource_tags
 from tests.ec2.request import Request, operation
-from tests.ec2.world import ACCOUNT, REGIONS
+from tests.ec2.world import REGIONS
 
 
 @operation("ec2", "DescribeInstances", checked=True)
@@ -25,7 +25,8 @@ def describe_instances(request: Request) -> dict[str, Any]:
     reservations: dict[str, list[Instance]] = {}
     for instance in shown:
         reservations.setdefault(instance.reservation_id, []).append(instance)
-    return {"Reservations": [_reservation(key, ones, now) for key, ones in reservations.items()], **following}
+    found = [{"Groups": [], "Instances": [one.as_dict(now) for one in ones]} for ones in reservations.values()]
+    return {"Reservations": found, **following}
 
 
 @operation("ec2", "TerminateInstances")
@@ -114,15 +115,6 @@ def _found(request: Request, instance_id: str) -> Instance:
     if instance is None or not instance.is_visible(request.now - request.fault.stale_s):
         raise FakeError("InvalidInstanceID.NotFound", f"The instance ID '{instance_id}' does not exist")
     return instance
-
-
-def _reservation(reservation_id: str, instances: Sequence[Instance], now: float) -> dict[str, Any]:
-    return {
-        "ReservationId": reservation_id,
-        "OwnerId": ACCOUNT,
-        "Groups": [],
-        "Instances": [instance.as_dict(now) for instance in instances],
-    }
 
 
 def _terminated(request: Request, instance: Instance) -> dict[str, Any]:

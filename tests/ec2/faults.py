@@ -90,11 +90,6 @@ class Fault:
         return cls(error=FakeDisconnect("read_timeout" if took_effect else "connect_timeout"), took_effect=took_effect)
 
     @classmethod
-    def invisible(cls, seconds: float) -> Fault:
-        """The call is answered; what it launched is not to be seen for so long."""
-        return cls(visible_after_s=seconds)
-
-    @classmethod
     def stale(cls, seconds: float) -> Fault:
         """A look is answered with what was there so long ago: later ends are not seen, nor later launches."""
         return cls(stale_s=seconds)

@@ -12,7 +12,7 @@ from tests.ec2.instance import as_datetime
 from tests.ec2.launch_order import tags_of
 from tests.ec2.launch_rights import arn, request_tags, resource_tags
 from tests.ec2.request import Request, operation
-from tests.ec2.world import ACCOUNT, Image, Snapshot
+from tests.ec2.world import Image, Snapshot
 
 SELF = "self"
 PENDING_S = 240.0
@@ -99,7 +99,6 @@ def describe_snapshots(request: Request) -> dict[str, Any]:
 def _shown(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "SnapshotId": snapshot.snapshot_id,
-        "OwnerId": ACCOUNT,
         "State": "completed",
         "VolumeSize": snapshot.volume_gb,
         "StartTime": as_datetime(0.0),

@@ -12,7 +12,7 @@ from tests.ec2.launch_order import Order, order_of, profile_arn
 from tests.ec2.launch_rights import check_launch
 from tests.ec2.quota_codes import quota_code
 from tests.ec2.request import Request, operation
-from tests.ec2.world import ACCOUNT, BLOCK_ENDS_S, Reservation, World, drawn
+from tests.ec2.world import BLOCK_ENDS_S, Reservation, World, drawn
 
 
 @operation("ec2", "RunInstances")
@@ -28,13 +28,7 @@ def run_instances(request: Request) -> dict[str, Any]:
         launched = _launch(request, order, count)
         if token:
             world.launched_by_token[token] = (_compared(request.params), launched)
-    first = launched[0]
-    return {
-        "ReservationId": first.reservation_id,
-        "OwnerId": ACCOUNT,
-        "Groups": [],
-        "Instances": [one.as_dict(request.now) for one in launched],
-    }
+    return {"Groups": [], "Instances": [one.as_dict(request.now) for one in launched]}
 
 
 def _check_token(token: str) -> None:

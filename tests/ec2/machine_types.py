@@ -130,20 +130,12 @@ def as_described(machine: MachineType) -> dict[str, Any]:
     """One of DescribeInstanceTypes' InstanceTypes."""
     described: dict[str, Any] = {
         "InstanceType": machine.name,
-        "CurrentGeneration": machine.family not in ("p3", "m5", "c5"),
-        "FreeTierEligible": machine.name in FREE_PLAN,
-        "SupportedUsageClasses": ["on-demand", "spot"] if machine.has_spot else ["on-demand"],
-        "SupportedRootDeviceTypes": ["ebs"],
-        "SupportedVirtualizationTypes": ["hvm"],
-        "BareMetal": False,
         "ProcessorInfo": {"SupportedArchitectures": [machine.architecture]},
         "VCpuInfo": {"DefaultVCpus": machine.vcpus, "DefaultCores": max(1, machine.vcpus // 2)},
         "MemoryInfo": {"SizeInMiB": machine.memory_mib},
         "PlacementGroupInfo": {"SupportedStrategies": list(machine.placement_strategies)},
         "NetworkInfo": {
             "NetworkPerformance": machine.network,
-            "MaximumNetworkInterfaces": 4 * machine.network_cards,
-            "MaximumNetworkCards": machine.network_cards,
             "NetworkCards": [_as_card(machine, index) for index in range(machine.network_cards)],
             "EfaSupported": bool(machine.efa_cards),
         },

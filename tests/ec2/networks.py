@@ -39,36 +39,15 @@ def describe_route_tables(request: Request) -> dict[str, Any]:
 
 
 def _main_table(vpc: Vpc) -> dict[str, Any]:
-    gateway = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": f"igw-{vpc.vpc_id[4:]}", "State": "active"}
-    return _route_table(vpc.vpc_id, f"rtb-{vpc.vpc_id[4:]}", [gateway], {"Main": True})
+    gateway = {"GatewayId": f"igw-{vpc.vpc_id[4:]}", "State": "active"}
+    return {"VpcId": vpc.vpc_id, "Routes": [gateway], "Associations": [{"Main": True}]}
 
 
 def _private_table(subnet: Subnet) -> dict[str, Any]:
-    nat = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": f"nat-{subnet.subnet_id[7:]}", "State": "active"}
+    nat = {"NatGatewayId": f"nat-{subnet.subnet_id[7:]}", "State": "active"}
     s3 = {"DestinationPrefixListId": "pl-63a5400a", "GatewayId": f"vpce-{subnet.subnet_id[7:]}", "State": "active"}
-    routes = [nat, s3] if subnet.s3_endpoint else [nat]
-    association = {"Main": False, "SubnetId": subnet.subnet_id}
-    return _route_table(subnet.vpc_id, f"rtb-{subnet.subnet_id[7:]}", routes, association)
-
-
-def _route_table(
-    vpc_id: str, table_id: str, routes: list[dict[str, Any]], association: dict[str, Any]
-) -> dict[str, Any]:
-    association = {
-        **association,
-        "RouteTableAssociationId": f"rtbassoc-{table_id[4:]}",
-        "RouteTableId": table_id,
-        "AssociationState": {"State": "associated"},
-    }
-    return {
-        "VpcId": vpc_id,
-        "RouteTableId": table_id,
-        "OwnerId": ACCOUNT,
-        "Routes": routes,
-        "Associations": [association],
-        "PropagatingVgws": [],
-        "Tags": [],
-    }
+    associations = [{"Main": False, "SubnetId": subnet.subnet_id}]
+    return {"VpcId": subnet.vpc_id, "Routes": [nat, s3] if subnet.s3_endpoint else [nat], "Associations": associations}
 
 
 @operation("ec2", "DescribeSecurityGroups", checked=True)
@@ -103,8 +82,7 @@ def create_security_group(request: Request) -> dict[str, Any]:
     group_id = world.new_id("sg")
     group = Group(group_id=group_id, name=name, description=params["Description"], vpc_id=vpc_id, tags=tags)
     world.groups[group_id] = group
-    shown: dict[str, Any] = {"GroupId": group_id, "SecurityGroupArn": arn(world, f"security-group/{group_id}")}
-    return shown | ({"Tags": _shown_tags(tags)} if tags else {})
+    return {"GroupId": group_id, **({"Tags": _shown_tags(tags)} if tags else {})}
 
 
 @operation("ec2", "DeleteSecurityGroup")
@@ -128,13 +106,13 @@ def delete_security_group(request: Request) -> dict[str, Any]:
 @operation("ec2", "AuthorizeSecurityGroupIngress")
 def authorize_ingress(request: Request) -> dict[str, Any]:
     group = _changed(request, "ec2:AuthorizeSecurityGroupIngress")
-    return _authorized(request, group, group.ingress)
+    return _authorized(request, group.ingress)
 
 
 @operation("ec2", "AuthorizeSecurityGroupEgress")
 def authorize_egress(request: Request) -> dict[str, Any]:
     group = _changed(request, "ec2:AuthorizeSecurityGroupEgress")
-    return _authorized(request, group, group.egress)
+    return _authorized(request, group.egress)
 
 
 def _changed(request: Request, action: str) -> Group:
@@ -150,7 +128,7 @@ def _changed(request: Request, action: str) -> Group:
     return group
 
 
-def _authorized(request: Request, group: Group, rules: list[Rule]) -> dict[str, Any]:
+def _authorized(request: Request, rules: list[Rule]) -> dict[str, Any]:
     added = list(_asked_rules(request.params))
     for rule in added:
         if rule.peer_kind == "group" and rule.peer not in request.world.groups:
@@ -159,7 +137,7 @@ def _authorized(request: Request, group: Group, rules: list[Rule]) -> dict[str, 
             message = f'the specified rule "peer: {rule.peer}, {rule.protocol}, ALLOW" already exists'
             raise FakeError("InvalidPermission.Duplicate", message)
     rules.extend(added)
-    return {"Return": True, "SecurityGroupRules": [_shown_rule(request, group, rule) for rule in added]}
+    return {"Return": True}
 
 
 def _asked_rules(params: Mapping[str, Any]) -> Iterator[Rule]:
@@ -183,10 +161,8 @@ def _chosen(things: Mapping[str, Any], asked: Iterable[str] | None, code: str, k
 def _shown_vpc(vpc: Vpc) -> dict[str, Any]:
     return {
         "VpcId": vpc.vpc_id,
-        "CidrBlock": vpc.cidr,
         "IsDefault": vpc.default,
         "State": "available",
-        "OwnerId": ACCOUNT,
         "InstanceTenancy": vpc.tenancy,
         "Tags": _shown_tags(vpc.tags),
     }
@@ -195,16 +171,13 @@ def _shown_vpc(vpc: Vpc) -> dict[str, Any]:
 def _shown_subnet(request: Request, subnet: Subnet) -> dict[str, Any]:
     return {
         "SubnetId": subnet.subnet_id,
-        "SubnetArn": arn(request.world, f"subnet/{subnet.subnet_id}", account=ACCOUNT),
         "VpcId": subnet.vpc_id,
         "AvailabilityZone": subnet.zone,
-        "CidrBlock": subnet.cidr,
         "AvailableIpAddressCount": subnet.free_addresses,
         "Ipv6Native": subnet.ipv6_only,
         "DefaultForAz": subnet.default,
         "MapPublicIpOnLaunch": subnet.public,
         "State": "available",
-        "OwnerId": ACCOUNT,
         "Tags": _shown_tags(subnet.tags),
     }
 
@@ -215,7 +188,6 @@ def _shown_group(group: Group) -> dict[str, Any]:
         "GroupName": group.name,
         "Description": group.description,
         "VpcId": group.vpc_id,
-        "OwnerId": ACCOUNT,
         "IpPermissions": _shown_permissions(group.ingress),
         "IpPermissionsEgress": _shown_permissions(group.egress),
         "Tags": _shown_tags(group.tags),
@@ -234,19 +206,6 @@ def _shown_permissions(rules: Iterable[Rule]) -> list[dict[str, Any]]:
         else:
             permission["IpRanges"].append({"CidrIp": rule.peer})
     return list(permissions.values())
-
-
-def _shown_rule(request: Request, group: Group, rule: Rule) -> dict[str, Any]:
-    peer = {"ReferencedGroupInfo": {"GroupId": rule.peer}} if rule.peer_kind == "group" else {"CidrIpv4": rule.peer}
-    return {
-        "SecurityGroupRuleId": request.world.new_id("sgr"),
-        "GroupId": group.group_id,
-        "GroupOwnerId": ACCOUNT,
-        "IpProtocol": rule.protocol,
-        "FromPort": rule.from_port,
-        "ToPort": rule.to_port,
-        **peer,
-    }
 
 
 def _shown_tags(tags: Mapping[str, str]) -> list[dict[str, str]]:

@@ -120,7 +120,6 @@ def _shown_price(price: SpotPrice, market: SpotMarket) -> dict[str, Any]:
     return {
         "InstanceType": price.machine.name,
         "AvailabilityZone": price.zone,
-        "ProductDescription": LINUX,
         "SpotPrice": f"{price_usd:.6f}",
         "Timestamp": as_datetime(price.at),
     }
@@ -137,7 +136,6 @@ def _shown_image(image: Image, now: float) -> dict[str, Any]:
         "VolumeType": "gp3",
         "Iops": image.iops,
         "DeleteOnTermination": True,
-        "Encrypted": False,
     }
     return {
         "ImageId": image.image_id,
@@ -147,15 +145,8 @@ def _shown_image(image: Image, now: float) -> dict[str, Any]:
         "CreationDate": f"{as_datetime(image.created_at):%Y-%m-%dT%H:%M:%S}.000Z",
         "State": _image_state(image, now),
         "Public": image.owner != "self",
-        "OwnerId": ACCOUNT if image.owner == "self" else AMAZON,
-        "ImageOwnerAlias": image.owner,
         "Tags": [{"Key": key, "Value": value} for key, value in image.tags.items()],
-        "ImageType": "machine",
         "RootDeviceName": image.root_device,
-        "RootDeviceType": "ebs",
-        "VirtualizationType": "hvm",
-        "Hypervisor": "xen",
-        "EnaSupport": True,
         "PlatformDetails": LINUX if image.usage == "RunInstances" else "Red Hat Enterprise Linux",
         "UsageOperation": image.usage,
         "ProductCodes": [{"ProductCodeId": code, "ProductCodeType": "marketplace"} for code in image.product_codes],

@@ -12,9 +12,6 @@ from tests.ec2.launch_rights import arn, request_tags, resource_tags
 from tests.ec2.request import Request, operation
 from tests.ec2.world import PlacementGroup
 
-MOST = 500
-"""Of an account, in a region."""
-
 
 @operation("ec2", "CreatePlacementGroup")
 def create_placement_group(request: Request) -> dict[str, Any]:
@@ -29,8 +26,6 @@ def create_placement_group(request: Request) -> dict[str, Any]:
     request.end_dry_run()
     if name in world.placement_groups:
         raise FakeError("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
-    if len(world.placement_groups) >= MOST:
-        raise FakeError("PlacementGroupLimitExceeded", f"You have reached the limit of {MOST} placement groups.")
     group = PlacementGroup(name=name, group_id=world.new_id("pg"), strategy=params["Strategy"], tags=tags)
     world.placement_groups[name] = group
     return {"PlacementGroup": _shown(group)}

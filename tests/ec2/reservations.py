@@ -8,7 +8,7 @@ from tests.ec2.faults import FakeError
 from tests.ec2.filters import page
 from tests.ec2.instance import as_datetime
 from tests.ec2.request import Request, operation
-from tests.ec2.world import ACCOUNT, Reservation
+from tests.ec2.world import Reservation
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of instances that a block may have."""
@@ -31,16 +31,13 @@ def _shown(request: Request, one: Reservation) -> dict[str, Any]:
     ends = {} if one.ends_at is None else {"EndDate": as_datetime(one.ends_at)}
     return {
         "CapacityReservationId": one.reservation_id,
-        "OwnerId": ACCOUNT,
         "InstanceType": one.instance_type,
         "InstancePlatform": one.platform,
         "AvailabilityZone": one.zone,
         "Tenancy": "default",
         "TotalInstanceCount": one.instances,
-        "AvailableInstanceCount": one.instances - request.world.reserved(one),
         "State": one.state(request.now),
         "StartDate": as_datetime(one.begins_at),
-        "EndDateType": "unlimited" if one.ends_at is None else "limited",
         "ReservationType": one.kind,
         **ends,
     }

@@ -47,7 +47,7 @@ def wrong_ends(chosen: Iterable[Point]) -> Iterator[str]:
             yield f"{replay_command('crash_points', str(found.point))}  # {'; '.join(found.wrong)}"
 
 
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_at_some_points(block: int) -> None:
     found = failures(sample(SOME)[block::BLOCKS])
