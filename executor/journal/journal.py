@@ -11,7 +11,7 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,10 +33,6 @@ _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subcla
 _SIGNED = re.compile(r'\{"version":(?P<version>\d+),"written_by":"(?P<by>[^"]*)",')
 _FOREIGN = {"unexpected_keyword_argument", "literal_error"}
 """Errors of pydantic about values that only another version writes."""
-_GONE = re.compile(r',"(?:is_added":false|widening":(?:null|\{[^{}]*\}))')
-"""Fields of earlier jobs that say nothing any more."""
-_RENAMED = {'"dearest_usd_per_hour":': '"highest_price_usd_per_hour":'}
-"""Fields of earlier jobs by their present names."""
 
 with_config(ConfigDict(extra="forbid"))(Event)  # a limit that is not known must not be dropped
 
@@ -60,10 +56,6 @@ class UnknownWordsError(JournalError):
     """The journal has words that this version does not know."""
 
 
-class RemovedWordsError(UnknownWordsError):
-    """The journal has words of an earlier version that none reads any more."""
-
-
 def encode_event(event: Event) -> tuple[str, str]:
     """Return an event as (kind, JSON object)."""
     return type(event).__name__, _adapter(type(event)).serializer.to_json(event).decode()
@@ -71,8 +63,6 @@ def encode_event(event: Event) -> tuple[str, str]:
 
 def decode_event(kind: str, body: str) -> Event:
     """Return the event that was encoded. Raises UnknownWordsError for those of another version, JournalError."""
-    if kind == "SearchWidened":
-        raise RemovedWordsError("a search that was widened while it ran (constraints.spend)")
     if kind not in _KINDS:
         raise UnknownWordsError(f"an event {kind!r}")
     event: Event = _decode(_KINDS[kind], body)
@@ -86,26 +76,18 @@ def encode_job(job: Job) -> str:
 
 
 def decode_job(body: str) -> Job:
-    """Return the job that was encoded. Raises UnknownWordsError for that of a newer version, JournalError.
-
-    A job without `replan` is of a version without replanning: its journal has no RestPlanned after a SYNC. One without
-    a signature is of an early version, and may have fields that were removed since.
-    """
-    body = _GONE.sub("", body)
-    for earlier, present in _RENAMED.items():
-        body = body.replace(earlier, present)
+    """Return the job that was encoded. Raises UnknownWordsError for that of a newer version, JournalError."""
     signed = _SIGNED.match(body)
     if signed is None:
-        job: Job = _decode(Job, body)
-    elif int(signed["version"]) > VERSION:
+        raise DamagedJournalError("its Job does not begin with the version that wrote it")
+    if int(signed["version"]) > VERSION:
         raise UnknownWordsError(f"version {signed['version']} (this one reads up to {VERSION})")
-    else:
-        job = _decode(_Signed, f'{{"job":{{{body[signed.end() :]}}}').job
-    return job if '"replan":' in body else replace(job, replan=False)
+    job: Job = _decode(_Signed, f'{{"job":{{{body[signed.end() :]}}}').job
+    return job
 
 
 def written_by(job: str) -> str:
-    """Return the version of rubberband that wrote to a journal last, by its encoded job; empty for an early version."""
+    """Return the version of rubberband that wrote to a journal last, by its encoded job; empty if it is damaged."""
     signed = _SIGNED.match(job)
     return "" if signed is None else signed["by"]
 
@@ -113,11 +95,6 @@ def written_by(job: str) -> str:
 def from_elsewhere(name: str, error: UnknownWordsError, by: str) -> JournalError:
     """Return the error of a journal with words that this version does not know, as `by` wrote it."""
     which = f"version {by}" if by else "another version"
-    if isinstance(error, RemovedWordsError):
-        return JournalError(
-            f"the journal of {name!r} was written by {which} of rubberband and has {error}, which was removed; run the "
-            "experiment again, with num_samples: auto"
-        )
     return JournalError(
         f"the journal of {name!r} was written by {which} of rubberband and has {error}, unknown to this version "
         f"({rubberband.__version__}); install that version, or a newer one"

@@ -8,7 +8,6 @@ import pytest
 
 from rubberband.executor import (
     AllotmentChanged,
-    Controller,
     DriverResumed,
     EndedInstance,
     InstanceInterrupted,
@@ -27,8 +26,6 @@ from rubberband.executor import (
     StartTrial,
     Tick,
     bill_usd,
-    decode_event,
-    decode_job,
     measured,
     summarise,
 )
@@ -354,39 +351,7 @@ def test_the_rest_is_planned_with_the_latest_spot_price() -> None:
     assert "spot costs 1.80 USD/h instead of 1.20 USD/h" in seen.findings
 
 
-# Old journals
-
-
-OLD_JOB = (
-    '{"name":"test","stages":[{"trials":4,"iterations":1},{"trials":2,"iterations":2}],"plan":{"stages":[{"instances":2,'
-    '"gpus_per_trial":1},{"instances":1,"gpus_per_trial":1}]},"prediction":{"jct_s":30.0,"cost_usd":0.12,"stages":['
-    '{"start_s":0.0,"provisioning_s":0.0,"duration_s":10.0,"cost_usd":0.12,"slots":4},{"start_s":10.0,"provisioning_s":'
-    '0.0,"duration_s":20.0,"cost_usd":0.0,"slots":2}],"jct":null,"cost":null,"num_samples":1,"extrapolated":[]},"offer":'
-    '{"instance_type":"test","gpus":2,"price_usd_per_hour":3.6,"max_instances":4},"profile":{"seconds_per_iteration":'
-    '{"1":10.0,"2":6.0}},"metric":"score","mode":"max","replan":false}'
-)
-OLD_EVENTS = (
-    ("Started", '{"occurred_at":1.0}'),
-    ("InstanceRunning", '{"occurred_at":2.0,"instance":"i-001","running_at":1.5}'),
-    ("InstanceReady", '{"occurred_at":2.5,"instance":"i-001"}'),
-    ("InstanceLost", '{"occurred_at":3.0,"instance":"i-001","ended_at":2.9,"reason":"process died"}'),
-    (
-        "DriverResumed",
-        '{"occurred_at":9.0,"live":[{"instance":"i-002","running_at":2.0}],"ended":[{"instance":"i-003","running_at":3.0,'
-        '"ended_at":8.0}]}',
-    ),
-)
-
-
-def test_a_journal_of_a_version_without_markets_resumes() -> None:
-    controller = Controller(decode_job(OLD_JOB))
-    for kind, body in OLD_EVENTS:
-        controller.handle(decode_event(kind, body))
-    records = controller.state.instances
-    assert {record.market for record in records.values()} == {"on_demand"}
-    assert [record.status.value for record in records.values()][:3] == ["ended", "running", "ended"]
-    assert bill_usd(controller.state, 9.0) == pytest.approx(3 * 60 * 0.001)
-    assert isinstance(controller.handle(decode_event("Tick", '{"occurred_at":10.0}')), list)
+# Journals of other versions
 
 
 def test_requests_of_an_older_version_are_known_though_this_one_would_not_make_them() -> None:

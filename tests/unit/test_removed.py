@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rubberband.cli import main
-from rubberband.errors import InputError, JournalError
-from rubberband.executor import Journal, decode_job, encode_job
+from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import REMOVED
-from tests.builders.databases import run_sql
-from tests.builders.jobs import JOB
 
 WORDS: dict[str, Any] = {
     "name": "sha",
@@ -62,29 +56,3 @@ def test_a_removed_option_is_refused_with_what_to_use(
         with pytest.raises(SystemExit, match="2"):
             main()
         assert capsys.readouterr().err == f"error: {name} {REMOVED[option]}\n"
-
-
-@pytest.mark.parametrize("widening", ["null", '{"type":"sha","num_samples":3,"grace_period":1,"max_t":9}'])
-def test_a_job_of_before_is_the_same_job(widening: str) -> None:
-    brackets = '[{"bracket":0,"first_stage":0,"num_stages":1,"first_trial":0,"lane":0,"is_added":false}]'
-    body = encode_job(JOB)
-    assert '"brackets":[]' in body
-    old = body.replace('"brackets":[]', f'"brackets":{brackets}')[:-1] + f',"widening":{widening}}}'
-    assert decode_job(old) == decode_job(body.replace('"brackets":[]', f'"brackets":{brackets.replace(FALSE, "")}'))
-
-
-def test_a_job_with_a_name_of_before_is_the_same_job() -> None:
-    job = replace(JOB, highest_price_usd_per_hour=9.0)
-    old = encode_job(job).replace("highest_price_usd_per_hour", "dearest_usd_per_hour")
-    assert decode_job(old) == job
-
-
-def test_a_journal_whose_search_was_widened_is_refused_in_one_line(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'journal.db'}"
-    journal = Journal(url, "wide", create=True)
-    journal.create(created_at=1.0, job=JOB, setup={"provider": "virtual"})
-    body = json.dumps({"occurred_at": 1.0, "stages": []})
-    run_sql(url, f"INSERT INTO events VALUES ('wide', 0, 1.0, 'SearchWidened', '{body}')")
-    with pytest.raises(JournalError, match=r"widened while it ran \(constraints\.spend\), which was removed; run the"):
-        list(journal.events())
-    journal.close()
