@@ -19,7 +19,7 @@ import typer
 import typer.core
 
 import rubberband
-from rubberband.errors import InfeasibleError, InputError, RubberbandError
+from rubberband.errors import InfeasibleError, RubberbandError
 from rubberband.interrupts import ENDS, AtOnce
 
 _PANELS = {
@@ -125,12 +125,6 @@ class Promised(typer.core.TyperCommand):
 
         With `--on head`, what asks for an experiment is carried out there; `run` sends it.
         """
-        options = [word.partition("=")[0] for word in args if word.startswith("-")]
-        if options:
-            from rubberband.spec.fields import REMOVED
-        for option in options:
-            if (instead := REMOVED.get(f"{self.name} {option}")) is not None:
-                raise InputError(f"{option} {instead}")
         context = self.made().make_context(info_name, args, parent, **extra)
         if context.params.get("on") is not None and info_name != "run":
             from rubberband.commands.on_head import forward

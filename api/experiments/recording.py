@@ -280,8 +280,7 @@ class Recorder:
     def _planned_usd(self, row: Submission, found: ExperimentSnapshot) -> float | None:
         """Return what it counts with once the profile that it was submitted without is measured, and it is planned."""
         is_planned = row.state is ExperimentState.STARTING and found.state is ExperimentState.RUNNING
-        spends_all = row.words.get("constraints", {}).get("spend") is not None
-        if self.follower is None or not is_planned or row.words.get("profile") is not None or spends_all:
+        if self.follower is None or not is_planned or row.words.get("profile") is not None:
             return None
         return self.follower.summary().planned_cost_usd
 

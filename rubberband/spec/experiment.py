@@ -39,7 +39,6 @@ from rubberband.spec.fields import (
     Usd,
     Words,
     fault,
-    without_removed,
     word_error,
 )
 from rubberband.spec.notify import Notify
@@ -347,11 +346,11 @@ class Experiment(Words):
 
     @classmethod
     def kept(cls, words: Mapping[str, Any]) -> Experiment:
-        """Return an experiment that was accepted before, maybe with a name, a trial or keys that no file may have now.
+        """Return an experiment that was accepted before, maybe with a name or a trial that no file may have.
 
         Raises InputError for words that this version does not read.
         """
-        found = cls(**{**without_removed(words), "name": "any", "entrypoint": None})
+        found = cls(**{**words, "name": "any", "entrypoint": None})
         # A trial that is defined in a function has a name which no file can have.
         trial = words.get("entrypoint")
         trial = Program.model_validate(trial) if isinstance(trial, Mapping) else trial

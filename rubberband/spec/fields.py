@@ -235,7 +235,7 @@ def word_error(
         path, unknown = _path(each), each.get("ctx", {}).get("unknown", {})
         for key, (reason, meant) in unknown.items():
             at = (*path[:-1], key if isinstance(key, int) else str(key))
-            found.append(WordError(at, REMOVED.get(dotted(at), reason)))
+            found.append(WordError(at, reason))
             rest = _renamed(rest, (*path[:-1], key), meant)
         if not unknown and (each["type"] != "missing" or dotted(path) == missing[0]):
             lacking = f", and {', '.join(missing[1:])}" if each["type"] == "missing" and missing[1:] else ""
@@ -453,26 +453,3 @@ def delay_of(delay: float | LognormalDelay | SampledDelay) -> tuple[float, Varyi
     if isinstance(delay, LognormalDelay):
         return delay.mean_s, Varying(cv=delay.cv) if delay.mean_s > 0.0 else FIXED
     return delay, FIXED
-
-
-REMOVED: Mapping[str, str] = {
-    "constraints.spend": "was removed; write num_samples: auto (or max_t: auto) in search.scheduler, which sizes the "
-    "search to the limits before it runs",
-    "run --dry-run": "is a command: rubberband estimate FILE predicts time and cost, check FILE tries one iteration",
-    "estimate --compare-to": "was removed; save both estimates with -o json, and compare them with diff",
-    "export --csv": "is -o csv now",
-    "export --json": "is -o json now",
-    "export --parquet": "is -o parquet now",
-    "profile --output": "is a format in other commands; write --out FILE",
-    "profile -o": "is a format in other commands; write --out FILE",
-}
-"""Path of a key, or command and option -> the rest of the line that refuses it."""
-
-
-def without_removed(words: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return words that an earlier version accepted, without the keys that were removed since."""
-    kept = {key: value for key, value in words.items() if f"{above}{key}" not in REMOVED}
-    return {
-        key: without_removed(value, f"{above}{key}.") if isinstance(value, Mapping) else value
-        for key, value in kept.items()
-    }
