@@ -8,7 +8,6 @@ to something in the folder. Other links are followed, and stored as what they le
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import hashlib
 import io
 import json
@@ -94,12 +93,10 @@ class FolderCheckpoint:
         shutil.copytree(self.path, folder, dirs_exist_ok=True)
         return Path(folder)
 
-    # In the checkpoint of a trial its files are kept by path. Pickled in any other way it has their content, as
-    # earlier versions pickled it: a list of the one mapping of paths to contents.
+    # In the checkpoint of a trial its files are kept by path. Another library that pickles it gets their content.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        files = {each.path: Path(each.place).read_bytes() for each in _walk(str(self.path)) if not each.is_folder}
-        return copyreg.__newobj__, (FolderCheckpoint,), [files]  # type: ignore[attr-defined]
+    def __getstate__(self) -> list[Mapping[str, bytes]]:
+        return [{each.path: Path(each.place).read_bytes() for each in _walk(str(self.path)) if not each.is_folder}]
 
     def __setstate__(self, state: list[Mapping[str, bytes]]) -> None:
         self._scratch = Scratch()
@@ -339,7 +336,7 @@ def _manifest(archive: tarfile.TarFile) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         kind = found.get("format") if isinstance(found, dict) else type(found).__name__
         raise CheckpointError(f"the checkpoint has format {kind}; this version reads format {FORMAT}")
-    entries = [*found["files"], *found.get("links", [])]
+    entries = [*found["files"], *found["links"]]
     for path in (*found["folders"], *(entry["path"] for entry in entries)):
         _require_inside(path)
     return found
@@ -368,7 +365,7 @@ def _extract(archive: tarfile.TarFile, manifest: Mapping[str, Any], draft: Path)
             _require_inside(path)
             raise CheckpointError(f"the checkpoint has a file {shown(member.name)}, which its manifest does not list")
         _extract_file(archive, member, file, draft / path)
-    _link(manifest.get("links", []), draft)
+    _link(manifest["links"], draft)
     if wanted:
         raise CheckpointError(f"the checkpoint lacks the file {shown(next(iter(wanted)))}, which its manifest lists")
 

@@ -159,11 +159,11 @@ def _torch(found: TrialResult, target: type[TorchTrial], path: Path, device: str
     load = override_of(trial, "load_state_dict")
     try:
         Model(model, device).load_state_dict(content["model"])
-        TrainedParameters(model).load_state_dict(content.get("parameters"))
+        TrainedParameters(model).load_state_dict(content["parameters"])
         if load is not None and "trial" in content:
             reseed("setup", content["seed"])
             trial.build_optimizer(dict(found.configuration), model)  # which may make what the state is loaded into
-            load(on_device(content["trial"], content.get("trial_on_host", ()), device))
+            load(on_device(content["trial"], content["trial_on_host"], device))
     except Exception as error:
         raise _unlike(target, error) from error
     trial.config, trial.model = found.configuration, model.eval()

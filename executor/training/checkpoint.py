@@ -257,10 +257,8 @@ class TrainedParameters:
         ]
         return {"trained": [name for name, each in named.items() if each.requires_grad], "groups": groups}
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Freeze and thaw the parameters, and give the optimizers their groups; older checkpoints have no state."""
-        if state is None:
-            return
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Freeze and thaw the parameters, and give the optimizers their groups."""
         named, trained = dict(self.module.named_parameters()), set(state["trained"])
         for name, each in named.items():
             if each.requires_grad != (name in trained):

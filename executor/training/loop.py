@@ -295,9 +295,8 @@ class TorchRunner(Runner):
             "balancing": self._balancing or NOTHING,
         }
 
-    def _load_steps(self, state: int | None) -> None:
-        """Continue to count optimizer steps; older checkpoints do not hold their number."""
-        self._steps = math.ceil(self._sampler.samples_done / self._batch_size) if state is None else state
+    def _load_steps(self, state: int) -> None:
+        self._steps = state
 
     def restore(self, payload: bytes | Path) -> int:
         """Restore the components. Raises CheckpointError where they do not fit."""
@@ -317,7 +316,7 @@ class TorchRunner(Runner):
         if load is None and "trial" in content:
             raise ValueError(f"it holds what state_dict() returned, and {type(self._trial).__name__} has none")
         if load is not None and "trial" in content:
-            state = on_device(content["trial"], content.get("trial_on_host", ()), self._device)
+            state = on_device(content["trial"], content["trial_on_host"], self._device)
             load(state)
         elif load is not None and self._segment.rank == 0:
             print("rubberband: the checkpoint is older than load_state_dict(), which is not called", file=sys.stderr)

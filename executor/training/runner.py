@@ -407,13 +407,6 @@ def check_device(device: str) -> None:
         ) from error
 
 
-_MOVED = {
-    (f"rubberband.executor.training.{module}", "FolderCheckpoint"): FolderCheckpoint.__module__
-    for module in ("folder", "trial")
-}
-"""(module, class) in checkpoints of earlier versions -> its module today."""
-
-
 class _Unpickler(pickle.Unpickler):
     """Reads tensors of a GPU where there is none: torch pickles a storage with its device."""
 
@@ -424,7 +417,6 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (__name__, _folder.__name__):
             return self._folders.__getitem__
-        module = _MOVED.get((module, name), module)
         if self._device is not None and (module, name) == ("torch.storage", "_load_from_bytes"):
             return self._storage
         if self._device is not None and (module, name) == ("torch._C", "Generator"):

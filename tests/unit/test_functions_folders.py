@@ -14,19 +14,11 @@ import pytest
 
 import rubberband
 from rubberband.errors import CheckpointError
-from rubberband.executor import CheckpointStore, FolderCheckpoint, SegmentReport, is_archive, read_manifest, unpickled
+from rubberband.executor import CheckpointStore, FolderCheckpoint, SegmentReport, is_archive, read_manifest
 from rubberband.executor.checkpoints import scratch
 from rubberband.executor.checkpoints.scratch import Scratch
 from rubberband.executor.training.runner import pack, unpack
 from tests.builders import segments
-
-BEFORE = {
-    "folder": b"\x80\x04\x95_\x00\x00\x00\x00\x00\x00\x00\x8c#rubberband.executor.training.folder\x94\x8c\x10Folder"
-    b"Checkpoint\x94\x93\x94)\x81\x94]\x94}\x94\x8c\x11below/config.json\x94C\x02{}\x94sab.",
-    "trial": b'\x80\x04\x95^\x00\x00\x00\x00\x00\x00\x00\x8c"rubberband.executor.training.trial\x94\x8c\x10Folder'
-    b"Checkpoint\x94\x93\x94)\x81\x94]\x94}\x94\x8c\x11below/config.json\x94C\x02{}\x94sab.",
-}
-"""A folder in checkpoints of earlier versions, by the module of its class."""
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +51,6 @@ def test_a_copy_of_a_folder_is_independent_of_it_and_goes_with_its_object(
     assert not folder.exists()
     del kept
     assert list(machine.iterdir()) == []
-
-
-@pytest.mark.parametrize("module", BEFORE)
-def test_a_folder_of_an_earlier_version_s_checkpoint_is_read(module: str, tmp_path: Path) -> None:
-    kept = unpickled(BEFORE[module], "cpu")
-    assert texts(kept.to_directory(tmp_path / "other")) == {"below/config.json": "{}"}
 
 
 def test_a_folder_that_another_library_pickles_has_its_files(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -194,17 +193,6 @@ def test_a_checkpoint_without_a_state_still_loads_and_one_with_a_state_needs_the
     assert message == (
         "the checkpoint does not fit the trial: ValueError: it holds what state_dict() returned, and Tokens has none"
     )
-
-
-def test_a_checkpoint_from_before_the_steps_were_counted_counts_them_by_its_samples(store):
-    first = reports(train(Tokens, store, until_iterations=1))[-1]
-    loaded = content(store, first)
-    del loaded["steps"]
-    buffer = io.BytesIO()
-    torch.save(loaded, buffer)
-    old = store.save(9, 1, buffer.getvalue())
-    last = reports(train(Averaged, store, from_iterations=1, until_iterations=2, checkpoint=old))[-1]
-    assert content(store, last)["trial"]["steps"] == [(4, 8), (5, 8), (6, 4)]
 
 
 @pytest.mark.parametrize(
