@@ -12,11 +12,11 @@ from rubberband.spec.experiment import Experiment
 
 def unsent_of(experiment: Experiment, entrypoint: Entrypoint) -> str:
     """Return why rented instances would not get the code that they need; empty if they would, or are this machine."""
-    from rubberband.executor.ray.code import unsent
-
     resources = experiment.resources
     if not resources.kind.is_elsewhere:
         return ""
+    from rubberband.executor.ray.code import unsent
+
     aws = resources.aws
     return unsent(entrypoint, installs=resources.kind.is_borrowed or bool(aws.install or aws.setup or aws.image))
 
